@@ -1,0 +1,79 @@
+# Everything runs in .venv; `make setup` makes it. The targets work on a fresh Debian machine.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+HOT_SOURCES := $(shell find src/holdfast -name '*.py')
+SECONDS ?= 60
+ROUNDS ?= 20
+
+.PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench fuzz chaos sim conformance clean
+
+help:
+	@echo "make demo      set up, then run the main job: telemetry, kill -9, restart, Spark report"
+	@echo "make test      set up, then all tests, interpreted and compiled"
+	@echo "make check     format, lint, types, fast tests"
+	@echo "make bench     speed, against Mosquitto in the same run"
+	@echo "make fuzz      SECONDS=60 of mutated packets"
+	@echo "make chaos     ROUNDS=20 of kill -9 under load"
+	@echo "make setup     only the set-up the others share"
+
+setup: $(VENV)/.installed compile
+
+$(VENV)/.installed: pyproject.toml setup.py tools/system_packages.sh
+	tools/system_packages.sh $(PYTHON)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
+	HOLDFAST_COMPILE=0 $(BIN)/python -m pip install --quiet -e '.[dev,spark]'
+	touch $@
+
+# The compiled form lies beside the source, where the import system prefers it.
+compile: $(VENV)/.installed build/compiled.stamp
+
+build/compiled.stamp: $(HOT_SOURCES) setup.py tools/compile.sh
+	mkdir -p build
+	tools/compile.sh $(BIN)/python
+	touch $@
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test-fast: $(VENV)/.installed
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/model tests/conformance -m "not slow and not spark"
+
+check: lint test-fast
+
+test-interpreted: $(VENV)/.installed
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n 2 tests
+
+test-compiled: setup
+	@if $(BIN)/python tools/is_compiled.py; then \
+	  $(BIN)/python -m pytest -q -n 2 tests -m "not spark"; \
+	else echo "no C compiler here: the interpreted form was tested"; fi
+
+test: setup test-interpreted test-compiled
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+bench: setup
+	$(BIN)/python -m bench
+
+fuzz: setup
+	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
+
+chaos: setup
+	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/e2e/test_kill9.py
+
+conformance: $(VENV)/.installed
+	$(BIN)/python tools/conformance.py
+
+clean:
+	rm -rf build $(VENV) src/*.egg-info
+	find src -name '*.so' -delete

@@ -1,0 +1,90 @@
+"""The generator process: plays one scenario against one broker and prints a Measurement.
+
+Started by the comparison as `python -m bench.generator SCENARIO PORT PID WARM_UP_S MEASURE_S`.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict
+
+from bench import flows, idle, paced
+from bench.connection import Connection, Loop
+from bench.measurement import Measurement, Sample
+from bench.process import raise_open_files_limit
+from bench.scenarios import PAYLOAD_BYTES, Figure, Scenario, by_name
+from bench.wire import Frame
+
+DRAIN_TIMEOUT_S = 15.0
+
+
+def open_flows(scenario: Scenario, port: int, loop: Loop) -> list[flows.Flow]:
+    """Connects every client; subscribers first, so that nothing is published unheard."""
+    made = []
+    for topic in range(scenario.topics):
+        frame = Frame(f"bench/{topic:04}", scenario.qos, PAYLOAD_BYTES)
+        sinks = []
+        for index in range(scenario.subscribers):
+            connection = Connection(port, f"sub-{topic:04}-{index:03}")
+            connection.subscribe(f"bench/{topic:04}", scenario.qos)
+            sink = flows.SUBSCRIBERS[scenario.qos](connection, frame)
+            loop.add(connection, sink.handle)
+            sinks.append(sink)
+        connection = Connection(port, f"pub-{topic:04}")
+        source = flows.publisher(connection, frame, scenario.window)
+        loop.add(connection, source.handle)
+        made.append(flows.Flow(source, sinks, lag_max=scenario.lag_max, batch=scenario.batch))
+    return made
+
+
+def fill_all(active: list[flows.Flow]) -> None:
+    """Publishes in turns, one write for each topic at a time, until no flow has room."""
+    while active:
+        active = [flow for flow in active if flow.fill()]
+
+
+def run_flows(
+    scenario: Scenario, port: int, broker_pid: int, warm_up_s: float, measure_s: float
+) -> Measurement:
+    loop = Loop()
+    made = open_flows(scenario, port, loop)
+
+    def sample_after(duration_s: float) -> Sample:
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
+            fill_all(made)
+            loop.run_once(0.1)
+        return Sample(broker_pid, sum(flow.delivered() for flow in made))
+
+    measurement = sample_after(warm_up_s).until(sample_after(measure_s))
+    deadline = time.monotonic() + DRAIN_TIMEOUT_S
+    while time.monotonic() < deadline and not all(flow.is_settled() for flow in made):
+        loop.run_once(0.1)
+    unsettled = sum(not flow.is_settled() for flow in made)
+    measurement.missing = sum(flow.missing() for flow in made) or unsettled
+    loop.close()
+    return measurement
+
+
+def run(
+    scenario: Scenario, port: int, broker_pid: int, warm_up_s: float, measure_s: float
+) -> Measurement:
+    if scenario.figure is Figure.MEMORY:
+        return idle.run(scenario, port, broker_pid)
+    if scenario.figure is Figure.LATENCY:
+        return paced.run_latency(scenario, port, broker_pid, warm_up_s, measure_s)
+    if scenario.rate:
+        return paced.run_spread(scenario, port, broker_pid, warm_up_s, measure_s)
+    return run_flows(scenario, port, broker_pid, warm_up_s, measure_s)
+
+
+def main() -> None:
+    name, port, broker_pid, warm_up_s, measure_s = sys.argv[1:]
+    scenario = by_name(name)
+    raise_open_files_limit(scenario.connections + scenario.topics * 2 + 500)
+    measurement = run(scenario, int(port), int(broker_pid), float(warm_up_s), float(measure_s))
+    print(json.dumps(asdict(measurement)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Compiles the hot modules with mypyc where a C compiler and the Python headers are present.
+
+The source runs unchanged without it, so a failure to compile is never a failure to install.
+HOLDFAST_COMPILE=0 skips it, HOLDFAST_COMPILE=1 turns a failure into an error.
+"""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from setuptools import setup
+
+HOT = [
+    "log/cursor.py",
+    "log/index.py",
+    "log/journal.py",
+    "log/partition.py",
+    "log/record.py",
+    "mqtt/decode.py",
+    "mqtt/encode.py",
+    "mqtt/errors.py",
+    "mqtt/framing.py",
+    "mqtt/packets.py",
+    "mqtt/properties.py",
+    "mqtt/publish.py",
+    "mqtt/reasons.py",
+    "topics/names.py",
+    "topics/retained.py",
+    "topics/trie.py",
+    "session/connection.py",
+    "session/cursor.py",
+    "session/message.py",
+    "session/session.py",
+    "session/state.py",
+    "node/acknowledging.py",
+    "node/catching_up.py",
+    "node/closing.py",
+    "node/config.py",
+    "node/connecting.py",
+    "node/delivery.py",
+    "node/effects.py",
+    "node/node.py",
+    "node/publishing.py",
+    "node/recording.py",
+    "node/retained.py",
+    "node/routing.py",
+    "node/state.py",
+    "node/stats.py",
+    "node/subscribing.py",
+    "node/sys_topics.py",
+    "drivers/broker.py",
+    "drivers/tcp.py",
+    "drivers/transport.py",
+]
+
+
+def compiled_modules() -> list:
+    wanted = os.environ.get("HOLDFAST_COMPILE", "auto")
+    if wanted == "0":
+        return []
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if shutil.which(compiler) is None or not headers.exists():
+        if wanted == "1":
+            raise SystemExit(f"HOLDFAST_COMPILE=1, but {compiler} or {headers} is missing")
+        return []
+    try:
+        from mypyc.build import mypycify
+    except ImportError:
+        if wanted == "1":
+            raise
+        return []
+    os.environ["MYPYPATH"] = "src"
+    modules = mypycify(
+        [
+            "--config-file=tools/mypyc.ini",
+            *(f"src/holdfast/{name}" for name in HOT),
+        ],
+        opt_level="3",
+        debug_level="0",
+        group_name="holdfast",
+    )
+    if wanted != "1":
+        for module in modules:
+            module.optional = True
+    return modules
+
+
+setup(ext_modules=compiled_modules())

@@ -1,0 +1,168 @@
+"""HTTP on the admin port.
+
+- /healthz: the process lives. /readyz: it serves clients. /metrics: Prometheus.
+- /api/v1/log...: committed records as raw batches, for Spark and other readers:
+  `GET /api/v1/log` -> {"node", "partitions", "ranges": [[first offset, high watermark], ...]};
+  `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole batches covering offsets from A up to at
+  most B (the reader trims the first and the last), about M bytes; 410 below the retention floor;
+  `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
+"""
+
+import asyncio
+import socket
+from contextlib import AbstractContextManager, nullcontext
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from holdfast.api.metrics import registry_for, render
+from holdfast.drivers.broker import Broker
+
+READ_BYTES_DEFAULT = 4 << 20
+READ_BYTES_MAX = 64 << 20
+
+
+class BadRequest(Exception):
+    """The text says which parameter and what is allowed."""
+
+
+def _number(request: Request, name: str, default: int | None, maximum: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        if default is None:
+            raise BadRequest(f"parameter {name} is missing")
+        return default
+    if not text.isdecimal() or int(text) > maximum:
+        raise BadRequest(f"{name}={text!r}: a whole number from 0 to {maximum}")
+    return int(text)
+
+
+class Admin:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._registry = registry_for(broker)
+
+    def application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/healthz", self.healthz),
+                Route("/readyz", self.readyz),
+                Route("/metrics", self.metrics),
+                Route("/api/v1/log", self.log_ranges),
+                Route("/api/v1/log/{partition:int}", self.log_read),
+                Route("/api/v1/log/{partition:int}/offset", self.log_offset),
+            ],
+            exception_handlers={BadRequest: _bad_request},
+        )
+
+    async def healthz(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(self, request: Request) -> Response:
+        state = self._broker.node.state
+        ready = not state.closing
+        body = {
+            "ready": ready,
+            "node": state.config.node_id,
+            "disk_full": state.disk_full,
+            "connections": state.connections,
+        }
+        return JSONResponse(body, 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(
+            render(self._registry),
+            media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
+        )
+
+    def _committed(self, partition: int) -> int:
+        """Committed and readable from the file."""
+        journal = self._broker.node.state.journal
+        return min(journal.high_watermark[partition], journal.written[partition])
+
+    async def log_ranges(self, request: Request) -> Response:
+        config = self._broker.node.state.config
+        reader = self._broker.reader
+        ranges = [
+            [reader.first_offset(partition), self._committed(partition)]
+            for partition in range(config.partitions)
+        ]
+        return JSONResponse(
+            {"node": config.node_id, "partitions": config.partitions, "ranges": ranges}
+        )
+
+    def _partition(self, request: Request) -> int:
+        partition: int = request.path_params["partition"]
+        partitions = self._broker.node.state.config.partitions
+        if partition >= partitions:
+            raise BadRequest(f"partition {partition}: this node has 0 to {partitions - 1}")
+        return partition
+
+    async def log_read(self, request: Request) -> Response:
+        partition = self._partition(request)
+        watermark = self._committed(partition)
+        start = _number(request, "start", None, 1 << 62)
+        end = min(_number(request, "end", watermark, 1 << 62), watermark)
+        size = _number(request, "bytes", READ_BYTES_DEFAULT, READ_BYTES_MAX)
+        first = self._broker.reader.first_offset(partition)
+        if start < first:
+            return JSONResponse(
+                {"error": "older records were removed by retention", "first_offset": first}, 410
+            )
+        if start >= end:
+            return Response(b"", media_type="application/octet-stream")
+        batches = await asyncio.to_thread(
+            self._broker.reader.read_batches, partition, start, end, size
+        )
+        return Response(b"".join(batches), media_type="application/octet-stream")
+
+    async def log_offset(self, request: Request) -> Response:
+        partition = self._partition(request)
+        timestamp_us = _number(request, "timestamp_us", None, 1 << 62)
+        offset = await asyncio.to_thread(
+            self._broker.reader.offset_for_time, partition, timestamp_us
+        )
+        return JSONResponse({"offset": offset})
+
+
+async def _bad_request(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 400)
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to the broker."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class AdminServer:
+    """The HTTP server inside the broker's loop."""
+
+    def __init__(self, broker: Broker, bind: str, port: int) -> None:
+        """Binds at once. Raises OSError if the address cannot be had."""
+        family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+        self._socket = socket.create_server((bind, port), family=family)
+        self.port: int = self._socket.getsockname()[1]
+        self._server = _QuietServer(
+            uvicorn.Config(
+                Admin(broker).application(),
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self) -> None:
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+        self._socket.close()

@@ -1,0 +1,120 @@
+"""Prometheus metrics, made from the node's counters when they are asked for."""
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from holdfast.drivers.broker import Broker
+
+COUNTERS = {
+    "bytes_received": "Bytes received from clients.",
+    "bytes_sent": "Bytes written to clients.",
+    "packets_received": "MQTT packets received.",
+    "publish_sent": "PUBLISH packets sent to clients.",
+    "duplicates_received": "QoS 2 PUBLISH packets received again before PUBREL.",
+    "connections_opened": "CONNECT packets accepted.",
+    "connections_refused": "CONNECT packets refused.",
+    "sessions_expired": "Sessions ended by their expiry interval.",
+    "sessions_taken_over": "Connections replaced by another one with the same client id.",
+    "authentications_failed": "Connections with wrong or missing credentials.",
+    "authorizations_denied": "Publishes that the access control list denied.",
+    "protocol_errors": "Connections closed because the client broke the protocol.",
+    "keep_alive_timeouts": "Connections closed for silence.",
+    "wills_published": "Wills published.",
+    "log_reads": "Pieces of the log read for sessions that are behind.",
+    "log_records_read": "Records read for sessions that are behind.",
+    "readers_fell_behind": "Times a session left the live tail for the log.",
+}
+DROPPED = {
+    "qos0_slow": "dropped_qos0_slow",
+    "expired": "dropped_expired",
+    "too_large": "dropped_too_large",
+    "lost": "dropped_lost",
+}
+REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
+
+
+class NodeCollector(Collector):
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def collect(self) -> Iterable[Metric]:
+        state = self._broker.node.state
+        stats = state.stats
+        labels = ["node"]
+        node = state.config.node_id
+        for name, text in COUNTERS.items():
+            counter = CounterMetricFamily(f"holdfast_{name}", text, labels=labels)
+            counter.add_metric([node], getattr(stats, name))
+            yield counter
+        received = CounterMetricFamily(
+            "holdfast_publish_received", "PUBLISH packets received.", labels=["node", "qos"]
+        )
+        for qos in range(3):
+            received.add_metric([node, str(qos)], getattr(stats, f"publish_qos{qos}_received"))
+        yield received
+        dropped = CounterMetricFamily(
+            "holdfast_deliveries_dropped",
+            "Deliveries that will never happen.",
+            labels=["node", "reason"],
+        )
+        for reason, attribute in DROPPED.items():
+            dropped.add_metric([node, reason], getattr(stats, attribute))
+        yield dropped
+        refused = CounterMetricFamily(
+            "holdfast_refused", "Requests refused.", labels=["node", "reason"]
+        )
+        for reason, attribute in REFUSED.items():
+            refused.add_metric([node, reason], getattr(stats, attribute))
+        yield refused
+        for name, text, value in self._gauges():
+            gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=labels)
+            gauge.add_metric([node], value)
+            yield gauge
+        yield from self._partitions(node)
+
+    def _gauges(self) -> list[tuple[str, str, float]]:
+        broker = self._broker
+        state = broker.node.state
+        journal = state.journal
+        return [
+            ("connections", "Open client connections.", state.connections),
+            ("sessions", "Sessions, connected or not.", len(state.sessions)),
+            ("subscriptions", "Subscriptions.", state.subscription_count),
+            ("shared_groups", "Shared subscription groups.", len(state.groups)),
+            ("retained_messages", "Retained topics.", len(state.retained)),
+            ("journal_pending_bytes", "Appended, not yet written.", journal.pending_bytes),
+            ("journal_held_promises", "Promises that wait for the disk.", len(state.held)),
+            ("disk_full", "1 while QoS > 0 publishes are refused.", int(state.disk_full)),
+            ("disk_free_bytes", "Free space under the data directory.", broker.writer.space()),
+        ]
+
+    def _partitions(self, node: str) -> Iterable[Metric]:
+        state = self._broker.node.state
+        first = GaugeMetricFamily(
+            "holdfast_partition_first_offset", "Retention floor.", labels=["node", "partition"]
+        )
+        watermark = GaugeMetricFamily(
+            "holdfast_partition_high_watermark",
+            "First offset not yet committed.",
+            labels=["node", "partition"],
+        )
+        for partition in range(state.config.partitions):
+            label = [node, str(partition)]
+            first.add_metric(label, self._broker.reader.first_offset(partition))
+            watermark.add_metric(label, state.journal.high_watermark[partition])
+        yield first
+        yield watermark
+
+
+def registry_for(broker: Broker) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(NodeCollector(broker))
+    return registry
+
+
+def render(registry: CollectorRegistry) -> bytes:
+    return generate_latest(registry)

@@ -1,0 +1,123 @@
+"""The `holdfast` command: finds the subcommand, imports only that one, turns errors into a line.
+
+A subcommand's module offers `add_parser(subparsers)` and `run(args) -> int`. `pub` and `sub` speak
+mosquitto's option language (`-h` is the host, not help), which argparse cannot: they offer
+`main(arguments) -> int` and get their arguments untouched.
+
+Exit codes: 0 success; 1 the work failed; 2 wrong usage or wrong configuration; 130 interrupted;
+141 the reader of a pipe went away. `pub` and `sub` use mosquitto's own.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final
+
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+EXIT_PIPE: Final = 141
+
+COMMANDS: Final = {
+    "serve": "run a broker",
+    "pub": "publish messages (options of mosquitto_pub)",
+    "sub": "subscribe and print messages (options of mosquitto_sub)",
+    "log": "inspect, verify, dump or follow a data directory",
+    "passwd": "manage a password file (options of mosquitto_passwd)",
+}
+"""Command -> help line; command `x` lives in the module holdfast.cli.x."""
+
+_OWN_OPTIONS: Final = frozenset({"pub", "sub"})
+"""Commands that parse their arguments themselves."""
+
+
+def version_text() -> str:
+    """One line: version, form of the hot modules, Python, event loop."""
+    import platform
+
+    from holdfast import __version__
+
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"holdfast {__version__} ({_form()}, {python}, {_event_loop()})"
+
+
+def _form() -> str:
+    spec = find_spec("holdfast.mqtt.publish")
+    origin = spec.origin if spec is not None else None
+    return "compiled" if origin is not None and origin.endswith((".so", ".pyd")) else "interpreted"
+
+
+def _event_loop() -> str:
+    if find_spec("uvloop") is None:
+        return "asyncio"
+    from importlib.metadata import version
+
+    return f"uvloop {version('uvloop')}"
+
+
+def build_parser(commands: list[str]) -> argparse.ArgumentParser:
+    """The parser with the given subcommands; each one named costs the import of its module."""
+    parser = argparse.ArgumentParser(
+        prog="holdfast",
+        description="An MQTT broker that keeps what it has acknowledged.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items())
+        + "\n\n`holdfast COMMAND --help` describes a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    if commands:
+        subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+        for name in commands:
+            import_module(f"holdfast.cli.{name}").add_parser(subparsers)
+    else:
+        parser.add_argument("command", nargs="?", metavar="COMMAND", help="see below")
+    return parser
+
+
+def _dispatch(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if command in _OWN_OPTIONS:
+        own_main: Callable[[list[str]], int] = import_module(f"holdfast.cli.{command}").main
+        return own_main(arguments[1:])
+    if command in COMMANDS:
+        args = build_parser([command]).parse_args(arguments)
+        run: Callable[[argparse.Namespace], int] = import_module(f"holdfast.cli.{command}").run
+        return run(args)
+    parser = build_parser([])
+    # A wrong word must be named before the options that follow it, which only its command knows.
+    if command and not command.startswith("-"):
+        parser.error(f"unknown command {command!r}; choose from {', '.join(COMMANDS)}")
+    if parser.parse_args(arguments).version:
+        print(version_text())
+        return 0
+    parser.print_help(sys.stderr)
+    return EXIT_USAGE
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code. argparse itself exits by SystemExit."""
+    try:
+        code = _dispatch(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout at exit and would report the same error again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except Exception as error:
+        from holdfast.config.load import ConfigError
+
+        if not isinstance(error, ConfigError):
+            raise
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_USAGE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

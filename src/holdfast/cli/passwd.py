@@ -1,0 +1,244 @@
+"""`holdfast passwd`: add, change and delete users; the options of mosquitto_passwd.
+
+The file is replaced as a whole (write, fsync, rename), so a broker that reads it meanwhile sees the
+old users or the new ones. Comments, order and other users' lines stay as they are.
+"""
+
+import argparse
+import getpass
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from holdfast.security import passwords, scram
+from holdfast.security.passwords import PasswordError
+from holdfast.security.scram import ScramError
+
+_EPILOG: Final = """\
+Without -b the password is asked for twice, or read as one line from standard input when that is
+not a terminal. Mosquitto 2.0 reads sha512-pbkdf2 (with any iterations) and sha512; argon2id needs
+Mosquitto 2.1. With the default iterations a connection costs the broker about 7 ms: raise them
+for passwords that people choose. A new file is readable by its owner only; an existing one keeps
+its owner and mode."""
+
+
+class _Refused(Exception):
+    """The text goes to standard error, the exit code is 1."""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "passwd",
+        help="manage a password file",
+        description="Manage a password file (Mosquitto's format) or a SCRAM file.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [-H HASH] [-I N] [--scram] [-c | -D] FILE USER\n"
+        "       %(prog)s [-H HASH] [-I N] [--scram] [-c] -b FILE USER PASSWORD\n"
+        "       %(prog)s [-H HASH] [-I N] -U FILE",
+    )
+    parser.add_argument("-b", dest="batch", action="store_true", help="PASSWORD is an argument")
+    parser.add_argument(
+        "-c", dest="create", action="store_true", help="a new file; an existing one is overwritten"
+    )
+    parser.add_argument("-D", dest="delete", action="store_true", help="delete the user")
+    parser.add_argument(
+        "-U", dest="upgrade", action="store_true", help="hash the plain passwords in FILE"
+    )
+    parser.add_argument(
+        "-H",
+        dest="scheme",
+        metavar="HASH",
+        choices=passwords.SCHEMES,
+        help=f"{', '.join(passwords.SCHEMES)} (default: {passwords.DEFAULT_SCHEME})",
+    )
+    parser.add_argument(
+        "-I",
+        dest="iterations",
+        metavar="N",
+        type=int,
+        help=f"iterations of sha512-pbkdf2 (default: {passwords.DEFAULT_ITERATIONS}) "
+        f"or of --scram (default: {scram.DEFAULT_ITERATIONS})",
+    )
+    parser.add_argument(
+        "--scram", action="store_true", help=f"FILE holds credentials for {scram.METHOD}"
+    )
+    parser.add_argument("file", metavar="FILE", type=Path)
+    parser.add_argument("user", metavar="USER", nargs="?")
+    parser.add_argument("password", metavar="PASSWORD", nargs="?")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        _check_usage(args)
+        if args.upgrade:
+            _upgrade(args)
+        elif args.delete:
+            _delete(args.file, args.user)
+        else:
+            _set(args)
+    except (_Refused, PasswordError, ScramError) as error:
+        print(f"holdfast passwd: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"holdfast passwd: {args.file}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check_usage(args: argparse.Namespace) -> None:
+    if sum((args.create, args.delete, args.upgrade)) > 1:
+        raise _Refused("choose one of -c, -D and -U")
+    if args.upgrade:
+        if args.batch or args.scram or args.user is not None:
+            raise _Refused("-U takes FILE only, without -b and --scram")
+        return
+    if args.user is None:
+        raise _Refused("name the user: FILE USER")
+    if args.scram and args.scheme:
+        raise _Refused("-H is for password files, --scram has one hash only")
+    if args.batch and args.delete:
+        raise _Refused("choose one of -b and -D")
+    if args.batch and args.password is None:
+        raise _Refused("-b needs FILE USER PASSWORD")
+    if args.password is not None and not args.batch:
+        raise _Refused("a password on the command line is visible to others: it needs -b")
+    _check_username(args.user)
+
+
+def _check_username(username: str) -> None:
+    if (
+        not username
+        or ":" in username
+        or not username.isprintable()
+        or username != username.strip()
+    ):
+        raise _Refused(
+            "a user name has no ':', no control character, and no space at its ends, "
+            f"found {username!r}"
+        )
+    if username.startswith("#"):
+        raise _Refused(f"a user name that begins with '#' would be a comment: {username!r}")
+    if len(username.encode()) > passwords.USERNAME_BYTES_MAX:
+        raise _Refused(f"a user name has at most {passwords.USERNAME_BYTES_MAX} bytes")
+
+
+def _set(args: argparse.Namespace) -> None:
+    lines = [] if args.create else _read_lines(args.file)
+    password = args.password if args.batch else _ask_password()
+    if args.scram:
+        username = scram.saslprep(args.user)
+        iterations = scram.DEFAULT_ITERATIONS if args.iterations is None else args.iterations
+        text = scram.make_credentials(password, iterations).format()
+        if not lines:
+            lines.append(scram.new_decoy_line())
+    else:
+        username = args.user
+        text = _hash(args, password)
+    line = f"{username}:{text}"
+    places = _places(lines, username)
+    if places:
+        lines[places[0]] = line
+    else:
+        lines.append(line)
+    _replace(args.file, lines)
+
+
+def _hash(args: argparse.Namespace, password: str) -> str:
+    scheme = args.scheme or passwords.DEFAULT_SCHEME
+    iterations = passwords.DEFAULT_ITERATIONS if args.iterations is None else args.iterations
+    return passwords.hash_password(password, scheme, iterations)
+
+
+def _delete(path: Path, username: str) -> None:
+    lines = _read_lines(path)
+    places = _places(lines, username)
+    if not places:
+        raise _Refused(f"{path} has no user {username!r}")
+    _replace(path, [line for number, line in enumerate(lines) if number not in places])
+
+
+def _upgrade(args: argparse.Namespace) -> None:
+    lines = _read_lines(args.file)
+    for number, line in enumerate(lines):
+        if not line.strip() or line.startswith("#"):
+            continue
+        username, colon, password = line.partition(":")
+        if not username or not colon or not password:
+            raise _Refused(f"{args.file}:{number + 1}: a line is 'user:password' or a comment")
+        # A second run must not hash the hashes.
+        if not passwords.is_hash(password):
+            lines[number] = f"{username}:{_hash(args, password)}"
+    _replace(args.file, lines)
+
+
+def _places(lines: list[str], username: str) -> list[int]:
+    return [number for number, line in enumerate(lines) if line.startswith(f"{username}:")]
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _Refused(f"{path} does not exist; -c creates it") from None
+    except UnicodeDecodeError as error:
+        raise _Refused(f"{path}: not UTF-8 at byte {error.start}") from None
+    lines = [line.rstrip("\r") for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _ask_password() -> str:
+    if not sys.stdin.isatty():
+        password = sys.stdin.readline().rstrip("\r\n")
+    else:
+        try:
+            password = getpass.getpass("Password: ")
+            again = getpass.getpass("Reenter password: ")
+        except EOFError:
+            password = again = ""
+        if password != again:
+            raise _Refused("the passwords do not match")
+    if not password:
+        raise _Refused("the password is empty")
+    return password
+
+
+def _replace(path: Path, lines: list[str]) -> None:
+    """Write the file under another name beside it and rename it. A symbolic link is followed."""
+    path = Path(os.path.realpath(path))
+    # Created with mode 0600 whatever the umask.
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            _keep_owner_and_mode(path, descriptor)
+            os.fsync(descriptor)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _keep_owner_and_mode(path: Path, descriptor: int) -> None:
+    """The broker may run as another user than the one who edits the file."""
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        return
+    new = os.fstat(descriptor)
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+    if old.st_mode & stat.S_IROTH:
+        print(f"holdfast passwd: {path} is readable by everyone: chmod o= it", file=sys.stderr)

@@ -1,0 +1,101 @@
+"""`holdfast serve`: run a broker until SIGTERM or SIGINT."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from holdfast.config.load import ConfigError, load
+from holdfast.config.schema import Config
+
+EXIT_CONFIG = 2
+EXIT_FAILED = 1
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "serve",
+        help="run a broker",
+        description="Run a broker. Without configuration it listens on loopback only.",
+    )
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="TOML configuration")
+    parser.add_argument("-p", "--port", type=int, help="MQTT port (default 1883)")
+    parser.add_argument("--bind", metavar="ADDR", help="address to listen on (default 127.0.0.1)")
+    parser.add_argument(
+        "--admin", metavar="ADDR:PORT", help="admin address (default 127.0.0.1:18083), or off"
+    )
+    parser.add_argument("--data", metavar="DIR", help="data directory (default ./holdfast-data)")
+    parser.add_argument(
+        "--durability",
+        choices=("fsync", "memory"),
+        help="what an acknowledgement waits for (default fsync)",
+    )
+    parser.add_argument(
+        "--check-config", action="store_true", help="check the configuration and exit"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="log at debug level")
+    parser.set_defaults(run=run)
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, object]:
+    overrides: dict[str, object] = {}
+    if args.port is not None:
+        overrides["listeners.0.port"] = args.port
+    if args.bind is not None:
+        overrides["listeners.0.bind"] = args.bind
+    if args.data is not None:
+        overrides["node.data"] = args.data
+    if args.durability is not None:
+        overrides["log.durability"] = args.durability
+    if args.verbose:
+        overrides["logging.level"] = "debug"
+    if args.admin == "off":
+        overrides["admin.enabled"] = False
+    elif args.admin is not None:
+        bind, _, port = args.admin.rpartition(":")
+        if not bind or not port.isdecimal():
+            raise ConfigError(f"--admin {args.admin!r}: give ADDR:PORT, or off")
+        overrides["admin.bind"] = bind.strip("[]")
+        overrides["admin.port"] = int(port)
+    return overrides
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        config = load(args.config, os.environ, _overrides(args))
+    except ConfigError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    if args.check_config:
+        print("configuration is fine")
+        return 0
+    return serve(config)
+
+
+def serve(config: Config) -> int:
+    from holdfast.cli.logs import set_up_logging
+    from holdfast.drivers.loop import new_event_loop
+
+    set_up_logging(config.logging.level, config.logging.format)
+    loop = new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        return loop.run_until_complete(_serve(config))
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
+async def _serve(config: Config) -> int:
+    from holdfast.api.server import Server, StartError
+
+    server = Server(config)
+    try:
+        await server.start()
+    except StartError as error:
+        logging.getLogger("holdfast").critical("%s", error)
+        await server.stop()
+        return EXIT_FAILED
+    return await server.run()

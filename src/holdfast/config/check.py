@@ -1,0 +1,274 @@
+"""What is wrong with a configuration, in words.
+
+Values are checked against the types and ranges of `schema`; `contradictions` then looks at
+settings that do not go together. Every problem becomes one line that names the key, the value
+and what is allowed. `warnings` is about settings that are allowed but probably not meant.
+"""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from ipaddress import IPv6Address, ip_address
+from math import isfinite
+from re import search
+from typing import Final, TypeAlias
+
+from msgspec import inspect
+
+from holdfast.config.schema import Config, Listener
+from holdfast.topics.names import InvalidFilter, check_filter
+
+SCHEMA: Final = inspect.type_info(Config)
+VALUE_CHARACTERS_MAX: Final = 60
+"""A longer value is cut in a message."""
+
+Problem: TypeAlias = tuple[str, str]
+"""Key, and the rest of the line: value and what is allowed."""
+
+
+def shown(value: object) -> str:
+    """A value as TOML writes it, cut to a readable length."""
+    if isinstance(value, bool):
+        text = "true" if value else "false"
+    elif isinstance(value, str):
+        text = f'"{value}"'.encode("unicode_escape").decode()
+    else:
+        text = str(value)
+    return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
+
+
+def allowed(kind: inspect.Type) -> str:
+    """What a value of this type may be: the end of "must be ..."."""
+    match kind:
+        case inspect.Metadata(extra_json_schema={"description": str(text)}):
+            return text
+        case inspect.IntType(ge=low, le=high):
+            if high is None or high >= 1 << 62:
+                return f"a whole number, {low} or more"
+            return f"a whole number from {low} to {high}"
+        case inspect.FloatType(gt=above, ge=low, le=high):
+            return f"a number {f'above {above}' if low is None else f'from {low}'} up to {high}"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType(min_length=shortest):
+            return "text that is not empty" if shortest else "text"
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(sorted(shown(value) for value in values))
+        case inspect.ListType(item_type=inspect.StructType()):
+            return "an array of tables, written as [[...]]"
+        case inspect.ListType(item_type=item):
+            return f"a list, each of it {allowed(item)}"
+        case inspect.UnionType(types=types):
+            return allowed(types[0])
+    return "a table"
+
+
+def find_type(path: list[str]) -> inspect.Type | None:
+    """The type of the value at a path ("listeners", "0", "port"), None if there is no such key."""
+    kind: inspect.Type = SCHEMA
+    for part in path:
+        if isinstance(kind, inspect.StructType):
+            fields = {field.name: field.type for field in kind.fields}
+            if part not in fields:
+                return None
+            kind = fields[part]
+        elif isinstance(kind, inspect.ListType) and part.isdecimal():
+            kind = kind.item_type
+        else:
+            return None
+    return kind
+
+
+def problems(value: object, kind: inspect.Type = SCHEMA, key: str = "") -> Iterator[Problem]:
+    """Everything in `value` that its type does not allow."""
+    if isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        types = {field.name: field.type for field in kind.fields}
+        for name, item in value.items():
+            inner = f"{key}.{name}" if key else str(name)
+            if name in types:
+                yield from problems(item, types[name], inner)
+            else:
+                yield inner, f" = {shown(item)}: there is no such key; {_nearest(inner, kind)}"
+    elif isinstance(kind, inspect.ListType) and isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from problems(item, kind.item_type, f"{key}[{index}]")
+    elif not _fits(value, kind):
+        yield key, f" = {shown(value)}: must be {allowed(kind)}"
+
+
+def _fits(value: object, kind: inspect.Type) -> bool:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _fits(value, inner)
+        case inspect.UnionType(types=types):
+            return any(_fits(value, one) for one in types)
+        case inspect.LiteralType(values=values):
+            return isinstance(value, str) and value in values
+        case inspect.StrType(min_length=shortest, pattern=pattern):
+            return (
+                isinstance(value, str)
+                and len(value) >= (shortest or 0)
+                and "\x00" not in value
+                and (pattern is None or search(pattern, value) is not None)
+            )
+        case inspect.BoolType():
+            return isinstance(value, bool)
+        case inspect.IntType(ge=low, le=high):
+            return type(value) is int and _in_range(value, None, low, high)
+        case inspect.FloatType(gt=above, ge=low, le=high):
+            return type(value) in (int, float) and _in_range(value, above, low, high)  # type: ignore[arg-type]
+    return False
+
+
+def _in_range(value: float, above: float | None, low: float | None, high: float | None) -> bool:
+    return (
+        isfinite(value)
+        and (above is None or value > above)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+    )
+
+
+def _nearest(key: str, kind: inspect.StructType) -> str:
+    section, dot, name = key.rpartition(".")
+    known = [field.name for field in kind.fields]
+    close = get_close_matches(name, known, 1, 0.6)
+    if close:
+        return f"did you mean {section}{dot}{close[0]}?"
+    elsewhere = [key for key in all_keys() if key.rpartition(".")[2] == name]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"known here: {', '.join(known)}"
+
+
+def all_keys() -> list[str]:
+    """Every key that can be set, dotted, sections before what they contain."""
+    found: list[str] = []
+
+    def walk(kind: inspect.StructType, prefix: str) -> None:
+        for field in kind.fields:
+            inner = field.type
+            found.append(prefix + field.name)
+            if isinstance(inner, inspect.ListType):
+                inner = inner.item_type
+            if isinstance(inner, inspect.StructType):
+                walk(inner, f"{prefix}{field.name}.")
+
+    assert isinstance(SCHEMA, inspect.StructType)
+    walk(SCHEMA, "")
+    return found
+
+
+def contradictions(config: Config) -> Iterator[Problem]:
+    """Settings that are valid each for itself but not together."""
+    if not config.listeners:
+        yield "listeners", " = []: must have at least one listener"
+    for index, listener in enumerate(config.listeners):
+        for name, text in _listener_problems(listener):
+            yield f"listeners[{index}].{name}", text
+    yield from _address_problems(config)
+    for index, filter in enumerate(config.log.qos0):
+        text = _filter_problem(filter)
+        if text:
+            yield f"log.qos0[{index}]", f" = {shown(filter)}: {text}"
+    retained = config.log.retention.bytes
+    if 0 < retained < config.log.segment_bytes:
+        yield (
+            "log.retention.bytes",
+            f" = {retained}: must be 0 (no limit) or at least log.segment_bytes"
+            f" = {config.log.segment_bytes}, for only whole segments are deleted",
+        )
+
+
+def _listener_problems(listener: Listener) -> Iterator[Problem]:
+    text = _address_problem(listener.bind)
+    if text:
+        yield "bind", f" = {shown(listener.bind)}: {text}"
+    if listener.key and not listener.certificate:
+        yield "key", f" = {shown(listener.key)}: needs a certificate beside it"
+    if listener.certificate and not listener.key:
+        yield "certificate", f" = {shown(listener.certificate)}: needs a key beside it"
+    if listener.client_ca and not listener.certificate:
+        yield "client_ca", f" = {shown(listener.client_ca)}: needs TLS: set certificate and key"
+    if listener.require_certificate and not listener.client_ca:
+        yield "require_certificate", " = true: needs client_ca, the CA that signed the clients"
+
+
+def _address_problem(bind: str) -> str:
+    try:
+        ip_address(bind.strip("[]"))
+    except ValueError:
+        if ":" in bind or "/" in bind:
+            return "must be an IP address or a host name; the port has a key of its own"
+    return ""
+
+
+def _address_problems(config: Config) -> Iterator[Problem]:
+    taken: list[tuple[str, str, int]] = []
+    wanted = [(f"listeners[{i}]", one.bind, one.port) for i, one in enumerate(config.listeners)]
+    if config.admin.enabled:
+        wanted.append(("admin", config.admin.bind, config.admin.port))
+        text = _address_problem(config.admin.bind)
+        if text:
+            yield "admin.bind", f" = {shown(config.admin.bind)}: {text}"
+    for owner, bind, port in wanted:
+        for other, other_bind, other_port in taken:
+            if port and port == other_port and _overlap(bind, other_bind):
+                yield (
+                    f"{owner}.port",
+                    f" = {port}: {other} already listens there; each needs its own address",
+                )
+                break
+        taken.append((owner, bind, port))
+
+
+def _overlap(one: str, other: str) -> bool:
+    if one == other:
+        return True
+    return (_is_any(one) and ":" not in other) or (_is_any(other) and ":" not in one)
+
+
+def _is_any(bind: str) -> bool:
+    """Whether it stands for all IPv4 addresses; the IPv6 one does not take IPv4 ports."""
+    try:
+        address = ip_address(bind.strip("[]"))
+    except ValueError:
+        return False
+    return address.is_unspecified and not isinstance(address, IPv6Address)
+
+
+def _filter_problem(filter: str) -> str:
+    if filter.startswith("$share/"):
+        return "must be a plain topic filter, not a shared one"
+    try:
+        check_filter(filter)
+    except InvalidFilter as error:
+        return f"not a topic filter: {error}"
+    return ""
+
+
+def warnings(config: Config) -> list[str]:
+    """Allowed, but probably not what was meant; for the log at start."""
+    found = []
+    security = config.security
+    reachable = [one for one in config.listeners if not one.is_loopback()]
+    if not security.allow_anonymous:
+        credentials = security.password_file or security.scram_file
+        if not credentials and not any(one.require_certificate for one in config.listeners):
+            found.append(
+                "security: anonymous clients are refused and there is no password_file or"
+                " scram_file: nobody can connect"
+            )
+    elif reachable:
+        found.append(
+            f"security.allow_anonymous = true: anybody who reaches {reachable[0].bind} may"
+            " connect without a password"
+        )
+    if config.admin.enabled and not _loopback_admin(config):
+        found.append(
+            f"admin.bind = {shown(config.admin.bind)}: the admin port asks nobody for a password"
+        )
+    return found
+
+
+def _loopback_admin(config: Config) -> bool:
+    return Listener(bind=config.admin.bind).is_loopback()

@@ -1,0 +1,153 @@
+"""Everything that can be configured, with type, range and default.
+
+A section of the TOML file is one Struct here. Units are the last part of a key. The docstring of
+a key says what the name cannot; examples/holdfast.toml shows the same keys to an operator.
+Ranges live in the annotations, so that `holdfast.config.check` can name them in an error.
+"""
+
+from ipaddress import ip_address
+from typing import Annotated, Final, Literal, TypeAlias
+
+from msgspec import Meta, Struct, field
+
+PACKET_BYTES_LIMIT: Final = 268_435_460
+"""The largest MQTT packet there is: header byte, four length bytes, 268,435,455 bytes of body."""
+
+Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
+"""0 lets the system choose a free one."""
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
+CountAboveZero: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 62)]
+Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
+Uint16: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
+
+
+class Node(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    id: Annotated[
+        str,
+        Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="1 to 64 of A-Z a-z 0-9 _ . -"),
+    ] = "n1"
+    """Name of this node in logs, metrics and the data directory. Fixed once data exists."""
+    data: Annotated[str, Meta(min_length=1)] = "holdfast-data"
+    """Data directory; created when missing."""
+
+
+class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Port = 1883
+    transport: Annotated[
+        Literal["tcp"],
+        Meta(description='"tcp" (this version has no WebSocket or other listeners)'),
+    ] = "tcp"
+    certificate: str = ""
+    """PEM file with the server's chain; with it the listener speaks TLS."""
+    key: str = ""
+    client_ca: str = ""
+    """PEM file; client certificates signed by these are accepted."""
+    require_certificate: bool = False
+    max_connections: Count = 0
+    """0: no limit but `limits.connections`."""
+
+    def is_loopback(self) -> bool:
+        return is_loopback(self.bind)
+
+
+class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    enabled: bool = True
+    bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
+    port: Port = 18083
+
+
+class Retention(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Whole segments go, oldest first; 0 switches a rule off."""
+
+    age_s: Count = 604_800
+    bytes: Bytes = 0
+    per_topic_last: Count = 0
+    """Of each topic only the last so many messages need to be kept."""
+    session_bytes: Bytes = 1 << 30
+    """How many bytes of journal a durable session that is behind may hold back from retention."""
+
+
+class Log(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    durability: Literal["fsync", "memory"] = "fsync"
+    """What an acknowledgement promises: on disk, or in memory and on disk a little later."""
+    partitions: Annotated[int, Meta(ge=1, le=4096)] = 16
+    """Fixed when the data directory is created."""
+    segment_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 31)] = 67_108_864
+    snapshot_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 268_435_456
+    """Journal growth after which the derived state is saved, so that a start replays no more."""
+    reserve_bytes: Bytes = 0
+    """Free disk space below which QoS 1 and 2 publishes are refused; 0: chosen from the disk."""
+    memory_flush_ms: Annotated[int, Meta(ge=0, le=60_000)] = 5
+    """With durability "memory": how long records gather before they are written."""
+    qos0: list[str] = field(default_factory=list)
+    """Topic filters whose QoS 0 messages are logged too."""
+    retention: Retention = field(default_factory=Retention)
+
+
+class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    allow_anonymous: bool | None = None
+    """Unset means: only if every listener is on loopback and no credentials are configured.
+    `holdfast.config.load.load` resolves it, so a loaded configuration holds a bool."""
+    password_file: str = ""
+    acl_file: str = ""
+    scram_file: str = ""
+    """Credentials for enhanced authentication with SCRAM-SHA-256."""
+
+
+class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    packet_bytes: Annotated[int, Meta(ge=128, le=PACKET_BYTES_LIMIT)] = PACKET_BYTES_LIMIT
+    keep_alive_s_max: Uint16 = 65535
+    session_expiry_s_max: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
+    """4294967295: sessions may last for ever."""
+    receive_maximum: Uint16 = 1024
+    """QoS 1 and 2 publishes a client may have unacknowledged towards us."""
+    inflight_max: Uint16 = 256
+    """QoS 1 and 2 deliveries we have unacknowledged towards one client."""
+    topic_alias_max: Annotated[int, Meta(ge=0, le=65535)] = 64
+    outbox_messages: CountAboveZero = 1000
+    """Above this or `outbox_bytes` a slow client is fed from the log instead of from memory."""
+    outbox_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 4_194_304
+    retained_max: Count = 5_000_000
+    subscriptions_per_session: CountAboveZero = 100_000
+    connections: CountAboveZero = 1_000_000
+    connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 20.0
+    """From the TCP connection to a complete CONNECT."""
+    pending_bytes_max: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 67_108_864
+    """Appended to the log and not yet written; above it publishers are not read."""
+    qos_max: Annotated[int, Meta(ge=0, le=2)] = 2
+    retain_available: bool = True
+    wildcard_available: bool = True
+    shared_available: bool = True
+
+
+class Sys(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
+    """Between two updates of the $SYS topics; 0: none are published."""
+
+
+class Logging(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["text", "json"] = "text"
+
+
+class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    node: Node = field(default_factory=Node)
+    listeners: list[Listener] = field(default_factory=lambda: [Listener()])
+    admin: Admin = field(default_factory=Admin)
+    log: Log = field(default_factory=Log)
+    security: Security = field(default_factory=Security)
+    limits: Limits = field(default_factory=Limits)
+    sys: Sys = field(default_factory=Sys)
+    logging: Logging = field(default_factory=Logging)
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether an address can be reached from this machine only. Names but `localhost` count as
+    reachable: what they resolve to may change."""
+    if bind == "localhost":
+        return True
+    try:
+        return ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        return False

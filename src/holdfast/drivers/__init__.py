@@ -1,0 +1,1 @@
+"""The asyncio edges: sockets, the journal's disk, timers. They decide nothing."""

@@ -1,0 +1,241 @@
+"""The event loop's side of a node: one turn per loop iteration.
+
+Sockets hand their bytes to the node as they arrive; the first one schedules a turn. The turn then
+carries out everything the iteration produced at once: due timers, one write group to the journal,
+the node's effects, and one write per touched connection.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from holdfast.drivers.disk import JournalWriter, LogReadPool
+from holdfast.drivers.transport import ClientTransport
+from holdfast.log.cursor import LogReader
+from holdfast.log.journal import WriteGroup
+from holdfast.log.record import Record
+from holdfast.node.effects import (
+    CheckPassword,
+    Effect,
+    FetchInflight,
+    Note,
+    ReadLog,
+    ResumeInput,
+)
+from holdfast.node.node import Node
+
+logger = logging.getLogger("holdfast")
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+PASSWORD_THREADS = 2
+
+
+class Broker:
+    def __init__(
+        self,
+        node: Node,
+        loop: asyncio.AbstractEventLoop,
+        writer: JournalWriter,
+        reader: LogReader,
+        read_pool: LogReadPool,
+        verify_password: Callable[[str, bytes], bool] | None,
+        memory_flush_s: float,
+    ) -> None:
+        self.node = node
+        self.loop = loop
+        self.writer = writer
+        self.reader = reader
+        self.read_pool = read_pool
+        self.verify_password = verify_password
+        self.memory_flush_s = memory_flush_s
+        self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
+        self.turn_scheduled = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0.0
+        self.group_in_flight = False
+        self.flush_timer: asyncio.TimerHandle | None = None
+        # Called with the sequence each time the journal has grown by a group.
+        self.on_group: Callable[[], None] | None = None
+        self.idle_waiters: deque[asyncio.Future[None]] = deque()
+
+    def touch(self) -> None:
+        """Call before handing anything to the node: sets its clock, schedules the turn."""
+        if not self.turn_scheduled:
+            self.turn_scheduled = True
+            self.node.tick(self.loop.time(), time.time_ns() // 1000)
+            self.loop.call_soon(self.turn)
+
+    def turn(self) -> None:
+        self.turn_scheduled = False
+        node = self.node
+        state = node.state
+        when = node.timer()
+        if when is not None and when <= state.now:
+            node.handle_timers()
+        self.write_journal(False)
+        while state.effects or state.dirty:
+            effects = state.effects
+            if effects:
+                state.effects = []
+                for effect in effects:
+                    self.carry_out(effect)
+            dirty = state.dirty
+            if dirty:
+                state.dirty = []
+                for connection in dirty:
+                    connection.dirty = False
+                    transport = connection.transport
+                    if transport is not None:
+                        assert isinstance(transport, ClientTransport)
+                        transport.flush(connection)
+        self.write_journal(False)
+        when = node.timer()
+        if when is not None and (self.timer is None or when < self.timer_at):
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer_at = when
+            self.timer = self.loop.call_at(when, self.fire)
+
+    def fire(self) -> None:
+        self.timer = None
+        self.touch()
+
+    def write_journal(self, at_once: bool) -> None:
+        """Hand the pending records to the writer if it is free: what arrives while it works makes
+        the next group. With durability "memory" nobody waits for the file, so records gather for
+        `memory_flush_s` (or until there are many)."""
+        state = self.node.state
+        journal = state.journal
+        if state.memory:
+            journal.commit_appended()
+            if not at_once and journal.pending_bytes < 1 << 20:
+                if journal.pending_bytes and self.flush_timer is None:
+                    self.flush_timer = self.loop.call_later(self.memory_flush_s, self.flush_due)
+                return
+        if self.group_in_flight:
+            return
+        group = journal.take()
+        if group is None:
+            while self.idle_waiters:
+                waiter = self.idle_waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+            return
+        self.group_in_flight = True
+        self.writer.submit(group)
+
+    def flush_due(self) -> None:
+        self.flush_timer = None
+        self.write_journal(True)
+
+    def group_written(self, group: WriteGroup) -> None:
+        """The writer is done with a group: it is in the file, and durable unless "memory"."""
+        self.group_in_flight = False
+        self.touch()
+        state = self.node.state
+        state.journal.wrote(group)
+        if not state.memory:
+            state.journal.commit(group)
+        state.release_committed()
+        state.release_stalled()
+        if self.on_group is not None:
+            self.on_group()
+
+    async def drain_journal(self) -> None:
+        """Return once everything appended so far is with the disk."""
+        while self.group_in_flight or self.node.state.journal.pending_bytes:
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self.idle_waiters.append(waiter)
+            self.write_journal(True)
+            if not self.group_in_flight and not self.node.state.journal.pending_bytes:
+                return
+            await waiter
+
+    def carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, ReadLog):
+            self.read_log(effect)
+        elif isinstance(effect, ResumeInput):
+            connection = effect.connection
+            transport = connection.transport
+            if transport is None:
+                return
+            assert isinstance(transport, ClientTransport)
+            self.node.handle_resumed(connection)
+            if not connection.input_paused:
+                transport.resume_reading()
+        elif isinstance(effect, Note):
+            fields = " ".join(f"{key}={value!r}" for key, value in effect.fields.items())
+            logger.log(LEVELS[effect.level], "%s %s", effect.event, fields)
+        elif isinstance(effect, FetchInflight):
+            self.fetch(effect)
+        else:
+            assert isinstance(effect, CheckPassword)
+            self.check_password(effect)
+
+    def read_log(self, effect: ReadLog) -> None:
+        reader = self.reader
+
+        def work() -> object:
+            return reader.read(
+                effect.positions,
+                effect.limits,
+                effect.interests,
+                effect.records_max,
+                effect.bytes_max,
+            )
+
+        def done(result: object, error: BaseException | None) -> None:
+            self.touch()
+            if error is not None:
+                self.fail("log_read_failed", error)
+                return
+            found = result
+            self.node.handle_read(
+                effect, found.records, found.positions, found.done, found.lost  # type: ignore[attr-defined]
+            )
+
+        self.read_pool.submit(work, done)
+
+    def fetch(self, effect: FetchInflight) -> None:
+        reader = self.reader
+
+        def work() -> object:
+            return [
+                (packet_id, reader.fetch(partition, offset))
+                for packet_id, partition, offset in effect.wanted
+            ]
+
+        def done(result: object, error: BaseException | None) -> None:
+            self.touch()
+            if error is not None:
+                self.fail("log_read_failed", error)
+                return
+            found: list[tuple[int, Record | None]] = result  # type: ignore[assignment]
+            self.node.handle_fetched(effect, found)
+
+        self.read_pool.submit(work, done)
+
+    def check_password(self, effect: CheckPassword) -> None:
+        verify = self.verify_password
+        assert verify is not None
+        future = self.passwords.submit(verify, effect.username, effect.password)
+
+        def arrived(done: Future[bool]) -> None:
+            self.loop.call_soon_threadsafe(self.password_checked, effect, done)
+
+        future.add_done_callback(arrived)
+
+    def password_checked(self, effect: CheckPassword, done: Future[bool]) -> None:
+        self.touch()
+        error = done.exception()
+        if error is not None:
+            logger.error("password_check_failed error=%r", str(error))
+        self.node.handle_password_checked(effect.connection, error is None and done.result())
+
+    def fail(self, event: str, error: BaseException) -> None:
+        """Something that must not happen, and must not be hidden: stop the node."""
+        logger.critical("%s error=%r", event, str(error), exc_info=error)
+        self.loop.call_exception_handler({"message": event, "exception": error})

@@ -1,0 +1,140 @@
+"""Plain TCP and TLS connections: an asyncio protocol around `Connection`.
+
+Duck-typed rather than derived from asyncio.Protocol, so that it compiles to a native class.
+"""
+
+import ssl
+from asyncio import BaseTransport, Transport
+from typing import Final, cast
+
+from holdfast.drivers.broker import Broker
+from holdfast.drivers.transport import ClientTransport
+from holdfast.session.connection import Connection
+
+WRITE_BUFFER_BYTES: Final = 262_144
+"""Above it the transport says pause_writing and the node's own bounds take over."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a peer may take to accept the last bytes before the socket is cut."""
+
+
+class TcpConnection(ClientTransport):
+    def __init__(self, broker: Broker, listener: str) -> None:
+        self.broker = broker
+        self.listener = listener
+        self.transport: Transport | None = None
+        self.connection: Connection | None = None
+        self.reading_paused = False
+        self.close_called = False
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        transport = cast(Transport, transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        peer = transport.get_extra_info("peername")
+        remote = f"{peer[0]}:{peer[1]}" if peer else "?"
+        broker = self.broker
+        broker.touch()
+        connection = broker.node.handle_connected(remote, self.listener)
+        connection.transport = self
+        name = _common_name(transport)
+        if name:
+            connection.certificate_name = name
+        self.connection = connection
+
+    def data_received(self, data: bytes) -> None:
+        broker = self.broker
+        broker.touch()
+        connection = self.connection
+        assert connection is not None
+        broker.node.handle_data(connection, data)
+        if connection.input_paused:
+            self.pause_reading()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        connection = self.connection
+        if connection is None:
+            return
+        self.broker.touch()
+        self.broker.node.handle_disconnected(connection)
+        connection.transport = None
+        self.connection = None
+        self.transport = None
+
+    def pause_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.congested = True
+
+    def resume_writing(self) -> None:
+        connection = self.connection
+        if connection is None:
+            return
+        self.broker.touch()
+        connection.congested = False
+        self.flush(connection)
+        self.broker.node.handle_writable(connection)
+
+    def pause_reading(self) -> None:
+        transport = self.transport
+        if transport is not None and not self.reading_paused and not transport.is_closing():
+            self.reading_paused = True
+            transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        transport = self.transport
+        if transport is not None and self.reading_paused and not transport.is_closing():
+            self.reading_paused = False
+            transport.resume_reading()
+
+    def flush(self, connection: Connection) -> None:
+        """Write what the node queued; close the socket after the last bytes if it says so."""
+        transport = self.transport
+        if transport is None or (connection.congested and not connection.closing):
+            return
+        out = connection.out
+        if out:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            out.clear()
+            connection.out_bytes = 0
+            self.broker.node.state.stats.bytes_sent += len(data)
+            transport.write(data)
+        if connection.closing and not self.close_called:
+            self.close_called = True
+            transport.close()
+            if transport.get_write_buffer_size():
+                self.broker.loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+
+
+def _common_name(transport: Transport) -> str:
+    """The common name of a verified client certificate, "" without one."""
+    certificate = transport.get_extra_info("peercert")
+    if not certificate:
+        return ""
+    for group in cast("dict[str, tuple[tuple[tuple[str, str], ...], ...]]", certificate).get(
+        "subject", ()
+    ):
+        for key, value in group:
+            if key == "commonName":
+                return value
+    return ""
+
+
+async def listen(
+    broker: Broker, bind: str, port: int, name: str, context: ssl.SSLContext | None
+) -> tuple[object, int]:
+    """Open a listener; the server object and the port it got. Raises OSError."""
+
+    def accept() -> TcpConnection:
+        return TcpConnection(broker, name)
+
+    server = await broker.loop.create_server(
+        accept,  # type: ignore[arg-type]
+        bind,
+        port,
+        ssl=context,
+        backlog=4096,
+        ssl_handshake_timeout=broker.node.state.config.connect_timeout_s if context else None,
+    )
+    return server, server.sockets[0].getsockname()[1]

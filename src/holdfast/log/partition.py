@@ -1,0 +1,11 @@
+"""Which partition a key belongs to. The rule is part of the log's format: it never changes."""
+
+from zlib import crc32
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a topic (or, for session state, of a client id): CRC-32 modulo count.
+
+    One topic is always in one partition, so it has one total order (seed 002's m1, m2).
+    """
+    return crc32(key) % partitions

@@ -1,0 +1,306 @@
+"""Record batches: the one layout that lies on disk, crosses the wire and reaches Spark.
+
+A batch is the unit of append, checksum and replication. All integers are little-endian::
+
+    header, 48 bytes
+       0  magic              4s   b"HFLB"
+       4  length             u32  whole batch in bytes: header, heads, body, padding
+       8  crc                u32  CRC-32 (zlib) of bytes 12 to length
+      12  format             u8   1
+      13  attributes         u8   ATTRIBUTE_STATE: recovery must apply some record in here
+      14  partition          u16
+      16  base_offset        u64  offset of the first record; the others follow densely
+      24  epoch              u32  leadership term under which the batch was appended
+      28  count              u32
+      32  base_timestamp_us  i64  wall clock, microseconds since 1970 UTC
+      40  body_bytes         u32  without the padding
+      44  reserved           u32
+    heads, count * 40 bytes: one fixed-size head a record (see HEAD)
+    body: per record topic, client id, producer id, properties, payload, in that order
+    zero padding to a multiple of 8
+
+The heads lie together so that numpy reads them as one structured array
+(`np.frombuffer(batch, HEAD_DTYPE, count, 48)`) and a record is found by its index without
+walking the ones before it.
+"""
+
+import struct
+from typing import Final
+from zlib import crc32
+
+MAGIC: Final = b"HFLB"
+FORMAT: Final = 1
+HEADER: Final = struct.Struct("<4sIIBBHQIIqII")
+HEADER_BYTES: Final = 48
+# body_start, topic_len, client_id_len, producer_len, kind, flags, properties_len, payload_len,
+# timestamp_delta_us, producer_epoch, reserved, sequence
+HEAD: Final = struct.Struct("<IHHHBBIIIIIQ")
+HEAD_BYTES: Final = 40
+# The same layout for numpy; a tuple list so that this module needs no numpy.
+HEAD_FIELDS: Final = [
+    ("body_start", "<u4"),
+    ("topic_len", "<u2"),
+    ("client_id_len", "<u2"),
+    ("producer_len", "<u2"),
+    ("kind", "u1"),
+    ("flags", "u1"),
+    ("properties_len", "<u4"),
+    ("payload_len", "<u4"),
+    ("timestamp_delta_us", "<u4"),
+    ("producer_epoch", "<u4"),
+    ("reserved", "<u4"),
+    ("sequence", "<u8"),
+]
+
+ATTRIBUTE_STATE: Final = 0x01
+
+MESSAGE: Final = 1
+"""A published message; with FLAG_RETAIN it also sets (or, empty, clears) its retained topic."""
+RETAINED: Final = 2
+"""Sets or clears a retained topic without being a message (a QoS 0 publish that is not logged)."""
+SESSION: Final = 3
+"""A session opened, changed its subscriptions, disconnected or ended (payload: JSON)."""
+CURSOR: Final = 4
+"""A session's or shared group's read positions and inflight packet ids (payload: packed)."""
+RELEASE: Final = 5
+"""An inbound QoS 2 packet id is free again (client id, sequence = packet id)."""
+WILL: Final = 6
+"""A will was fired or dropped (client id)."""
+CONTROL: Final = 7
+"""About the log itself; readers that do not know it skip it."""
+
+KIND_NAMES: Final = {
+    MESSAGE: "message",
+    RETAINED: "retained",
+    SESSION: "session",
+    CURSOR: "cursor",
+    RELEASE: "release",
+    WILL: "will",
+    CONTROL: "control",
+}
+
+FLAG_QOS_MASK: Final = 0x03
+FLAG_RETAIN: Final = 0x04
+FLAG_PACKET_ID: Final = 0x08
+"""`sequence` is the QoS 2 packet id under which `client_id` sent the message."""
+FLAG_PRODUCER: Final = 0x10
+"""`producer`, `producer_epoch` and `sequence` identify the message at its producer."""
+FLAG_WILL: Final = 0x20
+"""The message is the will of `client_id` for its session epoch `sequence`."""
+
+BATCH_BYTES_MAX: Final = 1 << 30
+"""Above anything we write (one packet is at most 256 MiB); a longer length is damage."""
+
+
+class CorruptBatch(Exception):
+    """The bytes at a position are not a whole, valid batch. The text says what is wrong."""
+
+
+class Record:
+    """One decoded record. `topic` is UTF-8; `properties` are encoded MQTT 5 properties without
+    their length prefix, as the publisher sent them less topic alias."""
+
+    def __init__(
+        self,
+        partition: int,
+        offset: int,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+    ) -> None:
+        self.partition = partition
+        self.offset = offset
+        self.kind = kind
+        self.flags = flags
+        self.timestamp_us = timestamp_us
+        self.topic = topic
+        self.client_id = client_id
+        self.producer = producer
+        self.producer_epoch = producer_epoch
+        self.sequence = sequence
+        self.properties = properties
+        self.payload = payload
+
+
+class BatchBuilder:
+    """Collects records of one partition until they are written as one batch."""
+
+    def __init__(self, partition: int, base_offset: int) -> None:
+        self.partition = partition
+        self.base_offset = base_offset
+        self.base_timestamp_us = 0
+        self.attributes = 0
+        self.count = 0
+        self.body_bytes = 0
+        self.topics: list[bytes] = []
+        self._heads: list[bytes] = []
+        self._body: list[bytes] = []
+
+    def add(
+        self,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+        state: bool,
+    ) -> int:
+        """Add a record, return its offset. `state`: recovery must apply it.
+
+        The caller keeps a batch below BATCH_BYTES_MAX and closes it within an hour
+        (`timestamp_delta_us` has 32 bits); a clock that steps back counts as no step.
+        """
+        if self.count == 0:
+            self.base_timestamp_us = timestamp_us
+        delta = timestamp_us - self.base_timestamp_us
+        if delta < 0:
+            delta = 0
+        elif delta > 0xFFFFFFFF:
+            delta = 0xFFFFFFFF
+        if state:
+            self.attributes |= ATTRIBUTE_STATE
+        self._heads.append(
+            HEAD.pack(
+                self.body_bytes,
+                len(topic),
+                len(client_id),
+                len(producer),
+                kind,
+                flags,
+                len(properties),
+                len(payload),
+                delta,
+                producer_epoch,
+                0,
+                sequence,
+            )
+        )
+        body = self._body
+        body.append(topic)
+        body.append(client_id)
+        if producer:
+            body.append(producer)
+        if properties:
+            body.append(properties)
+        body.append(payload)
+        self.topics.append(topic if kind == MESSAGE else b"")
+        self.body_bytes += (
+            len(topic) + len(client_id) + len(producer) + len(properties) + len(payload)
+        )
+        offset = self.base_offset + self.count
+        self.count += 1
+        return offset
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the batch if it were built now."""
+        return (HEADER_BYTES + self.count * HEAD_BYTES + self.body_bytes + 7) & ~7
+
+    def build(self, epoch: int) -> bytes:
+        length = self.size_bytes
+        padding = length - HEADER_BYTES - self.count * HEAD_BYTES - self.body_bytes
+        header = HEADER.pack(
+            MAGIC,
+            length,
+            0,
+            FORMAT,
+            self.attributes,
+            self.partition,
+            self.base_offset,
+            epoch,
+            self.count,
+            self.base_timestamp_us,
+            self.body_bytes,
+            0,
+        )
+        rest = b"".join([header[12:], *self._heads, *self._body, bytes(padding)])
+        return b"".join([header[:8], crc32(rest).to_bytes(4, "little"), rest])
+
+
+class Batch:
+    """A parsed header over bytes that hold one whole batch at `start`."""
+
+    def __init__(self, data: bytes, start: int = 0, *, check: bool = True) -> None:
+        """Parse and (unless `check` is false) verify the checksum. Raises CorruptBatch."""
+        if len(data) - start < HEADER_BYTES:
+            raise CorruptBatch(f"{len(data) - start} bytes left, a header has {HEADER_BYTES}")
+        fields = HEADER.unpack_from(data, start)
+        self.length: int = fields[1]
+        self.attributes: int = fields[4]
+        self.partition: int = fields[5]
+        self.base_offset: int = fields[6]
+        self.epoch: int = fields[7]
+        self.count: int = fields[8]
+        self.base_timestamp_us: int = fields[9]
+        self.body_bytes: int = fields[10]
+        self.start = start
+        self.data = data
+        if fields[0] != MAGIC:
+            raise CorruptBatch(f"no batch magic, found {fields[0]!r}")
+        if fields[3] != FORMAT:
+            raise CorruptBatch(f"batch format {fields[3]}, this program reads {FORMAT}")
+        smallest = HEADER_BYTES + self.count * HEAD_BYTES + self.body_bytes
+        if self.length > BATCH_BYTES_MAX or self.length != (smallest + 7) & ~7:
+            raise CorruptBatch(f"length {self.length} does not fit its {self.count} records")
+        if len(data) - start < self.length:
+            raise CorruptBatch(f"{len(data) - start} bytes left of a batch of {self.length}")
+        if check:
+            found = crc32(memoryview(data)[start + 12 : start + self.length])
+            if found != fields[2]:
+                raise CorruptBatch(f"checksum {found:08x}, header says {fields[2]:08x}")
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.count
+
+    def record(self, index: int) -> Record:
+        """The record at `index` of this batch."""
+        data = self.data
+        (
+            body_start,
+            topic_len,
+            client_id_len,
+            producer_len,
+            kind,
+            flags,
+            properties_len,
+            payload_len,
+            delta,
+            producer_epoch,
+            _,
+            sequence,
+        ) = HEAD.unpack_from(data, self.start + HEADER_BYTES + index * HEAD_BYTES)
+        a = self.start + HEADER_BYTES + self.count * HEAD_BYTES + body_start
+        b = a + topic_len
+        c = b + client_id_len
+        d = c + producer_len
+        e = d + properties_len
+        return Record(
+            self.partition,
+            self.base_offset + index,
+            kind,
+            flags,
+            self.base_timestamp_us + delta,
+            data[a:b],
+            data[b:c],
+            data[c:d],
+            producer_epoch,
+            sequence,
+            data[d:e],
+            data[e : e + payload_len],
+        )
+
+    def records(self) -> list[Record]:
+        return [self.record(index) for index in range(self.count)]

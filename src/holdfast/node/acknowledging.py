@@ -1,0 +1,111 @@
+"""What receivers acknowledge: PUBACK, PUBREC, PUBCOMP for messages the broker sent."""
+
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode_ack
+from holdfast.mqtt.packets import PUBREL
+from holdfast.node.catching_up import continue_reading, send_unsent
+from holdfast.node.delivery import log_cursor, note_group_progress, note_progress, pump
+from holdfast.node.retained import continue_scans
+from holdfast.node.state import Group, Held, NodeState
+from holdfast.session.connection import OPEN, Connection
+from holdfast.session.session import RECEIVED, Inflight, Session
+
+
+class HeldPubrel(Held):
+    """PUBREL of a durable session: the log must know that the client has the message, or a crash
+    would send it again as a new one."""
+
+    def __init__(self, connection: Connection, packet_id: int) -> None:
+        super().__init__()
+        self.connection = connection
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        if connection.state == OPEN:
+            connection.send(
+                encode_ack(PUBREL, self.packet_id, reasons.SUCCESS, connection.version),
+                state.dirty,
+            )
+
+
+def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
+    entry = session.inflight.get(packet_id)
+    # An id we do not know is a repetition after a reconnect, not an attack. [MQTT-4.3.2-5]
+    if entry is None or entry.qos != 1:
+        return
+    _finish(state, session, packet_id, entry)
+
+
+def handle_pubrec(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, reason: int
+) -> None:
+    entry = session.inflight.get(packet_id)
+    if entry is None or entry.qos != 2:
+        if connection.version >= 5:
+            answer = reasons.PACKET_IDENTIFIER_NOT_FOUND
+        else:
+            answer = reasons.SUCCESS
+        if reason < 0x80:
+            connection.send(encode_ack(PUBREL, packet_id, answer, connection.version), state.dirty)
+        return
+    if reason >= 0x80:
+        # The receiver refuses it: the id is free, nothing is sent again. [MQTT-4.4.0-2]
+        _finish(state, session, packet_id, entry)
+        return
+    entry.state = RECEIVED
+    entry.message = None
+    entry.group = None
+    if session.expiry_s > 0:
+        entry.logged = True
+        note_progress(state, session)
+        if session.changes is not None:
+            session.changes.pop(packet_id, None)
+        log_cursor(state, session, [], {packet_id: entry})
+    # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
+    state.hold(HeldPubrel(connection, packet_id))
+
+
+def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
+    entry = session.inflight.get(packet_id)
+    if entry is None or entry.qos != 2:
+        return
+    _finish(state, session, packet_id, entry)
+
+
+def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
+    del session.inflight[packet_id]
+    if session.unsent is not None and packet_id in session.unsent:
+        session.unsent.remove(packet_id)
+    if entry.group is not None:
+        assert isinstance(entry.group, Group)
+        note_group_progress(state, entry.group)
+    if session.expiry_s > 0:
+        if entry.logged:
+            session.note_change(packet_id, None)
+        elif session.changes is not None:
+            session.changes.pop(packet_id, None)
+        note_progress(state, session)
+    proceed(state, session)
+
+
+def proceed(state: NodeState, session: Session) -> None:
+    """The window or the socket has opened: send what waits, in this order: unfinished messages of
+    an earlier connection, retained messages of a SUBSCRIBE, then the cursor's."""
+    if session.resuming:
+        return
+    if session.unsent is not None:
+        send_unsent(state, session)
+        if session.unsent is not None:
+            return
+    if session.retained_scans is not None:
+        continue_scans(state, session)
+    if session.outbox or session.groups is not None:
+        pump(state, session)
+    if not session.tailing and not session.reading:
+        continue_reading(state, session)
+    if session.groups is not None:
+        for group in session.groups:
+            assert isinstance(group, Group)
+            if not group.tailing and not group.reading:
+                continue_reading(state, group)

@@ -1,0 +1,283 @@
+"""Readers that are behind: from the log back to the live tail.
+
+A read is asked for whenever a reader is behind, connected and has little queued; its result is
+queued in the outbox. While it runs the reader tails too (see session.cursor), so it is live again
+the moment a read reaches what the node had delivered when it was asked for.
+"""
+
+from collections import deque
+
+from holdfast.log import record as log_record
+from holdfast.log.cursor import Interest
+from holdfast.log.record import Record
+from holdfast.node.delivery import (
+    has_connected_member,
+    note_group_progress,
+    note_progress,
+    pump,
+    pump_group,
+)
+from holdfast.node.effects import FetchInflight, ReadLog
+from holdfast.node.routing import subscription_for
+from holdfast.node.state import Group, NodeState
+from holdfast.session.connection import OPEN, Connection
+from holdfast.session.cursor import Delivery
+from holdfast.session.message import Message
+from holdfast.session.session import RECEIVED, Session
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode_ack
+from holdfast.mqtt.packets import PUBREL
+from holdfast.mqtt.properties import expiry_of
+
+READ_RECORDS_MAX = 500
+READ_BYTES_MAX = 1 << 20
+
+
+def continue_reading(state: NodeState, reader: Session | Group) -> None:
+    """Ask for the next piece of the log, unless enough is queued already."""
+    if reader.reading or reader.tailing or reader.outbox_count() > READ_RECORDS_MAX // 2:
+        return
+    connection: Connection | None = None
+    if isinstance(reader, Session):
+        connection = reader.connection
+        if connection is None or connection.state != OPEN or reader.resuming:
+            return
+    elif not has_connected_member(reader):
+        return
+    positions = reader.positions
+    assert positions is not None
+    interests = _interests(reader)
+    if not interests:
+        reader.positions = None
+        reader.tailing = True
+        return
+    reader.start_read()
+    state.stats.log_reads += 1
+    state.effects.append(
+        ReadLog(
+            reader,
+            connection,
+            list(positions),
+            list(state.delivered),
+            interests,
+            READ_RECORDS_MAX,
+            READ_BYTES_MAX,
+        )
+    )
+
+
+def _interests(reader: Session | Group) -> list[Interest]:
+    if isinstance(reader, Group):
+        return [Interest(reader.filter, None)]
+    return [
+        Interest(subscription.filter, subscription.start)
+        for subscription in reader.subscriptions.values()
+        if subscription.qos > 0 and subscription.group is None
+    ]
+
+
+def message_of(record: Record) -> Message:
+    message = Message(
+        record.topic,
+        record.payload,
+        record.flags & log_record.FLAG_QOS_MASK,
+        record.flags & log_record.FLAG_RETAIN != 0,
+        record.properties,
+        expiry_of(record.properties),
+        record.timestamp_us,
+        record.client_id,
+    )
+    message.partition = record.partition
+    message.offset = record.offset
+    return message
+
+
+def handle_read(
+    state: NodeState,
+    effect: ReadLog,
+    records: list[Record],
+    positions: list[int],
+    done: bool,
+    lost: int,
+) -> None:
+    """The result of a ReadLog effect. `lost`: records that retention or damage has taken."""
+    reader = effect.cursor
+    if not reader.reading:
+        return
+    state.stats.log_records_read += len(records)
+    if lost:
+        state.stats.dropped_lost += lost
+        state.note("warning", "records_lost", {"reader": reader_name(reader), "count": lost})
+    if isinstance(reader, Session):
+        if reader.connection is not effect.connection:
+            return
+        _queue_for_session(state, reader, records)
+        reader.finish_read(positions, done)
+        if reader.tailing:
+            _forget_starts(reader)
+        if reader.is_durable():
+            note_progress(state, reader)
+        pump(state, reader)
+    else:
+        assert isinstance(reader, Group)
+        for record in records:
+            message = message_of(record)
+            if message.qos > 0:
+                _queue(reader, Delivery(message, message.qos, message.retain, ()))
+        reader.finish_read(positions, done)
+        note_group_progress(state, reader)
+        pump_group(state, reader)
+    if not reader.tailing:
+        continue_reading(state, reader)
+
+
+def reader_name(reader: object) -> str:
+    if isinstance(reader, Session):
+        return reader.client_id
+    assert isinstance(reader, Group)
+    return reader.key
+
+
+def _queue_for_session(state: NodeState, session: Session, records: list[Record]) -> None:
+    inflight = {
+        (entry.partition, entry.offset)
+        for entry in session.inflight.values()
+        if not entry.is_retained
+    }
+    for record in records:
+        if record.flags & log_record.FLAG_QOS_MASK == 0:
+            continue
+        # Sent before a crash, and its inflight entry was logged before the position moved.
+        if (record.partition, record.offset) in inflight:
+            continue
+        subscription = subscription_for(
+            session, record.topic.decode(), record.partition, record.offset
+        )
+        if subscription is None or subscription.qos == 0:
+            continue
+        if subscription.no_local and record.client_id == session.key:
+            continue
+        message = message_of(record)
+        _queue(
+            session,
+            Delivery(
+                message,
+                min(message.qos, subscription.qos),
+                message.retain and subscription.retain_as_published,
+                subscription.subscription_ids,
+            ),
+        )
+
+
+def _queue(reader: Session | Group, delivery: Delivery) -> None:
+    """Before whatever was tailed while the read was under way."""
+    reading = reader.reading
+    reader.reading = False
+    reader.push(delivery)
+    reader.reading = reading
+
+
+def _forget_starts(session: Session) -> None:
+    for subscription in session.subscriptions.values():
+        subscription.start = None
+
+
+def resume(state: NodeState, session: Session, connection: Connection) -> None:
+    """After CONNACK of a resumed session: everything inflight is sent again, in its order, with
+    its packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
+    wanted: list[tuple[int, int, int]] = []
+    for packet_id, entry in session.inflight.items():
+        if entry.state == RECEIVED:
+            connection.send(
+                encode_ack(PUBREL, packet_id, reasons.SUCCESS, connection.version), state.dirty
+            )
+        else:
+            wanted.append((packet_id, entry.partition, entry.offset))
+    if wanted:
+        session.resuming = True
+        state.effects.append(FetchInflight(session, connection, wanted))
+
+
+def handle_fetched(
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    found: list[tuple[int, Record | None]],
+) -> None:
+    """The result of a FetchInflight effect, in the order of `inflight`."""
+    if session.connection is not connection or not session.resuming:
+        return
+    session.resuming = False
+    unsent: deque[int] = deque()
+    for packet_id, record in found:
+        entry = session.inflight.get(packet_id)
+        if entry is None or entry.state == RECEIVED:
+            continue
+        if record is not None:
+            entry.message = message_of(record)
+        if entry.message is None:
+            # Retention took it, so it cannot be completed.
+            state.stats.dropped_lost += 1
+            del session.inflight[packet_id]
+            if session.is_durable():
+                session.note_change(packet_id, None)
+                note_progress(state, session)
+            continue
+        unsent.append(packet_id)
+    session.unsent = unsent
+    send_unsent(state, session)
+
+
+def send_unsent(state: NodeState, session: Session) -> None:
+    """Resend what the receive maximum of the new connection allows; the rest follows as the
+    client acknowledges. [MQTT-3.3.4-9]"""
+    unsent = session.unsent
+    connection = session.connection
+    if unsent is None or connection is None:
+        return
+    while unsent and session.window_is_open():
+        packet_id = unsent.popleft()
+        entry = session.inflight[packet_id]
+        message = entry.message
+        assert message is not None
+        if entry.group is None and not entry.is_retained:
+            entry.message = None
+        _send_again(state, session, connection, packet_id, entry.qos, entry.is_retained, message)
+    if not unsent:
+        session.unsent = None
+
+
+def _send_again(
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    packet_id: int,
+    qos: int,
+    is_retained: bool,
+    message: Message,
+) -> None:
+    subscription_ids: tuple[int, ...] = ()
+    retain = is_retained
+    subscription = subscription_for(
+        session, message.topic.decode(), message.partition, message.offset
+    )
+    if subscription is not None:
+        subscription_ids = subscription.subscription_ids
+        retain = retain or (message.retain and subscription.retain_as_published)
+    frame = message.frame_special(
+        connection.version,
+        qos,
+        retain,
+        True,
+        packet_id,
+        state.wall_us,
+        subscription_ids,
+        message.topic,
+        0,
+    )
+    if len(frame) > connection.packet_bytes_max:
+        state.stats.dropped_too_large += 1
+        return
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+

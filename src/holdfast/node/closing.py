@@ -1,0 +1,231 @@
+"""The end of connections and sessions: DISCONNECT, errors, wills, expiry."""
+
+import json
+
+from holdfast.log import record as log_record
+from holdfast.mqtt import properties as p
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.packets import Connack, Disconnect
+from holdfast.mqtt.properties import Properties
+from holdfast.node.delivery import append_state, note_progress
+from holdfast.node.publishing import publish_will
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
+from holdfast.node.subscribing import leave_group, remove_subscription
+from holdfast.session.connection import CLOSED, NEW, OPEN, Connection
+from holdfast.session.session import NEVER_EXPIRES, Session
+
+
+def refuse(state: NodeState, connection: Connection, reason: int, text: str) -> None:
+    """CONNACK with a reason, then close. [MQTT-3.1.4-2] [MQTT-3.2.2-7]"""
+    state.stats.connections_refused += 1
+    packet = connection.connect
+    client_id = getattr(packet, "client_id", "") if packet is not None else ""
+    state.note(
+        "info",
+        "connection_refused",
+        {
+            "remote": connection.remote,
+            "client": client_id,
+            "reason": reasons.NAMES.get(reason, hex(reason)),
+            "error": text,
+        },
+    )
+    if connection.state != CLOSED:
+        properties: Properties = {}
+        if connection.version >= 5:
+            properties[p.REASON_STRING] = text
+        connection.send(
+            encode(Connack(False, reason, properties), connection.version), state.dirty
+        )
+    connection.state = CLOSED
+    connection.closing = True
+    mark_dirty(state, connection)
+
+
+def mark_dirty(state: NodeState, connection: Connection) -> None:
+    if not connection.dirty:
+        connection.dirty = True
+        state.dirty.append(connection)
+
+
+def close_connection(state: NodeState, connection: Connection, reason: int, text: str) -> None:
+    """End a connection from our side: MQTT 5 clients are told why. [MQTT-4.13.1-1]"""
+    if connection.state == CLOSED:
+        return
+    if connection.state == OPEN and connection.version >= 5:
+        properties: Properties = {}
+        if text and connection.problem_information:
+            properties[p.REASON_STRING] = text
+        connection.send(encode(Disconnect(reason, properties), connection.version), state.dirty)
+    _detach(state, connection, reason == reasons.SESSION_TAKEN_OVER)
+
+
+def handle_violation(state: NodeState, connection: Connection, error: ProtocolViolation) -> None:
+    """A client broke the protocol: say so in the way its state allows, and close.
+    [MQTT-4.13.1-1] [MQTT-4.13.2-1]"""
+    state.stats.protocol_errors += 1
+    state.note(
+        "info",
+        "protocol_error",
+        {
+            "remote": connection.remote,
+            "client": connection.client_id,
+            "reason": reasons.NAMES.get(error.reason, hex(error.reason)),
+            "error": str(error),
+        },
+    )
+    if connection.state == OPEN:
+        close_connection(state, connection, error.reason, str(error))
+    elif connection.state == NEW and error.reason != reasons.UNSUPPORTED_PROTOCOL_VERSION:
+        # [MQTT-3.1.0-1] not even a CONNECT: nothing to answer to.
+        _detach(state, connection, False)
+    else:
+        refuse(state, connection, error.reason, str(error))
+        _detach(state, connection, False)
+
+
+def handle_disconnect(
+    state: NodeState, connection: Connection, session: Session, packet: Disconnect
+) -> None:
+    expiry = packet.properties.get(p.SESSION_EXPIRY_INTERVAL)
+    if isinstance(expiry, int):
+        if session.expiry_s == 0 and expiry != 0:
+            # [MQTT-3.1.2-23]
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, "session expiry set at DISCONNECT of a session without"
+            )
+        session.expiry_s = min(expiry, state.config.session_expiry_s_max)
+    if packet.reason != reasons.DISCONNECT_WITH_WILL_MESSAGE:
+        # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
+        session.will = None
+    connection.clean_disconnect = True
+    _detach(state, connection, False)
+
+
+def handle_connection_lost(state: NodeState, connection: Connection) -> None:
+    """The socket is gone. [MQTT-3.1.2-8]"""
+    _detach(state, connection, False)
+
+
+def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
+    connection.state = CLOSED
+    connection.closing = True
+    mark_dirty(state, connection)
+    session = connection.session
+    if not isinstance(session, Session) or session.connection is not connection:
+        return
+    session.connection = None
+    connection.session = None
+    session.disconnected_us = state.wall_us
+    _settle_cursor(state, session)
+    durable = session.expiry_s > 0
+    will = session.will
+    if will is not None:
+        delay_s = min(will.delay_s, session.expiry_s)
+        if delay_s == 0:
+            session.will = None
+            publish_will(state, session, will)
+        else:
+            # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
+            session.will_due_at = state.now + delay_s
+            state.arm(session.will_due_at, WILL_DUE, session)
+    if not durable:
+        end_session(state, session)
+        return
+    append_state(
+        state,
+        log_record.SESSION,
+        session.key,
+        json.dumps(
+            {
+                "op": "close",
+                "client": session.client_id,
+                "expiry_s": session.expiry_s,
+                "will": session.will is not None,
+            },
+            ensure_ascii=False,
+            separators=(",", ":"),
+        ).encode(),
+    )
+    if session.expiry_s != NEVER_EXPIRES:
+        session.expires_at = state.now + session.expiry_s
+        state.arm(session.expires_at, SESSION_EXPIRY, session)
+
+
+def _settle_cursor(state: NodeState, session: Session) -> None:
+    """Leave nothing in memory that the log has: the session goes on from its positions."""
+    if session.groups is not None:
+        for group in list(session.groups):
+            assert isinstance(group, Group)
+            leave_group(state, group, session)
+    session.resuming = False
+    session.unsent = None
+    if session.expiry_s == 0:
+        return
+    if session.reading:
+        session.cancel_read()
+    if session.tailing:
+        session.fall_behind(state.delivered)
+    elif session.outbox:
+        session.positions = session.resume_positions(state.delivered)
+        session.outbox = None
+    session.outbox_bytes = 0
+    note_progress(state, session)
+
+
+def end_session(state: NodeState, session: Session) -> None:
+    """The session is over: its will (if still due) is published, its state forgotten."""
+    will = session.will
+    if will is not None and session.connection is None:
+        session.will = None
+        session.will_due_at = 0.0
+        publish_will(state, session, will)
+    drop_session(state, session)
+    if session.recorded:
+        append_state(
+            state,
+            log_record.SESSION,
+            session.key,
+            json.dumps(
+                {"op": "end", "client": session.client_id},
+                ensure_ascii=False,
+                separators=(",", ":"),
+            ).encode(),
+        )
+
+
+def drop_session(state: NodeState, session: Session) -> None:
+    for filter in list(session.subscriptions):
+        remove_subscription(state, session, filter)
+    if state.sessions.get(session.client_id) is session:
+        del state.sessions[session.client_id]
+    session.inflight.clear()
+    session.outbox = None
+    session.retained_scans = None
+    session.inbound = None
+    session.changes = None
+    # A progress record after the end would bring nothing back, but is not written either.
+    session.expiry_s = 0
+
+
+def handle_will_due(state: NodeState, session: Session) -> None:
+    if session.connection is not None or session.will is None:
+        return
+    if session.will_due_at == 0.0 or session.will_due_at > state.now:
+        return
+    will = session.will
+    session.will = None
+    session.will_due_at = 0.0
+    publish_will(state, session, will)
+
+
+def handle_expiry(state: NodeState, session: Session) -> None:
+    """[MQTT-3.1.2-23] the session's time without a connection is over."""
+    if session.connection is not None or state.sessions.get(session.client_id) is not session:
+        return
+    if session.expires_at == 0.0 or session.expires_at > state.now:
+        return
+    state.stats.sessions_expired += 1
+    end_session(state, session)

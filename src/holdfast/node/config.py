@@ -1,0 +1,37 @@
+"""What a node needs to know from the configuration, as plain values."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class NodeConfig:
+    """Limits are inclusive. `*_max` of 0 means "not offered" where MQTT has such a notion."""
+
+    node_id: str = "n1"
+    partitions: int = 16
+    memory_durability: bool = False
+    """True: a record counts as committed once it is in memory (durability = "memory")."""
+    qos_max: int = 2
+    retain_available: bool = True
+    wildcard_available: bool = True
+    shared_available: bool = True
+    packet_bytes_max: int = 268_435_460
+    keep_alive_s_max: int = 65535
+    session_expiry_s_max: int = 0xFFFFFFFF
+    receive_maximum: int = 1024
+    inflight_max: int = 256
+    topic_alias_max: int = 64
+    outbox_messages: int = 1000
+    outbox_bytes: int = 4_194_304
+    retained_max: int = 5_000_000
+    subscriptions_per_session: int = 100_000
+    connections: int = 1_000_000
+    connect_timeout_s: float = 20.0
+    allow_anonymous: bool = True
+    sys_interval_s: float = 10.0
+    progress_interval_s: float = 0.05
+    pending_bytes_max: int = 67_108_864
+    """Appended and not yet written; above it publishers are not read."""
+    routes_max: int = 100_000
+    """Topics whose receivers are remembered."""
+    qos0_logged: list[str] = field(default_factory=list)

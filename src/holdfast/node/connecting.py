@@ -1,0 +1,380 @@
+"""CONNECT to CONNACK: validation, authentication, session open or takeover."""
+
+from holdfast.log import record as log_record
+from holdfast.mqtt import properties as p
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.packets import Auth, Connack, Connect
+from holdfast.mqtt.properties import Properties, encode_properties
+from holdfast.node.acknowledging import proceed
+from holdfast.node.catching_up import resume
+from holdfast.node.closing import close_connection, end_session, refuse
+from holdfast.node.delivery import append_state
+from holdfast.node.effects import CheckPassword, ResumeInput
+from holdfast.node.recording import session_opened
+from holdfast.node.state import KEEP_ALIVE, Held, NodeState
+from holdfast.security.enhanced import Continue, Failure, Success
+from holdfast.session.connection import (
+    AUTHENTICATING,
+    EXCHANGING,
+    OPEN,
+    OPENING,
+    Connection,
+)
+from holdfast.session.session import Session, Will
+from holdfast.topics.names import InvalidTopic, decode_topic
+
+
+def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
+    connection.version = packet.protocol_level
+    connection.connect = packet
+    if state.closing:
+        refuse(state, connection, reasons.SERVER_SHUTTING_DOWN, "the server is shutting down")
+        return
+    if state.connections > state.config.connections:
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
+        return
+    if packet.will is not None and not _check_will(state, connection, packet):
+        return
+    method = packet.properties.get(p.AUTHENTICATION_METHOD)
+    if isinstance(method, str):
+        _start_exchange(state, connection, packet, method)
+        return
+    if packet.username is None:
+        # A TLS client certificate may stand for a user name.
+        if connection.certificate_name:
+            connection.username = connection.certificate_name
+        elif not state.config.allow_anonymous:
+            state.stats.authentications_failed += 1
+            refuse(state, connection, reasons.NOT_AUTHORIZED, "anonymous clients are not allowed")
+            return
+        open_session(state, connection)
+        return
+    connection.username = packet.username
+    if not state.checks_passwords:
+        open_session(state, connection)
+        return
+    connection.state = AUTHENTICATING
+    connection.input_paused = True
+    state.effects.append(CheckPassword(connection, packet.username, packet.password or b""))
+
+
+def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
+    will = packet.will
+    assert will is not None
+    if will.qos > state.config.qos_max:
+        # [MQTT-3.2.2-12]
+        refuse(state, connection, reasons.QOS_NOT_SUPPORTED, f"will QoS {will.qos}")
+        return False
+    if will.retain and not state.config.retain_available:
+        # [MQTT-3.2.2-13]
+        refuse(state, connection, reasons.RETAIN_NOT_SUPPORTED, "will retain")
+        return False
+    try:
+        decode_topic(will.topic.encode())
+    except InvalidTopic as error:
+        refuse(state, connection, reasons.TOPIC_NAME_INVALID, f"will topic: {error}")
+        return False
+    return True
+
+
+def handle_password_checked(state: NodeState, connection: Connection, valid: bool) -> None:
+    if connection.state != AUTHENTICATING:
+        return
+    if not valid:
+        state.stats.authentications_failed += 1
+        refuse(
+            state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password"
+        )
+        return
+    open_session(state, connection)
+    state.effects.append(ResumeInput(connection))
+
+
+def _start_exchange(
+    state: NodeState, connection: Connection, packet: Connect, method: str
+) -> None:
+    """Enhanced authentication. [MQTT-4.12.0-1]"""
+    authenticator = state.authenticators.open(method)
+    if authenticator is None:
+        state.stats.authentications_failed += 1
+        refuse(
+            state,
+            connection,
+            reasons.BAD_AUTHENTICATION_METHOD,
+            f"authentication method {method!r}, known: {state.authenticators.names()}",
+        )
+        return
+    connection.authentication = authenticator
+    connection.state = EXCHANGING
+    data = packet.properties.get(p.AUTHENTICATION_DATA)
+    step = authenticator.start(packet.client_id, data if isinstance(data, bytes) else None)
+    _take_step(state, connection, step, method)
+
+
+def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
+    """A step of the exchange, or re-authentication of an open connection. [MQTT-4.12.0-6]"""
+    connect = connection.connect
+    assert isinstance(connect, Connect)
+    method = connect.properties.get(p.AUTHENTICATION_METHOD)
+    if connection.authentication is None or packet.properties.get(p.AUTHENTICATION_METHOD) != method:
+        # [MQTT-4.12.0-7] [MQTT-4.12.1-1]
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR, "AUTH with another method than CONNECT, or without one"
+        )
+    assert isinstance(method, str)
+    data = packet.properties.get(p.AUTHENTICATION_DATA)
+    payload = data if isinstance(data, bytes) else None
+    if packet.reason == reasons.REAUTHENTICATE:
+        if connection.state != OPEN:
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
+        again = state.authenticators.open(method)
+        assert again is not None
+        connection.authentication = again
+        step = again.start(connection.client_id, payload)
+    elif packet.reason == reasons.CONTINUE_AUTHENTICATION:
+        step = connection.authentication.step(payload)
+    else:
+        raise ProtocolViolation(reasons.PROTOCOL_ERROR, f"AUTH with reason 0x{packet.reason:02x}")
+    _take_step(state, connection, step, method)
+
+
+def _take_step(state: NodeState, connection: Connection, step: object, method: str) -> None:
+    fields: Properties = {p.AUTHENTICATION_METHOD: method}
+    if isinstance(step, Continue):
+        fields[p.AUTHENTICATION_DATA] = step.data
+        packet = Auth(reasons.CONTINUE_AUTHENTICATION, fields)
+        connection.send(encode(packet, connection.version), state.dirty)
+    elif isinstance(step, Success):
+        if step.data:
+            fields[p.AUTHENTICATION_DATA] = step.data
+        if connection.state == OPEN:
+            if step.username != connection.username:
+                raise ProtocolViolation(
+                    reasons.NOT_AUTHORIZED, "re-authentication as another user"
+                )
+            connection.send(
+                encode(Auth(reasons.SUCCESS, fields), connection.version), state.dirty
+            )
+            return
+        connection.username = step.username
+        open_session(state, connection, fields)
+    else:
+        assert isinstance(step, Failure)
+        state.stats.authentications_failed += 1
+        if connection.state == OPEN:
+            raise ProtocolViolation(reasons.NOT_AUTHORIZED, step.reason_text)
+        refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text)
+
+
+class HeldConnack(Held):
+    """CONNACK of a session that the log must know first."""
+
+    def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
+        super().__init__()
+        self.connection = connection
+        self.session = session
+        self.data = data
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        session = self.session
+        if connection.state != OPENING or session.connection is not connection:
+            return
+        connection.state = OPEN
+        connection.send(self.data, state.dirty)
+        resume(state, session, connection)
+        proceed(state, session)
+        if connection.input_paused:
+            state.effects.append(ResumeInput(connection))
+
+
+def open_session(
+    state: NodeState, connection: Connection, extra: Properties | None = None
+) -> None:
+    """The client is who it says: find or make its session and answer. [MQTT-3.2.0-1]"""
+    packet = connection.connect
+    assert isinstance(packet, Connect)
+    config = state.config
+    answer: Properties = {} if extra is None else dict(extra)
+    client_id = packet.client_id
+    if not client_id:
+        if packet.protocol_level < 5 and not packet.clean_start:
+            # [MQTT3-3.1.3-8]
+            refuse(
+                state,
+                connection,
+                reasons.CLIENT_IDENTIFIER_NOT_VALID,
+                "an empty client id needs clean session 1",
+            )
+            return
+        # [MQTT-3.1.3-6] [MQTT-3.1.3-7] [MQTT-3.2.2-16]
+        state.client_id_count += 1
+        client_id = f"{state.client_id_prefix}{state.client_id_count}"
+        answer[p.ASSIGNED_CLIENT_IDENTIFIER] = client_id
+    connection.client_id = client_id
+    expiry_s = _expiry(state, packet, answer)
+    session = state.sessions.get(client_id)
+    if session is not None and session.connection is not None:
+        _take_over(state, session)
+        session = state.sessions.get(client_id)
+    present = False
+    if session is not None and packet.clean_start:
+        # [MQTT-3.1.2-4]
+        end_session(state, session)
+        session = None
+    if session is None:
+        session = Session(client_id, client_id.encode())
+        state.sessions[client_id] = session
+    else:
+        # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
+        present = True
+    was_recorded = session.recorded
+    _attach(state, connection, session, packet, expiry_s)
+    _limits(state, connection, packet, answer)
+    # [MQTT-3.2.2-6] no session, no session present
+    reply = encode(Connack(present, reasons.SUCCESS, answer), connection.version)
+    session.recorded = expiry_s > 0 or session.will is not None
+    if session.recorded or was_recorded:
+        append_state(
+            state,
+            log_record.SESSION,
+            session.key,
+            session_opened(session, packet.clean_start),
+        )
+    connection.state = OPENING
+    if session.recorded:
+        connection.input_paused = True
+        state.hold(HeldConnack(connection, session, reply))
+    else:
+        HeldConnack(connection, session, reply).release(state)
+
+
+def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
+    """Session expiry interval in seconds, as granted. [MQTT-3.1.2-11]"""
+    maximum = state.config.session_expiry_s_max
+    if packet.protocol_level < 5:
+        return 0 if packet.clean_start else maximum
+    wanted = packet.properties.get(p.SESSION_EXPIRY_INTERVAL, 0)
+    assert isinstance(wanted, int)
+    if wanted > maximum:
+        answer[p.SESSION_EXPIRY_INTERVAL] = maximum
+        return maximum
+    return wanted
+
+
+def _take_over(state: NodeState, session: Session) -> None:
+    """[MQTT-3.1.4-3] the older connection of the same client id is told and closed."""
+    old = session.connection
+    assert old is not None
+    state.stats.sessions_taken_over += 1
+    close_connection(
+        state, old, reasons.SESSION_TAKEN_OVER, "another connection uses this client id"
+    )
+
+
+def _attach(
+    state: NodeState, connection: Connection, session: Session, packet: Connect, expiry_s: int
+) -> None:
+    session.connection = connection
+    connection.session = session
+    session.username = connection.username
+    session.expiry_s = expiry_s
+    session.epoch += 1
+    session.expires_at = 0.0
+    # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
+    session.will = None
+    session.will_due_at = 0.0
+    will = packet.will
+    if will is not None:
+        properties = dict(will.properties)
+        delay_s = properties.pop(p.WILL_DELAY_INTERVAL, 0)
+        message_expiry_s = properties.get(p.MESSAGE_EXPIRY_INTERVAL, -1)
+        assert isinstance(delay_s, int)
+        assert isinstance(message_expiry_s, int)
+        session.will = Will(
+            will.topic.encode(),
+            will.payload,
+            will.qos,
+            will.retain,
+            bare_properties(properties),
+            message_expiry_s,
+            delay_s,
+        )
+    if state.acl is not None:
+        acl = state.acl.for_client(connection.username, connection.client_id)
+        connection.acl = acl
+        session.acl = acl
+    if session.inbound is not None:
+        connection.unacknowledged = len(session.inbound)
+    if session.positions is None and not session.outbox:
+        session.tailing = True
+    # Routes hold sessions with their permissions; a resumed session may have other ones now.
+    state.route_version += 1
+    state.stats.connections_opened += 1
+    state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
+
+
+def bare_properties(properties: Properties) -> bytes:
+    """Encoded without the length prefix, as Message carries them."""
+    if not properties:
+        return b""
+    encoded = encode_properties(properties)
+    at = 0
+    while encoded[at] & 128:
+        at += 1
+    return encoded[at + 1 :]
+
+
+def _limits(
+    state: NodeState, connection: Connection, packet: Connect, answer: Properties
+) -> None:
+    """Exchange limits: what the client announced is kept, what we announce goes into CONNACK."""
+    config = state.config
+    session = connection.session
+    assert isinstance(session, Session)
+    keep_alive_s = packet.keep_alive_s
+    receive_maximum = 65535
+    if packet.protocol_level >= 5:
+        given = packet.properties
+        receive_maximum = number(given, p.RECEIVE_MAXIMUM, 65535)
+        connection.packet_bytes_max = number(given, p.MAXIMUM_PACKET_SIZE, 268_435_460)
+        connection.alias_out_max = number(given, p.TOPIC_ALIAS_MAXIMUM, 0)
+        if connection.alias_out_max:
+            connection.aliases_out = {}
+        connection.problem_information = number(given, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
+        if keep_alive_s == 0 or keep_alive_s > config.keep_alive_s_max:
+            if config.keep_alive_s_max < 65535:
+                # [MQTT-3.1.2-21] [MQTT-3.2.2-21]
+                keep_alive_s = config.keep_alive_s_max
+                answer[p.SERVER_KEEP_ALIVE] = keep_alive_s
+        answer[p.RECEIVE_MAXIMUM] = config.receive_maximum
+        if config.topic_alias_max:
+            answer[p.TOPIC_ALIAS_MAXIMUM] = config.topic_alias_max
+        if config.qos_max < 2:
+            answer[p.MAXIMUM_QOS] = config.qos_max
+        if not config.retain_available:
+            answer[p.RETAIN_AVAILABLE] = 0
+        if config.packet_bytes_max < 268_435_460:
+            answer[p.MAXIMUM_PACKET_SIZE] = config.packet_bytes_max
+        if not config.wildcard_available:
+            answer[p.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
+        if not config.shared_available:
+            answer[p.SHARED_SUBSCRIPTION_AVAILABLE] = 0
+        if number(given, p.REQUEST_RESPONSE_INFORMATION, 0) == 1:
+            # A topic prefix of the client's own for its response topics (section 4.10.1).
+            answer[p.RESPONSE_INFORMATION] = f"responses/{connection.client_id}"
+    connection.receive_maximum = receive_maximum
+    session.inflight_max = min(receive_maximum, config.inflight_max)
+    connection.keep_alive_s = float(keep_alive_s)
+    if keep_alive_s:
+        # [MQTT-3.1.2-22] one and a half times the keep alive
+        state.arm(state.now + keep_alive_s * 1.5, KEEP_ALIVE, connection)
+
+
+def number(properties: Properties, key: int, default: int) -> int:
+    value = properties.get(key, default)
+    assert isinstance(value, int)
+    return value
+

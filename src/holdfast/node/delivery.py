@@ -1,0 +1,378 @@
+"""From a committed message to the sockets of its receivers.
+
+A QoS > 0 delivery is sent at once while the receiver's window is open and its socket takes data,
+queued in its outbox otherwise; an outbox that overflows is dropped and the receiver reads the log
+instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and counted.
+"""
+
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.node.state import PROGRESS, Group, Held, NodeState, Route
+from holdfast.session.connection import OPEN, Connection
+from holdfast.session.cursor import Delivery
+from holdfast.session.message import Message
+from holdfast.session.session import Inflight, Session, Subscription
+from holdfast.session.state import encode_cursor
+
+
+def deliver(state: NodeState, route: Route, message: Message) -> int:
+    """Hand a message to everyone who subscribed to its topic; the number of receivers."""
+    receivers = len(route.targets) + len(route.groups)
+    if message.qos == 0:
+        for target in route.targets:
+            if target.session.connection is not None:
+                send_qos0(state, target, message)
+    else:
+        for target in route.targets:
+            session = target.session
+            if session.connection is None:
+                continue
+            if target.qos == 0:
+                send_qos0(state, target, message)
+            elif session.tailing:
+                _hand_to_session(state, session, target, message)
+    for group in route.groups:
+        _hand_to_group(state, group, message)
+    return receivers
+
+
+def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
+    connection = target.session.connection
+    if connection is None or connection.state != OPEN:
+        return
+    # [MQTT-3.8.3-3] no local
+    if target.no_local and target.session.key == message.publisher:
+        return
+    if connection.out_bytes > state.config.outbox_bytes:
+        state.stats.dropped_qos0_slow += 1
+        target.session.dropped += 1
+        return
+    # [MQTT-3.3.1-12] [MQTT-3.3.1-13] RETAIN of the publisher only where the subscription asks
+    retain = message.retain and target.retain_as_published
+    if connection.version < 5 or (
+        message.expiry_s < 0 and not target.subscription_ids and connection.aliases_out is None
+    ):
+        frame = message.frame_qos0(connection.version, retain)
+    else:
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            return
+        frame = _special_frame(
+            state, connection, message, 0, retain, False, 0, target.subscription_ids
+        )
+    # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
+    if len(frame) > connection.packet_bytes_max:
+        state.stats.dropped_too_large += 1
+        return
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+
+
+def _special_frame(
+    state: NodeState,
+    connection: Connection,
+    message: Message,
+    qos: int,
+    retain: bool,
+    dup: bool,
+    packet_id: int,
+    subscription_ids: tuple[int, ...],
+) -> bytes:
+    topic = message.topic
+    alias = 0
+    aliases = connection.aliases_out
+    if aliases is not None:
+        # [MQTT-3.1.2-26] [MQTT-3.1.2-27] never above the client's maximum
+        alias = aliases.get(topic, 0)
+        if alias:
+            topic = b""
+        elif len(aliases) < connection.alias_out_max:
+            alias = len(aliases) + 1
+            aliases[topic] = alias
+    return message.frame_special(
+        connection.version,
+        qos,
+        retain,
+        dup,
+        packet_id,
+        state.wall_us,
+        subscription_ids,
+        topic,
+        alias,
+    )
+
+
+def _hand_to_session(
+    state: NodeState, session: Session, target: Subscription, message: Message
+) -> None:
+    if target.no_local and session.key == message.publisher:
+        return
+    qos = message.qos if message.qos < target.qos else target.qos
+    retain = message.retain and target.retain_as_published
+    if can_send(state, session) and not session.outbox and not session.reading:
+        send_inflight(
+            state, session, message, qos, retain, target.subscription_ids, False, None
+        )
+        return
+    if not _has_room(state, session.outbox_count(), session.outbox_bytes):
+        _fall_behind(state, session, message)
+        return
+    session.push(Delivery(message, qos, retain, target.subscription_ids))
+
+
+def _has_room(state: NodeState, count: int, size_bytes: int) -> bool:
+    return count < state.config.outbox_messages and size_bytes < state.config.outbox_bytes
+
+
+def _fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
+    """`message` is the first record the reader is not handed."""
+    state.stats.readers_fell_behind += 1
+    delivered = state.delivered
+    was = delivered[message.partition]
+    delivered[message.partition] = message.offset
+    reader.fall_behind(delivered)
+    delivered[message.partition] = was
+
+
+def can_send(state: NodeState, session: Session) -> bool:
+    """Is there a connection that takes another QoS > 0 PUBLISH right now?"""
+    connection = session.connection
+    return (
+        connection is not None
+        and connection.state == OPEN
+        and not session.resuming
+        and session.unsent is None
+        and session.window_is_open()
+        and connection.out_bytes <= state.config.outbox_bytes
+    )
+
+
+class HeldSend(Held):
+    """An outbound QoS 2 PUBLISH of a durable session: its packet id must be in the log first, or
+    a crash could send the message again under another id."""
+
+    def __init__(self, connection: Connection, frame: bytes) -> None:
+        super().__init__()
+        self.connection = connection
+        self.frame = frame
+
+    def release(self, state: NodeState) -> None:
+        if self.connection.state == OPEN:
+            state.stats.publish_sent += 1
+            self.connection.send(self.frame, state.dirty)
+
+
+def send_inflight(
+    state: NodeState,
+    session: Session,
+    message: Message,
+    qos: int,
+    retain: bool,
+    subscription_ids: tuple[int, ...],
+    is_retained: bool,
+    group: Group | None,
+) -> None:
+    """Send a QoS 1 or 2 PUBLISH and keep it inflight. The caller checked can_send()."""
+    connection = session.connection
+    assert connection is not None
+    packet_id = session.allocate_packet_id()
+    if connection.version < 5 or (
+        message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None
+    ):
+        frame = message.frame(connection.version, qos, retain, packet_id)
+    else:
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            return
+        frame = _special_frame(
+            state, connection, message, qos, retain, False, packet_id, subscription_ids
+        )
+    if len(frame) > connection.packet_bytes_max:
+        state.stats.dropped_too_large += 1
+        return
+    entry = Inflight(message.partition, message.offset, qos, is_retained)
+    if group is not None:
+        entry.group = group
+        entry.message = message
+    elif is_retained:
+        entry.message = message
+    session.inflight[packet_id] = entry
+    if session.expiry_s > 0:
+        note_progress(state, session)
+        if qos == 2:
+            entry.logged = True
+            log_cursor(state, session, [], {packet_id: entry})
+            state.hold(HeldSend(connection, frame))
+            return
+        session.note_change(packet_id, entry)
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+
+
+def pump(state: NodeState, session: Session) -> None:
+    """Send what waits, as far as window and socket allow. Call when either has opened."""
+    outbox = session.outbox
+    while outbox and can_send(state, session):
+        delivery = session.pop()
+        message = delivery.message
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            continue
+        send_inflight(
+            state,
+            session,
+            message,
+            delivery.qos,
+            delivery.retain,
+            delivery.subscription_ids,
+            False,
+            None,
+        )
+    if session.groups is not None and can_send(state, session):
+        for group in session.groups:
+            assert isinstance(group, Group)
+            pump_group(state, group)
+
+
+def ready_member(state: NodeState, group: Group) -> Session | None:
+    """The next member, round robin, that takes a message now. [MQTT-4.8.2-1]"""
+    members = list(group.members)
+    count = len(members)
+    for step in range(count):
+        session = members[(group.turn + step) % count]
+        if can_send(state, session):
+            group.turn = (group.turn + step + 1) % count
+            return session
+    return None
+
+
+def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
+    if message.qos == 0:
+        _send_group_qos0(state, group, message)
+        return
+    if not group.tailing:
+        return
+    if not group.outbox and not group.reading and not group.returned:
+        session = ready_member(state, group)
+        if session is not None:
+            send_to_member(state, group, session, message)
+            return
+    if not has_connected_member(group) or not _has_room(
+        state, group.outbox_count(), group.outbox_bytes
+    ):
+        _fall_behind(state, group, message)
+        return
+    group.push(Delivery(message, message.qos, message.retain, ()))
+
+
+def has_connected_member(group: Group) -> bool:
+    for session in group.members:
+        if session.connection is not None:
+            return True
+    return False
+
+
+def _send_group_qos0(state: NodeState, group: Group, message: Message) -> None:
+    members = list(group.members.items())
+    count = len(members)
+    for step in range(count):
+        session, subscription = members[(group.turn + step) % count]
+        connection = session.connection
+        if connection is not None and connection.state == OPEN:
+            group.turn = (group.turn + step + 1) % count
+            send_qos0(state, subscription, message)
+            return
+
+
+def send_to_member(state: NodeState, group: Group, session: Session, message: Message) -> None:
+    subscription = group.members[session]
+    qos = min(message.qos, subscription.qos)
+    note_group_progress(state, group)
+    if qos == 0:
+        send_qos0(state, subscription, message)
+        return
+    send_inflight(
+        state,
+        session,
+        message,
+        qos,
+        message.retain and subscription.retain_as_published,
+        subscription.subscription_ids,
+        False,
+        group,
+    )
+
+
+def pump_group(state: NodeState, group: Group) -> None:
+    """Returned records first, then the outbox: order within the group is kept as far as members
+    leaving allows."""
+    while group.returned or group.outbox:
+        message: Message
+        if group.returned:
+            head = group.returned[0]
+            assert isinstance(head, Message)
+            message = head
+        else:
+            assert group.outbox is not None
+            message = group.outbox[0].message
+        session = ready_member(state, group)
+        if session is None:
+            return
+        if group.returned:
+            group.returned.popleft()
+        else:
+            group.pop()
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            continue
+        send_to_member(state, group, session, message)
+
+
+def note_progress(state: NodeState, session: Session) -> None:
+    """A durable session's cursor moved: log it within `progress_interval_s`."""
+    if not session.progress_due:
+        session.progress_due = True
+        state.sessions_in_progress.append(session)
+        _arm_progress(state)
+
+
+def note_group_progress(state: NodeState, group: Group) -> None:
+    if not group.progress_due:
+        group.progress_due = True
+        state.groups_in_progress.append(group)
+        _arm_progress(state)
+
+
+def _arm_progress(state: NodeState) -> None:
+    if not state.progress_armed:
+        state.progress_armed = True
+        state.arm(state.now + state.config.progress_interval_s, PROGRESS, None)
+
+
+def log_cursor(
+    state: NodeState,
+    session: Session,
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+) -> None:
+    append_state(
+        state, log_record.CURSOR, session.key, encode_cursor(positions, changes)
+    )
+
+
+def append_state(state: NodeState, kind: int, key: bytes, payload: bytes) -> None:
+    """A record of derived state, in the home partition of `key` (client id or group key)."""
+    state.journal.append(
+        partition_of(key, state.config.partitions),
+        kind,
+        0,
+        state.wall_us,
+        b"",
+        key,
+        b"",
+        0,
+        0,
+        b"",
+        payload,
+        True,
+    )

@@ -1,0 +1,289 @@
+"""The node as its driver sees it: bytes, results and times in; bytes and effects out.
+
+The driver sets the clock (`tick`) before each call and, after a batch of calls, carries out what
+piled up: `state.effects`, the connections in `state.dirty`, and the journal's next write group.
+Nothing here blocks and nothing here raises on what a client sends.
+"""
+
+import heapq
+
+from holdfast.log.journal import Journal
+from holdfast.log.record import Record
+from holdfast.mqtt import reasons
+from holdfast.mqtt.decode import decode, decode_ack
+from holdfast.mqtt.encode import PINGRESP_BYTES
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.packets import (
+    AUTH,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBSCRIBE,
+    TYPE_NAMES,
+    UNSUBSCRIBE,
+    Auth,
+    Connect,
+    Disconnect,
+    Subscribe,
+    Unsubscribe,
+)
+from holdfast.node import catching_up, connecting
+from holdfast.node.acknowledging import handle_puback, handle_pubcomp, handle_pubrec, proceed
+from holdfast.node.closing import (
+    close_connection,
+    handle_connection_lost,
+    handle_disconnect,
+    handle_expiry,
+    handle_violation,
+    handle_will_due,
+)
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import FetchInflight, ReadLog
+from holdfast.node.publishing import handle_publish, handle_pubrel
+from holdfast.node.recording import log_progress
+from holdfast.node.state import (
+    CONNECT_TIMEOUT,
+    KEEP_ALIVE,
+    PROGRESS,
+    SCAN,
+    SESSION_EXPIRY,
+    SYS,
+    WILL_DUE,
+    NodeState,
+    Timer,
+)
+from holdfast.node.subscribing import handle_subscribe, handle_unsubscribe
+from holdfast.node.sys_topics import SysTopics
+from holdfast.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
+from holdfast.session.session import Session
+
+
+class Node:
+    def __init__(self, config: NodeConfig, journal: Journal) -> None:
+        self.state = NodeState(config, journal)
+        self.sys_topics = SysTopics(self.state)
+
+    def tick(self, now: float, wall_us: int) -> None:
+        self.state.now = now
+        self.state.wall_us = wall_us
+
+    def start(self) -> None:
+        """Once, after recovery, with the clock set."""
+        state = self.state
+        state.started_us = state.wall_us
+        if state.config.sys_interval_s > 0:
+            state.arm(state.now, SYS, None)
+
+    def handle_connected(self, remote: str, listener: str) -> Connection:
+        state = self.state
+        connection = Connection(state.config.packet_bytes_max, remote, listener)
+        connection.last_received = state.now
+        state.connections += 1
+        state.arm(state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection)
+        return connection
+
+    def handle_data(self, connection: Connection, data: bytes) -> None:
+        state = self.state
+        connection.last_received = state.now
+        state.stats.bytes_received += len(data)
+        if connection.state == CLOSED:
+            return
+        try:
+            connection.reader.feed(data)
+            self._process(connection)
+        except ProtocolViolation as error:
+            handle_violation(state, connection, error)
+
+    def handle_resumed(self, connection: Connection) -> None:
+        """Input is wanted again: what had arrived already is processed first."""
+        connection.input_paused = False
+        try:
+            self._process(connection)
+        except ProtocolViolation as error:
+            handle_violation(self.state, connection, error)
+
+    def handle_disconnected(self, connection: Connection) -> None:
+        """The socket is closed, by whichever side. Exactly once per connection."""
+        self.state.connections -= 1
+        if connection.state != CLOSED:
+            handle_connection_lost(self.state, connection)
+
+    def handle_writable(self, connection: Connection) -> None:
+        """The socket takes data again after it was congested."""
+        session = connection.session
+        if connection.state == OPEN and isinstance(session, Session):
+            proceed(self.state, session)
+
+    def _process(self, connection: Connection) -> None:
+        state = self.state
+        stats = state.stats
+        reader = connection.reader
+        while not connection.input_paused and connection.state != CLOSED and reader.next():
+            stats.packets_received += 1
+            packet_type = reader.first >> 4
+            if connection.state != OPEN:
+                self._process_closed(connection, packet_type)
+                continue
+            session = connection.session
+            assert isinstance(session, Session)
+            if packet_type == PUBLISH:
+                handle_publish(state, connection, session)
+            elif packet_type == PUBACK:
+                # The common form: packet id only, reason 0.
+                if reader.end - reader.start == 2 and reader.first == 0x40:
+                    buffer = reader.buffer
+                    start = reader.start
+                    handle_puback(state, session, buffer[start] << 8 | buffer[start + 1])
+                else:
+                    self._acknowledge(connection, session, packet_type)
+            elif PUBREC <= packet_type <= PUBCOMP:
+                self._acknowledge(connection, session, packet_type)
+            else:
+                self._control(connection, session, packet_type)
+
+    def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
+        state = self.state
+        reader = connection.reader
+        ack = decode_ack(
+            reader.buffer, reader.first, reader.start, reader.end, connection.version
+        )
+        if packet_type == PUBACK:
+            handle_puback(state, session, ack.packet_id)
+        elif packet_type == PUBREC:
+            handle_pubrec(state, connection, session, ack.packet_id, ack.reason)
+        elif packet_type == PUBREL:
+            handle_pubrel(state, connection, session, ack.packet_id)
+        else:
+            handle_pubcomp(state, session, ack.packet_id)
+
+    def _control(self, connection: Connection, session: Session, packet_type: int) -> None:
+        state = self.state
+        reader = connection.reader
+        if packet_type == CONNECT:
+            # [MQTT-3.1.0-2]
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "a second CONNECT")
+        packet = decode(
+            reader.buffer, reader.first, reader.start, reader.end, connection.version, True
+        )
+        if packet_type == PINGREQ:
+            # [MQTT-3.12.4-1]
+            connection.send(PINGRESP_BYTES, state.dirty)
+        elif packet_type == SUBSCRIBE:
+            assert isinstance(packet, Subscribe)
+            handle_subscribe(state, connection, session, packet)
+        elif packet_type == UNSUBSCRIBE:
+            assert isinstance(packet, Unsubscribe)
+            handle_unsubscribe(state, connection, session, packet)
+        elif packet_type == DISCONNECT:
+            assert isinstance(packet, Disconnect)
+            handle_disconnect(state, connection, session, packet)
+        elif packet_type == AUTH:
+            assert isinstance(packet, Auth)
+            connecting.handle_auth(state, connection, packet)
+        else:
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, f"{TYPE_NAMES.get(packet_type, '?')} from a client"
+            )
+
+    def _process_closed(self, connection: Connection, packet_type: int) -> None:
+        """Before the session is open: CONNECT first [MQTT-3.1.0-1], then, during enhanced
+        authentication, only AUTH and DISCONNECT."""
+        state = self.state
+        reader = connection.reader
+        if connection.state == NEW and packet_type == CONNECT:
+            packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
+            assert isinstance(packet, Connect)
+            connecting.handle_connect(state, connection, packet)
+            return
+        if connection.state == EXCHANGING and packet_type in (AUTH, DISCONNECT):
+            packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
+            if isinstance(packet, Auth):
+                connecting.handle_auth(state, connection, packet)
+                return
+            handle_connection_lost(state, connection)
+            return
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR,
+            f"{TYPE_NAMES.get(packet_type, 'a reserved packet type')} before CONNECT is answered",
+        )
+
+    def handle_password_checked(self, connection: Connection, valid: bool) -> None:
+        connecting.handle_password_checked(self.state, connection, valid)
+
+    def handle_read(
+        self, effect: ReadLog, records: list[Record], positions: list[int], done: bool, lost: int
+    ) -> None:
+        catching_up.handle_read(self.state, effect, records, positions, done, lost)
+
+    def handle_fetched(
+        self, effect: FetchInflight, found: list[tuple[int, Record | None]]
+    ) -> None:
+        catching_up.handle_fetched(self.state, effect.session, effect.connection, found)
+        proceed(self.state, effect.session)
+
+    def timer(self) -> float | None:
+        """When handle_timers wants to be called."""
+        timers = self.state.timers
+        return timers[0][0] if timers else None
+
+    def handle_timers(self) -> None:
+        state = self.state
+        timers = state.timers
+        while timers and timers[0][0] <= state.now:
+            timer = heapq.heappop(timers)[2]
+            self._fire(timer)
+
+    def _fire(self, timer: Timer) -> None:
+        state = self.state
+        kind = timer.kind
+        subject = timer.subject
+        if kind == PROGRESS:
+            log_progress(state)
+        elif kind == KEEP_ALIVE:
+            assert isinstance(subject, Connection)
+            self._check_keep_alive(subject)
+        elif kind == CONNECT_TIMEOUT:
+            assert isinstance(subject, Connection)
+            if subject.state not in (OPEN, CLOSED):
+                # [MQTT-3.1.4-1] a reasonable time for CONNECT
+                state.note("info", "connect_timeout", {"remote": subject.remote})
+                handle_connection_lost(state, subject)
+        elif kind == WILL_DUE:
+            assert isinstance(subject, Session)
+            handle_will_due(state, subject)
+        elif kind == SESSION_EXPIRY:
+            assert isinstance(subject, Session)
+            handle_expiry(state, subject)
+        elif kind == SCAN:
+            assert isinstance(subject, Session)
+            proceed(state, subject)
+        elif kind == SYS:
+            self.sys_topics.publish()
+            state.arm(state.now + state.config.sys_interval_s, SYS, None)
+
+    def _check_keep_alive(self, connection: Connection) -> None:
+        state = self.state
+        if connection.state == CLOSED:
+            return
+        deadline = connection.last_received + connection.keep_alive_s * 1.5
+        if deadline > state.now:
+            state.arm(deadline, KEEP_ALIVE, connection)
+            return
+        state.stats.keep_alive_timeouts += 1
+        close_connection(state, connection, reasons.KEEP_ALIVE_TIMEOUT, "keep alive exceeded")
+
+    def shut_down(self) -> None:
+        """Tell everyone and stop taking connections; durable sessions stay. [MQTT-3.14.4-3]"""
+        state = self.state
+        state.closing = True
+        for session in list(state.sessions.values()):
+            if session.connection is not None:
+                close_connection(
+                    state, session.connection, reasons.SERVER_SHUTTING_DOWN, "shutting down"
+                )
+        log_progress(state)

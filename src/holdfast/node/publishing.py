@@ -1,0 +1,396 @@
+"""Inbound messages: PUBLISH, PUBREL, wills and the broker's own; and their acknowledgement.
+
+QoS 1 and 2 messages are appended to the log, and everything else about them (the retained
+update, delivery, PUBACK or PUBREC) happens when their record is committed.
+"""
+
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode_ack
+from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
+from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC
+from holdfast.mqtt.publish import Publish, decode_publish
+from holdfast.node.delivery import deliver
+from holdfast.node.routing import find_route
+from holdfast.node.state import Held, NodeState, Route
+from holdfast.security.acl import ClientAcl
+from holdfast.session.connection import CLOSED, Connection
+from holdfast.session.message import Message
+from holdfast.session.session import Session, Will
+from holdfast.topics.names import InvalidTopic
+
+class HeldPublish(Held):
+    """A message whose record is appended and not yet committed."""
+
+    def __init__(
+        self, message: Message, route: Route, connection: Connection | None, packet_id: int
+    ) -> None:
+        super().__init__()
+        self.message = message
+        self.route = route
+        self.connection = connection
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        message = self.message
+        route = self.route
+        if route.version != state.route_version:
+            route = find_route(state, message.topic)
+        if message.retain:
+            set_retained(state, route.topic, message)
+        receivers = deliver(state, route, message)
+        state.delivered[message.partition] = message.offset + 1
+        connection = self.connection
+        if connection is not None and connection.state != CLOSED:
+            reason = reasons.SUCCESS
+            if receivers == 0 and connection.version >= 5:
+                reason = reasons.NO_MATCHING_SUBSCRIBERS
+            packet_type = PUBACK if message.qos == 1 else PUBREC
+            if message.qos == 1:
+                # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+                connection.unacknowledged -= 1
+            connection.send(
+                encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
+            )
+
+
+class HeldRetained(Held):
+    """The retained update of a QoS 0 message."""
+
+    def __init__(self, message: Message, topic: str) -> None:
+        super().__init__()
+        self.message = message
+        self.topic = topic
+
+    def release(self, state: NodeState) -> None:
+        set_retained(state, self.topic, self.message)
+
+
+class HeldReply(Held):
+    """Bytes for a client, kept behind the promises made to it before."""
+
+    def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
+        super().__init__()
+        self.connection = connection
+        self.data = data
+        self.acknowledges = acknowledges
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        if self.acknowledges:
+            connection.unacknowledged -= 1
+        if connection.state != CLOSED:
+            connection.send(self.data, state.dirty)
+
+
+def set_retained(state: NodeState, topic: str, message: Message) -> None:
+    """[MQTT-3.3.1-5] the last one replaces; [MQTT-3.3.1-6] [MQTT-3.3.1-7] an empty one removes."""
+    if not message.payload:
+        state.retained.remove(topic)
+        return
+    if len(state.retained) >= state.config.retained_max and state.retained.get(topic) is None:
+        state.stats.refused_quota += 1
+        state.note(
+            "warning", "retained_limit", {"topic": topic, "limit": state.config.retained_max}
+        )
+        return
+    state.retained.set(topic, message)
+
+
+def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
+    reader = connection.reader
+    version = connection.version
+    publish = decode_publish(
+        reader.buffer, reader.first, reader.start, reader.end, version, True
+    )
+    state.stats.publish_received += 1
+    if publish.topic_alias or not publish.topic:
+        _resolve_alias(state, connection, publish)
+    try:
+        route = find_route(state, publish.topic)
+    except InvalidTopic as error:
+        # [MQTT-3.3.2-2] no wildcards, [MQTT-4.7.3-1] not empty
+        raise ProtocolViolation(reasons.TOPIC_NAME_INVALID, str(error)) from None
+    qos = publish.qos
+    if qos > state.config.qos_max:
+        # [MQTT-3.2.2-11]
+        raise ProtocolViolation(
+            reasons.QOS_NOT_SUPPORTED, f"QoS {qos}, the maximum here is {state.config.qos_max}"
+        )
+    if publish.retain and not state.config.retain_available:
+        # [MQTT-3.2.2-14]
+        raise ProtocolViolation(reasons.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
+    if route.reserved or (connection.acl is not None and not _may_write(connection, route)):
+        _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        return
+    if qos == 0:
+        state.stats.publish_qos0_received += 1
+        _publish_qos0(state, session, publish, route)
+        return
+
+    # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and version >= 5:
+        raise ProtocolViolation(
+            reasons.RECEIVE_MAXIMUM_EXCEEDED,
+            f"more than {state.config.receive_maximum} publishes without acknowledgement",
+        )
+    flags = qos
+    record_sequence = 0
+    durable = session.expiry_s > 0
+    if qos == 2:
+        state.stats.publish_qos2_received += 1
+        inbound = session.inbound
+        if inbound is None:
+            inbound = {}
+            session.inbound = inbound
+        if publish.packet_id in inbound:
+            # [MQTT-4.3.3-10] seen and not yet released: acknowledge again, do not publish again
+            state.stats.duplicates_received += 1
+            connection.unacknowledged -= 1
+            reply = encode_ack(PUBREC, publish.packet_id, reasons.SUCCESS, version)
+            state.hold(HeldReply(connection, reply, False))
+            return
+        if durable:
+            flags |= log_record.FLAG_PACKET_ID
+            record_sequence = publish.packet_id
+    else:
+        state.stats.publish_qos1_received += 1
+    if state.disk_full:
+        state.stats.refused_disk_full += 1
+        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED)
+        return
+    if qos == 2 and session.inbound is not None:
+        session.inbound[publish.packet_id] = route.partition
+    if publish.retain:
+        flags |= log_record.FLAG_RETAIN
+    message = Message(
+        publish.topic,
+        publish.payload,
+        qos,
+        publish.retain,
+        publish.properties,
+        publish.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    message.partition = route.partition
+    message.offset = state.journal.append(
+        route.partition,
+        log_record.MESSAGE,
+        flags,
+        state.wall_us,
+        publish.topic,
+        session.key,
+        b"",
+        0,
+        record_sequence,
+        publish.properties,
+        publish.payload,
+        publish.retain or record_sequence != 0,
+    )
+    state.hold(HeldPublish(message, route, connection, publish.packet_id))
+    if state.journal.pending_bytes > state.config.pending_bytes_max:
+        state.stall(connection)
+
+
+def _publish_qos0(state: NodeState, session: Session, publish: Publish, route: Route) -> None:
+    message = Message(
+        publish.topic,
+        publish.payload,
+        0,
+        publish.retain,
+        publish.properties,
+        publish.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    deliver(state, route, message)
+    if (route.logged or publish.retain) and not state.disk_full:
+        _log_qos0(state, message, route)
+
+
+def _log_qos0(state: NodeState, message: Message, route: Route) -> None:
+    """Write a QoS 0 message into the log: as a message where the configuration asks, else only
+    for its retained effect."""
+    message.partition = route.partition
+    message.offset = state.journal.append(
+        route.partition,
+        log_record.MESSAGE if route.logged else log_record.RETAINED,
+        log_record.FLAG_RETAIN if message.retain else 0,
+        message.timestamp_us,
+        message.topic,
+        message.publisher,
+        b"",
+        0,
+        0,
+        message.properties,
+        message.payload,
+        message.retain,
+    )
+    if message.retain:
+        state.hold(HeldRetained(message, route.topic))
+
+
+def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
+    alias = publish.topic_alias
+    if not alias:
+        if connection.version >= 5:
+            # [MQTT-3.3.2-8] a topic or an alias
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "empty topic name without topic alias")
+        raise MalformedPacket("empty topic name")
+    # [MQTT-3.3.2-8] [MQTT-3.3.2-9] [MQTT-3.2.2-17]
+    if alias > state.config.topic_alias_max:
+        raise ProtocolViolation(
+            reasons.TOPIC_ALIAS_INVALID,
+            f"topic alias {alias}, the maximum here is {state.config.topic_alias_max}",
+        )
+    aliases = connection.aliases_in
+    if aliases is None:
+        aliases = {}
+        connection.aliases_in = aliases
+    if publish.topic:
+        aliases[alias] = publish.topic
+        return
+    topic = aliases.get(alias)
+    if topic is None:
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR, f"topic alias {alias} was not set on this connection"
+        )
+    publish.topic = topic
+
+
+def _may_write(connection: Connection, route: Route) -> bool:
+    known = connection.may_write
+    if known is None or len(known) > 10_000:
+        known = {}
+        connection.may_write = known
+    allowed = known.get(route.raw)
+    if allowed is None:
+        acl = connection.acl
+        assert isinstance(acl, ClientAcl)
+        allowed = acl.can_write(route.topic)
+        known[route.raw] = allowed
+    return allowed
+
+
+def _refuse(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, reason: int
+) -> None:
+    """A message that is not taken. MQTT 5 says why; MQTT 3 has no negative acknowledgement: an
+    unauthorised message is acknowledged and dropped [MQTT3-3.3.5-2], one that could not be
+    stored closes the connection so that the client keeps it."""
+    if reason == reasons.NOT_AUTHORIZED:
+        state.stats.authorizations_denied += 1
+    if publish.qos == 0:
+        return
+    if connection.version < 5:
+        if reason != reasons.NOT_AUTHORIZED:
+            raise ProtocolViolation(reason, "the message could not be stored: disk full")
+        reason = reasons.SUCCESS
+    counted = reason == reasons.QUOTA_EXCEEDED
+    packet_type = PUBACK if publish.qos == 1 else PUBREC
+    reply = encode_ack(packet_type, publish.packet_id, reason, connection.version)
+    # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
+    state.hold(HeldReply(connection, reply, counted))
+
+
+def handle_pubrel(
+    state: NodeState, connection: Connection, session: Session, packet_id: int
+) -> None:
+    """The publisher has let go of a QoS 2 message: its id may be used again, and the log must
+    know before PUBCOMP says so. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
+    inbound = session.inbound
+    partition = -1
+    if inbound is not None:
+        partition = inbound.pop(packet_id, -1)
+    reason = reasons.SUCCESS
+    if partition < 0:
+        if connection.version >= 5:
+            reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
+    elif session.expiry_s > 0:
+        state.journal.append(
+            partition,
+            log_record.RELEASE,
+            0,
+            state.wall_us,
+            b"",
+            session.key,
+            b"",
+            0,
+            packet_id,
+            b"",
+            b"",
+            True,
+        )
+    reply = encode_ack(PUBCOMP, packet_id, reason, connection.version)
+    state.hold(HeldReply(connection, reply, partition >= 0))
+
+
+def publish_own(
+    state: NodeState, topic: bytes, payload: bytes, retain: bool
+) -> None:
+    """A QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
+    message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
+    route = find_route(state, topic)
+    if retain:
+        state.retained.set(route.topic, message)
+    deliver(state, route, message)
+
+
+def publish_will(state: NodeState, session: Session, will: Will) -> None:
+    """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8]"""
+    state.stats.wills_published += 1
+    try:
+        route = find_route(state, will.topic)
+    except InvalidTopic:
+        return
+    qos = min(will.qos, state.config.qos_max)
+    message = Message(
+        will.topic,
+        will.payload,
+        qos,
+        will.retain and state.config.retain_available,
+        will.properties,
+        will.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    if qos == 0:
+        deliver(state, route, message)
+        if route.logged or message.retain:
+            _log_qos0(state, message, route)
+        if session.recorded:
+            state.journal.append(
+                partition_of(session.key, state.config.partitions),
+                log_record.WILL,
+                0,
+                state.wall_us,
+                b"",
+                session.key,
+                b"",
+                0,
+                session.epoch,
+                b"",
+                b"",
+                True,
+            )
+        return
+    message.partition = route.partition
+    message.offset = state.journal.append(
+        route.partition,
+        log_record.MESSAGE,
+        qos | log_record.FLAG_WILL | (log_record.FLAG_RETAIN if message.retain else 0),
+        state.wall_us,
+        will.topic,
+        session.key,
+        b"",
+        0,
+        session.epoch,
+        will.properties,
+        will.payload,
+        True,
+    )
+    state.hold(HeldPublish(message, route, None, 0))
+

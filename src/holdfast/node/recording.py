@@ -1,0 +1,118 @@
+"""Derived state into the log: what sessions and groups must leave there to be rebuilt."""
+
+import base64
+import json
+
+from holdfast.log import record as log_record
+from holdfast.node.delivery import append_state
+from holdfast.node.state import Group, NodeState
+from holdfast.session.session import SENT, Session, Will
+from holdfast.session.state import encode_cursor
+
+
+def will_fields(will: Will) -> dict[str, object]:
+    return {
+        "topic": will.topic.decode(),
+        "payload": base64.b64encode(will.payload).decode(),
+        "qos": will.qos,
+        "retain": will.retain,
+        "properties": base64.b64encode(will.properties).decode(),
+        "expiry_s": will.expiry_s,
+        "delay_s": will.delay_s,
+    }
+
+
+def will_from(fields: dict[str, object]) -> Will:
+    """Raises KeyError, ValueError or TypeError for fields that are not a will's."""
+    return Will(
+        str(fields["topic"]).encode(),
+        base64.b64decode(str(fields["payload"])),
+        int(str(fields["qos"])),
+        bool(fields["retain"]),
+        base64.b64decode(str(fields["properties"])),
+        int(str(fields["expiry_s"])),
+        int(str(fields["delay_s"])),
+    )
+
+
+def session_opened(session: Session, clean: bool) -> bytes:
+    fields: dict[str, object] = {
+        "op": "open",
+        "client": session.client_id,
+        "epoch": session.epoch,
+        "expiry_s": session.expiry_s,
+        "clean": clean,
+        "username": session.username,
+    }
+    if session.will is not None:
+        fields["will"] = will_fields(session.will)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[int, int]]:
+    changed: list[tuple[int, int]] = []
+    for partition in range(len(now)):
+        if logged is None or logged[partition] != now[partition]:
+            changed.append((partition, now[partition]))
+    return changed
+
+
+def group_positions(state: NodeState, group: Group) -> list[int]:
+    """The group's first unfinished offset per partition: what waits, what members gave back, and
+    what is with members whose own state would not survive a crash."""
+    positions = group.resume_positions(state.delivered)
+    for message in group.returned:
+        # The element type is Message; deque[object] keeps state.py free of it.
+        partition = message.partition  # type: ignore[attr-defined]
+        offset = message.offset  # type: ignore[attr-defined]
+        positions[partition] = min(positions[partition], offset)
+    for session in group.members:
+        if session.expiry_s > 0:
+            continue
+        for entry in session.inflight.values():
+            if entry.group is group and entry.state == SENT:
+                positions[entry.partition] = min(positions[entry.partition], entry.offset)
+    return positions
+
+
+def is_durable_group(group: Group) -> bool:
+    for session in group.members:
+        if session.expiry_s > 0:
+            return True
+    return False
+
+
+def log_progress(state: NodeState) -> None:
+    """Write the cursors that moved since the last call. Groups first: if a crash cuts between
+    the two, a record is delivered twice rather than not at all."""
+    state.progress_armed = False
+    groups = state.groups_in_progress
+    state.groups_in_progress = []
+    for group in groups:
+        group.progress_due = False
+        if state.groups.get(group.key) is not group or not is_durable_group(group):
+            continue
+        positions = group_positions(state, group)
+        changed = changed_positions(group.logged_positions, positions)
+        if changed:
+            append_state(state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}))
+            group.logged_positions = positions
+    sessions = state.sessions_in_progress
+    state.sessions_in_progress = []
+    for session in sessions:
+        session.progress_due = False
+        if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
+            continue
+        positions = session.resume_positions(state.delivered)
+        changed = changed_positions(session.logged_positions, positions)
+        changes = session.changes
+        if not changed and not changes:
+            continue
+        if changes is None:
+            changes = {}
+        for entry in changes.values():
+            if entry is not None:
+                entry.logged = True
+        append_state(state, log_record.CURSOR, session.key, encode_cursor(changed, changes))
+        session.logged_positions = positions
+        session.changes = None

@@ -1,0 +1,341 @@
+"""Derived state from the log: sessions, retained messages, QoS 2 ids, wills.
+
+A snapshot gives the state at some sequence or a little later (it is taken while the state moves
+on); the records from its sequence on are applied over it. Every record sets keys to values, so
+applying one whose effect the snapshot already contains changes nothing in the end.
+"""
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Batch, BatchBuilder, Record
+from holdfast.node.catching_up import message_of
+from holdfast.node.closing import drop_session, end_session
+from holdfast.node.publishing import set_retained
+from holdfast.node.recording import group_positions, is_durable_group, will_fields, will_from
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.node.subscribing import add_subscription, remove_subscription, subscription_fields
+from holdfast.session.message import Message
+from holdfast.session.session import NEVER_EXPIRES, Inflight, Session, Subscription
+from holdfast.session.state import decode_cursor, encode_cursor
+from holdfast.topics.names import InvalidTopic, decode_topic
+
+SNAPSHOT_SESSION = 1
+"""JSON: one session whole."""
+SNAPSHOT_RETAINED = 2
+"""A batch with the one record that set the retained topic."""
+SNAPSHOT_GROUP = 3
+"""JSON: key and positions of a shared group."""
+
+
+class Recovery:
+    """Applies snapshot entries and records to an empty NodeState, then finishes it."""
+
+    def __init__(self, state: NodeState) -> None:
+        self.state = state
+        self.group_positions: dict[str, list[int]] = {}
+        # Sessions the log knows; `open` ones had a connection when the log ended.
+        self.open: set[Session] = set()
+        self.damaged = 0
+
+    def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
+        if kind == SNAPSHOT_RETAINED:
+            record = Batch(data).record(0)
+            self._set_retained(record)
+        elif kind == SNAPSHOT_SESSION:
+            self._restore_session(json.loads(data))
+        elif kind == SNAPSHOT_GROUP:
+            fields = json.loads(data)
+            self.group_positions[fields["key"]] = list(fields["positions"])
+
+    def apply(self, record: Record) -> None:
+        """A record in journal order. One that cannot be understood is counted, not fatal."""
+        try:
+            self._apply(record)
+        except (ValueError, KeyError, TypeError, struct.error, AttributeError):
+            self.damaged += 1
+            self.state.note(
+                "error",
+                "record_not_understood",
+                {
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "kind": log_record.KIND_NAMES.get(record.kind, str(record.kind)),
+                },
+            )
+
+    def _apply(self, record: Record) -> None:
+        kind = record.kind
+        if kind == log_record.MESSAGE:
+            if record.flags & log_record.FLAG_RETAIN:
+                self._set_retained(record)
+            if record.flags & log_record.FLAG_WILL:
+                self._will_done(record.client_id.decode(), record.sequence)
+            elif record.flags & log_record.FLAG_PACKET_ID:
+                session = self.state.sessions.get(record.client_id.decode())
+                if session is not None:
+                    if session.inbound is None:
+                        session.inbound = {}
+                    session.inbound[record.sequence] = record.partition
+        elif kind == log_record.RETAINED:
+            self._set_retained(record)
+        elif kind == log_record.RELEASE:
+            session = self.state.sessions.get(record.client_id.decode())
+            if session is not None and session.inbound is not None:
+                session.inbound.pop(record.sequence, None)
+        elif kind == log_record.WILL:
+            self._will_done(record.client_id.decode(), record.sequence)
+        elif kind == log_record.CURSOR:
+            self._move_cursor(record)
+        elif kind == log_record.SESSION:
+            self._change_session(json.loads(record.payload), record.timestamp_us)
+
+    def _set_retained(self, record: Record) -> None:
+        try:
+            topic = decode_topic(record.topic)
+        except InvalidTopic:
+            return
+        set_retained(self.state, topic, message_of(record))
+
+    def _will_done(self, client_id: str, epoch: int) -> None:
+        session = self.state.sessions.get(client_id)
+        if session is not None and session.epoch <= epoch:
+            session.will = None
+
+    def _move_cursor(self, record: Record) -> None:
+        positions, entries = decode_cursor(record.payload)
+        key = record.client_id.decode()
+        session = self.state.sessions.get(key)
+        if session is None:
+            if key.startswith("$share/"):
+                known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
+                for partition, offset in positions:
+                    known[partition] = offset
+            return
+        if positions and session.positions is None:
+            session.positions = [0] * self.state.config.partitions
+        for partition, offset in positions:
+            assert session.positions is not None
+            session.positions[partition] = offset
+        for packet_id, entry in entries:
+            if entry is None:
+                session.inflight.pop(packet_id, None)
+            else:
+                session.inflight[packet_id] = entry
+
+    def _change_session(self, fields: dict[str, object], timestamp_us: int) -> None:
+        client_id = str(fields["client"])
+        operation = fields["op"]
+        session = self.state.sessions.get(client_id)
+        if operation == "open":
+            if session is not None and fields["clean"]:
+                self._forget(session)
+                session = None
+            if session is None:
+                session = self._new_session(client_id)
+            self.open.add(session)
+            session.epoch = int(str(fields["epoch"]))
+            session.expiry_s = int(str(fields["expiry_s"]))
+            session.username = None if fields["username"] is None else str(fields["username"])
+            will = fields.get("will")
+            session.will = will_from(will) if isinstance(will, dict) else None
+        elif session is None:
+            return
+        elif operation == "close":
+            self.open.discard(session)
+            session.disconnected_us = timestamp_us
+            session.expiry_s = int(str(fields["expiry_s"]))
+            if not fields["will"]:
+                session.will = None
+        elif operation == "end":
+            self._forget(session)
+        elif operation == "subscribe":
+            start = fields["start"]
+            subscriptions = fields["subscriptions"]
+            assert isinstance(start, list)
+            assert isinstance(subscriptions, list)
+            for each in subscriptions:
+                self._subscribe(session, each, start)
+        elif operation == "unsubscribe":
+            filters = fields["filters"]
+            assert isinstance(filters, list)
+            for filter in filters:
+                remove_subscription(self.state, session, str(filter))
+
+    def _new_session(self, client_id: str) -> Session:
+        session = Session(client_id, client_id.encode())
+        session.recorded = True
+        session.tailing = False
+        self.state.sessions[client_id] = session
+        return session
+
+    def _forget(self, session: Session) -> None:
+        self.open.discard(session)
+        drop_session(self.state, session)
+
+    def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
+        filter, qos, no_local, retain_as_published, retain_handling, subscription_id = fields
+        subscription = Subscription(
+            session,
+            str(filter),
+            int(str(qos)),
+            bool(no_local),
+            bool(retain_as_published),
+            int(str(retain_handling)),
+            int(str(subscription_id)),
+        )
+        subscription.start = list(start) if start else None
+        add_subscription(self.state, subscription)
+
+    def _restore_session(self, fields: dict[str, object]) -> None:
+        client_id = str(fields["client"])
+        session = self._new_session(client_id)
+        session.epoch = int(str(fields["epoch"]))
+        session.expiry_s = int(str(fields["expiry_s"]))
+        session.disconnected_us = int(str(fields["disconnected_us"]))
+        username = fields["username"]
+        session.username = None if username is None else str(username)
+        will = fields.get("will")
+        if isinstance(will, dict):
+            session.will = will_from(will)
+        if fields["open"]:
+            self.open.add(session)
+        subscriptions = fields["subscriptions"]
+        assert isinstance(subscriptions, list)
+        for each in subscriptions:
+            start = each[-1]
+            self._subscribe(session, each[:-1], start if isinstance(start, list) else [])
+        inbound = fields["inbound"]
+        assert isinstance(inbound, list)
+        if inbound:
+            session.inbound = {packet_id: partition for packet_id, partition in inbound}
+        positions, entries = decode_cursor(base64.b64decode(str(fields["cursor"])))
+        if positions:
+            session.positions = [0] * self.state.config.partitions
+            for partition, offset in positions:
+                session.positions[partition] = offset
+        for packet_id, entry in entries:
+            if entry is not None:
+                session.inflight[packet_id] = entry
+
+    def finish(self) -> None:
+        """Call once, after the last record: connections of before are gone, so their wills and
+        expiries run from now."""
+        state = self.state
+        for session in list(state.sessions.values()):
+            if session.positions is None:
+                session.positions = _first_starts(state, session)
+            _clamp(state, session.positions)
+            for packet_id, entry in session.inflight.items():
+                entry.logged = True
+                session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
+            session.logged_positions = list(session.positions)
+            if session in self.open:
+                session.disconnected_us = state.wall_us
+            self._rearm(session)
+        for group in state.groups.values():
+            group.tailing = False
+            group.positions = self.group_positions.get(group.key)
+            if group.positions is None:
+                group.positions = list(state.delivered)
+            _clamp(state, group.positions)
+            group.logged_positions = list(group.positions)
+        self.group_positions = {}
+
+    def _rearm(self, session: Session) -> None:
+        state = self.state
+        gone_s = max(0, state.wall_us - session.disconnected_us) / 1_000_000
+        will = session.will
+        if will is not None and session.expiry_s > 0:
+            due_s = min(will.delay_s, session.expiry_s) - gone_s
+            session.will_due_at = state.now + max(0.0, due_s)
+            state.arm(session.will_due_at, WILL_DUE, session)
+        if session.expiry_s == NEVER_EXPIRES:
+            return
+        left_s = session.expiry_s - gone_s
+        if left_s <= 0:
+            end_session(state, session)
+            return
+        session.expires_at = state.now + left_s
+        state.arm(session.expires_at, SESSION_EXPIRY, session)
+
+
+def _clamp(state: NodeState, positions: list[int]) -> None:
+    """With durability "memory" a crash may take records that a snapshot has seen: a position
+    beyond the log's end would skip what is written there next."""
+    for partition, end in enumerate(state.journal.next_offset):
+        positions[partition] = min(positions[partition], end)
+
+
+def _first_starts(state: NodeState, session: Session) -> list[int]:
+    """A session that never logged its cursor begins where its subscriptions do."""
+    positions = list(state.delivered)
+    for subscription in session.subscriptions.values():
+        if subscription.start is not None:
+            for partition, offset in enumerate(subscription.start):
+                positions[partition] = min(positions[partition], offset)
+    return positions
+
+
+def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
+    """The derived state, entry by entry. The caller may let the state move on between entries:
+    see the module's docstring. Positions come from the moment an entry is made."""
+    for session in list(state.sessions.values()):
+        if session.recorded and state.sessions.get(session.client_id) is session:
+            yield SNAPSHOT_SESSION, _session_entry(state, session)
+    for group in list(state.groups.values()):
+        if is_durable_group(group):
+            fields = {"key": group.key, "positions": group_positions(state, group)}
+            yield SNAPSHOT_GROUP, json.dumps(fields, separators=(",", ":")).encode()
+    scan = state.retained.scan_all()
+    while not scan.done:
+        for topic, message in scan.next(100):
+            assert isinstance(message, Message)
+            if message.partition >= 0 and state.retained.get(topic) is message:
+                yield SNAPSHOT_RETAINED, _retained_entry(message)
+
+
+def _session_entry(state: NodeState, session: Session) -> bytes:
+    positions = session.resume_positions(state.delivered)
+    inflight: dict[int, Inflight | None] = dict(session.inflight)
+    inbound = session.inbound
+    fields: dict[str, object] = {
+        "client": session.client_id,
+        "epoch": session.epoch,
+        "expiry_s": session.expiry_s,
+        "username": session.username,
+        "disconnected_us": session.disconnected_us,
+        "open": session.connection is not None,
+        "subscriptions": [
+            [*subscription_fields(each), each.start] for each in session.subscriptions.values()
+        ],
+        "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
+        "cursor": base64.b64encode(
+            encode_cursor(list(enumerate(positions)), inflight)
+        ).decode(),
+    }
+    if session.will is not None:
+        fields["will"] = will_fields(session.will)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _retained_entry(message: Message) -> bytes:
+    builder = BatchBuilder(message.partition, message.offset)
+    builder.add(
+        log_record.MESSAGE,
+        message.qos | log_record.FLAG_RETAIN,
+        message.timestamp_us,
+        message.topic,
+        message.publisher,
+        b"",
+        0,
+        0,
+        message.properties,
+        message.payload,
+        True,
+    )
+    return builder.build(0)
+

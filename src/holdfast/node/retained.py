@@ -1,0 +1,100 @@
+"""Retained messages for new subscriptions, page by page.
+
+A subscription to `#` may match a million retained topics: they are looked up and sent as the
+receiver's window and socket allow, a bounded number per call.
+"""
+
+from collections import deque
+
+from holdfast.node.delivery import can_send, send_inflight
+from holdfast.node.routing import may_read
+from holdfast.node.state import SCAN, NodeState
+from holdfast.session.connection import OPEN
+from holdfast.session.message import Message
+from holdfast.session.session import Session, Subscription
+from holdfast.topics.retained import RetainedScan
+
+PAGE = 100
+PAGES_PER_CALL = 10
+
+
+class Scan:
+    """One subscription's retained messages still to be sent."""
+
+    def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
+        self.subscription = subscription
+        self.scan = scan
+        self.page: deque[Message] = deque()
+
+
+def start_scan(state: NodeState, session: Session, subscription: Subscription) -> None:
+    scan = Scan(subscription, state.retained.scan(subscription.filter))
+    if session.retained_scans is None:
+        session.retained_scans = []
+    session.retained_scans.append(scan)
+
+
+def continue_scans(state: NodeState, session: Session) -> None:
+    scans = session.retained_scans
+    pages = 0
+    while scans:
+        scan = scans[0]
+        assert isinstance(scan, Scan)
+        if not _send_page(state, session, scan):
+            return
+        if scan.scan.done:
+            scans.pop(0)
+            continue
+        pages += 1
+        if pages > PAGES_PER_CALL:
+            state.arm(state.now, SCAN, session)
+            return
+        for topic, entry in scan.scan.next(PAGE):
+            assert isinstance(entry, Message)
+            if may_read(session, topic):
+                scan.page.append(entry)
+    session.retained_scans = None
+
+
+def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
+    """False: window or socket closed before the page's end."""
+    connection = session.connection
+    if connection is None or connection.state != OPEN:
+        return False
+    subscription = scan.subscription
+    page = scan.page
+    while page:
+        message = page[0]
+        qos = min(message.qos, subscription.qos)
+        if connection.out_bytes > state.config.outbox_bytes:
+            return False
+        if qos > 0 and not can_send(state, session):
+            return False
+        page.popleft()
+        if message.is_expired(state.wall_us):
+            continue
+        if subscription.no_local and message.publisher == session.key:
+            continue
+        # [MQTT-3.3.1-8] RETAIN is 1 on a message sent because of a new subscription
+        if qos > 0:
+            send_inflight(
+                state, session, message, qos, True, subscription.subscription_ids, True, None
+            )
+            continue
+        frame = message.frame_special(
+            connection.version,
+            0,
+            True,
+            False,
+            0,
+            state.wall_us,
+            subscription.subscription_ids,
+            message.topic,
+            0,
+        )
+        if len(frame) > connection.packet_bytes_max:
+            state.stats.dropped_too_large += 1
+            continue
+        state.stats.publish_sent += 1
+        connection.send(frame, state.dirty)
+    return True

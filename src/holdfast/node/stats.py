@@ -1,0 +1,35 @@
+"""Counters of one node. Plain integers: they are bumped on the hot path and read elsewhere."""
+
+
+class Stats:
+    def __init__(self) -> None:
+        self.bytes_received = 0
+        self.bytes_sent = 0
+        self.packets_received = 0
+        self.publish_received = 0
+        self.publish_sent = 0
+        self.publish_qos0_received = 0
+        self.publish_qos1_received = 0
+        self.publish_qos2_received = 0
+        self.duplicates_received = 0
+        self.connections_opened = 0
+        self.connections_refused = 0
+        self.clients_maximum = 0
+        self.sessions_expired = 0
+        self.sessions_taken_over = 0
+        self.authentications_failed = 0
+        self.authorizations_denied = 0
+        self.protocol_errors = 0
+        self.keep_alive_timeouts = 0
+        self.wills_published = 0
+        # Deliveries that will never happen, by reason.
+        self.dropped_qos0_slow = 0
+        self.dropped_expired = 0
+        self.dropped_too_large = 0
+        self.dropped_lost = 0
+        # Publishes not taken, by reason.
+        self.refused_disk_full = 0
+        self.refused_quota = 0
+        self.log_reads = 0
+        self.log_records_read = 0
+        self.readers_fell_behind = 0

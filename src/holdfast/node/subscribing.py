@@ -1,0 +1,265 @@
+"""SUBSCRIBE and UNSUBSCRIBE. A durable session's change is in the log before its SUBACK."""
+
+import json
+
+from holdfast.log import record as log_record
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.packets import Suback, Subscribe, SubscriptionRequest, Unsuback, Unsubscribe
+from holdfast.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from holdfast.node.catching_up import continue_reading
+from holdfast.node.delivery import append_state, has_connected_member, note_group_progress
+from holdfast.node.delivery import pump_group
+from holdfast.node.retained import continue_scans, start_scan
+from holdfast.node.state import Group, Held, NodeState
+from holdfast.session.connection import CLOSED, OPEN, Connection
+from holdfast.session.message import Message
+from holdfast.session.session import Session, Subscription
+from holdfast.topics.names import InvalidFilter, check_filter, is_shared, split_shared
+
+
+class HeldSubscribe(Held):
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        packet: Subscribe,
+        accepted: list[Subscription],
+        codes: list[int],
+    ) -> None:
+        super().__init__()
+        self.connection = connection
+        self.session = session
+        self.packet = packet
+        self.accepted = accepted
+        self.codes = codes
+
+    def release(self, state: NodeState) -> None:
+        session = self.session
+        connection = self.connection
+        if session.connection is not connection or connection.state == CLOSED:
+            if session.recorded:
+                for subscription in self.accepted:
+                    add_subscription(state, subscription)
+            return
+        scans: list[Subscription] = []
+        for subscription in self.accepted:
+            existed = subscription.filter in session.subscriptions
+            if not session.tailing:
+                subscription.start = list(state.delivered)
+            add_subscription(state, subscription)
+            # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared ones never get retained
+            handling = subscription.retain_handling
+            if subscription.group is None and (
+                handling == 0 or (handling == 1 and not existed)
+            ):
+                scans.append(subscription)
+        # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
+        suback = Suback(self.packet.packet_id, self.codes, {})
+        connection.send(encode(suback, connection.version), state.dirty)
+        for subscription in scans:
+            start_scan(state, session, subscription)
+        if scans:
+            continue_scans(state, session)
+        for subscription in self.accepted:
+            group = subscription.group
+            if isinstance(group, Group) and not group.tailing:
+                continue_reading(state, group)
+
+
+def handle_subscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Subscribe
+) -> None:
+    identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
+    subscription_id = 0
+    if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
+        subscription_id = identifiers[0]
+    accepted: list[Subscription] = []
+    codes: list[int] = []
+    for request in packet.subscriptions:
+        reason = _check(state, session, connection, request)
+        if reason < 0x80:
+            subscription = Subscription(
+                session,
+                request.filter,
+                reason,
+                request.no_local,
+                # MQTT 3 clients get RETAIN 0 on live messages [MQTT3-3.3.1-9]
+                request.retain_as_published,
+                request.retain_handling,
+                subscription_id,
+            )
+            accepted.append(subscription)
+        codes.append(
+            reason if connection.version >= 5 else reasons.suback_return_code(reason)
+        )
+    if accepted and session.is_durable():
+        append_state(state, log_record.SESSION, session.key, _subscribe_record(state, session, accepted))
+    state.hold(HeldSubscribe(connection, session, packet, accepted, codes))
+
+
+def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscription]) -> bytes:
+    return json.dumps(
+        {
+            "op": "subscribe",
+            "client": session.client_id,
+            "subscriptions": [subscription_fields(each) for each in accepted],
+            "start": state.delivered,
+        },
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode()
+
+
+def subscription_fields(subscription: Subscription) -> list[object]:
+    return [
+        subscription.filter,
+        subscription.qos,
+        subscription.no_local,
+        subscription.retain_as_published,
+        subscription.retain_handling,
+        subscription.subscription_ids[0] if subscription.subscription_ids else 0,
+    ]
+
+
+def _check(
+    state: NodeState, session: Session, connection: Connection, request: SubscriptionRequest
+) -> int:
+    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7]"""
+    config = state.config
+    try:
+        check_filter(request.filter)
+    except InvalidFilter as error:
+        # [MQTT-4.7.1-2] [MQTT-4.7.1-3] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
+        state.note("info", "invalid_filter", {"client": session.client_id, "error": str(error)})
+        return reasons.TOPIC_FILTER_INVALID
+    if is_shared(request.filter):
+        if not config.shared_available:
+            return reasons.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        if request.no_local:
+            # [MQTT-3.8.3-4]
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, "no local on a shared subscription"
+            )
+    if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
+        return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+    if (
+        len(session.subscriptions) >= config.subscriptions_per_session
+        and request.filter not in session.subscriptions
+    ):
+        state.stats.refused_quota += 1
+        return reasons.QUOTA_EXCEEDED
+    return min(request.qos, config.qos_max)
+
+
+def add_subscription(state: NodeState, subscription: Subscription) -> None:
+    """Into the session and the routing. Replaces one with the same filter. [MQTT-3.8.4-3]"""
+    session = subscription.session
+    filter = subscription.filter
+    old = session.subscriptions.get(filter)
+    if old is None:
+        state.subscription_count += 1
+    session.subscriptions[filter] = subscription
+    state.route_version += 1
+    if not is_shared(filter):
+        state.subscriptions.add(filter, session, subscription)
+        return
+    name, inner = split_shared(filter)
+    group = state.groups.get(filter)
+    if group is None:
+        group = Group(name, inner)
+        state.groups[filter] = group
+        state.subscriptions.add(inner, group, group)
+    group.members[session] = subscription
+    subscription.group = group
+    if session.groups is None:
+        session.groups = []
+    if group not in session.groups:
+        session.groups.append(group)
+    note_group_progress(state, group)
+
+
+def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
+    """[MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
+    subscription = session.subscriptions.pop(filter, None)
+    if subscription is None:
+        return False
+    state.subscription_count -= 1
+    state.route_version += 1
+    group = subscription.group
+    if not isinstance(group, Group):
+        state.subscriptions.remove(filter, session)
+        return True
+    leave_group(state, group, session)
+    del group.members[session]
+    assert session.groups is not None
+    session.groups.remove(group)
+    if not session.groups:
+        session.groups = None
+    if not group.members:
+        state.subscriptions.remove(group.filter, group)
+        del state.groups[group.key]
+    return True
+
+
+def leave_group(state: NodeState, group: Group, session: Session) -> None:
+    """A member goes (away): its unacknowledged QoS 1 records go back to the group, ahead of what
+    is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
+    returned: list[Message] = []
+    for packet_id, entry in list(session.inflight.items()):
+        if entry.group is group and entry.qos == 1:
+            del session.inflight[packet_id]
+            if session.is_durable():
+                session.note_change(packet_id, None)
+            if entry.message is not None:
+                returned.append(entry.message)
+    if returned:
+        returned.sort(key=_log_order)
+        for message in reversed(returned):
+            group.returned.appendleft(message)
+        note_group_progress(state, group)
+        pump_group(state, group)
+    if group.tailing and not group.reading and not has_connected_member(group):
+        _park_group(state, group)
+
+
+def _log_order(message: Message) -> tuple[int, int, int]:
+    return (message.timestamp_us, message.partition, message.offset)
+
+
+def _park_group(state: NodeState, group: Group) -> None:
+    """No member is connected: memory goes, the log keeps it."""
+    group.fall_behind(state.delivered)
+
+
+class HeldUnsubscribe(Held):
+    def __init__(
+        self, connection: Connection, session: Session, packet: Unsubscribe
+    ) -> None:
+        super().__init__()
+        self.connection = connection
+        self.session = session
+        self.packet = packet
+
+    def release(self, state: NodeState) -> None:
+        codes: list[int] = []
+        for filter in self.packet.filters:
+            removed = remove_subscription(state, self.session, filter)
+            codes.append(
+                reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED
+            )
+        if self.connection.state == OPEN:
+            # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
+            unsuback = Unsuback(self.packet.packet_id, codes, {})
+            self.connection.send(encode(unsuback, self.connection.version), state.dirty)
+
+
+def handle_unsubscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
+) -> None:
+    if session.is_durable():
+        fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
+        payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        append_state(state, log_record.SESSION, session.key, payload)
+    state.hold(HeldUnsubscribe(connection, session, packet))

@@ -1,0 +1,28 @@
+"""Spark over the log: the data source `holdfast` and what goes with it.
+
+`pyspark_holdfast` makes Spark find the source by itself. Names are loaded when they are asked for,
+because tasks import this package and need only some of it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.properties import decode_properties
+    from holdfast.pipeline.session import spark_session
+    from holdfast.pipeline.source import HoldfastSource
+
+__all__ = ["HoldfastSource", "decode_properties", "spark_session"]
+
+_HOMES = {
+    "HoldfastSource": "holdfast.pipeline.source",
+    "decode_properties": "holdfast.pipeline.properties",
+    "spark_session": "holdfast.pipeline.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,215 @@
+"""Offset arithmetic of the Spark source: ranges, start and end positions, admission, grouping.
+
+Pure: it opens nothing and knows no Spark. A position in the whole log is a dict from log partition
+to the first offset that is *not* yet read; a partition that is missing begins at the first
+offset the log still has. In JSON (checkpoints, options) its keys are decimal strings.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Offsets = dict[int, int]
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+
+class DataLossError(Exception):
+    """Offsets that were asked for are not in the log any more. The text says which, and what
+    to do."""
+
+
+class OffsetError(ValueError):
+    """A position that was given by the user cannot be used. The text says why."""
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets `start` (included) to `end` (excluded) of one log partition."""
+
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What the log holds of one partition: `first` included, `end` excluded."""
+
+    first: int
+    end: int
+
+
+def to_json(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(partition): offsets[partition] for partition in sorted(offsets)}
+
+
+def from_json(offsets: Mapping[str, object]) -> Offsets:
+    """The reverse of `to_json`. Raises OffsetError for anything else than offsets."""
+    result: Offsets = {}
+    for key, value in offsets.items():
+        if not (key.isascii() and key.isdecimal()):
+            raise OffsetError(f"partition {key!r} is not a number")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise OffsetError(f"offset {value!r} of partition {key} is not a number of 0 or more")
+        result[int(key)] = value
+    return result
+
+
+def parse_position(option: str, text: str) -> str | Offsets:
+    """`earliest`, `latest` or JSON such as `{"0": 12, "1": 7}`. Raises OffsetError."""
+    word = text.strip().lower()
+    if word in (EARLIEST, LATEST):
+        return word
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OffsetError(
+            f'{option} is {text!r}; allowed: "earliest", "latest" or JSON offsets by partition '
+            'such as {"0": 12, "1": 7}'
+        )
+    try:
+        return from_json(value)
+    except OffsetError as error:
+        raise OffsetError(f"{option}: {error}") from None
+
+
+def resolve(position: str | Offsets, bounds: Mapping[int, Bounds]) -> Offsets:
+    """A position as offsets. Given offsets stay as they are, even where the log lacks them
+    (`ranges_between` decides about that); partitions they leave out begin at the first offset.
+
+    Raises OffsetError when a partition is given that the log does not have.
+    """
+    if isinstance(position, str):
+        latest = position == LATEST
+        return {p: bound.end if latest else bound.first for p, bound in bounds.items()}
+    unknown = sorted(set(position) - set(bounds))
+    if unknown:
+        raise OffsetError(
+            f"the log has no records in partition {', '.join(map(str, unknown))}; "
+            f"it has {_listing(sorted(bounds))}"
+        )
+    return {p: position.get(p, bound.first) for p, bound in bounds.items()}
+
+
+def ranges_between(
+    start: Mapping[int, int],
+    end: Mapping[int, int],
+    bounds: Mapping[int, Bounds],
+    *,
+    fail_on_data_loss: bool,
+) -> list[OffsetRange]:
+    """The non-empty ranges from `start` to `end`.
+
+    Raises DataLossError when some of it is below the first offset the log has, or above its end
+    (another log, or a log that lost its tail). With `fail_on_data_loss` false such a part is left
+    out instead.
+    """
+    result = []
+    for partition in sorted(end):
+        bound = bounds.get(partition)
+        stop = end[partition]
+        begin = start.get(partition, bound.first if bound else stop)
+        if begin >= stop:
+            continue
+        if bound is None:
+            bound = Bounds(stop, stop)
+        if begin < bound.first or stop > bound.end:
+            if fail_on_data_loss:
+                raise DataLossError(_missing(partition, begin, stop, bound))
+            begin = max(begin, bound.first)
+            stop = min(stop, bound.end)
+        if begin < stop:
+            result.append(OffsetRange(partition, begin, stop))
+    return result
+
+
+def available(
+    start: Mapping[int, int], bounds: Mapping[int, Bounds], *, fail_on_data_loss: bool
+) -> Offsets:
+    """How far a reader that stands at `start` may read: the log's end in every partition.
+
+    Never less than `start`: Spark must not see its position go back. Raises DataLossError when the
+    log ends below `start`, because the offsets between would be given to other records.
+    """
+    result = dict(start)
+    for partition, bound in bounds.items():
+        begin = start.get(partition, bound.first)
+        if bound.end < begin and fail_on_data_loss:
+            raise DataLossError(
+                f"partition {partition} was read up to offset {begin}, but the log now ends at "
+                f"{bound.end}: it lost its tail or is another log. Start again from a new "
+                "checkpoint, or set failOnDataLoss=false to wait until the log has passed that "
+                "offset (what is written below it is skipped)"
+            )
+        result[partition] = max(begin, bound.end)
+    return result
+
+
+def admit(
+    start: Mapping[int, int], end: Mapping[int, int], floor: Mapping[int, int], records_max: int
+) -> Offsets:
+    """The part of `start` to `end` that holds at most `records_max` offsets.
+
+    Every partition gets the same share, what it does not need goes to the others, so a busy one
+    cannot starve a quiet one. A partition missing in `start` begins at `floor`.
+    """
+    begins = {p: start.get(p, floor.get(p, stop)) for p, stop in end.items()}
+    lags = {p: max(0, end[p] - begins[p]) for p in end}
+    result = dict(begins)
+    left = records_max
+    waiting = sorted((p for p in lags if lags[p]), key=lambda p: lags[p])
+    while waiting and left > 0:
+        share = left // len(waiting)
+        if share == 0:
+            # The longest lags take turns: each shrinks when it is served.
+            for partition in waiting[-left:]:
+                result[partition] += 1
+            break
+        satisfied = [p for p in waiting if lags[p] <= share]
+        if not satisfied:
+            extra = left - share * len(waiting)
+            for index, partition in enumerate(reversed(waiting)):
+                result[partition] += share + (1 if index < extra else 0)
+            break
+        for partition in satisfied:
+            result[partition] += lags[partition]
+            left -= lags[partition]
+        waiting = waiting[len(satisfied) :]
+    return result
+
+
+def group(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRange]]:
+    """At most `tasks_max` groups of about as many records each. A partition stays whole, so the
+    records of a topic reach one task in order."""
+    groups: list[list[OffsetRange]] = [[] for _ in range(min(tasks_max, len(ranges)))]
+    sizes = [0] * len(groups)
+    for item in sorted(ranges, key=lambda item: (-item.records, item.partition)):
+        lightest = sizes.index(min(sizes))
+        groups[lightest].append(item)
+        sizes[lightest] += item.records
+    for members in groups:
+        members.sort(key=lambda item: item.partition)
+    return groups
+
+
+def _missing(partition: int, start: int, end: int, bound: Bounds) -> str:
+    return (
+        f"offsets {start} to {end} of partition {partition} were asked for, the log has "
+        f"{bound.first} to {bound.end}: the rest was removed by retention or lost. "
+        "Keep the log for longer, or set failOnDataLoss=false to go on with what is left"
+    )
+
+
+def _listing(partitions: Sequence[int]) -> str:
+    if not partitions:
+        return "no records at all"
+    return "partitions " + ", ".join(map(str, partitions))

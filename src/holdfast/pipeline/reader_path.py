@@ -1,0 +1,86 @@
+"""Reading stretches of segment files: what a Spark task does with `option("path", DIR)`.
+
+Only reads, takes no lock. The stretches come from the driver's journal_map.py. Bytes that are no
+valid batch are passed by looking for the next one; `Coverage` then knows what they cost.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from holdfast.log.record import HEADER, HEADER_BYTES, MAGIC
+from holdfast.pipeline.scan import Chunk, Coverage, header_damage
+
+CHUNK_BYTES: Final = 8 << 20
+"""Read and decoded at a time; a longer batch is read whole."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes `start` to `end` of a segment file; `start` is where a batch begins."""
+
+    path: str
+    start: int
+    end: int
+
+
+def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
+    """The wanted batches in the pieces. Raises DataLossError when some are missing."""
+    for piece in pieces:
+        if coverage.done:
+            break
+        try:
+            descriptor = os.open(piece.path, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # removed by retention: `finish` tells what is missing
+        try:
+            yield from _read_piece(descriptor, piece, coverage)
+        finally:
+            os.close(descriptor)
+    coverage.finish("their segment was removed by retention, or is damaged there")
+
+
+def _read_piece(descriptor: int, piece: Piece, coverage: Coverage) -> Iterator[Chunk]:
+    position = piece.start
+    wanted = CHUNK_BYTES
+    while position + HEADER_BYTES <= piece.end and not coverage.done:
+        chunk = Chunk(os.pread(descriptor, min(wanted, piece.end - position), position))
+        stop = coverage.scan(chunk, 0, len(chunk.data))
+        if chunk.positions:
+            yield chunk
+        position += stop.position
+        wanted = max(CHUNK_BYTES, stop.needed_bytes)
+        stuck = stop.position == 0 and stop.needed_bytes <= len(chunk.data)
+        if stop.damage or stuck or position + stop.needed_bytes > piece.end:
+            following = find_batch(descriptor, position + 8, piece.end)
+            if following is None:
+                return
+            position = following
+
+
+def find_batch(descriptor: int, position: int, end: int) -> int | None:
+    """Where the first valid batch at or after `position` (a multiple of 8) begins, if there is
+    one that ends at `end` at most."""
+    while position + HEADER_BYTES <= end:
+        window = os.pread(descriptor, min(CHUNK_BYTES, end - position), position)
+        inside = window.find(MAGIC)
+        while inside >= 0:
+            if inside % 8 == 0 and is_batch(descriptor, position + inside, end):
+                return position + inside
+            inside = window.find(MAGIC, inside + 1)
+        # Batches begin at multiples of 8, so none begins across the end of the window.
+        position += max(8, len(window) & ~7)
+    return None
+
+
+def is_batch(descriptor: int, position: int, end: int) -> bool:
+    """Whether a valid batch begins at `position` and ends at `end` at most."""
+    header = os.pread(descriptor, HEADER_BYTES, position)
+    if len(header) < HEADER_BYTES:
+        return False
+    magic, length, crc, layout, _, _, _, _, count, _, body, _ = HEADER.unpack(header)
+    if header_damage(magic, length, layout, count, body) or position + length > end:
+        return False
+    return bool(crc32(os.pread(descriptor, length - 12, position + 12)) == crc)

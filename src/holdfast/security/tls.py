@@ -1,0 +1,73 @@
+"""TLS contexts for listeners, with errors that name the file."""
+
+import ssl
+from pathlib import Path
+
+
+class TlsError(ValueError):
+    """Certificate, key or CA cannot be used. The text names the file and what to do."""
+
+
+def server_context(
+    certificate: Path,
+    key: Path,
+    ca: Path | None = None,
+    require_certificate: bool = False,
+    ciphers: str = "",
+) -> ssl.SSLContext:
+    """A context for TLS 1.2 and later. Raises TlsError.
+
+    `certificate` is PEM with the chain behind the server's own; `ca` is what client certificates
+    are checked against: asked for when given, required with `require_certificate`. `ciphers` is
+    OpenSSL's list for TLS 1.2, empty for Python's default.
+    """
+    if require_certificate and ca is None:
+        raise TlsError("to require client certificates, name the CA that signed them")
+    for kind, path in (("certificate", certificate), ("key", key), ("CA", ca)):
+        if path is not None:
+            _check_readable(kind, path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    _load_pair(context, certificate, key)
+    if ca is not None:
+        try:
+            context.load_verify_locations(ca)
+        except ssl.SSLError:
+            raise TlsError(f"{ca}: no CA certificate in PEM format") from None
+        context.verify_mode = ssl.CERT_REQUIRED if require_certificate else ssl.CERT_OPTIONAL
+    if ciphers:
+        try:
+            context.set_ciphers(ciphers)
+        except ssl.SSLError:
+            raise TlsError(f"OpenSSL knows no cipher in {ciphers!r}") from None
+    return context
+
+
+def _check_readable(kind: str, path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise TlsError(f"{path}: cannot read the {kind} file: {error.strerror}") from None
+
+
+def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
+    def refuse() -> str:
+        # Without it OpenSSL would ask on the terminal, and a service would hang.
+        raise TlsError(f"{key}: the key is encrypted; store it without a passphrase")
+
+    # A first try without the key tells which of the two files is at fault.
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificate)
+    except ssl.SSLError:
+        raise TlsError(f"{certificate}: no certificate in PEM format") from None
+    try:
+        context.load_cert_chain(certificate, key, refuse)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise TlsError(f"{key}: the key does not belong to {certificate}") from None
+        if error.reason in ("EE_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "KEY_TOO_SMALL"):
+            raise TlsError(f"{certificate}: OpenSSL finds it too weak ({error.reason})") from None
+        raise TlsError(f"{key}: no private key in PEM format") from None

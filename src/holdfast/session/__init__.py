@@ -1,0 +1,1 @@
+"""One client's protocol state. Pure: no clock, no socket, no log access."""

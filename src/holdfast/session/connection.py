@@ -1,0 +1,74 @@
+"""One network connection, seen from the protocol: handshake state, limits both sides announced,
+topic aliases, and the bytes that wait to be written.
+
+The node fills `out`; the driver writes it once per loop iteration and empties it. `out_bytes`
+bounds it: above the limit QoS 0 messages are dropped for this receiver and QoS > 0 ones stay in
+the log.
+"""
+
+from typing import Any, Final
+
+from holdfast.mqtt.framing import FrameReader
+
+NEW: Final = 0
+"""Nothing but CONNECT is accepted. [MQTT-3.1.0-1]"""
+AUTHENTICATING: Final = 1
+"""CONNECT was received; credentials are being checked. Input waits."""
+EXCHANGING: Final = 2
+"""Enhanced authentication: AUTH packets go back and forth before CONNACK."""
+OPENING: Final = 3
+"""The session is being made durable; CONNACK follows. Input waits."""
+OPEN: Final = 4
+CLOSED: Final = 5
+
+
+class Connection:
+    def __init__(self, packet_bytes_max: int, remote: str, listener: str) -> None:
+        self.reader = FrameReader(packet_bytes_max)
+        self.remote = remote
+        self.listener = listener
+        # The driver's object that owns the socket; the node never looks inside.
+        self.transport: object | None = None
+        self.state = NEW
+        self.version = 4
+        self.session: object | None = None
+        self.client_id = ""
+        self.username: str | None = None
+        # What a TLS client certificate says, "" without one.
+        self.certificate_name = ""
+
+        self.out: list[bytes] = []
+        self.out_bytes = 0
+        self.dirty = False
+        # The socket does not take more for now: the driver leaves `out` alone.
+        self.congested = False
+        # The driver closes the socket once `out` is written.
+        self.closing = False
+        # The node wants no input now; the driver stops reading the socket.
+        self.input_paused = False
+
+        self.keep_alive_s = 0.0
+        self.last_received = 0.0
+        self.packet_bytes_max = 268_435_460
+        self.receive_maximum = 65535
+        # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
+        self.unacknowledged = 0
+        self.aliases_in: dict[int, bytes] | None = None
+        self.aliases_out: dict[bytes, int] | None = None
+        self.alias_out_max = 0
+        self.problem_information = True
+        # CONNECT kept while it is being authenticated.
+        self.connect: object | None = None
+        # security.enhanced.Authenticator, of an exchange under way or done.
+        self.authentication: Any = None
+        self.acl: object | None = None
+        self.may_write: dict[bytes, bool] | None = None
+        self.clean_disconnect = False
+
+    def send(self, data: bytes, dirty: "list[Connection]") -> None:
+        """Queue bytes for the driver's next write."""
+        self.out.append(data)
+        self.out_bytes += len(data)
+        if not self.dirty:
+            self.dirty = True
+            dirty.append(self)

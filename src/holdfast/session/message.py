@@ -1,0 +1,139 @@
+"""A published message on its way through the node, and the frames made of it.
+
+One object serves the whole way from the publisher's packet to every outbox: receivers that need
+the same bytes share them, so fan-out costs one encoding per (protocol, QoS, retain).
+"""
+
+from typing import Final
+
+from holdfast.mqtt.publish import splice_properties, topic_field
+
+NO_EXPIRY: Final = -1
+
+
+def remaining_length(length: int) -> bytes:
+    """The fixed header's variable byte integer."""
+    if length < 128:
+        return bytes((length,))
+    if length < 16384:
+        return bytes((length & 127 | 128, length >> 7))
+    if length < 2097152:
+        return bytes((length & 127 | 128, length >> 7 & 127 | 128, length >> 14))
+    return bytes(
+        (length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21)
+    )
+
+
+class Message:
+    """`partition` is -1 for a message that is not in the log (QoS 0, unless logged)."""
+
+    def __init__(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        expiry_s: int,
+        timestamp_us: int,
+        publisher: bytes,
+    ) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.properties = properties
+        self.expiry_s = expiry_s
+        self.timestamp_us = timestamp_us
+        self.publisher = publisher
+        self.partition = -1
+        self.offset = -1
+        # Shared frames for receivers with no subscription id, alias or expiry of their own.
+        self._frame_v3: bytes | None = None
+        self._frame_v5: bytes | None = None
+        self._head_v3: bytes | None = None
+        self._tail_v3: bytes = b""
+        self._head_v5: bytes | None = None
+        self._tail_v5: bytes = b""
+
+    def is_expired(self, wall_us: int) -> bool:
+        return self.expiry_s >= 0 and wall_us - self.timestamp_us >= self.expiry_s * 1_000_000
+
+    def remaining_expiry_s(self, wall_us: int) -> int:
+        """Seconds left, at least 0, or NO_EXPIRY. [MQTT-3.3.2-6]"""
+        if self.expiry_s < 0:
+            return NO_EXPIRY
+        waited_s = (wall_us - self.timestamp_us) // 1_000_000
+        return max(0, self.expiry_s - max(0, waited_s))
+
+    def frame_qos0(self, version: int, retain: bool) -> bytes:
+        """A QoS 0 PUBLISH without receiver-specific properties."""
+        if retain:
+            return self._encode_qos0(version, True)
+        if version < 5:
+            if self._frame_v3 is None:
+                self._frame_v3 = self._encode_qos0(3, False)
+            return self._frame_v3
+        if self._frame_v5 is None:
+            self._frame_v5 = self._encode_qos0(5, False)
+        return self._frame_v5
+
+    def _encode_qos0(self, version: int, retain: bool) -> bytes:
+        body = topic_field(self.topic)
+        if version >= 5:
+            body += remaining_length(len(self.properties)) + self.properties
+        body += self.payload
+        first = b"\x31" if retain else b"\x30"
+        return first + remaining_length(len(body)) + body
+
+    def frame(self, version: int, qos: int, retain: bool, packet_id: int) -> bytes:
+        """A first-time QoS 1 or 2 PUBLISH without receiver-specific properties."""
+        if version < 5:
+            if self._head_v3 is None:
+                field = topic_field(self.topic)
+                self._tail_v3 = self.payload
+                self._head_v3 = remaining_length(len(field) + 2 + len(self.payload)) + field
+            head = self._head_v3
+            tail = self._tail_v3
+        else:
+            if self._head_v5 is None:
+                field = topic_field(self.topic)
+                tail = remaining_length(len(self.properties)) + self.properties + self.payload
+                self._tail_v5 = tail
+                self._head_v5 = remaining_length(len(field) + 2 + len(tail)) + field
+            head = self._head_v5
+            tail = self._tail_v5
+        first = FIRST_BYTES[qos << 1 | (1 if retain else 0)]
+        return b"".join((first, head, packet_id.to_bytes(2, "big"), tail))
+
+    def frame_special(
+        self,
+        version: int,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        packet_id: int,
+        wall_us: int,
+        subscription_ids: tuple[int, ...],
+        topic: bytes,
+        topic_alias: int,
+    ) -> bytes:
+        """Any PUBLISH: own expiry, subscription ids, alias (with an empty or whole `topic`)."""
+        parts = [topic_field(topic)]
+        if qos:
+            parts.append(packet_id.to_bytes(2, "big"))
+        if version >= 5:
+            properties = self.properties
+            if self.expiry_s >= 0 or subscription_ids or topic_alias:
+                properties = splice_properties(
+                    properties, self.remaining_expiry_s(wall_us), subscription_ids, topic_alias
+                )
+            parts.append(remaining_length(len(properties)))
+            parts.append(properties)
+        parts.append(self.payload)
+        body = b"".join(parts)
+        first = 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
+        return bytes((first,)) + remaining_length(len(body)) + body
+
+
+FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]

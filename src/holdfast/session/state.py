@@ -1,0 +1,67 @@
+"""How a session's state is written into the log: payloads of SESSION and CURSOR records.
+
+SESSION payloads are JSON (rare, and worth reading in `holdfast log dump`). CURSOR payloads are
+packed, since an active durable session writes up to twenty a second::
+
+    u16 positions, u16 entries
+    positions * (u16 partition, u64 next offset to read)
+    entries * (u16 packet id, u8 operation, u8 qos, u8 retained, u16 partition, u64 offset)
+
+operation: 0 the packet id is free, otherwise the Inflight state. Every field sets one key to a
+value, so replaying records that a snapshot already contains changes nothing.
+"""
+
+import struct
+from typing import Final
+
+from holdfast.session.session import Inflight
+
+_COUNTS: Final = struct.Struct("<HH")
+_POSITION: Final = struct.Struct("<HQ")
+_ENTRY: Final = struct.Struct("<HBBBHQ")
+
+FREE: Final = 0
+
+
+def encode_cursor(positions: list[tuple[int, int]], changes: dict[int, Inflight | None]) -> bytes:
+    parts = [_COUNTS.pack(len(positions), len(changes))]
+    for partition, offset in positions:
+        parts.append(_POSITION.pack(partition, offset))
+    for packet_id, entry in changes.items():
+        if entry is None:
+            parts.append(_ENTRY.pack(packet_id, FREE, 0, 0, 0, 0))
+        else:
+            parts.append(
+                _ENTRY.pack(
+                    packet_id,
+                    entry.state,
+                    entry.qos,
+                    1 if entry.is_retained else 0,
+                    entry.partition,
+                    entry.offset,
+                )
+            )
+    return b"".join(parts)
+
+
+def decode_cursor(payload: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, Inflight | None]]]:
+    """Raises struct.error if the payload is not a CURSOR payload."""
+    position_count, entry_count = _COUNTS.unpack_from(payload, 0)
+    at = _COUNTS.size
+    positions: list[tuple[int, int]] = []
+    for _ in range(position_count):
+        partition, offset = _POSITION.unpack_from(payload, at)
+        positions.append((partition, offset))
+        at += _POSITION.size
+    entries: list[tuple[int, Inflight | None]] = []
+    for _ in range(entry_count):
+        packet_id, state, qos, retained, partition, offset = _ENTRY.unpack_from(payload, at)
+        at += _ENTRY.size
+        if state == FREE:
+            entries.append((packet_id, None))
+        else:
+            entry = Inflight(partition, offset, qos, retained == 1)
+            entry.state = state
+            entry.logged = True
+            entries.append((packet_id, entry))
+    return positions, entries

@@ -1,0 +1,165 @@
+"""Brokers as processes under test: Holdfast, and Debian's Mosquitto as the second opinion."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import holdfast
+
+START_S = 20.0
+STOP_S = 20.0
+SOURCE = Path(holdfast.__file__).parents[1]
+MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def toml(tables: dict[str, dict[str, Any]]) -> str:
+    """Enough TOML for settings: JSON's scalars and lists are TOML's."""
+    lines = []
+    for name, table in tables.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    return "\n".join(lines) + "\n"
+
+
+class Broker:
+    """A broker process on free ports of 127.0.0.1, started, killed and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.log = directory / "broker.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def ready(self) -> bool:
+        return _accepts(self.port)
+
+    def start(self) -> None:
+        """Start and wait until it serves. Raises RuntimeError with its log when it does not."""
+        assert self.process is None, "already running"
+        environment = dict(os.environ, PYTHONPATH=str(SOURCE), PYTHONUNBUFFERED="1")
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
+        deadline = time.monotonic() + START_S
+        while not self.ready():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                code = self.process.poll()
+                self.kill()
+                raise RuntimeError(f"not serving (exit code {code}):\n{self.log_text()[-4000:]}")
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        """SIGKILL, if it runs."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def stop(self) -> int:
+        """SIGTERM and wait. Returns the exit code."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self.process = None
+        return code
+
+    def log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def rss_bytes(self) -> int:
+        assert self.process is not None
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Holdfast(Broker):
+    """`settings`: the tables of a configuration file, e.g. {"log": {"durability": "memory"}}."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: dict[str, dict[str, Any]] | None = None,
+        data: Path | None = None,
+    ) -> None:
+        super().__init__(directory)
+        self.admin_port = free_port()
+        self.data = data or directory / "data"
+        self.settings = settings or {}
+
+    def command(self) -> list[str]:
+        configuration = self.directory / "holdfast.toml"
+        configuration.write_text(toml(self.settings))
+        return [
+            *[sys.executable, "-m", "holdfast.cli.main", "serve", "-c", str(configuration)],
+            *["--bind", "127.0.0.1", "-p", str(self.port), "--data", str(self.data)],
+            *["--admin", f"127.0.0.1:{self.admin_port}"],
+        ]
+
+    def ready(self) -> bool:
+        try:
+            return self.admin("/readyz")[0] == 200 and _accepts(self.port)
+        except OSError:
+            return False
+
+    def admin(self, path: str) -> tuple[int, str]:
+        """Status and body of a GET from the admin port. Raises OSError when nothing listens."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.admin_port}{path}", timeout=5
+            ) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    def segments(self) -> list[Path]:
+        return sorted((self.data / "journal").glob("*.log"))
+
+
+class Mosquitto(Broker):
+    """No queue limits, so that what it drops cannot be the configuration's doing. `extra`: more
+    lines of its configuration. Nothing is stored: it forgets everything when it ends."""
+
+    def __init__(self, directory: Path, extra: str = "") -> None:
+        super().__init__(directory)
+        self.extra = extra
+
+    def command(self) -> list[str]:
+        assert MOSQUITTO is not None, "mosquitto is not installed"
+        configuration = self.directory / "mosquitto.conf"
+        configuration.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
+            f"max_queued_messages 0\nmax_inflight_messages 100\nuser root\n{self.extra}\n"
+        )
+        return [MOSQUITTO, "-c", str(configuration)]

@@ -1,0 +1,217 @@
+"""A journal in real files, and a real HTTP server over it, for the tests of the pipeline."""
+
+import json
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
+
+TIME_US = 1_790_000_000_000_000
+
+
+def record(
+    topic: str = "t",
+    payload: bytes = b"",
+    *,
+    kind: int = MESSAGE,
+    flags: int = 1,
+    timestamp_us: int = TIME_US,
+    client_id: str = "c",
+    producer: str = "",
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    properties: bytes = b"",
+) -> Record:
+    """A record without partition and offset."""
+    return Record(
+        0,
+        0,
+        kind,
+        flags,
+        timestamp_us,
+        topic.encode(),
+        client_id.encode(),
+        producer.encode(),
+        producer_epoch,
+        sequence,
+        properties,
+        payload,
+    )
+
+
+def build(partition: int, base_offset: int, records: Iterable[Record]) -> bytes:
+    builder = BatchBuilder(partition, base_offset)
+    for item in records:
+        builder.add(
+            item.kind,
+            item.flags,
+            item.timestamp_us,
+            item.topic,
+            item.client_id,
+            item.producer,
+            item.producer_epoch,
+            item.sequence,
+            item.properties,
+            item.payload,
+            False,
+        )
+    return builder.build(1)
+
+
+@dataclass
+class Journal:
+    """A data directory as a node writes it, without its locks, indexes and snapshots."""
+
+    directory: Path
+    partitions: int = 4
+    segment_bytes: int = 1 << 20
+    next_offset: list[int] = field(default_factory=list)
+    first_offset: list[int] = field(default_factory=list)
+    batches: list[bytes] = field(default_factory=list)
+    """All that were ever written, in order."""
+    sequence: int = 0
+
+    def __post_init__(self) -> None:
+        self.next_offset = [0] * self.partitions
+        self.first_offset = [0] * self.partitions
+        self.folder = self.directory / "journal"
+        self.folder.mkdir(parents=True)
+        manifest = {"format": 1, "node_id": "n1", "partitions": self.partitions, "created": ""}
+        (self.directory / "manifest.json").write_text(json.dumps(manifest))
+        self.segment = self.folder / f"{0:020d}.log"
+        self.segment.touch()
+
+    def append(self, partition: int, records: Iterable[Record]) -> bytes:
+        data = build(partition, self.next_offset[partition], records)
+        if self.segment.stat().st_size >= self.segment_bytes:
+            self.segment = self.folder / f"{self.sequence:020d}.log"
+        with self.segment.open("ab") as file:
+            file.write(data)
+        self.batches.append(data)
+        count = Batch(data).count
+        self.next_offset[partition] += count
+        self.sequence += count
+        return data
+
+    def publish(self, topic: str, payload: bytes, **fields: object) -> None:
+        """One message in a batch of its own, in the partition of its topic."""
+        partition = partition_of(topic.encode(), self.partitions)
+        self.append(partition, [record(topic, payload, **fields)])  # type: ignore[arg-type]
+
+    def segments(self) -> list[Path]:
+        return sorted(self.folder.glob("*.log"))
+
+    def remove_first_segment(self) -> None:
+        """What retention does."""
+        segment = self.segments()[0]
+        for batch in batches_of(segment.read_bytes()):
+            self.first_offset[batch.partition] = batch.end_offset
+        segment.unlink()
+
+    def records(self) -> list[Record]:
+        """All that the journal still has, in order, decoded the plain way."""
+        return [
+            item
+            for data in self.batches
+            for item in Batch(data).records()
+            if item.offset >= self.first_offset[item.partition]
+        ]
+
+
+def batches_of(data: bytes) -> Iterator[Batch]:
+    position = 0
+    while position < len(data):
+        batch = Batch(data, position)
+        yield batch
+        position += batch.length
+
+
+@dataclass
+class Server:
+    """The log part of a node's admin interface. The counters and knobs are for tests."""
+
+    journal: Journal
+    port: int = 0
+    requests: int = 0
+    fail_next: int = 0
+    """So many requests are answered 503."""
+    batches_per_answer: int = 1_000_000
+
+    def answer(self, target: str) -> tuple[int, bytes]:
+        self.requests += 1
+        if self.fail_next:
+            self.fail_next -= 1
+            return 503, b"not ready"
+        url = urlsplit(target)
+        query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
+        parts = url.path.strip("/").split("/")
+        journal = self.journal
+        if parts == ["api", "v1", "log"]:
+            ranges = [
+                [first, end]
+                for first, end in zip(journal.first_offset, journal.next_offset, strict=True)
+            ]
+            answer = {"node": "n1", "partitions": journal.partitions, "ranges": ranges}
+            return 200, json.dumps(answer).encode()
+        if parts[:3] != ["api", "v1", "log"] or len(parts) > 5:
+            return 404, b"no such page"
+        partition = int(parts[3])
+        if len(parts) == 5:
+            offsets = [
+                item.offset
+                for item in journal.records()
+                if item.partition == partition and item.timestamp_us >= query["timestamp_us"]
+            ]
+            end = journal.next_offset[partition]
+            return 200, json.dumps({"offset": min(offsets, default=end)}).encode()
+        first = journal.first_offset[partition]
+        if query["start"] < first:
+            return 410, json.dumps({"first_offset": first}).encode()
+        chosen: list[bytes] = []
+        for data in journal.batches:
+            batch = Batch(data)
+            wanted = batch.end_offset > query["start"] and batch.base_offset < query["end"]
+            if batch.partition == partition and wanted:
+                if chosen and sum(map(len, chosen)) + len(data) > query["bytes"]:
+                    break
+                chosen.append(data)
+                if len(chosen) == self.batches_per_answer:
+                    break
+        return 200, b"".join(chosen)
+
+
+@contextmanager
+def serving(journal: Journal) -> Iterator[Server]:
+    server = Server(journal)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        # Headers and body are two writes; without this each answer waits for a delayed ACK.
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            status, body = server.answer(self.path)
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.port = http.server_port
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

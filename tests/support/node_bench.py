@@ -1,0 +1,263 @@
+"""Drives a Node without sockets, threads or files: the test decides when the disk is done, when
+it crashes, and what survives. Reads are answered by naive scans over the written batches."""
+
+from collections.abc import Iterable
+
+from holdfast.log.journal import Journal, WriteGroup
+from holdfast.log.record import MESSAGE, Batch, Record
+from holdfast.mqtt import packets as m
+from holdfast.mqtt.decode import decode
+from holdfast.mqtt.encode import encode
+from holdfast.mqtt.framing import FrameReader
+from holdfast.mqtt.publish import Publish, decode_publish
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import CheckPassword, FetchInflight, Note, ReadLog, ResumeInput
+from holdfast.node.node import Node
+from holdfast.node.recovery import Recovery, snapshot_entries
+from holdfast.session.connection import Connection
+from holdfast.topics.names import matches
+
+PACKET_BYTES_MAX = 268_435_460
+
+
+class Peer:
+    """A client's end of one connection: sends packets, keeps what it received."""
+
+    def __init__(self, bench: "NodeBench", version: int) -> None:
+        self.bench = bench
+        self.version = version
+        self.connection: Connection = bench.node.handle_connected("test:1", "test")
+        self.connection.transport = self
+        self.reader = FrameReader(PACKET_BYTES_MAX)
+        self.received: list[object] = []
+        self.closed = False
+
+    def send(self, *packets: object) -> "Peer":
+        self.send_bytes(b"".join(encode(packet, self.version) for packet in packets))  # type: ignore[arg-type]
+        return self
+
+    def send_bytes(self, data: bytes) -> None:
+        self.bench.node.handle_data(self.connection, data)
+        self.bench.run()
+
+    def deliver(self, data: bytes) -> None:
+        reader = self.reader
+        reader.feed(data)
+        while reader.next():
+            if reader.first >> 4 == m.PUBLISH:
+                packet: object = decode_publish(
+                    reader.buffer, reader.first, reader.start, reader.end, self.version, False
+                )
+            else:
+                packet = decode(
+                    reader.buffer, reader.first, reader.start, reader.end, self.version, False
+                )
+            self.received.append(packet)
+
+    def take(self, kind: type | None = None) -> list[object]:
+        """What has arrived (of a class) since the last take."""
+        taken = [p for p in self.received if kind is None or isinstance(p, kind)]
+        self.received = [p for p in self.received if not (kind is None or isinstance(p, kind))]
+        return taken
+
+    def publishes(self) -> list[Publish]:
+        return [p for p in self.take(Publish) if isinstance(p, Publish)]
+
+    def payloads(self) -> list[bytes]:
+        return [publish.payload for publish in self.publishes()]
+
+    def lose(self) -> None:
+        """The network connection breaks."""
+        self.closed = True
+        self.connection.transport = None
+        self.bench.node.handle_disconnected(self.connection)
+        self.bench.run()
+
+
+class NodeBench:
+    def __init__(self, config: NodeConfig | None = None, *, auto_commit: bool = True) -> None:
+        self.config = config or NodeConfig(partitions=4, sys_interval_s=0)
+        self.auto_commit = auto_commit
+        self.now = 1000.0
+        self.wall_us = 1_700_000_000_000_000
+        self.groups: list[WriteGroup] = []
+        self.in_flight: list[WriteGroup] = []
+        self.notes: list[Note] = []
+        self.valid_passwords: dict[str, bytes] = {}
+        self._boot([])
+
+    def _boot(self, batches: Iterable[bytes], snapshot: list[tuple[int, bytes]] | None = None) -> None:
+        self.log: list[bytes] = list(batches)
+        next_offset = [0] * self.config.partitions
+        sequence = 0
+        for data in self.log:
+            batch = Batch(data)
+            next_offset[batch.partition] = batch.end_offset
+            sequence += batch.count
+        self.journal = new_journal(self.config.partitions, next_offset, sequence)
+        self.node = Node(self.config, self.journal)
+        self.node.tick(self.now, self.wall_us)
+        recovery = Recovery(self.node.state)
+        for kind, data in snapshot or []:
+            recovery.apply_snapshot_entry(kind, data)
+        for record in self.records():
+            recovery.apply(record)
+        recovery.finish()
+        assert recovery.damaged == 0
+        self.node.start()
+        self.in_flight = []
+        self.run()
+
+    def records(self) -> list[Record]:
+        return [record for data in self.log for record in Batch(data).records()]
+
+    def messages(self) -> list[Record]:
+        return [record for record in self.records() if record.kind == MESSAGE]
+
+    def snapshot(self) -> list[tuple[int, bytes]]:
+        return list(snapshot_entries(self.node.state))
+
+    def crash(self, *, keep_uncommitted: bool = False, snapshot: list[tuple[int, bytes]] | None = None) -> None:
+        """All memory is lost; what was committed (or, as after a kill, all that was written)
+        survives."""
+        if keep_uncommitted:
+            self.take()
+            for group in self.in_flight:
+                self.log.extend(split(group_bytes(group)))
+        self._boot(self.log, snapshot)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.wall_us += int(seconds * 1_000_000)
+        self.node.tick(self.now, self.wall_us)
+        self.node.handle_timers()
+        self.run()
+
+    def take(self) -> None:
+        group = self.journal.take()
+        if group is not None:
+            self.in_flight.append(group)
+
+    def commit(self) -> None:
+        """The disk is done with everything appended so far."""
+        self.take()
+        for group in self.in_flight:
+            self.log.extend(split(group_bytes(group)))
+            self.journal.wrote(group)
+            self.journal.commit(group)
+        self.in_flight = []
+        self.node.state.release_committed()
+        self.node.state.release_stalled()
+
+    def run(self) -> None:
+        """Carry out effects and commits until nothing is left to do."""
+        state = self.node.state
+        while True:
+            if self.auto_commit and (self.journal.pending_bytes or state.held):
+                self.commit()
+            progress = False
+            effects, state.effects = state.effects, []
+            for effect in effects:
+                progress = True
+                self._carry_out(effect)
+            dirty, state.dirty = state.dirty, []
+            for connection in dirty:
+                progress = True
+                connection.dirty = False
+                peer = connection.transport
+                if peer is None or connection.congested:
+                    continue
+                data = b"".join(connection.out)
+                connection.out.clear()
+                connection.out_bytes = 0
+                assert isinstance(peer, Peer)
+                peer.deliver(data)
+                if connection.closing:
+                    peer.closed = True
+                    connection.transport = None
+                    self.node.handle_disconnected(connection)
+            pending = self.auto_commit and (self.journal.pending_bytes or state.held)
+            if not progress and not pending:
+                return
+
+    def _carry_out(self, effect: object) -> None:
+        if isinstance(effect, ResumeInput):
+            if effect.connection.transport is not None:
+                self.node.handle_resumed(effect.connection)
+        elif isinstance(effect, Note):
+            self.notes.append(effect)
+        elif isinstance(effect, CheckPassword):
+            valid = self.valid_passwords.get(effect.username) == effect.password
+            self.node.handle_password_checked(effect.connection, valid)
+        elif isinstance(effect, FetchInflight):
+            by_place = {(r.partition, r.offset): r for r in self.records()}
+            found = [(pid, by_place.get((p, o))) for pid, p, o in effect.wanted]
+            self.node.handle_fetched(effect, found)
+        elif isinstance(effect, ReadLog):
+            self._read(effect)
+
+    def _read(self, effect: ReadLog) -> None:
+        positions = list(effect.positions)
+        found: list[Record] = []
+        done = True
+        for record in self.messages():
+            partition = record.partition
+            if not positions[partition] <= record.offset < effect.limits[partition]:
+                continue
+            if len(found) >= effect.records_max:
+                done = False
+                break
+            topic = record.topic.decode()
+            for interest in effect.interests:
+                start = interest.start
+                if matches(interest.filter, topic) and (
+                    start is None or record.offset >= start[partition]
+                ):
+                    found.append(record)
+                    break
+            positions[partition] = record.offset + 1
+        if done:
+            positions = [max(a, b) for a, b in zip(positions, effect.limits, strict=True)]
+        self.node.handle_read(effect, found, positions, done, 0)
+
+    def peer(self, version: int = 5) -> Peer:
+        return Peer(self, version)
+
+    def connect(
+        self,
+        client_id: str,
+        version: int = 5,
+        *,
+        clean: bool = True,
+        expiry_s: int = 0,
+        properties: dict[int, object] | None = None,
+        will: object = None,
+        keep_alive_s: int = 0,
+    ) -> Peer:
+        """A connected peer; its CONNACK is the first of `received` unless commits are manual."""
+        peer = self.peer(version)
+        fields: dict[int, object] = dict(properties or {})
+        if version >= 5 and expiry_s:
+            fields[17] = expiry_s
+        packet = m.Connect(version, clean, keep_alive_s, client_id, will, None, None, fields)  # type: ignore[arg-type]
+        peer.send(packet)
+        return peer
+
+
+def group_bytes(group: WriteGroup) -> bytes:
+    data = group.data
+    return data if isinstance(data, bytes) else b"".join(data)
+
+
+def split(data: bytes) -> list[bytes]:
+    batches = []
+    at = 0
+    while at < len(data):
+        batch = Batch(data, at)
+        batches.append(data[at : at + batch.length])
+        at += batch.length
+    return batches
+
+
+def new_journal(partitions: int, next_offset: list[int], sequence: int) -> Journal:
+    raise NotImplementedError

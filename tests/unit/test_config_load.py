@@ -1,0 +1,212 @@
+"""Configuration: sources and their order, errors that name key, value and what is allowed."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.config.check import all_keys, warnings
+from holdfast.config.load import ConfigError, check, load
+from holdfast.config.schema import Config, is_loopback
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "holdfast.toml"
+
+
+def write(directory: Path, text: str) -> Path:
+    path = directory / "holdfast.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def complaint(path: Path | None, environ: dict[str, str], overrides: dict[str, object]) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, environ, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_defaults_listen_on_loopback_only() -> None:
+    config = load(None)
+    assert [(one.bind, one.port) for one in config.listeners] == [("127.0.0.1", 1883)]
+    assert config.admin.bind == "127.0.0.1"
+    assert config.security.allow_anonymous is True
+    assert config.log.durability == "fsync"
+    assert warnings(config) == []
+
+
+def test_example_changes_nothing_and_shows_every_key() -> None:
+    assert load(EXAMPLE) == load(None)
+    shown = tomllib.loads(EXAMPLE.read_text("utf-8"))
+    defaults = msgspec.to_builtins(Config())
+    del defaults["security"]["allow_anonymous"]
+    assert shown == defaults
+
+
+def test_example_mentions_keys_it_cannot_set() -> None:
+    text = EXAMPLE.read_text("utf-8")
+    missing = [key for key in all_keys() if not re.search(rf"\b{key.split('.')[-1]}\b", text)]
+    assert missing == []
+
+
+def test_environment_wins_over_file_and_command_line_over_both(tmp_path: Path) -> None:
+    path = write(tmp_path, "[limits]\nqos_max = 0\ninflight_max = 5\nreceive_maximum = 6\n")
+    environ = {"HOLDFAST_LIMITS__QOS_MAX": "1", "HOLDFAST_LIMITS__INFLIGHT_MAX": "7"}
+    limits = load(path, environ, {"limits.qos_max": 2}).limits
+    assert (limits.qos_max, limits.inflight_max, limits.receive_maximum) == (2, 7, 6)
+
+
+def test_environment_takes_text_as_it_is_and_the_rest_as_toml() -> None:
+    config = load(
+        None,
+        {
+            "HOLDFAST_NODE__ID": "7",
+            "HOLDFAST_NODE__DATA": "true",
+            "HOLDFAST_LOG__DURABILITY": "memory",
+            "HOLDFAST_LOG__QOS0": '["a/#", "b"]',
+            "HOLDFAST_LOG__RETENTION__AGE_S": "3_600",
+            "HOLDFAST_SECURITY__ALLOW_ANONYMOUS": "false",
+            "HOLDFAST_SYS__INTERVAL_S": "0.5",
+            "HOLDFAST_LISTENERS__0__PORT": "1884",
+            "HOLDFAST_LISTENERS__1__BIND": "::1",
+            "HOLDFAST_INTERPRETED": "1",
+            "PATH": "/bin",
+        },
+    )
+    assert config.node.id == "7"
+    assert config.node.data == "true"
+    assert config.log.durability == "memory"
+    assert config.log.qos0 == ["a/#", "b"]
+    assert config.log.retention.age_s == 3600
+    assert config.security.allow_anonymous is False
+    assert config.sys.interval_s == 0.5
+    assert [(one.bind, one.port) for one in config.listeners] == [
+        ("127.0.0.1", 1884),
+        ("::1", 1883),
+    ]
+
+
+def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path, '[[listeners]]\nport = 1\n[[listeners]]\nport = 2\nbind = "::1"\n')
+    config = load(path, {}, {"listeners.0.port": 9})
+    assert [one.port for one in config.listeners] == [9, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "[limits]\nqosmax = 1",
+            "limits.qosmax = 1: there is no such key; did you mean limits.qos",
+        ),
+        ("port = 1", "port = 1: there is no such key; did you mean listeners.port?"),
+        ("[zzz]\na = 1", "known here: node, listeners, admin,"),
+        ("[limits]\nqos_max = 3", "limits.qos_max = 3: must be a whole number from 0 to 2"),
+        ("[limits]\nqos_max = true", "limits.qos_max = true: must be a whole number"),
+        ("[limits]\nqos_max = 1.0", "limits.qos_max = 1.0: must be a whole number"),
+        ("[limits]\nconnect_timeout_s = nan", "= nan: must be a number above 0 up to 3600"),
+        ("[limits]\nconnections = 0", "limits.connections = 0: must be a whole number, 1 or more"),
+        ('[log]\ndurability = "sync"', 'log.durability = "sync": must be one of "fsync", "memory"'),
+        ("[log]\nqos0 = [3]", "log.qos0[0] = 3: must be text"),
+        ('[log]\nqos0 = ["a#"]', 'log.qos0[0] = "a#": not a topic filter'),
+        ('[log]\nqos0 = ["$share/g/a"]', "must be a plain topic filter, not a shared one"),
+        ("[log]\nretention = 3", "log.retention = 3: must be a table"),
+        ("[log.retention]\nbytes = 5", "must be 0 (no limit) or at least log.segment_bytes"),
+        ("listeners = 3", "listeners = 3: must be an array of tables"),
+        ("listeners = []", "listeners = []: must have at least one listener"),
+        ("[[listeners]]\nport = 65536", "listeners[0].port = 65536: must be a whole number from 0"),
+        ('[[listeners]]\ntransport = "websocket"', 'must be "tcp" (this version has no WebSocket'),
+        ('[[listeners]]\nbind = "127.0.0.1:1883"', "the port has a key of its own"),
+        ('[[listeners]]\nbind = ""', "must be text that is not empty"),
+        ('[[listeners]]\ncertificate = "x"', 'listeners[0].certificate = "x": needs a key'),
+        ('[[listeners]]\nkey = "x"', 'listeners[0].key = "x": needs a certificate'),
+        ('[[listeners]]\nclient_ca = "x"', 'listeners[0].client_ca = "x": needs TLS'),
+        ("[[listeners]]\nrequire_certificate = true", "needs client_ca"),
+        ("[[listeners]]\n[[listeners]]", "listeners[1].port = 1883: listeners[0] already"),
+        (
+            '[[listeners]]\nbind = "0.0.0.0"\nport = 18083',
+            "admin.port = 18083: listeners[0] already",
+        ),
+        ('[admin]\nbind = "a:1"', "the port has a key of its own"),
+        ('[node]\nid = "a b"', 'node.id = "a b": must be 1 to 64 of'),
+        ('[node]\ndata = "a\\u0000b"', "must be text that is not empty"),
+        ('[security]\nallow_anonymous = "yes"', 'allow_anonymous = "yes": must be true or false'),
+        ("x =", "not valid TOML"),
+    ],
+)
+def test_wrong_file(tmp_path: Path, text: str, expected: str) -> None:
+    path = write(tmp_path, text)
+    message = complaint(path, {}, {})
+    assert message.startswith(f"{path}: ")
+    assert expected in message
+
+
+def test_two_listeners_on_port_0_do_not_clash(tmp_path: Path) -> None:
+    path = write(tmp_path, "[[listeners]]\nport = 0\n[[listeners]]\nport = 0\n")
+    assert len(load(path).listeners) == 2
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    assert "cannot be read: No such file" in complaint(tmp_path / "none.toml", {}, {})
+    path = tmp_path / "latin.toml"
+    path.write_bytes(b'[node]\nid = "\xe9"\n')
+    assert "not UTF-8 text" in complaint(path, {}, {})
+
+
+def test_a_wrong_value_names_the_source_that_set_it(tmp_path: Path) -> None:
+    path = write(tmp_path, "[limits]\nqos_max = 2\n")
+    environ = {"HOLDFAST_LIMITS__QOS_MAX": "many"}
+    assert complaint(path, environ, {}).startswith("environment HOLDFAST_LIMITS__QOS_MAX: limits.")
+    assert complaint(path, {}, {"limits.qos_max": 9}).startswith("command line: limits.qos_max = 9")
+    unknown = complaint(path, {"HOLDFAST_FOO__BAR": "1"}, {})
+    assert unknown.startswith("environment HOLDFAST_FOO__BAR: foo = ")
+
+
+def test_environment_cannot_skip_list_entries_or_enter_plain_values(tmp_path: Path) -> None:
+    gap = complaint(None, {"HOLDFAST_LISTENERS__1__PORT": "1"}, {})
+    assert "listeners[1] cannot be set: listeners has 0 entries" in gap
+    path = write(tmp_path, "node = 3")
+    assert "node = 3: must be a table" in complaint(path, {"HOLDFAST_NODE__ID": "x"}, {})
+
+
+def test_long_values_are_cut() -> None:
+    message = complaint(None, {}, {"log.durability": "x" * 5000})
+    assert len(message) < 200
+
+
+def test_check_lists_every_problem(tmp_path: Path) -> None:
+    path = write(tmp_path, "[limits]\nqos_max = 3\n[log]\npartitions = 0\n")
+    found = check(path)
+    assert len(found) == 2
+    assert "log.partitions = 0" in " ".join(found)
+    assert complaint(path, {}, {}).endswith("(and 1 more)")
+    assert check(EXAMPLE) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "anonymous", "warned"),
+    [
+        ('[[listeners]]\nbind = "::1"', True, ""),
+        ('[[listeners]]\nbind = "0.0.0.0"', False, "nobody can connect"),
+        ('[[listeners]]\nbind = "0.0.0.0"\n[security]\npassword_file = "p"', False, ""),
+        ('[security]\npassword_file = "p"', False, ""),
+        ('[security]\nscram_file = "p"', False, ""),
+        ('[security]\npassword_file = "p"\nallow_anonymous = true', True, ""),
+        ('[[listeners]]\nbind = "::"\n[security]\nallow_anonymous = true', True, "anybody who"),
+        ('[admin]\nbind = "0.0.0.0"', True, "admin.bind"),
+    ],
+)
+def test_anonymous_needs_a_word_beyond_loopback(
+    tmp_path: Path, text: str, anonymous: bool, warned: str
+) -> None:
+    config = load(write(tmp_path, text))
+    assert config.security.allow_anonymous is anonymous
+    found = warnings(config)
+    assert warned in " ".join(found) if warned else found == []
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "10.0.0.1", "myhost", "127.0.0.1.evil")))

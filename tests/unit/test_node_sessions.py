@@ -1,0 +1,364 @@
+"""Sessions through a whole node: resume, takeover, expiry, wills, retained, shared groups, and
+what a crash at the worst moment leaves."""
+
+import pytest
+
+from holdfast.mqtt import packets as m
+from holdfast.mqtt import reasons
+from holdfast.node.config import NodeConfig
+from tests.support.node_bench import NodeBench
+from tests.unit.test_node_publish import acks, publish, subscribe
+
+
+def will(topic: str, payload: bytes, qos: int = 1, delay_s: int = 0, retain: bool = False) -> m.Will:
+    properties: dict[int, object] = {24: delay_s} if delay_s else {}
+    return m.Will(topic, payload, qos, retain, properties)  # type: ignore[arg-type]
+
+
+def test_offline_session_gets_everything_in_order_after_a_crash() -> None:
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("a/#", 1))
+    peer.lose()
+    publisher = bench.connect("p")
+    for number in range(1, 31):
+        publisher.send(publish(f"a/{number % 4}", b"%d" % number, 1, number))
+    bench.crash()
+    again = bench.connect("c", clean=False, expiry_s=1000)
+    assert again.payloads() == [b"%d" % number for number in range(1, 31)]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("with_snapshot", [False, True])
+def test_inflight_ids_survive_a_crash(qos: int, with_snapshot: bool) -> None:
+    """[MQTT-4.4.0-1] sent again with the original packet id and DUP."""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("t", qos))
+    bench.connect("p").send(publish("t", b"x", qos, 1))
+    (first,) = peer.publishes()
+    bench.advance(1)
+    snapshot = bench.snapshot() if with_snapshot else None
+    bench.crash(snapshot=snapshot)
+    again = bench.connect("c", clean=False, expiry_s=1000)
+    (second,) = again.publishes()
+    assert (second.packet_id, second.payload, second.dup) == (first.packet_id, b"x", True)
+
+
+def test_qos2_received_before_a_crash_is_not_sent_again() -> None:
+    """[MQTT-4.3.3-7] after PUBREC only PUBREL may be repeated."""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("t", 2))
+    bench.connect("p").send(publish("t", b"x", 2, 1))
+    (first,) = peer.publishes()
+    peer.send(m.Ack(m.PUBREC, first.packet_id, 0, {}))
+    peer.take()
+    bench.crash()
+    again = bench.connect("c", clean=False, expiry_s=1000)
+    assert again.publishes() == []
+    assert acks(again) == [(m.PUBREL, first.packet_id, 0)]
+    again.send(m.Ack(m.PUBCOMP, first.packet_id, 0, {}))
+    bench.advance(1)
+    bench.crash()
+    third = bench.connect("c", clean=False, expiry_s=1000)
+    assert third.publishes() == []
+    assert acks(third) == []
+
+
+def test_pubrel_waits_for_the_disk() -> None:
+    bench = NodeBench(auto_commit=False)
+    peer = bench.connect("c", expiry_s=1000)
+    bench.commit()
+    bench.run()
+    peer.send(subscribe("t", 2))
+    bench.commit()
+    bench.run()
+    peer.take()
+    bench.connect("p").send(publish("t", b"x", 2, 1))
+    bench.commit()
+    bench.run()
+    assert peer.received == []
+    bench.commit()
+    bench.run()
+    (first,) = peer.publishes()
+    peer.send(m.Ack(m.PUBREC, first.packet_id, 0, {}))
+    assert acks(peer) == []
+    bench.commit()
+    bench.run()
+    assert acks(peer) == [(m.PUBREL, first.packet_id, 0)]
+
+
+def test_takeover_tells_the_older_connection() -> None:
+    """[MQTT-3.1.4-3]"""
+    bench = NodeBench()
+    old = bench.connect("c", expiry_s=100)
+    old.send(subscribe("t", 1))
+    old.take()
+    new = bench.connect("c", clean=False, expiry_s=100)
+    (goodbye,) = old.take(m.Disconnect)
+    assert isinstance(goodbye, m.Disconnect)
+    assert goodbye.reason == reasons.SESSION_TAKEN_OVER
+    assert old.closed
+    (connack,) = new.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    assert connack.session_present
+    bench.connect("p").send(publish("t", b"x", 1, 1))
+    assert new.payloads() == [b"x"]
+
+
+def test_session_expires_and_its_will_with_it() -> None:
+    """[MQTT-3.1.2-23] [MQTT-3.1.3-9]"""
+    bench = NodeBench()
+    watcher = bench.connect("w")
+    watcher.send(subscribe("wills", 1))
+    watcher.take()
+    peer = bench.connect("c", expiry_s=10, will=will("wills", b"gone", delay_s=60))
+    peer.lose()
+    bench.advance(9)
+    assert watcher.payloads() == []
+    bench.advance(2)
+    assert watcher.payloads() == [b"gone"]
+    assert "c" not in bench.node.state.sessions
+
+
+def test_will_delay_is_cancelled_by_the_return() -> None:
+    """[MQTT-3.1.3-9]"""
+    bench = NodeBench()
+    watcher = bench.connect("w")
+    watcher.send(subscribe("wills", 1))
+    watcher.take()
+    peer = bench.connect("c", expiry_s=100, will=will("wills", b"gone", delay_s=5))
+    peer.lose()
+    bench.advance(3)
+    bench.connect("c", clean=False, expiry_s=100)
+    bench.advance(10)
+    assert watcher.payloads() == []
+
+
+def test_will_of_a_client_connected_at_the_crash_is_published_once() -> None:
+    bench = NodeBench()
+    watcher = bench.connect("w", expiry_s=1000)
+    watcher.send(subscribe("wills", 1))
+    bench.connect("plain", will=will("wills", b"plain"))
+    bench.connect("durable", expiry_s=100, will=will("wills", b"durable", delay_s=1))
+    bench.crash()
+    bench.advance(2)
+    again = bench.connect("w", clean=False, expiry_s=1000)
+    received = again.publishes()
+    assert sorted(p.payload for p in received) == [b"durable", b"plain"]
+    for each in received:
+        again.send(m.Ack(m.PUBACK, each.packet_id, 0, {}))
+    bench.advance(1)
+    bench.crash()
+    third = bench.connect("w", clean=False, expiry_s=1000)
+    assert third.payloads() == []
+
+
+def test_clean_disconnect_drops_the_will() -> None:
+    """[MQTT-3.1.2-10] [MQTT-3.14.4-3]"""
+    bench = NodeBench()
+    watcher = bench.connect("w")
+    watcher.send(subscribe("wills"))
+    watcher.take()
+    peer = bench.connect("c", will=will("wills", b"gone"))
+    peer.send(m.Disconnect(0, {}))
+    assert watcher.payloads() == []
+    other = bench.connect("d", will=will("wills", b"asked for"))
+    other.send(m.Disconnect(reasons.DISCONNECT_WITH_WILL_MESSAGE, {}))
+    assert watcher.payloads() == [b"asked for"]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+@pytest.mark.parametrize("qos", [0, 1])
+def test_retained_message_for_a_new_subscription(qos: int, crash: bool) -> None:
+    """[MQTT-3.3.1-5] [MQTT-3.3.1-6] [MQTT-3.3.1-8] [MQTT-3.3.1-9]"""
+    bench = NodeBench()
+    publisher = bench.connect("p")
+    publisher.send(
+        publish("r/a", b"1", qos, qos, retain=True),
+        publish("r/a", b"2", qos, qos, retain=True),
+        publish("r/b", b"3", qos, qos, retain=True),
+        publish("r/b", b"", qos, qos, retain=True),
+    )
+    if crash:
+        bench.crash()
+    peer = bench.connect("c")
+    peer.send(subscribe("r/#", 1))
+    (received,) = peer.publishes()
+    assert (received.topic, received.payload, received.retain) == (b"r/a", b"2", True)
+    peer.send(subscribe("r/#", 1, 2, retain_handling=1))
+    assert peer.publishes() == []
+    peer.send(subscribe("r/#", 1, 3, retain_handling=2))
+    assert peer.publishes() == []
+
+
+def test_many_retained_messages_respect_the_window() -> None:
+    bench = NodeBench()
+    publisher = bench.connect("p")
+    for number in range(250):
+        publisher.send(publish(f"r/{number}", b"x", 1, number + 1, retain=True))
+    peer = bench.connect("c", properties={33: 10})
+    peer.send(subscribe("r/#", 1))
+    got = 0
+    while True:
+        page = peer.publishes()
+        if not page:
+            break
+        assert len(page) <= 10
+        got += len(page)
+        peer.send(*(m.Ack(m.PUBACK, p.packet_id, 0, {}) for p in page))
+    assert got == 250
+
+
+def test_shared_group_gives_each_record_to_one_member() -> None:
+    """[MQTT-4.8.2-1]"""
+    bench = NodeBench()
+    members = [bench.connect(f"m{number}") for number in range(3)]
+    for member in members:
+        member.send(subscribe("$share/g/t", 1))
+        member.take()
+    publisher = bench.connect("p")
+    for number in range(1, 10):
+        publisher.send(publish("t", b"%d" % number, 1, number))
+    received = [member.payloads() for member in members]
+    assert [len(each) for each in received] == [3, 3, 3]
+    assert sorted(int(p) for each in received for p in each) == list(range(1, 10))
+
+
+def test_shared_group_takes_back_what_a_member_did_not_acknowledge() -> None:
+    """[MQTT-4.8.2-5]"""
+    bench = NodeBench()
+    first = bench.connect("m1")
+    first.send(subscribe("$share/g/t", 1))
+    publisher = bench.connect("p")
+    publisher.send(publish("t", b"1", 1, 1), publish("t", b"2", 1, 2))
+    assert first.payloads() == [b"1", b"2"]
+    second = bench.connect("m2")
+    second.send(subscribe("$share/g/t", 1))
+    first.lose()
+    assert second.payloads() == [b"1", b"2"]
+
+
+def test_durable_shared_group_survives_absence_and_crash() -> None:
+    bench = NodeBench()
+    first = bench.connect("m1", expiry_s=1000)
+    first.send(subscribe("$share/g/t/#", 1))
+    publisher = bench.connect("p")
+    publisher.send(publish("t/1", b"1", 1, 1))
+    (one,) = first.publishes()
+    first.send(m.Ack(m.PUBACK, one.packet_id, 0, {}))
+    bench.advance(1)
+    first.lose()
+    publisher.send(publish("t/2", b"2", 1, 2), publish("t/3", b"3", 1, 3))
+    bench.advance(1)
+    bench.crash()
+    again = bench.connect("m1", clean=False, expiry_s=1000)
+    assert again.payloads() == [b"2", b"3"]
+
+
+def test_suback_waits_for_the_disk_of_a_durable_session() -> None:
+    bench = NodeBench(auto_commit=False)
+    peer = bench.connect("c", expiry_s=100)
+    assert peer.received == []
+    bench.commit()
+    bench.run()
+    assert len(peer.take(m.Connack)) == 1
+    peer.send(subscribe("t", 1))
+    assert peer.received == []
+    bench.commit()
+    bench.run()
+    assert len(peer.take(m.Suback)) == 1
+
+
+def test_unsubscribe_is_durable() -> None:
+    """[MQTT-3.10.4-1]"""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=100)
+    peer.send(subscribe("t", 1), m.Unsubscribe(2, ["t", "u"], {}))
+    (unsuback,) = peer.take(m.Unsuback)
+    assert isinstance(unsuback, m.Unsuback)
+    assert unsuback.reasons == [0, reasons.NO_SUBSCRIPTION_EXISTED]
+    bench.crash()
+    again = bench.connect("c", clean=False, expiry_s=100)
+    again.take()
+    bench.connect("p").send(publish("t", b"x", 1, 1))
+    assert again.publishes() == []
+
+
+def test_keep_alive() -> None:
+    """[MQTT-3.1.2-22]"""
+    bench = NodeBench()
+    peer = bench.connect("c", keep_alive_s=10)
+    bench.advance(14)
+    assert not peer.closed
+    peer.send(m.Pingreq())
+    bench.advance(14)
+    assert not peer.closed
+    bench.advance(2)
+    assert peer.closed
+    (packet,) = peer.take(m.Disconnect)
+    assert isinstance(packet, m.Disconnect)
+    assert packet.reason == reasons.KEEP_ALIVE_TIMEOUT
+
+
+def test_connect_timeout() -> None:
+    """[MQTT-3.1.4-1]"""
+    bench = NodeBench()
+    peer = bench.peer()
+    bench.advance(bench.config.connect_timeout_s + 1)
+    assert peer.closed
+
+
+def test_resume_respects_a_smaller_receive_maximum() -> None:
+    """[MQTT-3.3.4-9]"""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=100)
+    peer.send(subscribe("t", 1))
+    publisher = bench.connect("p")
+    for number in range(1, 6):
+        publisher.send(publish("t", b"%d" % number, 1, number))
+    assert len(peer.publishes()) == 5
+    peer.lose()
+    again = bench.connect("c", clean=False, expiry_s=100, properties={33: 2})
+    seen: list[bytes] = []
+    while page := again.publishes():
+        assert len(page) <= 2
+        seen.extend(p.payload for p in page)
+        again.send(*(m.Ack(m.PUBACK, p.packet_id, 0, {}) for p in page))
+    assert seen == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_assigned_client_id_and_empty_id_rules() -> None:
+    """[MQTT-3.1.3-6] [MQTT-3.2.2-16] [MQTT3-3.1.3-8]"""
+    bench = NodeBench()
+    peer = bench.connect("")
+    (connack,) = peer.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    assert 18 in connack.properties
+    old = bench.connect("", 4, clean=False)
+    (refused,) = old.take(m.Connack)
+    assert isinstance(refused, m.Connack)
+    assert refused.reason == 2
+    assert old.closed
+
+
+def test_password_is_checked_before_anything_else_is_read() -> None:
+    config = NodeConfig(partitions=2, sys_interval_s=0, allow_anonymous=False)
+    bench = NodeBench(config)
+    bench.node.state.checks_passwords = True
+    bench.valid_passwords = {"u": b"right"}
+    good = bench.peer()
+    good.send(
+        m.Connect(5, True, 0, "c", None, "u", b"right", {}), subscribe("t", 1), m.Pingreq()
+    )
+    assert [type(p) for p in good.received] == [m.Connack, m.Suback, m.Pingresp]
+    bad = bench.peer()
+    bad.send(m.Connect(5, True, 0, "d", None, "u", b"wrong", {}))
+    (refused,) = bad.take(m.Connack)
+    assert isinstance(refused, m.Connack)
+    assert refused.reason == reasons.BAD_USER_NAME_OR_PASSWORD
+    anonymous = bench.connect("e")
+    (refused,) = anonymous.take(m.Connack)
+    assert isinstance(refused, m.Connack)
+    assert refused.reason == reasons.NOT_AUTHORIZED

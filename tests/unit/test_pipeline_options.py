@@ -1,0 +1,63 @@
+import pytest
+
+from holdfast.pipeline.options import COLUMNS, OptionError, parse, parse_timestamp_us
+
+
+def test_defaults() -> None:
+    options = parse({"path": "/data"})
+    assert options.path == "/data"
+    assert options.starting_offsets is None
+    assert options.fail_on_data_loss
+    assert options.columns == COLUMNS
+    assert options.tasks >= 1
+
+
+def test_names_are_case_insensitive() -> None:
+    options = parse({"SERVERS": "a:1, [::1]:2", "failondataloss": "False", "STARTINGOFFSETS": "{}"})
+    assert options.servers == (("a", 1), ("::1", 2))
+    assert not options.fail_on_data_loss
+    assert options.starting_offsets == {}
+
+
+def test_path_as_spark_may_write_it() -> None:
+    assert parse({"path": "file:///data"}).path == "/data"
+
+
+def test_times() -> None:
+    assert parse_timestamp_us("t", "1790000000123") == 1_790_000_000_123_000
+    for text in (
+        "2026-09-21T14:13:20.5",
+        "2026-09-21T14:13:20.500000Z",
+        "2026-09-21 16:13:20.5+02:00",
+    ):
+        assert parse_timestamp_us("t", text) == 1_790_000_000_500_000
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "either"),
+        ({"path": "/data", "servers": "a:1"}, "either"),
+        ({"path": "/data", "startingOffset": "latest"}, "unknown option 'startingoffset'"),
+        ({"path": "/data", "startingOffsets": "now"}, "startingOffsets is 'now'"),
+        ({"path": "/d", "startingOffsets": "{}", "startingTimestamp": "1"}, "not both"),
+        ({"path": "/data", "startingTimestamp": "noon"}, "startingTimestamp is 'noon'"),
+        ({"path": "/data", "maxRecordsPerTrigger": "0"}, "maxRecordsPerTrigger is '0'"),
+        ({"path": "/data", "tasks": "many"}, "tasks is 'many'"),
+        ({"path": "/data", "failOnDataLoss": "maybe"}, "failOnDataLoss is 'maybe'"),
+        ({"path": "/data", "columns": "topic,key"}, "columns has 'key'"),
+        ({"path": "/data", "columns": "topic,topic"}, "at most once"),
+        ({"servers": "a"}, "host:adminport"),
+        ({"servers": "http://a:80"}, "host:adminport"),
+        ({"servers": "a:0"}, "1 to 65535"),
+        ({"servers": "a:70000"}, "1 to 65535"),
+        ({"servers": ""}, "host:adminport"),
+    ],
+)
+def test_bad_options_are_named(options: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        parse(options)
+
+
+def test_option_errors_are_value_errors() -> None:
+    assert issubclass(OptionError, ValueError)

@@ -1,0 +1,147 @@
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast.pipeline.reader_http as reader_http
+from holdfast.pipeline.decode import decode_rows
+from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.reader_http import HttpLog, ServerError, read_ranges
+from holdfast.pipeline.scan import Coverage
+from tests.support.journal_files import TIME_US, Journal, Server, record, serving
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_http, "PAUSE_S", 0.001)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    journal = Journal(tmp_path / "data", partitions=2)
+    for index in range(30):
+        records = [record("t", b"%d" % index, timestamp_us=TIME_US + index)] * 3
+        journal.append(index % 2, records)
+    with serving(journal) as found:
+        yield found
+
+
+def unused_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def read(server: Server, *ranges: OffsetRange, loss: bool = False) -> list[tuple[int, int]]:
+    coverage = Coverage(ranges, fail_on_data_loss=not loss)
+    rows: list[dict[str, Any]] = []
+    for chunk in read_ranges([("127.0.0.1", server.port)], ranges, coverage):
+        for batch in decode_rows(chunk):
+            rows += batch.to_pylist()
+    return [(row["partition"], row["offset"]) for row in rows]
+
+
+@pytest.fixture
+def log(server: Server) -> Iterator[HttpLog]:
+    found = HttpLog([("127.0.0.1", server.port)])
+    yield found
+    found.close()
+
+
+def test_bounds_and_times(log: HttpLog) -> None:
+    assert log.bounds() == {0: Bounds(0, 45), 1: Bounds(0, 45)}
+    assert log.offsets_at(TIME_US + 10) == {0: 15, 1: 15}
+    assert log.offsets_at(TIME_US + 11) == {0: 18, 1: 15}
+    assert log.offsets_at(TIME_US + 99) == {0: 45, 1: 45}
+
+
+@pytest.mark.parametrize("batches_per_answer", [1, 2, 100])
+def test_ranges_are_exact(server: Server, batches_per_answer: int) -> None:
+    server.batches_per_answer = batches_per_answer
+    rows = read(server, OffsetRange(0, 4, 31), OffsetRange(1, 0, 45))
+    assert rows == [(0, o) for o in range(4, 31)] + [(1, o) for o in range(45)]
+
+
+def test_chunks_are_bounded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_http, "CHUNK_RECORDS", 9)
+    server.batches_per_answer = 2
+    ranges = [OffsetRange(0, 0, 45)]
+    coverage = Coverage(ranges, fail_on_data_loss=True)
+    chunks = list(read_ranges([("127.0.0.1", server.port)], ranges, coverage))
+    assert [chunk.records for chunk in chunks] == [12, 12, 12, 9]
+
+
+def test_removed_by_retention(server: Server) -> None:
+    server.journal.first_offset[0] = 12
+    with pytest.raises(DataLossError, match="offsets 3 to 12 of partition 0"):
+        read(server, OffsetRange(0, 3, 20))
+    rows = read(server, OffsetRange(0, 3, 20), OffsetRange(1, 0, 2), loss=True)
+    assert rows == [(0, o) for o in range(12, 20)] + [(1, 0), (1, 1)]
+    assert read(server, OffsetRange(0, 3, 9), OffsetRange(1, 0, 2), loss=True) == [(1, 0), (1, 1)]
+
+
+def test_a_server_that_is_not_ready_is_asked_again(log: HttpLog, server: Server) -> None:
+    server.fail_next = 3
+    assert log.bounds()[0].end == 45
+    assert server.requests == 4
+
+
+def test_a_server_that_stays_down_is_given_up(log: HttpLog, server: Server) -> None:
+    server.fail_next = 100
+    with pytest.raises(ServerError, match=r"no answer from 127.0.0.1:\d+ in 5 rounds.*503"):
+        log.bounds()
+    assert server.requests == reader_http.ROUNDS
+
+
+def test_the_next_server_is_tried(server: Server) -> None:
+    log = HttpLog([("127.0.0.1", unused_port()), ("127.0.0.1", server.port)])
+    assert log.bounds()[0].end == 45
+    log.close()
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(ServerError, match="admin port"):
+        HttpLog([("127.0.0.1", unused_port())]).bounds()
+
+
+def test_a_refusal_is_not_repeated(
+    log: HttpLog, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "answer", lambda target: (404, b"no such page"))
+    with pytest.raises(ServerError, match="404 to /api/v1/log: no such page"):
+        log.bounds()
+
+
+@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"ranges": 3}', b'{"ranges": [[1]]}'])
+def test_an_answer_that_is_no_log(
+    log: HttpLog, server: Server, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(server, "answer", lambda target: (200, body))
+    with pytest.raises(ServerError):
+        log.bounds()
+
+
+@pytest.mark.parametrize("status", [200, 410])
+@pytest.mark.parametrize("body", [b"", b"x" * 100, json.dumps({"first_offset": 0}).encode()])
+def test_an_answer_that_is_no_batch(
+    server: Server, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes
+) -> None:
+    monkeypatch.setattr(server, "answer", lambda target: (status, body))
+    with pytest.raises(ServerError):
+        read(server, OffsetRange(0, 0, 3))
+
+
+def test_a_cut_or_changed_answer_is_noticed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = server.journal.batches[0]
+    other = server.journal.batches[2]
+    changed = batch[:-9] + b"?" + batch[-8:]
+    for body in (batch[:-8], changed, other, batch + batch[:40]):
+        monkeypatch.setattr(server, "answer", lambda target, body=body: (200, body))
+        with pytest.raises((ServerError, DataLossError)):
+            read(server, OffsetRange(0, 0, 3))

@@ -1,0 +1,115 @@
+"""ACL files. tests/interop/test_acl_against_mosquitto.py holds the same rules against Mosquitto."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.security.acl import AclError, AclFile
+
+TEXT = """\
+# a comment
+topic read $SYS/#
+topic public
+
+user roger
+topic readwrite home/roger/#
+topic deny home/roger/private/#
+topic read with space/a b
+topic write log
+
+user  ann lee
+topic #
+user roger
+topic read late
+
+pattern read devices/%c/#
+pattern write users/%u/out
+pattern deny users/%u/secret
+pattern all/%u/%c/%d
+"""
+ACL = AclFile.parse(TEXT, "acl")
+
+
+def access(username: str | None, topic: str, client_id: str = "c1") -> str:
+    client = ACL.for_client(username, client_id)
+    return ("r" if client.can_read(topic) else "") + ("w" if client.can_write(topic) else "")
+
+
+@pytest.mark.parametrize(
+    ("username", "topic", "expected"),
+    [
+        (None, "$SYS/broker/uptime", "r"),
+        (None, "public", "rw"),
+        (None, "home/roger/x", ""),
+        ("roger", "public", ""),
+        ("roger", "home/roger/x", "rw"),
+        ("roger", "home/roger", "rw"),
+        ("roger", "home/roger/private/x", ""),
+        ("roger", "home/roger/private", ""),
+        ("roger", "with space/a b", "r"),
+        ("roger", "log", "w"),
+        ("roger", "late", "r"),
+        ("ann lee", "anything/at/all", "rw"),
+        ("ann lee", "$SYS/x", ""),
+        # A client's own rules come first: what they allow, no pattern denies.
+        ("ann lee", "users/ann lee/secret", "rw"),
+        ("bob", "users/bob/secret", ""),
+        ("bob", "users/bob/out", "w"),
+        ("bob", "users/roger/out", ""),
+        ("bob", "devices/c1/x", "r"),
+        ("bob", "devices/c2/x", ""),
+        ("bob", "all/bob/c1/%d", "rw"),
+        (None, "devices/c1/x", "r"),
+        (None, "users//out", ""),
+        ("nobody", "public", ""),
+    ],
+)
+def test_access(username: str | None, topic: str, expected: str) -> None:
+    assert access(username, topic) == expected
+
+
+def test_names_with_wildcards_match_no_pattern() -> None:
+    assert access("+", "users/bob/out") == ""
+    assert access("#", "users/#/out") == ""
+    assert access("bob", "devices/c1/x", client_id="+") == ""
+    assert access("bob", "devices/x", client_id="#") == ""
+
+
+def test_a_name_is_substituted_once() -> None:
+    assert access("%c", "users/c1/out") == ""
+    assert access("%c", "users/%c/out") == "w"
+
+
+def test_what_no_rule_allows_is_denied() -> None:
+    client = AclFile.parse("# nothing\n", "acl").for_client("bob", "c1")
+    assert not client.can_read("a")
+    assert not client.can_write("a")
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("user", "needs a user name"),
+        ("topics a", "'topics'"),
+        ("topic reed a", "read, write, readwrite, deny, found 'reed'"),
+        ("topic a b", "found 'a'"),
+        ("topic read a/#/b", "'#' must be the last"),
+        ("pattern a+", "'\\+' must be a level"),
+        ("topic", "at least one character"),
+        ("topic read $share/g/a", r"without '\$share/group/'"),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path: Path, line: str, text: str) -> None:
+    path = tmp_path / "acl"
+    path.write_text(f"topic read a\n# b\n{line}\n")
+    with pytest.raises(AclError, match=text) as caught:
+        AclFile.load(path)
+    assert str(caught.value).startswith(f"{path}:3: ")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(AclError, match="No such file"):
+        AclFile.load(tmp_path / "missing")
+    (tmp_path / "latin").write_bytes(b"\xff")
+    with pytest.raises(AclError, match="not UTF-8"):
+        AclFile.load(tmp_path / "latin")
