@@ -146,7 +146,9 @@ def compare(scenario: Scenario, settings: Settings) -> Outcome:
             if name is not None:
                 broker = brokers.start(name, scenario, settings.directory, settings.python)
                 running.append((broker, measurements))
-        for number in range(settings.rounds):
+        # A second crowd would be put into the memory that the first one left behind.
+        rounds = 1 if scenario.figure is Figure.MEMORY else settings.rounds
+        for number in range(rounds):
             order = running if number % 2 == 0 else running[::-1]
             for broker, measurements in order:
                 measurements.append(generate_undisturbed(scenario, broker, settings))

@@ -16,7 +16,6 @@ from tests.e2e import wire
 from tests.e2e.ledger import Interest, Key, Ledger
 
 RECONNECT_S: Final = 0.05
-PAYLOAD_BYTES: Final = 64
 EXPIRY_S: Final = 3600
 
 
@@ -127,11 +126,13 @@ class Publisher(Party):
         topics: list[str],
         qos: int,
         window: int = 20,
+        payload_bytes: int = 64,
     ) -> None:
         super().__init__(name, port, version, ledger)
         self.topics = topics
         self.qos = qos
         self.window = window
+        self.payload_bytes = payload_bytes
         self.producing = False
         self.inflight: dict[int, Key] = {}
         """Packet id -> message, in sending order."""
@@ -142,7 +143,7 @@ class Publisher(Party):
 
     def _packet(self, packet_id: int, dup: bool) -> bytes:
         publisher, topic, sequence = self.inflight[packet_id]
-        payload = f"{publisher} {sequence} ".encode().ljust(PAYLOAD_BYTES, b".")
+        payload = f"{publisher} {sequence} ".encode().ljust(self.payload_bytes, b".")
         return wire.publish(topic, payload, self.qos, packet_id, self.version, dup=dup)
 
     def on_ready(self) -> None:
@@ -300,7 +301,9 @@ def crowd(port: int, ledger: Ledger) -> Crowd:
         Publisher("p2", port, 5, ledger, ["load/two/a", "load/two/b"], 2),
         Publisher("p3", port, 5, ledger, ["load/three/a", "shared/1"], 1),
         Publisher("p4", port, 4, ledger, ["load/four/a"], 2),
-        Subscriber("exact-1", port, 5, ledger, [Interest("load/one/a", 1), Interest("shared/1", 1)]),
+        Subscriber(
+            "exact-1", port, 5, ledger, [Interest("load/one/a", 1), Interest("shared/1", 1)]
+        ),
         Subscriber("exact-2", port, 4, ledger, [Interest("load/two/a", 2)]),
         Subscriber("plus-2", port, 5, ledger, [Interest("load/+/a", 2), Interest("shared/+", 2)]),
         Subscriber("all-1", port, 4, ledger, [Interest("load/#", 1), Interest("shared/#", 1)]),

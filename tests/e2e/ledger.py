@@ -127,7 +127,10 @@ class Ledger:
                 left = [key for key in first if key in common]
                 right = [key for key in second if key in common]
                 if left != right:
-                    at = next(i for i, pair in enumerate(zip(left, right, strict=True))
-                              if pair[0] != pair[1])
+                    at = next(
+                        i
+                        for i, pair in enumerate(zip(left, right, strict=True))
+                        if pair[0] != pair[1]
+                    )
                     text = f"{topic}: {left[at]} here, {right[at]} at {other}"
                     yield Violation("disagreement", one, text)

@@ -50,8 +50,8 @@ topic read more
 pattern read devices/%c/#
 pattern write users/%u/out
 pattern readwrite mid/x%uy/%c
-pattern deny users/%u/out/secret
 pattern write users/%u/out/#
+pattern deny users/%u/out/secret
 pattern deny public/never
 """
 

@@ -9,6 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+from holdfast.log.files import Manifest, create
+from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.index import ActiveIndex
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
 
@@ -46,6 +49,10 @@ def record(
 
 
 def build(partition: int, base_offset: int, records: Iterable[Record]) -> bytes:
+    return builder_of(partition, base_offset, records).build(1)
+
+
+def builder_of(partition: int, base_offset: int, records: Iterable[Record]) -> BatchBuilder:
     builder = BatchBuilder(partition, base_offset)
     for item in records:
         builder.add(
@@ -61,16 +68,18 @@ def build(partition: int, base_offset: int, records: Iterable[Record]) -> bytes:
             item.payload,
             False,
         )
-    return builder.build(1)
+    return builder
 
 
 @dataclass
 class Journal:
-    """A data directory as a node writes it, without its locks, indexes and snapshots."""
+    """A data directory as a node writes it, without its lock and snapshots."""
 
     directory: Path
     partitions: int = 4
     segment_bytes: int = 1 << 20
+    indexed: bool = True
+    """Write the index of a finished segment."""
     next_offset: list[int] = field(default_factory=list)
     first_offset: list[int] = field(default_factory=list)
     batches: list[bytes] = field(default_factory=list)
@@ -82,22 +91,30 @@ class Journal:
         self.first_offset = [0] * self.partitions
         self.folder = self.directory / "journal"
         self.folder.mkdir(parents=True)
-        manifest = {"format": 1, "node_id": "n1", "partitions": self.partitions, "created": ""}
-        (self.directory / "manifest.json").write_text(json.dumps(manifest))
+        self.files = create(OsFileSystem(self.directory), Manifest("n1", self.partitions, ""))
         self.segment = self.folder / f"{0:020d}.log"
         self.segment.touch()
+        self.index = ActiveIndex(0, self.next_offset)
 
     def append(self, partition: int, records: Iterable[Record]) -> bytes:
-        data = build(partition, self.next_offset[partition], records)
         if self.segment.stat().st_size >= self.segment_bytes:
-            self.segment = self.folder / f"{self.sequence:020d}.log"
+            self._start_segment()
+        builder = builder_of(partition, self.next_offset[partition], records)
+        data = builder.build(1)
+        self.index.add_built(self.segment.stat().st_size, len(data), builder)
         with self.segment.open("ab") as file:
             file.write(data)
         self.batches.append(data)
-        count = Batch(data).count
-        self.next_offset[partition] += count
-        self.sequence += count
+        self.next_offset[partition] += builder.count
+        self.sequence += builder.count
         return data
+
+    def _start_segment(self) -> None:
+        if self.indexed:
+            self.files.write_index(self.index.head.sequence, self.index.encode())
+        self.segment = self.folder / f"{self.sequence:020d}.log"
+        self.segment.touch()
+        self.index = ActiveIndex(self.sequence, self.next_offset)
 
     def publish(self, topic: str, payload: bytes, **fields: object) -> None:
         """One message in a batch of its own, in the partition of its topic."""
@@ -109,10 +126,11 @@ class Journal:
 
     def remove_first_segment(self) -> None:
         """What retention does."""
-        segment = self.segments()[0]
+        segment, following = self.segments()[:2]
         for batch in batches_of(segment.read_bytes()):
             self.first_offset[batch.partition] = batch.end_offset
-        segment.unlink()
+        self.files.write_start(int(following.stem), self.first_offset)
+        self.files.remove_segment(int(segment.stem))
 
     def records(self) -> list[Record]:
         """All that the journal still has, in order, decoded the plain way."""

@@ -86,7 +86,9 @@ class NodeBench:
         self.valid_passwords: dict[str, bytes] = {}
         self._boot([])
 
-    def _boot(self, batches: Iterable[bytes], snapshot: list[tuple[int, bytes]] | None = None) -> None:
+    def _boot(
+        self, batches: Iterable[bytes], snapshot: list[tuple[int, bytes]] | None = None
+    ) -> None:
         self.log: list[bytes] = list(batches)
         next_offset = [0] * self.config.partitions
         sequence = 0
@@ -117,7 +119,9 @@ class NodeBench:
     def snapshot(self) -> list[tuple[int, bytes]]:
         return list(snapshot_entries(self.node.state))
 
-    def crash(self, *, keep_uncommitted: bool = False, snapshot: list[tuple[int, bytes]] | None = None) -> None:
+    def crash(
+        self, *, keep_uncommitted: bool = False, snapshot: list[tuple[int, bytes]] | None = None
+    ) -> None:
         """All memory is lost; what was committed (or, as after a kill, all that was written)
         survives."""
         if keep_uncommitted:
@@ -245,8 +249,7 @@ class NodeBench:
 
 
 def group_bytes(group: WriteGroup) -> bytes:
-    data = group.data
-    return data if isinstance(data, bytes) else b"".join(data)
+    return b"".join(group.data)
 
 
 def split(data: bytes) -> list[bytes]:
@@ -260,4 +263,6 @@ def split(data: bytes) -> list[bytes]:
 
 
 def new_journal(partitions: int, next_offset: list[int], sequence: int) -> Journal:
-    raise NotImplementedError
+    journal = Journal(partitions)
+    journal.begin_at(next_offset, sequence)
+    return journal

@@ -9,7 +9,9 @@ from holdfast.node.config import NodeConfig
 from tests.support.node_bench import NodeBench, Peer
 
 
-def publish(topic: str, payload: bytes, qos: int = 0, packet_id: int = 0, **fields: object) -> Publish:
+def publish(
+    topic: str, payload: bytes, qos: int = 0, packet_id: int = 0, **fields: object
+) -> Publish:
     return Publish(
         topic.encode(),
         payload,
@@ -55,7 +57,9 @@ def test_delivered_at_the_lower_qos(version: int, sub_qos: int, pub_qos: int) ->
     assert received.topic == b"a/b"
     assert received.payload == b"x"
     assert received.qos == min(sub_qos, pub_qos)
-    assert acks(publisher) == ([] if pub_qos == 0 else [(m.PUBACK if pub_qos == 1 else m.PUBREC, 7, 0)])
+    assert acks(publisher) == (
+        [] if pub_qos == 0 else [(m.PUBACK if pub_qos == 1 else m.PUBREC, 7, 0)]
+    )
 
 
 def test_puback_waits_for_the_disk() -> None:
@@ -81,7 +85,9 @@ def test_acknowledgements_leave_in_order() -> None:
     bench = NodeBench(config, auto_commit=False)
     publisher = bench.connect("pub")
     publisher.take()
-    publisher.send(publish("t", b"1", 1, 1), publish("$SYS/x", b"2", 1, 2), publish("u", b"3", 1, 3))
+    publisher.send(
+        publish("t", b"1", 1, 1), publish("$SYS/x", b"2", 1, 2), publish("u", b"3", 1, 3)
+    )
     assert publisher.received == []
     bench.commit()
     bench.run()
@@ -178,7 +184,9 @@ def test_window_closes_and_opens() -> None:
     peer.send(m.Ack(m.PUBACK, first[0].packet_id, 0, {}))
     second = peer.publishes()
     assert [p.payload for p in second] == [b"3"]
-    peer.send(m.Ack(m.PUBACK, first[1].packet_id, 0, {}), m.Ack(m.PUBACK, second[0].packet_id, 0, {}))
+    peer.send(
+        m.Ack(m.PUBACK, first[1].packet_id, 0, {}), m.Ack(m.PUBACK, second[0].packet_id, 0, {})
+    )
     assert peer.payloads() == [b"4", b"5"]
 
 
@@ -273,7 +281,10 @@ def test_disk_full_refuses_and_recovers() -> None:
     peer.take()
     bench.node.state.disk_full = True
     peer.send(publish("t", b"x", 1, 1), publish("t", b"x", 2, 2))
-    assert acks(peer) == [(m.PUBACK, 1, reasons.QUOTA_EXCEEDED), (m.PUBREC, 2, reasons.QUOTA_EXCEEDED)]
+    assert acks(peer) == [
+        (m.PUBACK, 1, reasons.QUOTA_EXCEEDED),
+        (m.PUBREC, 2, reasons.QUOTA_EXCEEDED),
+    ]
     old.send(publish("t", b"x", 1, 1))
     assert old.closed
     bench.node.state.disk_full = False

@@ -10,7 +10,9 @@ from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import acks, publish, subscribe
 
 
-def will(topic: str, payload: bytes, qos: int = 1, delay_s: int = 0, retain: bool = False) -> m.Will:
+def will(
+    topic: str, payload: bytes, qos: int = 1, delay_s: int = 0, retain: bool = False
+) -> m.Will:
     properties: dict[int, object] = {24: delay_s} if delay_s else {}
     return m.Will(topic, payload, qos, retain, properties)  # type: ignore[arg-type]
 
@@ -339,7 +341,7 @@ def test_assigned_client_id_and_empty_id_rules() -> None:
     old = bench.connect("", 4, clean=False)
     (refused,) = old.take(m.Connack)
     assert isinstance(refused, m.Connack)
-    assert refused.reason == 2
+    assert refused.reason == reasons.CLIENT_IDENTIFIER_NOT_VALID
     assert old.closed
 
 
@@ -349,9 +351,7 @@ def test_password_is_checked_before_anything_else_is_read() -> None:
     bench.node.state.checks_passwords = True
     bench.valid_passwords = {"u": b"right"}
     good = bench.peer()
-    good.send(
-        m.Connect(5, True, 0, "c", None, "u", b"right", {}), subscribe("t", 1), m.Pingreq()
-    )
+    good.send(m.Connect(5, True, 0, "c", None, "u", b"right", {}), subscribe("t", 1), m.Pingreq())
     assert [type(p) for p in good.received] == [m.Connack, m.Suback, m.Pingresp]
     bad = bench.peer()
     bad.send(m.Connect(5, True, 0, "d", None, "u", b"wrong", {}))

@@ -4,30 +4,32 @@ from typing import Any
 
 import pytest
 
-import holdfast.pipeline.journal_map as journal_map
 import holdfast.pipeline.reader_path as reader_path
-from holdfast.log.record import SESSION, Record
+import holdfast.pipeline.segment_map as segment_map
+from holdfast.log.files import DataDirectoryError
+from holdfast.log.index import ActiveIndex
+from holdfast.log.record import CONTROL, MESSAGE, SESSION, Record
 from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.journal_map import JournalMap, NotALogError
+from holdfast.pipeline.journal_map import JournalMap
 from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
 from holdfast.pipeline.reader_path import read_pieces
 from holdfast.pipeline.scan import Coverage
-from tests.support.journal_files import TIME_US, Journal, build, record
+from tests.support.journal_files import TIME_US, Journal, batches_of, build, record
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Journal:
-    return Journal(tmp_path / "data", partitions=3, segment_bytes=2000)
-
-
-@pytest.fixture(autouse=True, params=["as shipped", "small"])
-def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything also with marks and reads so small that each batch crosses them."""
+@pytest.fixture(params=["as shipped", "small", "no indexes"])
+def journal(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Journal:
+    """Everything also with marks and reads so small that each batch crosses them, and with a
+    journal that has lost its indexes."""
     if request.param == "small":
-        monkeypatch.setattr(journal_map, "MARK_BYTES", 300)
-        monkeypatch.setattr(journal_map, "WINDOW_BYTES", 64)
-        monkeypatch.setattr(journal_map, "CHUNK_BYTES", 104)
+        monkeypatch.setattr(segment_map, "MARK_BYTES", 300)
+        monkeypatch.setattr(segment_map, "WINDOW_BYTES", 64)
+        monkeypatch.setattr(segment_map, "CHUNK_BYTES", 104)
         monkeypatch.setattr(reader_path, "CHUNK_BYTES", 104)
+    indexed = request.param != "no indexes"
+    return Journal(tmp_path / "data", partitions=3, segment_bytes=2000, indexed=indexed)
 
 
 def fill(journal: Journal, batches: int, seed: int = 1) -> None:
@@ -159,7 +161,7 @@ def test_damage_in_the_middle_loses_only_what_it_hit(journal: Journal, sealed: b
         journal.segment_bytes = 1
         journal.append(1, [record()])
     first = journal.segments()[0]
-    for index in range(third):
+    for index in range(0, third, 4):
         damaged = bytearray(data)
         damaged[third + index] ^= 0x10
         first.write_bytes(damaged)
@@ -184,16 +186,77 @@ def test_retention(journal: Journal) -> None:
         assert ends(each) == journal.next_offset
         assert read(each, whole(each)) == (keys(journal.records()), 0)
     # Planned before it, run after it.
-    with pytest.raises(DataLossError, match="removed by retention"):
+    with pytest.raises(DataLossError, match="removed by retention, or"):
         list(read_pieces(pieces, Coverage(everything, fail_on_data_loss=True)))
 
 
-def test_a_partition_of_which_nothing_is_left_is_unknown(journal: Journal) -> None:
+def test_a_partition_of_which_nothing_is_left(journal: Journal) -> None:
     journal.segment_bytes = 1
     journal.append(0, [record()])
     journal.append(1, [record()])
+    journal.append(1, [record()])
     journal.remove_first_segment()
-    assert mapped(journal).bounds() == {1: Bounds(0, 1)}
+    expected = {0: Bounds(1, 1), 1: Bounds(0, 2), 2: Bounds(0, 0)}
+    assert mapped(journal).bounds() == expected
+    (journal.folder / "start.json").unlink()
+    # Without that file the index of the first segment tells; without both nobody does.
+    assert mapped(journal).bounds() == (expected if journal.indexed else {1: Bounds(0, 2)})
+
+
+def test_a_segment_that_retention_was_about_to_remove(journal: Journal) -> None:
+    fill(journal, 60)
+    first = journal.segments()[0]
+    data = first.read_bytes()
+    journal.remove_first_segment()
+    first.write_bytes(data)
+    found = mapped(journal)
+    assert read(found, whole(found)) == (keys(journal.records()), 0)
+
+
+def empty_out(journal: Journal, segment: Path) -> None:
+    """Replace a segment by one that has kept its offsets but lost most of its messages."""
+    batches = []
+    for batch in batches_of(segment.read_bytes()):
+        emptied = [record("", kind=CONTROL)] * (batch.count - 1) + batch.records()[-1:]
+        batches.append(build(batch.partition, batch.base_offset, emptied))
+    segment.with_suffix(".tmp").write_bytes(b"".join(batches))
+    segment.with_suffix(".tmp").rename(segment)
+    segment.with_suffix(".idx").unlink(missing_ok=True)
+    journal.batches = batches + journal.batches[len(batches) :]
+
+
+def test_a_segment_whose_messages_were_emptied(journal: Journal) -> None:
+    fill(journal, 60)
+    found = mapped(journal)
+    ranges = [OffsetRange(p, bound.first + 5, bound.end - 5) for p, bound in found.bounds().items()]
+    pieces = found.pieces(ranges)
+    before, _ = read(found, ranges)
+    empty_out(journal, journal.segments()[0])
+    left = [
+        (item.partition, item.offset)
+        for item in journal.records()
+        if item.kind == MESSAGE and (item.partition, item.offset) in before
+    ]
+    assert len(left) < len(before)
+    for each in (found, mapped(journal)):
+        assert read(each, ranges) == (left, 0)
+    # Planned before it, run after it.
+    coverage = Coverage(ranges, fail_on_data_loss=True)
+    assert sum(chunk.records for chunk in read_pieces(pieces, coverage)) == len(before)
+
+
+@pytest.mark.parametrize("damage", ["head", "log bytes", "gone"])
+def test_an_index_that_cannot_be_used(journal: Journal, damage: str) -> None:
+    fill(journal, 60)
+    for index in journal.folder.glob("*.idx"):
+        if damage == "gone":
+            index.unlink()
+        elif damage == "head":
+            index.write_bytes(b"x" + index.read_bytes()[1:])
+        else:
+            index.write_bytes(ActiveIndex(int(index.stem), [7, 7, 7]).encode())
+    found = mapped(journal)
+    assert read(found, whole(found)) == (keys(journal.records()), 0)
 
 
 def test_other_kinds_have_offsets_but_no_rows(journal: Journal) -> None:
@@ -230,12 +293,28 @@ def test_offsets_at_a_time_hours_apart(journal: Journal) -> None:
         ("{", "damaged"),
         ("{}", "damaged"),
         ("[]", "damaged"),
-        ('{"partitions": 0}', "allowed 1 to"),
-        ('{"partitions": "4"}', "allowed 1 to"),
+        ('{"format": 1, "node_id": "n", "created": "", "partitions": 0}', "allowed 1 to"),
+        ('{"format": 2, "node_id": "n", "created": "", "partitions": 1}', "format 2"),
     ],
 )
 def test_not_a_data_directory(tmp_path: Path, manifest: str | None, text: str) -> None:
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(manifest)
-    with pytest.raises(NotALogError, match=text):
+    with pytest.raises(DataDirectoryError, match=text):
         JournalMap(str(tmp_path))
+
+
+def test_damage_at_the_very_beginning_is_not_taken_for_retention(journal: Journal) -> None:
+    fill(journal, 60)
+    first = journal.segments()[0]
+    data = bytearray(first.read_bytes())
+    data[60] ^= 1
+    first.write_bytes(data)
+    found = mapped(journal)
+    assert [bound.first for bound in found.bounds().values()] == [0, 0, 0]
+    with pytest.raises(DataLossError, match="offsets 0 to"):
+        read(found, whole(found))
+    lost = journal.records()[0]
+    assert all(
+        key != (lost.partition, lost.offset) for key in read(found, whole(found), loss=True)[0]
+    )

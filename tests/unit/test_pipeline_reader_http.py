@@ -84,6 +84,21 @@ def test_removed_by_retention(server: Server) -> None:
     assert read(server, OffsetRange(0, 3, 9), OffsetRange(1, 0, 2), loss=True) == [(1, 0), (1, 1)]
 
 
+def test_damaged_on_the_server(server: Server) -> None:
+    lost = {2 * index for index in range(10, 15)}
+    server.journal.batches = [b for i, b in enumerate(server.journal.batches) if i not in lost]
+    with pytest.raises(DataLossError, match="offsets 30 to 45 of partition 0"):
+        read(server, OffsetRange(0, 28, 45))
+    rows = read(server, OffsetRange(0, 28, 45), OffsetRange(1, 44, 45), loss=True)
+    assert rows == [(0, 28), (0, 29), (1, 44)]
+
+
+def test_a_server_that_is_behind_is_not_taken_for_loss(server: Server) -> None:
+    server.journal.next_offset[0] = 42
+    with pytest.raises(ServerError, match="up to offset 42 only"):
+        read(server, OffsetRange(0, 45, 48), loss=True)
+
+
 def test_a_server_that_is_not_ready_is_asked_again(log: HttpLog, server: Server) -> None:
     server.fail_next = 3
     assert log.bounds()[0].end == 45

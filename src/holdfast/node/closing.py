@@ -7,8 +7,7 @@ from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode
 from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.packets import Connack, Disconnect
-from holdfast.mqtt.properties import Properties
+from holdfast.mqtt.packets import Connack, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.publishing import publish_will
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
@@ -36,9 +35,7 @@ def refuse(state: NodeState, connection: Connection, reason: int, text: str) -> 
         properties: Properties = {}
         if connection.version >= 5:
             properties[p.REASON_STRING] = text
-        connection.send(
-            encode(Connack(False, reason, properties), connection.version), state.dirty
-        )
+        connection.send(encode(Connack(False, reason, properties), connection.version), state.dirty)
     connection.state = CLOSED
     connection.closing = True
     mark_dirty(state, connection)

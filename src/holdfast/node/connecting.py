@@ -5,8 +5,8 @@ from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode
 from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.packets import Auth, Connack, Connect
-from holdfast.mqtt.properties import Properties, encode_properties
+from holdfast.mqtt.packets import Auth, Connack, Connect, Properties
+from holdfast.mqtt.properties import encode_block
 from holdfast.node.acknowledging import proceed
 from holdfast.node.catching_up import resume
 from holdfast.node.closing import close_connection, end_session, refuse
@@ -84,28 +84,25 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
         return
     if not valid:
         state.stats.authentications_failed += 1
-        refuse(
-            state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password"
-        )
+        refuse(state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         return
     open_session(state, connection)
     state.effects.append(ResumeInput(connection))
 
 
-def _start_exchange(
-    state: NodeState, connection: Connection, packet: Connect, method: str
-) -> None:
+def _start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
     """Enhanced authentication. [MQTT-4.12.0-1]"""
-    authenticator = state.authenticators.open(method)
-    if authenticator is None:
+    factory = state.authenticators.get(method)
+    if factory is None:
         state.stats.authentications_failed += 1
         refuse(
             state,
             connection,
             reasons.BAD_AUTHENTICATION_METHOD,
-            f"authentication method {method!r}, known: {state.authenticators.names()}",
+            f"authentication method {method!r}, known: {sorted(state.authenticators)}",
         )
         return
+    authenticator = factory()
     connection.authentication = authenticator
     connection.state = EXCHANGING
     data = packet.properties.get(p.AUTHENTICATION_DATA)
@@ -118,7 +115,10 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     connect = connection.connect
     assert isinstance(connect, Connect)
     method = connect.properties.get(p.AUTHENTICATION_METHOD)
-    if connection.authentication is None or packet.properties.get(p.AUTHENTICATION_METHOD) != method:
+    if (
+        connection.authentication is None
+        or packet.properties.get(p.AUTHENTICATION_METHOD) != method
+    ):
         # [MQTT-4.12.0-7] [MQTT-4.12.1-1]
         raise ProtocolViolation(
             reasons.PROTOCOL_ERROR, "AUTH with another method than CONNECT, or without one"
@@ -129,8 +129,7 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     if packet.reason == reasons.REAUTHENTICATE:
         if connection.state != OPEN:
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
-        again = state.authenticators.open(method)
-        assert again is not None
+        again = state.authenticators[method]()
         connection.authentication = again
         step = again.start(connection.client_id, payload)
     elif packet.reason == reasons.CONTINUE_AUTHENTICATION:
@@ -151,12 +150,8 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
             fields[p.AUTHENTICATION_DATA] = step.data
         if connection.state == OPEN:
             if step.username != connection.username:
-                raise ProtocolViolation(
-                    reasons.NOT_AUTHORIZED, "re-authentication as another user"
-                )
-            connection.send(
-                encode(Auth(reasons.SUCCESS, fields), connection.version), state.dirty
-            )
+                raise ProtocolViolation(reasons.NOT_AUTHORIZED, "re-authentication as another user")
+            connection.send(encode(Auth(reasons.SUCCESS, fields), connection.version), state.dirty)
             return
         connection.username = step.username
         open_session(state, connection, fields)
@@ -190,13 +185,10 @@ class HeldConnack(Held):
             state.effects.append(ResumeInput(connection))
 
 
-def open_session(
-    state: NodeState, connection: Connection, extra: Properties | None = None
-) -> None:
+def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
     """The client is who it says: find or make its session and answer. [MQTT-3.2.0-1]"""
     packet = connection.connect
     assert isinstance(packet, Connect)
-    config = state.config
     answer: Properties = {} if extra is None else dict(extra)
     client_id = packet.client_id
     if not client_id:
@@ -298,7 +290,7 @@ def _attach(
             will.payload,
             will.qos,
             will.retain,
-            bare_properties(properties),
+            encode_block(properties),
             message_expiry_s,
             delay_s,
         )
@@ -316,20 +308,7 @@ def _attach(
     state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
 
 
-def bare_properties(properties: Properties) -> bytes:
-    """Encoded without the length prefix, as Message carries them."""
-    if not properties:
-        return b""
-    encoded = encode_properties(properties)
-    at = 0
-    while encoded[at] & 128:
-        at += 1
-    return encoded[at + 1 :]
-
-
-def _limits(
-    state: NodeState, connection: Connection, packet: Connect, answer: Properties
-) -> None:
+def _limits(state: NodeState, connection: Connection, packet: Connect, answer: Properties) -> None:
     """Exchange limits: what the client announced is kept, what we announce goes into CONNACK."""
     config = state.config
     session = connection.session
@@ -344,11 +323,11 @@ def _limits(
         if connection.alias_out_max:
             connection.aliases_out = {}
         connection.problem_information = number(given, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
-        if keep_alive_s == 0 or keep_alive_s > config.keep_alive_s_max:
-            if config.keep_alive_s_max < 65535:
-                # [MQTT-3.1.2-21] [MQTT-3.2.2-21]
-                keep_alive_s = config.keep_alive_s_max
-                answer[p.SERVER_KEEP_ALIVE] = keep_alive_s
+        maximum = config.keep_alive_s_max
+        if maximum < 65535 and (keep_alive_s == 0 or keep_alive_s > maximum):
+            # [MQTT-3.1.2-21] [MQTT-3.2.2-21]
+            keep_alive_s = maximum
+            answer[p.SERVER_KEEP_ALIVE] = keep_alive_s
         answer[p.RECEIVE_MAXIMUM] = config.receive_maximum
         if config.topic_alias_max:
             answer[p.TOPIC_ALIAS_MAXIMUM] = config.topic_alias_max
@@ -377,4 +356,3 @@ def number(properties: Properties, key: int, default: int) -> int:
     value = properties.get(key, default)
     assert isinstance(value, int)
     return value
-

@@ -110,9 +110,7 @@ def _hand_to_session(
     qos = message.qos if message.qos < target.qos else target.qos
     retain = message.retain and target.retain_as_published
     if can_send(state, session) and not session.outbox and not session.reading:
-        send_inflight(
-            state, session, message, qos, retain, target.subscription_ids, False, None
-        )
+        send_inflight(state, session, message, qos, retain, target.subscription_ids, False, None)
         return
     if not _has_room(state, session.outbox_count(), session.outbox_bytes):
         _fall_behind(state, session, message)
@@ -266,10 +264,7 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
 
 
 def has_connected_member(group: Group) -> bool:
-    for session in group.members:
-        if session.connection is not None:
-            return True
-    return False
+    return any(session.connection is not None for session in group.members)
 
 
 def _send_group_qos0(state: NodeState, group: Group, message: Message) -> None:
@@ -355,9 +350,7 @@ def log_cursor(
     positions: list[tuple[int, int]],
     changes: dict[int, Inflight | None],
 ) -> None:
-    append_state(
-        state, log_record.CURSOR, session.key, encode_cursor(positions, changes)
-    )
+    append_state(state, log_record.CURSOR, session.key, encode_cursor(positions, changes))
 
 
 def append_state(state: NodeState, kind: int, key: bytes, payload: bytes) -> None:

@@ -149,9 +149,7 @@ class Node:
     def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
         state = self.state
         reader = connection.reader
-        ack = decode_ack(
-            reader.buffer, reader.first, reader.start, reader.end, connection.version
-        )
+        ack = decode_ack(reader.buffer, reader.first, reader.start, reader.end, connection.version)
         if packet_type == PUBACK:
             handle_puback(state, session, ack.packet_id)
         elif packet_type == PUBREC:
@@ -220,9 +218,7 @@ class Node:
     ) -> None:
         catching_up.handle_read(self.state, effect, records, positions, done, lost)
 
-    def handle_fetched(
-        self, effect: FetchInflight, found: list[tuple[int, Record | None]]
-    ) -> None:
+    def handle_fetched(self, effect: FetchInflight, found: list[tuple[int, Record | None]]) -> None:
         catching_up.handle_fetched(self.state, effect.session, effect.connection, found)
         proceed(self.state, effect.session)
 

@@ -20,6 +20,7 @@ from holdfast.session.message import Message
 from holdfast.session.session import Session, Will
 from holdfast.topics.names import InvalidTopic
 
+
 class HeldPublish(Held):
     """A message whose record is appended and not yet committed."""
 
@@ -101,9 +102,7 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
 def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
     reader = connection.reader
     version = connection.version
-    publish = decode_publish(
-        reader.buffer, reader.first, reader.start, reader.end, version, True
-    )
+    publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
     state.stats.publish_received += 1
     if publish.topic_alias or not publish.topic:
         _resolve_alias(state, connection, publish)
@@ -328,9 +327,7 @@ def handle_pubrel(
     state.hold(HeldReply(connection, reply, partition >= 0))
 
 
-def publish_own(
-    state: NodeState, topic: bytes, payload: bytes, retain: bool
-) -> None:
+def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
     """A QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
     message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
     route = find_route(state, topic)
@@ -393,4 +390,3 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         True,
     )
     state.hold(HeldPublish(message, route, None, 0))
-

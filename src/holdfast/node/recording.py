@@ -76,10 +76,7 @@ def group_positions(state: NodeState, group: Group) -> list[int]:
 
 
 def is_durable_group(group: Group) -> bool:
-    for session in group.members:
-        if session.expiry_s > 0:
-            return True
-    return False
+    return any(session.expiry_s > 0 for session in group.members)
 
 
 def log_progress(state: NodeState) -> None:

@@ -211,7 +211,7 @@ class Recovery:
         inbound = fields["inbound"]
         assert isinstance(inbound, list)
         if inbound:
-            session.inbound = {packet_id: partition for packet_id, partition in inbound}
+            session.inbound = dict(inbound)
         positions, entries = decode_cursor(base64.b64decode(str(fields["cursor"])))
         if positions:
             session.positions = [0] * self.state.config.partitions
@@ -313,9 +313,7 @@ def _session_entry(state: NodeState, session: Session) -> bytes:
             [*subscription_fields(each), each.start] for each in session.subscriptions.values()
         ],
         "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
-        "cursor": base64.b64encode(
-            encode_cursor(list(enumerate(positions)), inflight)
-        ).decode(),
+        "cursor": base64.b64encode(encode_cursor(list(enumerate(positions)), inflight)).decode(),
     }
     if session.will is not None:
         fields["will"] = will_fields(session.will)
@@ -338,4 +336,3 @@ def _retained_entry(message: Message) -> bytes:
         True,
     )
     return builder.build(0)
-

@@ -73,7 +73,9 @@ def _merge(first: Subscription, second: Subscription) -> Subscription:
     return both
 
 
-def subscription_for(session: Session, topic: str, partition: int, offset: int) -> Subscription | None:
+def subscription_for(
+    session: Session, topic: str, partition: int, offset: int
+) -> Subscription | None:
     """What the session's own (not shared) subscriptions say about a record read from the log;
     None: no longer, or not yet at that offset, subscribed with QoS > 0."""
     if not may_read(session, topic):

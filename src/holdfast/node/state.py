@@ -15,7 +15,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.effects import Effect, Note, ResumeInput
 from holdfast.node.stats import Stats
 from holdfast.security.acl import AclFile
-from holdfast.security.enhanced import Methods
+from holdfast.security.enhanced import Factory
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
 from holdfast.session.session import Session, Subscription
@@ -117,7 +117,8 @@ class NodeState:
 
         self.acl: AclFile | None = None
         self.checks_passwords = False
-        self.authenticators = Methods()
+        # Enhanced authentication by method name.
+        self.authenticators: dict[str, Factory] = {}
         self.disk_full = False
         # Publishers whose input waits until the journal has written what is pending.
         self.stalled: list[Connection] = []

@@ -9,8 +9,12 @@ from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Suback, Subscribe, SubscriptionRequest, Unsuback, Unsubscribe
 from holdfast.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from holdfast.node.catching_up import continue_reading
-from holdfast.node.delivery import append_state, has_connected_member, note_group_progress
-from holdfast.node.delivery import pump_group
+from holdfast.node.delivery import (
+    append_state,
+    has_connected_member,
+    note_group_progress,
+    pump_group,
+)
 from holdfast.node.retained import continue_scans, start_scan
 from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.connection import CLOSED, OPEN, Connection
@@ -51,9 +55,7 @@ class HeldSubscribe(Held):
             add_subscription(state, subscription)
             # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared ones never get retained
             handling = subscription.retain_handling
-            if subscription.group is None and (
-                handling == 0 or (handling == 1 and not existed)
-            ):
+            if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
         # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
         suback = Suback(self.packet.packet_id, self.codes, {})
@@ -91,11 +93,11 @@ def handle_subscribe(
                 subscription_id,
             )
             accepted.append(subscription)
-        codes.append(
-            reason if connection.version >= 5 else reasons.suback_return_code(reason)
-        )
+        codes.append(reason)
     if accepted and session.is_durable():
-        append_state(state, log_record.SESSION, session.key, _subscribe_record(state, session, accepted))
+        append_state(
+            state, log_record.SESSION, session.key, _subscribe_record(state, session, accepted)
+        )
     state.hold(HeldSubscribe(connection, session, packet, accepted, codes))
 
 
@@ -139,9 +141,7 @@ def _check(
             return reasons.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
         if request.no_local:
             # [MQTT-3.8.3-4]
-            raise ProtocolViolation(
-                reasons.PROTOCOL_ERROR, "no local on a shared subscription"
-            )
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "no local on a shared subscription")
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
         return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
     if (
@@ -234,9 +234,7 @@ def _park_group(state: NodeState, group: Group) -> None:
 
 
 class HeldUnsubscribe(Held):
-    def __init__(
-        self, connection: Connection, session: Session, packet: Unsubscribe
-    ) -> None:
+    def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         super().__init__()
         self.connection = connection
         self.session = session
@@ -246,9 +244,7 @@ class HeldUnsubscribe(Held):
         codes: list[int] = []
         for filter in self.packet.filters:
             removed = remove_subscription(state, self.session, filter)
-            codes.append(
-                reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED
-            )
+            codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
         if self.connection.state == OPEN:
             # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
             unsuback = Unsuback(self.packet.packet_id, codes, {})

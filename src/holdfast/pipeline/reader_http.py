@@ -86,7 +86,8 @@ class HttpLog:
         return result
 
     def fetch(self, partition: int, start: int, end: int) -> bytes:
-        """Whole batches from the one with `start` on. Raises LogMovedError, ServerError."""
+        """Whole batches from the one with `start` on; empty if the server has none in the range.
+        Raises LogMovedError, ServerError."""
         path = f"/api/v1/log/{partition}?start={start}&end={end}&bytes={FETCH_BYTES}"
         status, body = self._get(path)
         if status == 410:
@@ -96,8 +97,6 @@ class HttpLog:
                 raise ServerError(f"{self._server()}: 410 without first_offset") from None
         if status != 200:
             raise ServerError(self._complaint(path, status, body))
-        if not body:
-            raise ServerError(f"{self._server()}: nothing in the answer to {path}")
         return body
 
     def _get_json(self, path: str) -> dict[str, Any]:
@@ -196,13 +195,25 @@ def read_ranges(
 def _fetch(log: HttpLog, item: OffsetRange, coverage: Coverage) -> bytes:
     """The next batches of a range; empty when the log has lost the rest of it."""
     while coverage.next[item.partition] < item.end:
+        start = coverage.next[item.partition]
         try:
-            return log.fetch(item.partition, coverage.next[item.partition], item.end)
+            answer = log.fetch(item.partition, start, item.end)
         except LogMovedError as error:
-            start = coverage.next[item.partition]
             if error.first_offset <= start:
                 raise ServerError(f"410 for offset {start}, yet {error}") from None
             coverage.skip_to(item.partition, error.first_offset, "removed by retention")
+            continue
+        if answer:
+            return answer
+        # Nothing there: damaged, or this server has not come as far as the one that was asked
+        # for the range. Only the former may be skipped.
+        bound = log.bounds().get(item.partition)
+        if bound is None or bound.end < item.end:
+            raise ServerError(
+                f"the server has partition {item.partition} up to offset "
+                f"{bound.end if bound else 0} only, {item.end} was committed before"
+            )
+        coverage.skip_to(item.partition, item.end, "damaged on the server")
     return b""
 
 

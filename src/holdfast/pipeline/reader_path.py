@@ -6,7 +6,7 @@ valid batch are passed by looking for the next one; `Coverage` then knows what t
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
 
@@ -22,6 +22,8 @@ class Piece:
     """Bytes `start` to `end` of a segment file; `start` is where a batch begins."""
 
     path: str
+    inode: int
+    """Of the file that the positions are of: retention may put a shorter one in its place."""
     start: int
     end: int
 
@@ -36,6 +38,9 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
         except FileNotFoundError:
             continue  # removed by retention: `finish` tells what is missing
         try:
+            state = os.fstat(descriptor)
+            if state.st_ino != piece.inode:
+                piece = replace(piece, start=0, end=state.st_size)
             yield from _read_piece(descriptor, piece, coverage)
         finally:
             os.close(descriptor)

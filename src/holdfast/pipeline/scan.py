@@ -95,7 +95,7 @@ class Coverage:
                     if crc32(view[position + 12 : position + length]) != crc:
                         return ScanStop(position, 0, "wrong checksum")
                     if base > start:
-                        self.skip_to(partition, base, "there is a hole in the log")
+                        self.skip_to(partition, base, "removed by retention, or damaged")
                         start = base
                     chunk.positions.append(position)
                     chunk.starts.append(start)

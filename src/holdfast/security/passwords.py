@@ -212,7 +212,7 @@ class PasswordFile:
     def verify(self, username: str, password: bytes) -> bool:
         """Costs milliseconds of CPU, without the interpreter lock: call it off the loop."""
         name = username.encode("utf-8", "surrogatepass")
-        key = hmac.digest(self._secret, len(name).to_bytes(4, "big") + name + password, "sha256")
+        key = hmac.digest(self._secret, name + password, "sha256")
         known = self._users.get(username)
         if hmac.compare_digest(self._verified.get(username, _NEVER), key):
             return True

@@ -6,22 +6,10 @@ the same bytes share them, so fan-out costs one encoding per (protocol, QoS, ret
 
 from typing import Final
 
+from holdfast.mqtt.fields import varint
 from holdfast.mqtt.publish import splice_properties, topic_field
 
 NO_EXPIRY: Final = -1
-
-
-def remaining_length(length: int) -> bytes:
-    """The fixed header's variable byte integer."""
-    if length < 128:
-        return bytes((length,))
-    if length < 16384:
-        return bytes((length & 127 | 128, length >> 7))
-    if length < 2097152:
-        return bytes((length & 127 | 128, length >> 7 & 127 | 128, length >> 14))
-    return bytes(
-        (length & 127 | 128, length >> 7 & 127 | 128, length >> 14 & 127 | 128, length >> 21)
-    )
 
 
 class Message:
@@ -81,10 +69,10 @@ class Message:
     def _encode_qos0(self, version: int, retain: bool) -> bytes:
         body = topic_field(self.topic)
         if version >= 5:
-            body += remaining_length(len(self.properties)) + self.properties
+            body += varint(len(self.properties)) + self.properties
         body += self.payload
         first = b"\x31" if retain else b"\x30"
-        return first + remaining_length(len(body)) + body
+        return first + varint(len(body)) + body
 
     def frame(self, version: int, qos: int, retain: bool, packet_id: int) -> bytes:
         """A first-time QoS 1 or 2 PUBLISH without receiver-specific properties."""
@@ -92,15 +80,15 @@ class Message:
             if self._head_v3 is None:
                 field = topic_field(self.topic)
                 self._tail_v3 = self.payload
-                self._head_v3 = remaining_length(len(field) + 2 + len(self.payload)) + field
+                self._head_v3 = varint(len(field) + 2 + len(self.payload)) + field
             head = self._head_v3
             tail = self._tail_v3
         else:
             if self._head_v5 is None:
                 field = topic_field(self.topic)
-                tail = remaining_length(len(self.properties)) + self.properties + self.payload
+                tail = varint(len(self.properties)) + self.properties + self.payload
                 self._tail_v5 = tail
-                self._head_v5 = remaining_length(len(field) + 2 + len(tail)) + field
+                self._head_v5 = varint(len(field) + 2 + len(tail)) + field
             head = self._head_v5
             tail = self._tail_v5
         first = FIRST_BYTES[qos << 1 | (1 if retain else 0)]
@@ -128,12 +116,12 @@ class Message:
                 properties = splice_properties(
                     properties, self.remaining_expiry_s(wall_us), subscription_ids, topic_alias
                 )
-            parts.append(remaining_length(len(properties)))
+            parts.append(varint(len(properties)))
             parts.append(properties)
         parts.append(self.payload)
         body = b"".join(parts)
         first = 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
-        return bytes((first,)) + remaining_length(len(body)) + body
+        return bytes((first,)) + varint(len(body)) + body
 
 
 FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]

@@ -44,7 +44,9 @@ def encode_cursor(positions: list[tuple[int, int]], changes: dict[int, Inflight 
     return b"".join(parts)
 
 
-def decode_cursor(payload: bytes) -> tuple[list[tuple[int, int]], list[tuple[int, Inflight | None]]]:
+def decode_cursor(
+    payload: bytes,
+) -> tuple[list[tuple[int, int]], list[tuple[int, Inflight | None]]]:
     """Raises struct.error if the payload is not a CURSOR payload."""
     position_count, entry_count = _COUNTS.unpack_from(payload, 0)
     at = _COUNTS.size

@@ -1,0 +1,185 @@
+"""How fast Spark reads the log, beside Parquet files with the same rows in the same session.
+
+    python -m bench.spark [--json PATH] [--records 1000000] [--rounds 4]
+
+The rows go to the `noop` sink, so reading is all that is timed. "path" reads the data directory,
+"http" the same directory through a running node; "small batches" is a journal of batches of
+a few records, as one broker under light load with fsync writes it. Best of some rounds, all columns
+unless said otherwise. About a minute.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from pyspark.sql import DataFrame, SparkSession
+
+import holdfast
+from bench.brokers import free_port
+from holdfast.log.files import Manifest, create
+from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.index import ActiveIndex
+from holdfast.log.record import MESSAGE, BatchBuilder
+from holdfast.pipeline import spark_session
+
+PARTITIONS: Final = 16
+DEVICES: Final = 500
+SEGMENT_BYTES: Final = 64 << 20
+BATCH_RECORDS: Final = 200
+SMALL_BATCH_RECORDS: Final = 4
+NODE_START_S: Final = 30.0
+TIME_US: Final = 1_790_000_000_000_000
+
+Figures = dict[str, float]
+
+
+def write_log(directory: Path, records: int, batch_records: int) -> None:
+    """A data directory as a node leaves it: about 100 bytes of JSON a message."""
+    files = create(OsFileSystem(directory), Manifest("n1", PARTITIONS, ""))
+    offsets = [0] * PARTITIONS
+    written = 0
+    while written < records:
+        index = ActiveIndex(written, offsets)
+        with open(directory / "journal" / f"{written:020d}.log", "wb") as segment:
+            while written < records and segment.tell() < SEGMENT_BYTES:
+                partition = written // batch_records % PARTITIONS
+                count = min(batch_records, records - written)
+                builder = build(partition, offsets[partition], written, count)
+                data = builder.build(1)
+                index.add_built(segment.tell(), len(data), builder)
+                segment.write(data)
+                offsets[partition] += count
+                written += count
+        if written < records:
+            files.write_index(index.head.sequence, index.encode())
+
+
+def build(partition: int, base_offset: int, first: int, count: int) -> BatchBuilder:
+    builder = BatchBuilder(partition, base_offset)
+    for number in range(first, first + count):
+        device = number % DEVICES
+        payload = (
+            f'{{"device": "sensor-{device:04}", "seq": {number}, "ts": {number / 1000:.3f}, '
+            f'"value": {number % 977 / 7:.4f}, "unit": "celsius", "ok": true}}'
+        )
+        builder.add(
+            MESSAGE,
+            1,
+            TIME_US + number * 100,
+            b"telemetry/sensor-%04d/temperature" % device,
+            b"client-%04d" % device,
+            b"",
+            0,
+            0,
+            b"",
+            payload.encode(),
+            False,
+        )
+    return builder
+
+
+@contextmanager
+def node(data: Path) -> Iterator[int | None]:
+    """The admin port of a node that serves the directory; None if it does not start."""
+    port = free_port()
+    command = [sys.executable, "-m", "holdfast.cli.main", "serve", "--data", str(data)]
+    command += ["-p", str(free_port()), "--admin", f"127.0.0.1:{port}"]
+    environment = dict(os.environ, PYTHONPATH=str(Path(holdfast.__file__).parents[1]))
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+        )
+        try:
+            if _wait_until_ready(process, port):
+                yield port
+            else:
+                log.seek(0)
+                print(log.read().decode(errors="replace")[-500:], file=sys.stderr)
+                yield None
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_until_ready(process: "subprocess.Popen[bytes]", port: int) -> bool:
+    deadline = time.monotonic() + NODE_START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1):
+                return True
+        except (URLError, OSError):
+            time.sleep(0.1)
+    return False
+
+
+def measure(tables: dict[str, Callable[[], DataFrame]], records: int, rounds: int) -> Figures:
+    """Rows per second of each table; the rounds take turns, so that noise hits all alike."""
+    best = dict.fromkeys(tables, float("inf"))
+    for _ in range(rounds):
+        for name, load in tables.items():
+            start = time.perf_counter()
+            load().write.format("noop").mode("overwrite").save()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return {name: round(records / seconds) for name, seconds in best.items()}
+
+
+def run(spark: SparkSession, folder: Path, records: int, rounds: int) -> Figures:
+    large, small, parquet = folder / "large", folder / "small", str(folder / "parquet")
+    write_log(large, records, BATCH_RECORDS)
+    write_log(small, records, SMALL_BATCH_RECORDS)
+
+    def log(**options: str) -> Callable[[], DataFrame]:
+        return lambda: spark.read.format("holdfast").options(**options).load()
+
+    log(path=str(large))().write.parquet(parquet)
+    tables: dict[str, Callable[[], DataFrame]] = {
+        "parquet": lambda: spark.read.parquet(parquet),
+        "path": log(path=str(large)),
+        "path, 3 columns": log(path=str(large), columns="topic,payload,offset"),
+        "path, small batches": log(path=str(small)),
+    }
+    with node(large) as port:
+        if port is None:
+            print("the node did not start: nothing is measured over HTTP", file=sys.stderr)
+        else:
+            tables["http"] = log(servers=f"127.0.0.1:{port}")
+        for name, load in tables.items():
+            found = load().count()
+            if found != records:
+                raise SystemExit(f"{name}: {found} rows of {records}")
+        return measure(tables, records, rounds)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.spark", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--directory", type=Path, help="where the data goes meanwhile")
+    arguments = parser.parse_args(argv)
+    spark = spark_session("bench", **{"spark.log.level": "ERROR"})
+    try:
+        with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+            figures = run(spark, Path(folder), arguments.records, arguments.rounds)
+    finally:
+        spark.stop()
+    print(f"{'':22}{'rows/s':>12}{'of Parquet':>12}")
+    for name, rate in figures.items():
+        print(f"{name:22}{rate:>12,.0f}{rate / figures['parquet']:>12.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""What a running node does besides serving: watch the disk's free space, save snapshots, apply
+retention. Each in small pieces, so that no client waits for it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from holdfast.config.schema import Config
+from holdfast.drivers.broker import Broker
+from holdfast.drivers.storage import SNAPSHOTS_KEPT, Storage
+from holdfast.log.files import snapshot_name
+from holdfast.log.filesystem import TemporaryFile
+from holdfast.log.retention import Hold, RetentionDecision, RetentionPolicy, SegmentSummary, decide
+from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.recording import group_positions, is_durable_group
+from holdfast.node.recovery import snapshot_entries
+from holdfast.session.session import Session
+
+logger = logging.getLogger("holdfast")
+
+SPACE_INTERVAL_S = 0.5
+RETENTION_INTERVAL_S = 5.0
+RESERVE_BYTES_MAX = 256 << 20
+SLICE_ENTRIES = 200
+"""Snapshot entries made between two turns of the loop."""
+
+
+class Maintenance:
+    def __init__(self, broker: Broker, storage: Storage, config: Config) -> None:
+        self._broker = broker
+        self._storage = storage
+        self._config = config
+        self._tasks: list[asyncio.Task[None]] = []
+        self._snapshot_at = storage.journal.size_bytes()
+        self._snapshot_lock = asyncio.Lock()
+        retention = config.log.retention
+        self._policy = RetentionPolicy(
+            retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
+        )
+        # Journal bytes taken by retention since start: growth is counted over what is gone.
+        self._removed_bytes = 0
+
+    def start(self) -> None:
+        for work, interval_s in (
+            (self._watch_space, SPACE_INTERVAL_S),
+            (self._maybe_snapshot, RETENTION_INTERVAL_S),
+            (self._retain, RETENTION_INTERVAL_S),
+        ):
+            self._tasks.append(asyncio.create_task(self._repeat(work, interval_s)))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _repeat(self, work: Callable[[], object], interval_s: float) -> None:
+        while True:
+            result = work()
+            if asyncio.iscoroutine(result):
+                try:
+                    await result
+                except OSError as error:
+                    # A full disk, mostly: what was begun is discarded, and tried again later.
+                    logger.error("maintenance_failed work=%s error=%r", work.__name__, str(error))
+            await asyncio.sleep(interval_s)
+
+    def _watch_space(self) -> None:
+        """Refuse QoS > 0 before the disk is full; take them again when there is room twice."""
+        broker = self._broker
+        state = broker.node.state
+        free = self._storage.directory.files.free_bytes()
+        reserve = self._config.log.reserve_bytes or self._automatic_reserve()
+        if not state.disk_full and (free < reserve or broker.writer_is_full):
+            state.disk_full = True
+            logger.error("disk_full free_bytes=%d reserve_bytes=%d", free, reserve)
+        elif state.disk_full and free > reserve + reserve // 4 and not broker.writer_is_full:
+            state.disk_full = False
+            logger.warning("disk_has_space free_bytes=%d", free)
+
+    def _automatic_reserve(self) -> int:
+        """A twentieth of the disk, at most RESERVE_BYTES_MAX: room for state records, indexes
+        and the group that is being written."""
+        return min(RESERVE_BYTES_MAX, self._storage.total_bytes() // 20)
+
+    def _grown_bytes(self) -> int:
+        return self._storage.journal.size_bytes() + self._removed_bytes - self._snapshot_at
+
+    async def _maybe_snapshot(self) -> None:
+        if self._grown_bytes() >= self._config.log.snapshot_bytes:
+            await self.take_snapshot()
+
+    async def take_snapshot(self) -> None:
+        """Write the derived state while it moves on (see node.recovery), a slice at a time."""
+        async with self._snapshot_lock:
+            broker = self._broker
+            state = broker.node.state
+            journal = self._storage.journal
+            grown = self._grown_bytes()
+            sequence = journal.sequence
+            if self._storage.snapshots and self._storage.snapshots[-1] == sequence:
+                return
+            encoder = SnapshotEncoder(sequence, journal.next_offset, state.wall_us)
+            file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))
+            try:
+                for count, (kind, data) in enumerate(snapshot_entries(state), 1):
+                    pieces = encoder.add(kind, data)
+                    if pieces:
+                        await asyncio.to_thread(file.write, pieces)
+                    elif count % SLICE_ENTRIES == 0:
+                        await asyncio.sleep(0)
+                await asyncio.to_thread(file.write, encoder.finish())
+                # Nothing in the snapshot may be newer than what the journal has for sure.
+                await broker.drain_journal()
+                await asyncio.to_thread(file.finish)
+            except BaseException:
+                file.discard()
+                raise
+            self._snapshot_at += grown
+            self._storage.snapshots.append(sequence)
+            while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
+                old = self._storage.snapshots.pop(0)
+                await asyncio.to_thread(self._storage.directory.remove_snapshot, old)
+            logger.info(
+                "snapshot sequence=%020d entries=%d bytes=%d",
+                sequence,
+                encoder.entries,
+                encoder.size_bytes,
+            )
+
+    def _holds(self) -> list[Hold]:
+        """Durable sessions and groups that have not read everything; snapshots hold by sequence."""
+        state = self._broker.node.state
+        limit = self._config.log.retention.session_bytes or None
+        holds: list[Hold] = []
+        for session in state.sessions.values():
+            if session.expiry_s > 0 and session.subscriptions:
+                holds.append(Hold(session.client_id, _positions(session, state.delivered), limit))
+        for group in state.groups.values():
+            if is_durable_group(group):
+                holds.append(Hold(group.key, group_positions(state, group), limit))
+        return holds
+
+    async def _retain(self) -> None:
+        journal = self._storage.journal
+        if len(journal.segments) < 2:
+            return
+        now_us = self._broker.node.state.wall_us
+        summaries = [
+            SegmentSummary(
+                segment.sequence,
+                segment.size_bytes,
+                segment.last_timestamp_us(),
+                segment.end_offsets(),
+            )
+            for segment in journal.segments
+        ]
+        sequence = self._storage.snapshots[0] if self._storage.snapshots else 0
+        decision = decide(
+            summaries,
+            journal.start_offsets,
+            self._policy,
+            sequence,
+            self._holds(),
+            now_us,
+            superseded=await asyncio.to_thread(self._storage.superseded, self._policy),
+        )
+        if decision.bytes_unsaved:
+            # Only a newer snapshot stands against removing more.
+            await self.take_snapshot()
+        if decision.remove:
+            await self._remove(decision)
+
+    async def _remove(self, decision: RetentionDecision) -> None:
+        for loss in decision.losses:
+            logger.warning("retention_overtook reader=%r records=%d", loss.name, loss.records)
+        removed = self._storage.journal.remove_oldest(decision.remove)
+        self._removed_bytes += sum(segment.size_bytes for segment in removed)
+        await asyncio.to_thread(self._storage.remove_segments, removed)
+        logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
+
+
+def _positions(session: Session, delivered: list[int]) -> list[int]:
+    """What the session still needs: unread records, and unfinished ones for a resend."""
+    positions = session.resume_positions(delivered)
+    for entry in session.inflight.values():
+        if not entry.is_retained:
+            positions[entry.partition] = min(positions[entry.partition], entry.offset)
+    return positions

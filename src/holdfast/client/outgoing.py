@@ -1,0 +1,172 @@
+"""Messages on their way to the server: packet ids, the send window, what is resent.
+
+This state outlives a connection: it is the client's half of the session. It sends nothing itself;
+`ClientProtocol` encodes what `next_ready` and `resume` give it.
+"""
+
+from collections import deque
+from typing import Final
+
+from holdfast.client.errors import QueueFull
+
+WAITING: Final = 0
+AWAITING_PUBACK: Final = 1
+AWAITING_PUBREC: Final = 2
+AWAITING_PUBCOMP: Final = 3
+
+PACKET_ID_MAX: Final = 65535
+
+
+class OutgoingPublish:
+    """`handle` names the message towards the application; the packet id is given when it is
+    first sent and stays until its last acknowledgement."""
+
+    def __init__(
+        self,
+        handle: int,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        topic_alias: int,
+    ) -> None:
+        self.handle = handle
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.properties = properties
+        self.topic_alias = topic_alias
+        self.packet_id = 0
+        self.state = WAITING
+        self.dup = False
+
+
+class PacketIds:
+    """Hands out packet ids that are not in use; one space for PUBLISH, SUBSCRIBE, UNSUBSCRIBE."""
+
+    def __init__(self) -> None:
+        self.used: set[int] = set()
+        self._last = 0
+
+    def take(self) -> int:
+        """A free id [MQTT-2.2.1-3] [MQTT-2.2.1-4]. Raises QueueFull when all are in use."""
+        if len(self.used) >= PACKET_ID_MAX:
+            raise QueueFull("all 65,535 packet ids wait for an acknowledgement")
+        packet_id = self._last % PACKET_ID_MAX + 1
+        while packet_id in self.used:
+            packet_id = packet_id % PACKET_ID_MAX + 1
+        self._last = packet_id
+        self.used.add(packet_id)
+        return packet_id
+
+    def release(self, packet_id: int) -> None:
+        self.used.discard(packet_id)
+
+
+class Outgoing:
+    def __init__(self, ids: PacketIds, inflight_max: int, queue_messages_max: int) -> None:
+        self._ids = ids
+        self._inflight_max = inflight_max
+        self._queue_messages_max = queue_messages_max
+        # Sent and unacknowledged, in sending order; a message moves to the end when its PUBREC
+        # arrives, so that PUBRELs too are repeated in their own order.
+        self.inflight: dict[int, OutgoingPublish] = {}
+        self.waiting: deque[OutgoingPublish] = deque()
+        self._window = 0
+        # Free places of the window: Receive Maximum less the PUBLISHes without PUBACK, PUBCOMP or
+        # failing PUBREC.
+        self._quota = 0
+
+    def __len__(self) -> int:
+        return len(self.inflight) + len(self.waiting)
+
+    def is_full(self) -> bool:
+        return len(self.waiting) >= self._queue_messages_max
+
+    def add(self, publish: OutgoingPublish) -> None:
+        """Raises QueueFull."""
+        if self.is_full():
+            raise QueueFull(f"{len(self.waiting)} messages wait already")
+        self.waiting.append(publish)
+
+    def next_ready(self) -> OutgoingPublish | None:
+        """The next message to send now, with its packet id; None if none waits or the window is
+        used up [MQTT-3.3.4-7] [MQTT-4.9.0-2] [MQTT-4.9.0-3]."""
+        if not self.waiting or self._quota <= 0:
+            return None
+        publish = self.waiting[0]
+        if publish.packet_id == 0:
+            if len(self._ids.used) >= PACKET_ID_MAX:
+                return None
+            publish.packet_id = self._ids.take()
+        self.waiting.popleft()
+        publish.state = AWAITING_PUBACK if publish.qos == 1 else AWAITING_PUBREC
+        self.inflight[publish.packet_id] = publish
+        self._quota -= 1
+        return publish
+
+    def handle_puback(self, packet_id: int) -> OutgoingPublish | None:
+        """None: the id belongs to no message that waits for this packet."""
+        return self._finish(packet_id, AWAITING_PUBACK)
+
+    def handle_pubrec(self, packet_id: int, refused: bool) -> OutgoingPublish | None:
+        if refused:
+            return self._finish(packet_id, AWAITING_PUBREC)
+        publish = self.inflight.get(packet_id)
+        if publish is None or publish.state == AWAITING_PUBACK:
+            return None
+        # From here on the message is the server's: it must not be sent again [MQTT-4.3.3-6].
+        publish.state = AWAITING_PUBCOMP
+        publish.payload = b""
+        del self.inflight[packet_id]
+        self.inflight[packet_id] = publish
+        return publish
+
+    def handle_pubcomp(self, packet_id: int) -> OutgoingPublish | None:
+        return self._finish(packet_id, AWAITING_PUBCOMP)
+
+    def _finish(self, packet_id: int, state: int) -> OutgoingPublish | None:
+        publish = self.inflight.get(packet_id)
+        if publish is None or publish.state != state:
+            return None
+        del self.inflight[packet_id]
+        self._ids.release(packet_id)
+        # A PUBREL repeated on a new connection took no place [MQTT-4.9.0-1].
+        if self._quota < self._window:
+            self._quota += 1
+        return publish
+
+    def suspend(self) -> None:
+        """The connection is gone: nothing is sent until `resume`."""
+        self._quota = 0
+
+    def resume(
+        self, session_present: bool, receive_maximum: int
+    ) -> tuple[list[OutgoingPublish], list[OutgoingPublish]]:
+        """A connection is up. Returns what awaits PUBCOMP, whose PUBREL is to be repeated now,
+        and what counts as done because the server has it but lost the session. Unacknowledged
+        messages go to the front of the queue in their order: with DUP and their old id if the
+        session lives [MQTT-4.4.0-1] [MQTT-3.3.1-1] [MQTT-4.6.0-1], as new messages if it does
+        not (so a QoS 2 message may arrive twice when a server loses its session).
+        """
+        self._window = min(self._inflight_max, receive_maximum)
+        self._quota = self._window
+        released = [one for one in self.inflight.values() if one.state == AWAITING_PUBCOMP]
+        again = [one for one in self.inflight.values() if one.state != AWAITING_PUBCOMP]
+        done: list[OutgoingPublish] = []
+        if not session_present:
+            done, released = released, []
+            for publish in done:
+                self._ids.release(publish.packet_id)
+        # What was set aside for resending before, but did not fit into the window, is in
+        # `waiting` with its id and counts like what is in flight.
+        for publish in [*again, *self.waiting]:
+            if publish.packet_id and not session_present:
+                self._ids.release(publish.packet_id)
+                publish.packet_id = 0
+            publish.dup = publish.packet_id != 0
+        self.waiting.extendleft(reversed(again))
+        self.inflight = {publish.packet_id: publish for publish in released}
+        return released, done

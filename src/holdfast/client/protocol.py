@@ -1,0 +1,482 @@
+"""The MQTT client core: bytes and calls in, bytes and effects out. No socket, no clock.
+
+A driver opens a transport and calls `connect`; hands received bytes to `handle_data`; calls
+`handle_timer` when `timer` is due and `handle_closed` when the transport is gone. After each call
+it sends `data_to_send` and carries out `effects`. `now` is monotonic seconds.
+
+The session (unacknowledged messages both ways) survives the connection: call `connect` again over
+a new transport. Exactly one Closed effect ends each connection. Calls that need a connection raise
+NotConnected, except `publish` with QoS 1 or 2, which waits for the next one.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.client.answers import authentication_data, packet_of, reason_string
+from holdfast.client.authentication import Authentication
+from holdfast.client.effects import (
+    Acknowledged,
+    Closed,
+    Connected,
+    Effect,
+    Reauthenticated,
+    Received,
+    Subscribed,
+    Traced,
+)
+from holdfast.client.errors import (
+    AuthenticationFailed,
+    ClientError,
+    ConnectionLost,
+    ConnectionRefused,
+    NotConnected,
+    ProtocolError,
+    TimedOut,
+    reason_text,
+)
+from holdfast.client.handshake import check_options, connect_packet, session_lasts
+from holdfast.client.incoming import NEW, PENDING, Incoming, message_of
+from holdfast.client.keepalive import KeepAlive
+from holdfast.client.limits import ServerLimits
+from holdfast.client.options import LEVEL_5, Options
+from holdfast.client.outgoing import Outgoing, OutgoingPublish, PacketIds
+from holdfast.mqtt import packets as pk
+from holdfast.mqtt import properties as pr
+from holdfast.mqtt import reasons
+from holdfast.mqtt.decode import decode
+from holdfast.mqtt.encode import PINGREQ_BYTES, encode, encode_ack
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.framing import FrameReader
+from holdfast.mqtt.packets import Publish
+from holdfast.mqtt.properties import Properties, encode_block
+from holdfast.mqtt.publish import encode_publish
+from holdfast.topics.names import decode_topic
+
+IDLE: Final = 0
+CONNECTING: Final = 1
+CONNECTED: Final = 2
+CLOSED: Final = 3
+
+
+class ClientProtocol:
+    def __init__(self, options: Options) -> None:
+        check_options(options)
+        self.options = options
+        self.version = options.level
+        self.client_id = options.client_id
+        """As assigned by the server once connected [MQTT-3.1.3-7]."""
+        self.state = IDLE
+        self.limits = ServerLimits()
+        self._ids = PacketIds()
+        self.outgoing = Outgoing(self._ids, options.inflight_max, options.queue_messages_max)
+        self.incoming = Incoming(options.receive_maximum, options.topic_alias_max)
+        self._reader = FrameReader(options.packet_bytes_max)
+        self._aliases: dict[int, bytes] = {}
+        self._exchange: Authentication | None = None
+        self._has_session = False
+        self._clean_sent = True
+        self._last_handle = 0
+        self._out: list[bytes] = []
+        self._effects: list[Effect] = []
+        self._deadline: float | None = None
+        self._keep_alive = KeepAlive(options.ping_timeout_s)
+        # SUBSCRIBE and UNSUBSCRIBE without answer: packet id to number of filters.
+        self._requests: dict[int, int] = {}
+        self._handlers: dict[int, Callable[[pk.Packet, float], None]] = {
+            pk.CONNACK: self._handle_connack,
+            pk.PUBACK: self._handle_ack,
+            pk.PUBREC: self._handle_ack,
+            pk.PUBREL: self._handle_pubrel,
+            pk.PUBCOMP: self._handle_ack,
+            pk.SUBACK: self._handle_suback,
+            pk.UNSUBACK: self._handle_suback,
+            pk.PINGRESP: self._handle_pingresp,
+            pk.DISCONNECT: self._handle_disconnect,
+            pk.AUTH: self._handle_auth,
+        }
+
+    # Output
+
+    def data_to_send(self) -> bytes:
+        """Everything to write to the transport, in order; empty if nothing."""
+        if not self._out:
+            return b""
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        return data
+
+    def effects(self) -> list[Effect]:
+        effects = self._effects
+        self._effects = []
+        return effects
+
+    def timer(self) -> float | None:
+        """When `handle_timer` wants to be called, None for never."""
+        if self.state == CONNECTING:
+            return self._deadline
+        return self._keep_alive.timer() if self.state == CONNECTED else None
+
+    # Calls of the application
+
+    def connect(self, now: float) -> None:
+        """Over a fresh transport: send CONNECT."""
+        options = self.options
+        self.state = CONNECTING
+        self._deadline = now + options.connect_timeout_s
+        self._out.clear()
+        self._aliases.clear()
+        self._keep_alive.start(now)
+        self._reader = FrameReader(options.packet_bytes_max)
+        self.incoming.start()
+        for packet_id in self._requests:
+            self._ids.release(packet_id)
+        self._requests.clear()
+        # Coming back, we want the session of before, whatever the first connection asked for.
+        known = self._has_session and session_lasts(options)
+        self._clean_sent = options.clean_start and not known
+        try:
+            if options.authentication is not None:
+                self._exchange = options.authentication()
+            packet = connect_packet(options, self.client_id, self._clean_sent, self._exchange)
+        except AuthenticationFailed as error:
+            self._close(error)
+            return
+        self._send(encode(packet, self.version), now)
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        now: float,
+        properties: Properties | None = None,
+        topic_alias: int = 0,
+    ) -> int:
+        """Send or queue a message; its handle, which an Acknowledged effect names if QoS > 0.
+
+        `topic_alias` asks for that alias: the topic is sent along the first time only. Raises
+        InvalidTopic, ValueError, PublishRefused, NotConnected (QoS 0), QueueFull.
+        """
+        raw = topic.encode()
+        decode_topic(raw)  # [MQTT-3.3.2-2]
+        encoded = b""
+        if properties and self.version == LEVEL_5:
+            encoded = encode_block(properties)
+        if not 0 <= qos <= 2:
+            raise ValueError(f"QoS {qos}: 0, 1 or 2")
+        if self.state == CONNECTED:
+            self.limits.check_publish(qos, retain, len(raw) + len(payload) + len(encoded))
+            self.limits.check_alias(topic_alias)
+        self._last_handle += 1
+        publish = OutgoingPublish(
+            self._last_handle, raw, payload, qos, retain, encoded, topic_alias
+        )
+        if qos == 0:
+            self._check_connected()
+            self._send_publish(publish, now)
+        else:
+            self.outgoing.add(publish)
+            self._pump(now)
+        return publish.handle
+
+    def subscribe(
+        self,
+        requests: list[pk.SubscriptionRequest],
+        now: float,
+        properties: Properties | None = None,
+    ) -> int:
+        """Returns the packet id that the Subscribed effect will name."""
+        return self._request(
+            pk.SUBACK, len(requests), now, lambda i: pk.Subscribe(i, requests, properties or {})
+        )
+
+    def unsubscribe(
+        self, filters: list[str], now: float, properties: Properties | None = None
+    ) -> int:
+        return self._request(
+            pk.UNSUBACK, len(filters), now, lambda i: pk.Unsubscribe(i, filters, properties or {})
+        )
+
+    def acknowledge(self, packet_id: int, now: float) -> None:
+        """With `manual_acknowledge`: the application is done with a received message."""
+        for done_id, qos in self.incoming.acknowledge(packet_id):
+            kind = pk.PUBACK if qos == 1 else pk.PUBREC
+            self._send(encode_ack(kind, done_id, reasons.SUCCESS, self.version), now)
+
+    def reauthenticate(self, now: float) -> None:
+        """Start the enhanced authentication again on the live connection [MQTT-4.12.1-1]."""
+        self._check_connected()
+        if self.options.authentication is None:
+            raise ValueError("no authentication was set in the options")
+        exchange = self.options.authentication()
+        self._exchange = exchange
+        self._send_auth(reasons.REAUTHENTICATE, exchange.start(), now)
+
+    def disconnect(
+        self,
+        now: float,
+        reason: int = reasons.SUCCESS,
+        properties: Properties | None = None,
+    ) -> None:
+        """Say goodbye; the Closed effect follows at once. Nothing happens if already closed."""
+        if self.state == CONNECTED:
+            self._send(encode(pk.Disconnect(reason, properties or {}), self.version), now)
+        if self.state in (CONNECTING, CONNECTED):
+            self._close(None)
+
+    # Calls of the driver
+
+    def handle_data(self, data: bytes, now: float) -> None:
+        if self.state not in (CONNECTING, CONNECTED):
+            return
+        self._keep_alive.received(now)
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while reader.next():
+                self._handle_frame(now)
+                if self.state == CLOSED:
+                    return
+        except ProtocolViolation as violation:
+            self._fail(ProtocolError(str(violation), violation.reason), now)
+        except ProtocolError as error:
+            self._fail(error, now)
+        except AuthenticationFailed as error:
+            self._fail(error, now)
+        self._pump(now)
+
+    def handle_reading(self, paused: bool, now: float) -> None:
+        """The driver stopped (or went on) reading: pings cannot be answered meanwhile."""
+        self._keep_alive.hold(paused, now)
+
+    def handle_closed(self, now: float, text: str = "connection closed by the server") -> None:
+        """The transport is gone."""
+        if self.state in (CONNECTING, CONNECTED):
+            self._close(ConnectionLost(text))
+
+    def handle_timer(self, now: float) -> None:
+        when = self.timer()
+        if when is None or now < when:
+            return
+        if self.state == CONNECTING:
+            self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
+        elif self._keep_alive.is_waiting():
+            self._fail(
+                ConnectionLost("the server does not answer pings", reasons.KEEP_ALIVE_TIMEOUT), now
+            )
+        else:
+            self._keep_alive.pinged(now)  # [MQTT-3.1.2-20]
+            self._send(PINGREQ_BYTES, now)
+
+    # Frames
+
+    def _handle_frame(self, now: float) -> None:
+        reader = self._reader
+        kind = reader.first >> 4
+        if self.state == CONNECTING and kind not in (pk.CONNACK, pk.AUTH):
+            name = pk.TYPE_NAMES.get(kind, str(kind))
+            raise ProtocolError(f"{name} before CONNACK", reasons.PROTOCOL_ERROR)  # [MQTT-3.2.0-1]
+        packet = decode(reader.buffer, reader.first, reader.start, reader.end, self.version, False)
+        if self.options.trace:
+            self._effects.append(Traced(False, packet))
+        if isinstance(packet, Publish):
+            self._handle_publish(packet, now)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            name = pk.TYPE_NAMES.get(kind, str(kind))
+            raise ProtocolError(f"{name} from a server", reasons.PROTOCOL_ERROR)
+        handler(packet, now)
+
+    def _handle_connack(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Connack)
+        if self.state != CONNECTING:
+            raise ProtocolError("a second CONNACK", reasons.PROTOCOL_ERROR)  # [MQTT-3.2.0-2]
+        if packet.reason != reasons.SUCCESS:
+            text = f"connection refused: {reason_text(packet.reason)}"
+            self._close(ConnectionRefused(text, packet.reason, reason_string(packet.properties)))
+            return
+        # [MQTT-3.2.2-4]: a clean start cannot have found a session.
+        if packet.session_present and self._clean_sent:
+            raise ProtocolError("a session after a clean start", reasons.PROTOCOL_ERROR)
+        if self._exchange is not None:
+            self._exchange.finish(authentication_data(packet.properties))
+            self._exchange = None
+        self.limits = ServerLimits.from_connack(packet.properties, self.options.keep_alive_s)
+        self._keep_alive.interval_s = self.limits.keep_alive_s
+        assigned = packet.properties.get(pr.ASSIGNED_CLIENT_IDENTIFIER)
+        if isinstance(assigned, str):
+            self.client_id = assigned
+        self.state = CONNECTED
+        self._has_session = True
+        if not packet.session_present:
+            self.incoming.forget_session()
+        self._effects.append(Connected(packet.session_present, packet.properties))
+        released, done = self.outgoing.resume(packet.session_present, self.limits.receive_maximum)
+        for publish in done:
+            self._effects.append(Acknowledged(publish.handle, reasons.SUCCESS, {}))
+        for publish in released:
+            self._send(encode_ack(pk.PUBREL, publish.packet_id, reasons.SUCCESS, self.version), now)
+
+    def _handle_publish(self, publish: Publish, now: float) -> None:
+        topic = self.incoming.resolve(publish.topic, publish.topic_alias)
+        qos = publish.qos
+        if qos:
+            arrival = self.incoming.arrive(publish.packet_id, qos)
+            if arrival != NEW:
+                if arrival != PENDING:
+                    self._send(
+                        encode_ack(pk.PUBREC, publish.packet_id, reasons.SUCCESS, self.version), now
+                    )
+                return
+        message = message_of(publish, topic)
+        if qos and not self.options.manual_acknowledge:
+            self.acknowledge(publish.packet_id, now)
+        self._effects.append(Received(message))
+
+    def _handle_ack(self, packet: pk.Packet, now: float) -> None:
+        """PUBACK, PUBREC, PUBCOMP."""
+        assert isinstance(packet, pk.Ack)
+        outgoing = self.outgoing
+        refused = packet.reason >= 0x80
+        if packet.kind == pk.PUBREC:
+            publish = outgoing.handle_pubrec(packet.packet_id, refused)
+            if not refused:
+                # An id we do not know is answered too, so that the server can forget it.
+                reason = (
+                    reasons.SUCCESS if publish is not None else reasons.PACKET_IDENTIFIER_NOT_FOUND
+                )
+                self._send(encode_ack(pk.PUBREL, packet.packet_id, reason, self.version), now)
+                return
+        elif packet.kind == pk.PUBACK:
+            publish = outgoing.handle_puback(packet.packet_id)
+        else:
+            publish = outgoing.handle_pubcomp(packet.packet_id)
+        if publish is not None:
+            self._effects.append(Acknowledged(publish.handle, packet.reason, packet.properties))
+
+    def _handle_pubrel(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Ack)
+        known = self.incoming.release(packet.packet_id)
+        reason = reasons.SUCCESS if known else reasons.PACKET_IDENTIFIER_NOT_FOUND
+        # [MQTT-4.3.3-11]
+        self._send(encode_ack(pk.PUBCOMP, packet.packet_id, reason, self.version), now)
+
+    def _handle_suback(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Suback | pk.Unsuback)
+        count = self._requests.pop(packet.packet_id, -1)
+        if count < 0:
+            return
+        self._ids.release(packet.packet_id)
+        codes = packet.reasons
+        if len(codes) != count and not (isinstance(packet, pk.Unsuback) and self.version < LEVEL_5):
+            raise ProtocolError(
+                f"{len(codes)} reason codes for {count} filters", reasons.PROTOCOL_ERROR
+            )
+        self._effects.append(Subscribed(packet.packet_id, codes, packet.properties))
+
+    def _handle_pingresp(self, packet: pk.Packet, now: float) -> None:
+        self._keep_alive.answered()
+
+    def _handle_disconnect(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Disconnect)
+        text = f"the server disconnected: {reason_text(packet.reason)}"
+        self._close(ConnectionLost(text, packet.reason, reason_string(packet.properties)))
+
+    def _handle_auth(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Auth)
+        exchange = self._exchange
+        if exchange is None:
+            raise ProtocolError("AUTH without an exchange of ours", reasons.PROTOCOL_ERROR)
+        data = authentication_data(packet.properties)
+        if packet.reason == reasons.CONTINUE_AUTHENTICATION:
+            self._send_auth(reasons.CONTINUE_AUTHENTICATION, exchange.step(data), now)
+        elif self.state == CONNECTED and packet.reason == reasons.SUCCESS:
+            exchange.finish(data)
+            self._exchange = None
+            self._effects.append(Reauthenticated())
+        else:
+            raise ProtocolError(f"AUTH with reason {packet.reason}", reasons.PROTOCOL_ERROR)
+
+    # Sending
+
+    def _send(self, data: bytes, now: float) -> None:
+        if self.options.trace:
+            self._effects.append(Traced(True, packet_of(data, self.version)))
+        self._out.append(data)
+        self._keep_alive.sent(now)
+
+    def _pump(self, now: float) -> None:
+        """Send what the window allows."""
+        if self.state != CONNECTED:
+            return
+        publish = self.outgoing.next_ready()
+        while publish is not None:
+            self._send_publish(publish, now)
+            publish = self.outgoing.next_ready()
+
+    def _send_publish(self, publish: OutgoingPublish, now: float) -> None:
+        topic = publish.topic
+        properties = publish.properties
+        alias = publish.topic_alias
+        # [MQTT-3.3.2-9]: queued before the limit was known, a message goes without its alias.
+        if 0 < alias <= self.limits.topic_alias_max and self.version == LEVEL_5:
+            properties += bytes((pr.TOPIC_ALIAS, alias >> 8, alias & 0xFF))
+            if self._aliases.get(alias) == topic:
+                topic = b""
+            else:
+                self._aliases[alias] = topic
+        self._send(
+            encode_publish(
+                topic,
+                publish.payload,
+                publish.qos,
+                publish.retain,
+                publish.dup,
+                publish.packet_id,
+                properties,
+                self.version,
+            ),
+            now,
+        )
+
+    def _request(
+        self, answer: int, count: int, now: float, build: Callable[[int], pk.Packet]
+    ) -> int:
+        self._check_connected()
+        packet_id = self._ids.take()
+        try:
+            data = encode(build(packet_id), self.version)
+        except Exception:
+            self._ids.release(packet_id)
+            raise
+        self._requests[packet_id] = count
+        self._send(data, now)
+        return packet_id
+
+    def _send_auth(self, reason: int, data: bytes | None, now: float) -> None:
+        assert self._exchange is not None
+        properties: Properties = {pr.AUTHENTICATION_METHOD: self._exchange.method}
+        if data is not None:
+            properties[pr.AUTHENTICATION_DATA] = data
+        self._send(encode(pk.Auth(reason, properties), self.version), now)
+
+    def _check_connected(self) -> None:
+        if self.state != CONNECTED:
+            raise NotConnected("there is no connection")
+
+    # Ending
+
+    def _fail(self, error: ClientError, now: float) -> None:
+        """End the connection because of the server; MQTT 5 tells it why [MQTT-4.13.1-1]."""
+        if self.state == CONNECTED and self.version == LEVEL_5 and error.reason >= 0x80:
+            self._send(encode(pk.Disconnect(error.reason, {}), self.version), now)
+        self._close(error)
+
+    def _close(self, error: ClientError | None) -> None:
+        self.state = CLOSED
+        self._deadline = None
+        self._exchange = None
+        self.outgoing.suspend()
+        self._effects.append(Closed(error))

@@ -1,0 +1,153 @@
+"""A node's data directory, opened: the journal recovered, the state replayed."""
+
+import logging
+import os
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast.log.cursor import LogReader
+from holdfast.log.files import DataDirectory, DataDirectoryError, DirectoryLock, create_or_open
+from holdfast.log.journal import Journal, Segment
+from holdfast.log.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.retention import RetentionPolicy, count_superseded
+from holdfast.log.scan import Damage
+from holdfast.log.snapshot import CorruptSnapshot, Snapshot
+from holdfast.node.recovery import Recovery
+from holdfast.node.state import NodeState
+
+logger = logging.getLogger("holdfast")
+
+SNAPSHOTS_KEPT = 2
+"""The older one serves if the newer cannot be read, so the log keeps what it needs."""
+
+
+class StorageError(Exception):
+    """The data directory cannot be used; the text says why and what to do."""
+
+
+def report_damage(damage: Damage) -> None:
+    logger.error(
+        "journal_damaged segment=%020d position=%d bytes=%d error=%r kept_in=quarantine",
+        damage.segment,
+        damage.position,
+        damage.length,
+        damage.reason,
+    )
+
+
+class Storage:
+    def __init__(
+        self, path: Path, directory: DataDirectory, lock: DirectoryLock, opened: OpenedJournal
+    ) -> None:
+        self._path = path
+        self.directory = directory
+        self.opened = opened
+        self.journal: Journal = opened.journal
+        self.reader = LogReader(opened.journal, opened.store, threading.Lock())
+        # Sequences of the snapshots that recovery relies on, oldest first.
+        self.snapshots: list[int] = []
+        self._lock = lock
+
+    @classmethod
+    def open(cls, path: Path, node_id: str, partitions: int, segment_bytes: int) -> "Storage":
+        """Lock, open and repair. Raises StorageError."""
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            directory, lock = create_or_open(path, node_id, partitions, created)
+        except DataDirectoryError as error:
+            raise StorageError(str(error)) from error
+        started = time.monotonic()
+        try:
+            opened = open_journal(directory, segment_bytes, on_damage=report_damage)
+        except OSError as error:
+            lock.release()
+            raise StorageError(f"{path}: {error}") from error
+        for damage in opened.damage:
+            report_damage(damage)
+        if opened.truncated is not None:
+            torn = opened.truncated
+            logger.warning(
+                "journal_tail_truncated segment=%020d position=%d bytes=%d error=%r",
+                torn.segment,
+                torn.position,
+                torn.length,
+                torn.reason,
+            )
+        logger.info(
+            "journal_opened segments=%d bytes=%d records=%d scanned_bytes=%d seconds=%.3f",
+            len(opened.journal.segments),
+            opened.journal.size_bytes(),
+            opened.journal.sequence,
+            opened.scanned_bytes,
+            time.monotonic() - started,
+        )
+        return cls(path, directory, lock, opened)
+
+    def recover_into(self, state: NodeState) -> None:
+        """Rebuild sessions, retained messages and QoS 2 ids. The state's clock is set."""
+        started = time.monotonic()
+        recovery = Recovery(state)
+        snapshot = self._newest_snapshot()
+        offsets = None
+        if snapshot is not None:
+            for kind, data in snapshot.entries():
+                recovery.apply_snapshot_entry(kind, data)
+            offsets = snapshot.offsets
+        for record in replay(self.opened, offsets):
+            recovery.apply(record)
+        recovery.finish()
+        logger.info(
+            "state_recovered sessions=%d retained=%d snapshot=%s seconds=%.3f",
+            len(state.sessions),
+            len(state.retained),
+            "none" if snapshot is None else f"{snapshot.sequence:020d}",
+            time.monotonic() - started,
+        )
+
+    def _newest_snapshot(self) -> Snapshot | None:
+        found: Snapshot | None = None
+        for sequence in reversed(self.directory.snapshots()):
+            try:
+                file = self.directory.open_snapshot(sequence)
+                snapshot = Snapshot(file.read, file.size())
+                snapshot.check()
+            except (CorruptSnapshot, OSError) as error:
+                logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
+                continue
+            self.snapshots.insert(0, sequence)
+            if found is None:
+                found = snapshot
+        return found
+
+    def total_bytes(self) -> int:
+        """Size of the file system under the data directory."""
+        usage = os.statvfs(self._path)
+        return usage.f_blocks * usage.f_frsize
+
+    def superseded(self, policy: RetentionPolicy) -> int:
+        """How many of the oldest segments hold only messages that have `per_topic_last` newer ones
+        of their topic. Reads indexes: not for the loop."""
+        if policy.per_topic_last is None:
+            return 0
+        counts = []
+        for segment in reversed(self.journal.segments):
+            index = segment.index
+            if index is None:
+                index = self.opened.store.load_index(segment)
+            counts.append(index.message_counts())
+        return count_superseded(counts, policy.per_topic_last)
+
+    def remove_segments(self, removed: list[Segment]) -> None:
+        """The files of segments that the journal has forgotten: first the new start becomes
+        durable, so that an interruption leaves no hole."""
+        oldest = self.journal.segments[0]
+        self.directory.write_start(oldest.sequence, oldest.start_offsets())
+        for segment in removed:
+            self.directory.remove_segment(segment.sequence)
+            self.reader.forget_segment(segment.sequence)
+        self.directory.sync_journal()
+
+    def close(self) -> None:
+        self._lock.release()

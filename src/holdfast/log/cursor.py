@@ -1,0 +1,567 @@
+"""Reading the journal: for sessions that are behind, for replicas, for Spark.
+
+A session's read goes through the journal in its own order, segment by segment. In each it looks up
+which topics its filters match; if these are few it goes from posting to posting, otherwise it
+reads every batch. Both give the same records in the same order, and stop at the same kind of
+place: a posting (see index.py) that every partition's position is derived from.
+
+Methods may be called in any thread while the event loop appends. What they share is behind
+`lock`, or is only ever added to.
+"""
+
+import heapq
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from holdfast.log.filesystem import ReadFile
+from holdfast.log.index import (
+    INDEX_BITS,
+    INDEX_MASK,
+    MATCHED_FILTERS_MAX,
+    FilterMatch,
+    SegmentIndex,
+)
+from holdfast.log.journal import Journal, Segment
+from holdfast.log.record import MESSAGE, Batch, CorruptBatch, Record
+from holdfast.log.store import SegmentStore
+from holdfast.topics.names import has_wildcard, matches
+
+TOPICS_MERGED_MAX: Final = 512
+"""With more matching topics than this in a segment, its batches are read one after the other."""
+WORK_BYTES_MAX: Final = 16 << 20
+"""A call to `read` ends after so many bytes of batches, even if it found nothing."""
+WORK_SEGMENTS_MAX: Final = 8
+"""And after so many segments."""
+WINDOW_BYTES: Final = 256 << 10
+OPEN_FILES_MAX: Final = 32
+INDEX_CACHE_BYTES: Final = 64 << 20
+BATCH_CACHE_BYTES: Final = 16 << 20
+DAMAGE_KNOWN_MAX: Final = 10_000
+"""Unreadable batches that are remembered, so that each is reported once."""
+
+
+class Interest:
+    """A topic filter, and per partition the offset from which it counts (None: always)."""
+
+    def __init__(self, filter: str, start: Sequence[int] | None) -> None:
+        self.filter = filter
+        self.start = start
+
+
+class ReadResult:
+    def __init__(self, records: list[Record], positions: list[int], done: bool, lost: int) -> None:
+        # Messages that match, in journal order.
+        self.records = records
+        self.positions = positions
+        # The positions have reached the limits.
+        self.done = done
+        # Records that retention or damage had taken between the positions before and after.
+        self.lost = lost
+
+
+class _Matcher:
+    """The interests of one read, by topic."""
+
+    def __init__(self, interests: list[Interest]) -> None:
+        self.exact: dict[bytes, list[Interest]] = {}
+        self.wild: list[Interest] = []
+        self._known: dict[bytes, list[Interest]] = {}
+        for interest in interests:
+            if has_wildcard(interest.filter):
+                self.wild.append(interest)
+            else:
+                self.exact.setdefault(interest.filter.encode(), []).append(interest)
+
+    def matching(self, topic: bytes) -> list[Interest]:
+        found = self._known.get(topic)
+        if found is None:
+            found = list(self.exact.get(topic, ()))
+            if self.wild:
+                text = topic.decode("utf-8", "replace")
+                for interest in self.wild:
+                    if matches(interest.filter, text):
+                        found.append(interest)
+            self._known[topic] = found
+        return found
+
+    def wants(self, topic: bytes, partition: int, offset: int) -> bool:
+        for interest in self.matching(topic):
+            start = interest.start
+            if start is None or offset >= start[partition]:
+                return True
+        return False
+
+
+class _Reading:
+    """What one call to `read` has got so far."""
+
+    def __init__(
+        self,
+        positions: list[int],
+        ends: list[int],
+        matcher: _Matcher,
+        records_max: int,
+        bytes_max: int,
+    ) -> None:
+        self.positions = positions
+        self.ends = ends
+        self.matcher = matcher
+        self.records_max = max(1, records_max)
+        self.bytes_max = max(1, bytes_max)
+        self.records: list[Record] = []
+        self.size_bytes = 0
+        self.work_bytes = 0
+        self.lost = 0
+
+    def is_full(self) -> bool:
+        return (
+            len(self.records) >= self.records_max
+            or self.size_bytes >= self.bytes_max
+            or self.work_bytes >= WORK_BYTES_MAX
+        )
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self.size_bytes += len(record.topic) + len(record.payload) + len(record.properties)
+
+    def is_before(self, ends: list[int]) -> bool:
+        """Is something below these offsets left to read?"""
+        for partition, position in enumerate(self.positions):
+            if position < ends[partition] and position < self.ends[partition]:
+                return True
+        return False
+
+
+class LogReader:
+    def __init__(
+        self,
+        journal: Journal,
+        store: SegmentStore,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`lock`: needed when several threads call."""
+        self._journal = journal
+        self._store = store
+        self._lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
+        self._files: OrderedDict[int, ReadFile] = OrderedDict()
+        self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
+        self._index_bytes = 0
+        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._batch_bytes = 0
+        # (segment, position) of batches that could not be read.
+        self._damaged: set[tuple[int, int]] = set()
+
+    def read(
+        self,
+        positions: list[int],
+        limits: list[int],
+        interests: list[Interest],
+        records_max: int,
+        bytes_max: int,
+    ) -> ReadResult:
+        """Messages between `positions` and `limits` that match any interest, about as many as
+        asked for, at least one if there is any; fewer, or none, also when that took too much
+        work. What is not in the file yet is not read: then the result is not done.
+
+        Raises OSError.
+        """
+        journal = self._journal
+        ends = [min(limit, end) for limit, end in zip(limits, journal.written, strict=True)]
+        reading = _Reading(list(positions), ends, _Matcher(interests), records_max, bytes_max)
+        self._pass_removed(reading)
+        visited = 0
+        for segment in journal.segments:
+            if not reading.is_before(segment.end_offsets()):
+                continue
+            if reading.is_full() or visited >= WORK_SEGMENTS_MAX:
+                break
+            visited += 1
+            try:
+                index = self._index(segment)
+                cut = self._read_segment(reading, segment, index)
+            except FileNotFoundError:
+                # Retention was faster.
+                self._pass_lost_segment(reading, segment)
+                continue
+            _advance(reading, segment, index, cut)
+            if cut >= 0:
+                break
+        done = True
+        for position, limit in zip(reading.positions, limits, strict=True):
+            if position < limit:
+                done = False
+        return ReadResult(reading.records, reading.positions, done, reading.lost)
+
+    def fetch(self, partition: int, offset: int) -> Record | None:
+        """The message at an offset; None if it is not there (any more). Raises OSError."""
+        segment = self._segment_of(partition, offset)
+        if segment is None or offset >= self._journal.written[partition]:
+            return None
+        try:
+            index = self._index(segment)
+            number = index.find_batch(partition, offset)
+            if number < 0 or index.base_offsets[number] > offset:
+                return None
+            batch = self._batch(segment, index, number)
+        except FileNotFoundError:
+            return None
+        if batch is None:
+            return None
+        record = batch.record(offset - batch.base_offset)
+        return record if record.kind == MESSAGE else None
+
+    def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
+        """The whole batches that hold offsets from `start` up to `end` (at most the high
+        watermark), about `bytes_max` of them, at least one if there is any. Damaged ones are left
+        out; the offsets of the others tell. Raises OSError."""
+        end = min(end, self._journal.written[partition])
+        found: list[bytes] = []
+        size_bytes = 0
+        for segment in self._journal.segments:
+            if start >= end or size_bytes >= bytes_max:
+                break
+            if segment.end_offsets()[partition] <= start:
+                continue
+            try:
+                index = self._index(segment)
+                number = index.find_batch(partition, start)
+                numbers = index.by_partition[partition]
+                at = bisect_left(numbers, number) if number >= 0 else len(numbers)
+                while at < len(numbers) and size_bytes < bytes_max:
+                    number = numbers[at]
+                    if index.base_offsets[number] >= end:
+                        return found
+                    batch = self._batch(segment, index, number)
+                    if batch is not None:
+                        data = batch.data[batch.start : batch.start + batch.length]
+                        found.append(data)
+                        size_bytes += len(data)
+                    at += 1
+            except FileNotFoundError:
+                continue
+        return found
+
+    def first_offset(self, partition: int) -> int:
+        """The offset below which retention has removed everything."""
+        return self._journal.start_offsets[partition]
+
+    def offset_for_time(self, partition: int, timestamp_us: int) -> int:
+        """The first offset in the file whose record is not older; the end if all are. Raises
+        OSError."""
+        end = self._journal.written[partition]
+        for segment in self._journal.segments:
+            if segment.last_timestamp_us() < timestamp_us:
+                continue
+            try:
+                index = self._index(segment)
+                for number in index.by_partition[partition]:
+                    if index.base_offsets[number] >= end:
+                        return end
+                    newest_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
+                    if newest_us < timestamp_us:
+                        continue
+                    batch = self._batch(segment, index, number)
+                    if batch is None:
+                        continue
+                    for record in batch.records():
+                        if record.timestamp_us >= timestamp_us:
+                            return record.offset
+            except FileNotFoundError:
+                continue
+        return end
+
+    def forget_segment(self, sequence: int) -> None:
+        """Call when a segment's file was removed or rewritten."""
+        with self._lock:
+            self._files.pop(sequence, None)
+            index = self._indexes.pop(sequence, None)
+            if index is not None:
+                self._index_bytes -= index.size_bytes()
+            for key in list(self._batches):
+                if key[0] == sequence:
+                    self._batch_bytes -= self._batches.pop(key).length
+
+    # One segment
+
+    def _read_segment(self, reading: _Reading, segment: Segment, index: SegmentIndex) -> int:
+        """Returns the posting that was not looked at any more; -1 if all were."""
+        first = self._first_batch(reading, segment, index)
+        if first < 0:
+            return -1
+        topics = _matching_topics(index, reading.matcher)
+        if topics is None:
+            return self._scan_batches(reading, segment, index, first)
+        if not topics:
+            return -1
+        return self._follow_postings(reading, segment, index, first, topics)
+
+    def _first_batch(self, reading: _Reading, segment: Segment, index: SegmentIndex) -> int:
+        first = -1
+        ends = segment.end_offsets()
+        for partition, position in enumerate(reading.positions):
+            if position < ends[partition] and position < reading.ends[partition]:
+                number = index.find_batch(partition, position)
+                if number >= 0 and (first < 0 or number < first):
+                    first = number
+        return first
+
+    def _follow_postings(
+        self,
+        reading: _Reading,
+        segment: Segment,
+        index: SegmentIndex,
+        first: int,
+        topics: list[int],
+    ) -> int:
+        heap: list[tuple[int, int]] = []
+        sources: list[array[int]] = []
+        places: list[int] = []
+        for topic in topics:
+            postings = index.postings(topic)
+            place = bisect_left(postings, first << INDEX_BITS)
+            if place < len(postings):
+                heap.append((postings[place], len(sources)))
+                sources.append(postings)
+                places.append(place)
+        heapq.heapify(heap)
+        while heap:
+            posting, source = heap[0]
+            number = posting >> INDEX_BITS
+            partition = index.partitions[number]
+            offset = index.base_offsets[number] + (posting & INDEX_MASK)
+            if reading.positions[partition] <= offset < reading.ends[partition]:
+                if reading.is_full():
+                    return posting
+                self._take_record(reading, segment, index, number, posting & INDEX_MASK)
+            place = places[source] + 1
+            postings = sources[source]
+            if place < len(postings):
+                places[source] = place
+                heapq.heapreplace(heap, (postings[place], source))
+            else:
+                heapq.heappop(heap)
+        return -1
+
+    def _take_record(
+        self, reading: _Reading, segment: Segment, index: SegmentIndex, number: int, at: int
+    ) -> None:
+        """The record at index `at` of a batch, if the interests are that old."""
+        batch = self._cached(segment, number)
+        if batch is None:
+            batch = self._batch(segment, index, number)
+            reading.work_bytes += index.batch_end(number) - index.positions[number]
+            if batch is None:
+                reading.lost += 1
+                return
+        record = batch.record(at)
+        if reading.matcher.wants(record.topic, record.partition, record.offset):
+            reading.add(record)
+
+    def _scan_batches(
+        self, reading: _Reading, segment: Segment, index: SegmentIndex, first: int
+    ) -> int:
+        file = self._file(segment.sequence)
+        window = b""
+        window_start = 0
+        for number in range(first, index.batch_count()):
+            partition = index.partitions[number]
+            base = index.base_offsets[number]
+            start = reading.positions[partition]
+            end = reading.ends[partition]
+            if base >= end or base + index.counts[number] <= start:
+                continue
+            if reading.is_full():
+                return number << INDEX_BITS
+            position = index.positions[number]
+            length = index.batch_end(number) - position
+            if position < window_start or position + length > window_start + len(window):
+                window = file.read(position, max(length, WINDOW_BYTES))
+                window_start = position
+            reading.work_bytes += length
+            try:
+                batch = Batch(window, position - window_start)
+            except CorruptBatch as error:
+                self._note_damage(segment, position, length, str(error))
+                reading.lost += min(end, base + index.counts[number]) - max(start, base)
+                continue
+            stop = _take_wanted(reading, batch, start, end)
+            if stop >= 0:
+                return (number << INDEX_BITS) + stop
+        return -1
+
+    def _pass_removed(self, reading: _Reading) -> None:
+        for partition, start in enumerate(self._journal.start_offsets):
+            start = min(start, reading.ends[partition])
+            if reading.positions[partition] < start:
+                reading.lost += start - reading.positions[partition]
+                reading.positions[partition] = start
+
+    def _pass_lost_segment(self, reading: _Reading, segment: Segment) -> None:
+        for partition, end in enumerate(segment.end_offsets()):
+            end = min(end, reading.ends[partition])
+            if reading.positions[partition] < end:
+                reading.lost += end - reading.positions[partition]
+                reading.positions[partition] = end
+
+    # What is kept in memory
+
+    def _segment_of(self, partition: int, offset: int) -> Segment | None:
+        segments = self._journal.segments
+        low = 0
+        high = len(segments)
+        while low < high:
+            middle = (low + high) // 2
+            if segments[middle].end_offsets()[partition] <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return segments[low] if low < len(segments) else None
+
+    def _index(self, segment: Segment) -> SegmentIndex:
+        index = segment.index
+        if index is not None:
+            return index
+        with self._lock:
+            index = self._indexes.get(segment.sequence)
+            if index is not None:
+                self._indexes.move_to_end(segment.sequence)
+                return index
+        index = self._store.load_index(segment)
+        with self._lock:
+            if segment.sequence not in self._indexes:
+                self._indexes[segment.sequence] = index
+                self._index_bytes += index.size_bytes()
+                while self._index_bytes > INDEX_CACHE_BYTES and len(self._indexes) > 1:
+                    oldest = self._indexes.popitem(last=False)[1]
+                    self._index_bytes -= oldest.size_bytes()
+        return index
+
+    def _file(self, sequence: int) -> ReadFile:
+        with self._lock:
+            file = self._files.get(sequence)
+            if file is not None:
+                self._files.move_to_end(sequence)
+                return file
+        file = self._store.open_segment(sequence)
+        with self._lock:
+            self._files[sequence] = file
+            if len(self._files) > OPEN_FILES_MAX:
+                self._files.popitem(last=False)
+        return file
+
+    def _cached(self, segment: Segment, number: int) -> Batch | None:
+        key = (segment.sequence, number)
+        with self._lock:
+            batch = self._batches.get(key)
+            if batch is not None:
+                self._batches.move_to_end(key)
+        return batch
+
+    def _batch(self, segment: Segment, index: SegmentIndex, number: int) -> Batch | None:
+        """A verified batch; None if it is damaged, which is reported."""
+        batch = self._cached(segment, number)
+        if batch is not None:
+            return batch
+        position = index.positions[number]
+        length = index.batch_end(number) - position
+        try:
+            batch = Batch(self._file(segment.sequence).read(position, length))
+        except CorruptBatch as error:
+            self._note_damage(segment, position, length, str(error))
+            return None
+        key = (segment.sequence, number)
+        with self._lock:
+            if key not in self._batches:
+                self._batches[key] = batch
+                self._batch_bytes += batch.length
+                while self._batch_bytes > BATCH_CACHE_BYTES and len(self._batches) > 1:
+                    self._batch_bytes -= self._batches.popitem(last=False)[1].length
+        return batch
+
+    def _note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
+        with self._lock:
+            place = (segment.sequence, position)
+            if place in self._damaged or len(self._damaged) >= DAMAGE_KNOWN_MAX:
+                return
+            self._damaged.add(place)
+        self._store.note_damage(segment, position, length, reason)
+
+
+def _take_wanted(reading: _Reading, batch: Batch, start: int, end: int) -> int:
+    """Takes what matches between two offsets; returns the index where it had to stop, or -1."""
+    base = batch.base_offset
+    matcher = reading.matcher
+    for at in range(max(0, start - base), min(batch.count, end - base)):
+        topic = batch.topic(at)
+        if topic and matcher.wants(topic, batch.partition, base + at):
+            if reading.is_full():
+                return at
+            reading.add(batch.record(at))
+    return -1
+
+
+def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int) -> None:
+    """Move all positions to a place in the segment (-1: its end)."""
+    positions = reading.positions
+    ends = segment.end_offsets()
+    before = list(positions)
+    for partition, position in enumerate(before):
+        reached = ends[partition] if cut < 0 else index.offset_at(partition, cut)
+        reached = min(reached, reading.ends[partition])
+        if reached > position:
+            positions[partition] = reached
+    for gap in segment.gaps():
+        start = max(gap.start, before[gap.partition])
+        end = min(gap.end, positions[gap.partition])
+        if end > start:
+            reading.lost += end - start
+
+
+def _matching_topics(index: SegmentIndex, matcher: _Matcher) -> list[int] | None:
+    """Numbers of the topics of a segment that some interest matches; None if they are many."""
+    found: set[int] = set()
+    for topic in matcher.exact:
+        number = index.find_topic(topic)
+        if number >= 0:
+            found.add(number)
+    for interest in matcher.wild:
+        match = _match_filter(index, interest.filter)
+        if match.overflow:
+            return None
+        found.update(match.topics)
+        if len(found) > TOPICS_MERGED_MAX:
+            return None
+    return list(found) if len(found) <= TOPICS_MERGED_MAX else None
+
+
+def _match_filter(index: SegmentIndex, filter: str) -> FilterMatch:
+    match = index.matched.get(filter)
+    start, end = index.topic_range(_literal_prefix(filter))
+    if match is None:
+        match = FilterMatch()
+        match.seen = start
+        if len(index.matched) >= MATCHED_FILTERS_MAX:
+            index.matched.clear()
+        index.matched[filter] = match
+    while match.seen < end and not match.overflow:
+        if matches(filter, index.topic(match.seen).decode("utf-8", "replace")):
+            match.topics.append(match.seen)
+            match.overflow = len(match.topics) > TOPICS_MERGED_MAX
+        match.seen += 1
+    return match
+
+
+def _literal_prefix(filter: str) -> bytes:
+    """What every topic that the filter matches begins with."""
+    end = len(filter)
+    plus = filter.find("+")
+    if plus >= 0:
+        end = plus
+    elif filter.endswith("#"):
+        # `a/#` matches `a` too.
+        end -= 2
+    return filter[: max(0, end)].encode()

@@ -1,0 +1,376 @@
+"""The data directory: which files it has, how they are opened, created and made durable. Uses os.
+
+    manifest.json             format, node_id, partitions, created; never changes
+    lock                      locked as long as a node serves the directory
+    journal/<sequence>.log    segments; <sequence>.idx their indexes
+    journal/start.json        where the journal begins, once retention has removed something
+    snapshots/<sequence>.snap
+    quarantine/               copies of damaged places
+
+Nothing here knows what is in a segment.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from holdfast.log.filesystem import (
+    TEMPORARY,
+    FileSystem,
+    OsFileSystem,
+    ReadFile,
+    TemporaryFile,
+    WriteFile,
+)
+from holdfast.log.index import (
+    HEAD_PREFIX_BYTES,
+    CorruptIndex,
+    IndexHead,
+    decode_head,
+    head_length,
+)
+
+FORMAT: Final = 1
+PARTITIONS_MAX: Final = 65_536
+MANIFEST: Final = "manifest.json"
+LOCK: Final = "lock"
+JOURNAL: Final = "journal"
+SNAPSHOTS: Final = "snapshots"
+QUARANTINE: Final = "quarantine"
+START: Final = "journal/start.json"
+
+
+class DataDirectoryError(Exception):
+    """The directory cannot be used. The text says why and what to do."""
+
+
+class DirectoryLock:
+    """Held by the node that serves a directory, until `release` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises DataDirectoryError if another process has it."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            _lock(self._descriptor)
+        except OSError as error:
+            holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").strip()
+            os.close(self._descriptor)
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise DataDirectoryError(f"cannot lock {path}: {error.strerror}") from error
+            raise DataDirectoryError(
+                f"{path.parent} is served by another process"
+                f"{f' ({holder})' if holder else ''}: stop it, or give another data directory"
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _lock(descriptor: int) -> None:
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    if command is None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    # A POSIX lock would be dropped as soon as any descriptor of the file is closed.
+    fcntl.fcntl(descriptor, command, struct.pack("hhlli0l", fcntl.F_WRLCK, 0, 0, 0, 0))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    node_id: str
+    partitions: int
+    created: str
+    """ISO 8601, UTC."""
+
+
+class DataDirectory:
+    """Names and small files of one data directory."""
+
+    def __init__(self, files: FileSystem, manifest: Manifest) -> None:
+        self.files = files
+        self.manifest = manifest
+
+    # Segments and their indexes
+
+    def segments(self) -> list[int]:
+        """Sequences that name the segments, oldest first."""
+        return _sequences(self.files.list(JOURNAL), ".log")
+
+    def indexes(self) -> list[int]:
+        return _sequences(self.files.list(JOURNAL), ".idx")
+
+    def open_segment(self, sequence: int) -> ReadFile:
+        return self.files.open_read(segment_name(sequence))
+
+    def create_segment(self, sequence: int) -> WriteFile:
+        """Its name is durable when this returns."""
+        file = self.files.open_write(segment_name(sequence), create=True)
+        self.files.sync_folder(JOURNAL)
+        return file
+
+    def append_to_segment(self, sequence: int) -> WriteFile:
+        return self.files.open_write(segment_name(sequence), create=False)
+
+    def remove_segment(self, sequence: int) -> None:
+        """With its index; not an error if it is gone. Not durable before sync_journal."""
+        for name in (segment_name(sequence), index_name(sequence)):
+            try:
+                self.files.remove(name)
+            except FileNotFoundError:
+                continue
+
+    def sync_journal(self) -> None:
+        self.files.sync_folder(JOURNAL)
+
+    def read_index_head(self, sequence: int) -> IndexHead | None:
+        """None if there is no index. Raises CorruptIndex."""
+        try:
+            file = self.files.open_read(index_name(sequence))
+        except FileNotFoundError:
+            return None
+        length = head_length(file.read(0, HEAD_PREFIX_BYTES))
+        size_bytes = file.size()
+        if length > size_bytes:
+            raise CorruptIndex(f"an index of {size_bytes} bytes, its head alone has {length}")
+        head = decode_head(file.read(0, length))
+        if head.sequence != sequence:
+            raise CorruptIndex(f"the index of segment {head.sequence} under the name {sequence}")
+        if size_bytes != head.head_bytes + head.body_bytes:
+            raise CorruptIndex(
+                f"an index of {size_bytes} bytes, its head says {head.head_bytes + head.body_bytes}"
+            )
+        return head
+
+    def read_index(self, sequence: int) -> bytes | None:
+        """The whole .idx file; None if there is none."""
+        return self.read_whole(index_name(sequence))
+
+    def write_index(self, sequence: int, data: bytes) -> None:
+        """Not synced: after a crash a damaged or missing index is made anew from its segment."""
+        self.write_whole(index_name(sequence), [data], sync=False)
+
+    # Where the journal begins
+
+    def read_start(self) -> tuple[int, list[int]] | None:
+        """(sequence of the first segment, offsets per partition); None if nothing was ever
+        removed, or if the file is damaged: then the indexes say it too."""
+        data = self.read_whole(START)
+        if data is None:
+            return None
+        try:
+            content = json.loads(data)
+            sequence, offsets = int(content["sequence"]), [int(o) for o in content["offsets"]]
+            valid = content["crc"] == _start_crc(sequence, offsets)
+        except (ValueError, KeyError, TypeError):
+            return None
+        return (sequence, offsets) if valid and len(offsets) == self.manifest.partitions else None
+
+    def write_start(self, sequence: int, offsets: Sequence[int]) -> None:
+        """Durable when it returns; call before older segments are removed."""
+        content = {
+            "sequence": sequence,
+            "offsets": list(offsets),
+            "crc": _start_crc(sequence, offsets),
+        }
+        self.write_whole(START, [json.dumps(content).encode()])
+
+    # Snapshots and quarantine
+
+    def snapshots(self) -> list[int]:
+        """Sequences they start at, oldest first."""
+        return _sequences(self.files.list(SNAPSHOTS), ".snap")
+
+    def open_snapshot(self, sequence: int) -> ReadFile:
+        return self.files.open_read(snapshot_name(sequence))
+
+    def remove_snapshot(self, sequence: int) -> None:
+        try:
+            self.files.remove(snapshot_name(sequence))
+        except FileNotFoundError:
+            return
+
+    def quarantine(self, sequence: int, position: int, pieces: Sequence[bytes]) -> str:
+        """Keep a copy of a damaged place of a segment; its name."""
+        name = f"{QUARANTINE}/{sequence:020d}-{position}.bad"
+        if name.removeprefix(f"{QUARANTINE}/") not in self.files.list(QUARANTINE):
+            self.files.make_folder(QUARANTINE)
+            self.write_whole(name, pieces)
+        return name
+
+    # Whole files
+
+    def read_whole(self, name: str) -> bytes | None:
+        try:
+            file = self.files.open_read(name)
+        except FileNotFoundError:
+            return None
+        return file.read(0, file.size())
+
+    def write_whole(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
+        """Replace a file; it has either its old or its new content after a crash (if `sync`)."""
+        file = TemporaryFile(self.files, name)
+        try:
+            file.write(pieces)
+        except BaseException:
+            file.discard()
+            raise
+        file.finish(sync=sync)
+
+    def remove_temporary_files(self) -> None:
+        """What writers that were interrupted left behind."""
+        for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
+            for name in self.files.list(folder):
+                if name.endswith(TEMPORARY):
+                    self.files.remove(f"{folder}/{name}")
+
+
+def create_or_open(
+    path: Path, node_id: str, partitions: int, created: str
+) -> tuple[DataDirectory, DirectoryLock]:
+    """For the node that serves the directory. `created`: the time now, ISO 8601.
+
+    Raises DataDirectoryError: in use, of another node, not writable, or no data directory.
+    """
+    files = OsFileSystem(path)
+    try:
+        _make_root(path)
+        if not (path / MANIFEST).exists():
+            foreign = [name for name in files.list("") if not _is_ours(name)]
+            if foreign:
+                raise DataDirectoryError(
+                    f"{path} has no {MANIFEST} but other files ({foreign[0]}): give an empty or"
+                    " new directory"
+                )
+        lock = DirectoryLock(path / LOCK)
+    except OSError as error:
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+    try:
+        return _open_locked(files, path, node_id, partitions, created), lock
+    except OSError as error:
+        lock.release()
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+    except DataDirectoryError:
+        lock.release()
+        raise
+
+
+def _make_root(path: Path) -> None:
+    """Its name must be durable too, up to the first folder that was there."""
+    path = path.absolute()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    for folder in missing:
+        OsFileSystem(folder.parent).sync_folder("")
+
+
+def _open_locked(
+    files: FileSystem, path: Path, node_id: str, partitions: int, created: str
+) -> DataDirectory:
+    if MANIFEST not in files.list(""):
+        if _sequences(files.list(JOURNAL), ".log"):
+            raise DataDirectoryError(f"{path} has a journal but no {MANIFEST}: restore it")
+        create(files, Manifest(node_id, partitions, created))
+    manifest = read_manifest(files, path)
+    if manifest.node_id != node_id:
+        raise DataDirectoryError(
+            f"{path} belongs to node {manifest.node_id!r}, this one is {node_id!r}:"
+            " set node.id to that, or give another data directory"
+        )
+    if manifest.partitions != partitions:
+        raise DataDirectoryError(
+            f"{path} was created with {manifest.partitions} partitions, log.partitions is"
+            f" {partitions}: the number cannot change, set it to {manifest.partitions}"
+        )
+    return DataDirectory(files, manifest)
+
+
+def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
+    """A new data directory; the manifest comes last, so a crash leaves none or all."""
+    for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
+        files.make_folder(folder)
+    files.sync_folder("")
+    directory = DataDirectory(files, manifest)
+    content = {
+        "format": FORMAT,
+        "node_id": manifest.node_id,
+        "partitions": manifest.partitions,
+        "created": manifest.created,
+    }
+    directory.write_whole(MANIFEST, [json.dumps(content, indent=1).encode() + b"\n"])
+    return directory
+
+
+def open_to_read(path: Path) -> DataDirectory:
+    """Any data directory, served or not, without its lock. Raises DataDirectoryError."""
+    files = OsFileSystem(path)
+    return DataDirectory(files, read_manifest(files, path))
+
+
+def read_manifest(files: FileSystem, path: Path) -> Manifest:
+    """`path`: for the text of an error. Raises DataDirectoryError."""
+    try:
+        file = files.open_read(MANIFEST)
+        content = json.loads(file.read(0, file.size()))
+        format, partitions = content["format"], content["partitions"]
+        node_id, created = content["node_id"], content["created"]
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataDirectoryError(
+            f"{path} is no Holdfast data directory: it has no {MANIFEST}"
+        ) from None
+    except OSError as error:
+        raise DataDirectoryError(f"{path / MANIFEST}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError):
+        raise DataDirectoryError(
+            f"{path / MANIFEST} is damaged: restore it; it holds format, node_id, partitions,"
+            " created"
+        ) from None
+    if format != FORMAT:
+        raise DataDirectoryError(f"{path / MANIFEST}: format {format}, this program reads {FORMAT}")
+    if not isinstance(partitions, int) or not 0 < partitions <= PARTITIONS_MAX:
+        raise DataDirectoryError(
+            f"{path / MANIFEST}: {partitions!r} partitions, allowed 1 to {PARTITIONS_MAX}"
+        )
+    return Manifest(str(node_id), partitions, str(created))
+
+
+def segment_name(sequence: int) -> str:
+    return f"{JOURNAL}/{sequence:020d}.log"
+
+
+def index_name(sequence: int) -> str:
+    return f"{JOURNAL}/{sequence:020d}.idx"
+
+
+def snapshot_name(sequence: int) -> str:
+    return f"{SNAPSHOTS}/{sequence:020d}.snap"
+
+
+def _sequences(names: list[str], ending: str) -> list[int]:
+    stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
+    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
+
+
+def _is_ours(name: str) -> bool:
+    return name.removesuffix(TEMPORARY) in (
+        MANIFEST,
+        LOCK,
+        JOURNAL,
+        SNAPSHOTS,
+        QUARANTINE,
+        "lost+found",
+    )
+
+
+def _start_crc(sequence: int, offsets: Sequence[int]) -> int:
+    return crc32(json.dumps([sequence, list(offsets)]).encode())

@@ -1,0 +1,484 @@
+"""What a segment holds and where: its batches, their times, and the messages of every topic.
+
+Batches are numbered from 0 in file order. A *posting* names one record of the segment as
+`batch number << INDEX_BITS | index in the batch`, so postings sort in journal order and batch
+arrays say the rest. Only records of kind MESSAGE have postings.
+
+ActiveIndex grows while its segment is written; SealedIndex is read from an .idx file and keeps
+topics as bytes, sorted, so that loading one costs the same whatever the number of topics, and the
+literal prefix of a filter narrows by bisection. The file, little-endian::
+
+    head    magic 4s b"HFLI" · head bytes u32 · crc u32 (of the rest of the head) · format u32 ·
+            body bytes u64 · body crc u32 · partitions u32 · sequence u64 · records u64 ·
+            log bytes u64 · batches u32 · topics u32 · first, last timestamp_us i64 · gaps u32 · 0
+            start offsets u64 per partition · end offsets u64 per partition ·
+            gaps: partition, start, end u64 each
+    body    one array after the other, see _BATCH_ARRAYS, then batch numbers by partition u32
+            (in partition order), how many of each partition u32, topic ends u32, posting ends
+            u32, postings u64, topics
+
+The head alone is enough to open a journal; `log bytes` ties it to one length of the segment.
+"""
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+from holdfast.log.record import BatchBuilder
+
+INDEX_BITS: Final = 24
+INDEX_MASK: Final = (1 << INDEX_BITS) - 1
+MAGIC: Final = b"HFLI"
+FORMAT: Final = 1
+MATCHED_FILTERS_MAX: Final = 256
+"""Filters whose matching topics an index remembers."""
+
+_PREFIX: Final = struct.Struct("<4sII")
+_FIELDS: Final = struct.Struct("<IQIIQQQIIqqII")
+_BATCH_ARRAYS: Final = "QqIIIHB"
+_SWAPPED: Final = sys.byteorder == "big"
+
+
+class CorruptIndex(Exception):
+    """Not a whole, valid index. The text says what is wrong."""
+
+
+class Gap:
+    """Offsets `start` to `end` of a partition that damage has taken. Where nothing later tells how
+    many records a damaged place held, `end` is an upper bound."""
+
+    def __init__(self, partition: int, start: int, end: int) -> None:
+        self.partition = partition
+        self.start = start
+        self.end = end
+
+
+class FilterMatch:
+    """The topics of an index that match one filter."""
+
+    def __init__(self) -> None:
+        self.topics: list[int] = []
+        # Topics below this number were looked at.
+        self.seen = 0
+        self.overflow = False
+
+
+class IndexHead:
+    """What is known of a segment without its index' body."""
+
+    def __init__(self, sequence: int, start_offsets: Sequence[int]) -> None:
+        self.sequence = sequence
+        self.start_offsets: list[int] = list(start_offsets)
+        self.end_offsets: list[int] = list(start_offsets)
+        self.log_bytes = 0
+        self.records = 0
+        self.first_timestamp_us = 0
+        self.last_timestamp_us = 0
+        self.gaps: list[Gap] = []
+        # Of the encoded form; 0 as long as there is none.
+        self.head_bytes = 0
+        self.body_bytes = 0
+        self.body_crc = 0
+        self.batches = 0
+        self.topics = 0
+
+
+class SegmentIndex:
+    """The batches of one segment; the subclasses know its topics."""
+
+    def __init__(self, head: IndexHead) -> None:
+        self.head = head
+        self.base_offsets = array("Q")
+        self.first_timestamps_us = array("q")
+        self.positions = array("I")
+        self.counts = array("I")
+        # Of the newest record, after the batch's first.
+        self.last_deltas_us = array("I")
+        self.partitions = array("H")
+        self.attributes = array("B")
+        self.by_partition: list[array[int]] = [array("I") for _ in head.start_offsets]
+        self.matched: dict[str, FilterMatch] = {}
+
+    def batch_count(self) -> int:
+        return len(self.attributes)
+
+    def batch_end(self, batch: int) -> int:
+        """Position up to which reading from the batch's own gets all of it; after the last batch
+        before a damaged place that is the damage too."""
+        if batch + 1 < len(self.positions):
+            return self.positions[batch + 1]
+        return self.head.log_bytes
+
+    def find_batch(self, partition: int, offset: int) -> int:
+        """Number of the first batch that has records at or after `offset`; -1 if none has."""
+        numbers = self.by_partition[partition]
+        bases = self.base_offsets
+        counts = self.counts
+        low = 0
+        high = len(numbers)
+        while low < high:
+            middle = (low + high) // 2
+            number = numbers[middle]
+            if bases[number] + counts[number] > offset:
+                high = middle
+            else:
+                low = middle + 1
+        return numbers[low] if low < len(numbers) else -1
+
+    def offset_at(self, partition: int, posting: int) -> int:
+        """The first offset of the partition at or after a posting's place in the file."""
+        number = posting >> INDEX_BITS
+        if number < len(self.partitions) and self.partitions[number] == partition:
+            return self.base_offsets[number] + (posting & INDEX_MASK)
+        numbers = self.by_partition[partition]
+        at = bisect_left(numbers, number)
+        if at < len(numbers):
+            return self.base_offsets[numbers[at]]
+        return self.head.end_offsets[partition]
+
+    def size_bytes(self) -> int:
+        """Roughly, in memory."""
+        return 40 * len(self.positions)
+
+    def topic_count(self) -> int:
+        raise NotImplementedError
+
+    def topic(self, number: int) -> bytes:
+        raise NotImplementedError
+
+    def find_topic(self, topic: bytes) -> int:
+        """The topic's number; -1 if the segment has no message of it."""
+        raise NotImplementedError
+
+    def topic_range(self, prefix: bytes) -> tuple[int, int]:
+        """Numbers `start, end` between which all topics with this prefix are."""
+        raise NotImplementedError
+
+    def postings(self, number: int) -> "array[int]":
+        """Of a topic, in journal order."""
+        raise NotImplementedError
+
+    def message_counts(self) -> dict[bytes, int]:
+        """Messages per topic."""
+        counts: dict[bytes, int] = {}
+        for number in range(self.topic_count()):
+            counts[self.topic(number)] = len(self.postings(number))
+        return counts
+
+
+class ActiveIndex(SegmentIndex):
+    """Grows with its segment. Another thread may read while one adds: what it asks for by offset
+    below the journal's `written` is there."""
+
+    def __init__(self, sequence: int, start_offsets: Sequence[int]) -> None:
+        super().__init__(IndexHead(sequence, start_offsets))
+        # In the order they came. A topic's postings are one int, or an array of several.
+        self._topics: list[bytes] = []
+        self._numbers: dict[bytes, int] = {}
+        self._postings: list[object] = []
+
+    def add_batch(
+        self,
+        position: int,
+        length: int,
+        partition: int,
+        base_offset: int,
+        attributes: int,
+        first_timestamp_us: int,
+        last_delta_us: int,
+        topics: list[bytes],
+    ) -> None:
+        """`topics`: of each record, b"" for one that is not a message."""
+        head = self.head
+        count = len(topics)
+        number = len(self.attributes)
+        if base_offset > head.end_offsets[partition]:
+            head.gaps.append(Gap(partition, head.end_offsets[partition], base_offset))
+        head.end_offsets[partition] = base_offset + count
+        if number == 0 or first_timestamp_us < head.first_timestamp_us:
+            head.first_timestamp_us = first_timestamp_us
+        if first_timestamp_us + last_delta_us > head.last_timestamp_us:
+            head.last_timestamp_us = first_timestamp_us + last_delta_us
+        head.log_bytes = position + length
+        head.records += count
+        self.base_offsets.append(base_offset)
+        self.first_timestamps_us.append(first_timestamp_us)
+        self.positions.append(position)
+        self.counts.append(count)
+        self.last_deltas_us.append(last_delta_us)
+        self.partitions.append(partition)
+        self.attributes.append(attributes)
+        numbers = self._numbers
+        all_postings = self._postings
+        posting = number << INDEX_BITS
+        for topic in topics:
+            if topic:
+                known = numbers.get(topic)
+                if known is None:
+                    numbers[topic] = len(all_postings)
+                    # Postings first: a reader goes by the length of the list of topics.
+                    all_postings.append(posting)
+                    self._topics.append(topic)
+                else:
+                    postings = all_postings[known]
+                    if isinstance(postings, array):
+                        postings.append(posting)
+                    else:
+                        assert isinstance(postings, int)
+                        all_postings[known] = array("Q", (postings, posting))
+            posting += 1
+        # Last: whoever finds the batch's number finds everything of it.
+        self.by_partition[partition].append(number)
+
+    def add_built(self, position: int, length: int, builder: BatchBuilder) -> None:
+        self.add_batch(
+            position,
+            length,
+            builder.partition,
+            builder.base_offset,
+            builder.attributes,
+            builder.base_timestamp_us,
+            builder.last_delta_us,
+            builder.topics,
+        )
+
+    def add_gap(self, partition: int, end: int) -> None:
+        """Offsets up to `end` are missing at the end of the segment."""
+        head = self.head
+        start = head.end_offsets[partition]
+        if end > start:
+            head.gaps.append(Gap(partition, start, end))
+            head.end_offsets[partition] = end
+
+    def topic_count(self) -> int:
+        return len(self._topics)
+
+    def topic(self, number: int) -> bytes:
+        return self._topics[number]
+
+    def find_topic(self, topic: bytes) -> int:
+        return self._numbers.get(topic, -1)
+
+    def topic_range(self, prefix: bytes) -> tuple[int, int]:
+        return 0, len(self._topics)
+
+    def postings(self, number: int) -> "array[int]":
+        postings = self._postings[number]
+        if isinstance(postings, array):
+            return postings
+        assert isinstance(postings, int)
+        return array("Q", (postings,))
+
+    def encode(self) -> bytes:
+        """The .idx file of the finished segment."""
+        topics = sorted(self._topics)
+        topic_ends = array("I")
+        posting_ends = array("I")
+        postings = array("Q")
+        topic_end = 0
+        for topic in topics:
+            topic_end += len(topic)
+            topic_ends.append(topic_end)
+            of_topic = self._postings[self._numbers[topic]]
+            if isinstance(of_topic, array):
+                postings.extend(of_topic)
+            else:
+                assert isinstance(of_topic, int)
+                postings.append(of_topic)
+            posting_ends.append(len(postings))
+        by_partition = array("I")
+        for numbers in self.by_partition:
+            by_partition.extend(numbers)
+        body = b"".join(
+            [
+                _encoded(self.base_offsets),
+                _encoded(self.first_timestamps_us),
+                _encoded(self.positions),
+                _encoded(self.counts),
+                _encoded(self.last_deltas_us),
+                _encoded(self.partitions),
+                _encoded(self.attributes),
+                _encoded(by_partition),
+                _encoded(array("I", [len(numbers) for numbers in self.by_partition])),
+                _encoded(topic_ends),
+                _encoded(posting_ends),
+                _encoded(postings),
+                *topics,
+            ]
+        )
+        return _encode_head(self.head, len(self.positions), len(topics), body) + body
+
+
+class SealedIndex(SegmentIndex):
+    """The index of a segment that no longer grows."""
+
+    def __init__(self, head: IndexHead, data: bytes) -> None:
+        """`data`: the whole .idx file that `head` was decoded from. Raises CorruptIndex."""
+        super().__init__(head)
+        if len(data) != head.head_bytes + head.body_bytes:
+            raise CorruptIndex(
+                f"an index of {len(data)} bytes, its head says {head.head_bytes + head.body_bytes}"
+            )
+        body = memoryview(data)[head.head_bytes :]
+        found = crc32(body)
+        if found != head.body_crc:
+            raise CorruptIndex(f"checksum {found:08x}, the index's head says {head.body_crc:08x}")
+        reader = _ArrayReader(body)
+        batches = head.batches
+        self.base_offsets = reader.next("Q", batches)
+        self.first_timestamps_us = reader.next("q", batches)
+        self.positions = reader.next("I", batches)
+        self.counts = reader.next("I", batches)
+        self.last_deltas_us = reader.next("I", batches)
+        self.partitions = reader.next("H", batches)
+        self.attributes = reader.next("B", batches)
+        by_partition = reader.next("I", batches)
+        start = 0
+        for partition, count in enumerate(reader.next("I", len(head.start_offsets))):
+            self.by_partition[partition] = by_partition[start : start + count]
+            start += count
+        self._topic_ends = reader.next("I", head.topics)
+        self._posting_ends = reader.next("I", head.topics)
+        self._postings = reader.next("Q", self._posting_ends[-1] if head.topics else 0)
+        self._topics = bytes(body[reader.position :])
+
+    def size_bytes(self) -> int:
+        return self.head.body_bytes
+
+    def topic_count(self) -> int:
+        return len(self._topic_ends)
+
+    def topic(self, number: int) -> bytes:
+        start = self._topic_ends[number - 1] if number else 0
+        return self._topics[start : self._topic_ends[number]]
+
+    def find_topic(self, topic: bytes) -> int:
+        number = self._first_not_below(topic)
+        if number < len(self._topic_ends) and self.topic(number) == topic:
+            return number
+        return -1
+
+    def topic_range(self, prefix: bytes) -> tuple[int, int]:
+        # No UTF-8 text has the byte 0xff.
+        return self._first_not_below(prefix), self._first_not_below(prefix + b"\xff")
+
+    def postings(self, number: int) -> "array[int]":
+        start = self._posting_ends[number - 1] if number else 0
+        return self._postings[start : self._posting_ends[number]]
+
+    def _first_not_below(self, topic: bytes) -> int:
+        low = 0
+        high = len(self._topic_ends)
+        while low < high:
+            middle = (low + high) // 2
+            if self.topic(middle) < topic:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+class _ArrayReader:
+    def __init__(self, body: memoryview) -> None:
+        self._body = body
+        self.position = 0
+
+    def next(self, typecode: str, count: int) -> "array[int]":
+        result: array[int] = array(typecode)
+        end = self.position + count * result.itemsize
+        if end > len(self._body):
+            raise CorruptIndex(f"an array of {count} ends beyond the index")
+        result.frombytes(self._body[self.position : end])
+        self.position = end
+        if _SWAPPED:
+            result.byteswap()
+        return result
+
+
+def _encoded(values: "array[int]") -> bytes:
+    if _SWAPPED:
+        values = values[:]
+        values.byteswap()
+    return values.tobytes()
+
+
+def _encode_head(head: IndexHead, batches: int, topics: int, body: bytes) -> bytes:
+    numbers = array("Q", head.start_offsets)
+    numbers.extend(head.end_offsets)
+    for gap in head.gaps:
+        numbers.extend((gap.partition, gap.start, gap.end))
+    rest = _FIELDS.pack(
+        FORMAT,
+        len(body),
+        crc32(body),
+        len(head.start_offsets),
+        head.sequence,
+        head.records,
+        head.log_bytes,
+        batches,
+        topics,
+        head.first_timestamp_us,
+        head.last_timestamp_us,
+        len(head.gaps),
+        0,
+    ) + _encoded(numbers)
+    return _PREFIX.pack(MAGIC, _PREFIX.size + len(rest), crc32(rest)) + rest
+
+
+HEAD_PREFIX_BYTES: Final = _PREFIX.size
+
+
+def head_length(prefix: bytes) -> int:
+    """How many bytes of the file decode_head needs, from its first HEAD_PREFIX_BYTES. Raises
+    CorruptIndex."""
+    if len(prefix) < _PREFIX.size:
+        raise CorruptIndex(f"an index of {len(prefix)} bytes")
+    magic, length, _ = _PREFIX.unpack_from(prefix)
+    if magic != MAGIC:
+        raise CorruptIndex(f"no index magic, found {magic!r}")
+    return int(length)
+
+
+def decode_head(data: bytes) -> IndexHead:
+    """`data`: the file, or at least head_length bytes of it. Raises CorruptIndex."""
+    length = head_length(data)
+    if len(data) < length or length < _PREFIX.size + _FIELDS.size:
+        raise CorruptIndex(f"{len(data)} bytes of an index whose head has {length}")
+    _, _, expected = _PREFIX.unpack_from(data)
+    rest = data[_PREFIX.size : length]
+    found = crc32(rest)
+    if found != expected:
+        raise CorruptIndex(f"checksum of the head {found:08x}, it says {expected:08x}")
+    if int.from_bytes(rest[:4], "little") != FORMAT:
+        raise CorruptIndex(
+            f"index format {int.from_bytes(rest[:4], 'little')}, this program reads {FORMAT}"
+        )
+    fields = _FIELDS.unpack_from(rest)
+    partitions: int = fields[3]
+    gaps: int = fields[11]
+    if len(rest) != _FIELDS.size + 8 * (2 * partitions + 3 * gaps):
+        raise CorruptIndex(f"a head of {length} bytes for {partitions} partitions, {gaps} gaps")
+    numbers = _ArrayReader(memoryview(rest)[_FIELDS.size :]).next("Q", 2 * partitions + 3 * gaps)
+    head = IndexHead(fields[4], numbers[:partitions])
+    head.end_offsets = list(numbers[partitions : 2 * partitions])
+    for at in range(2 * partitions, len(numbers), 3):
+        head.gaps.append(Gap(numbers[at], numbers[at + 1], numbers[at + 2]))
+    head.head_bytes = length
+    head.body_bytes = fields[1]
+    head.body_crc = fields[2]
+    head.records = fields[5]
+    head.log_bytes = fields[6]
+    head.batches = fields[7]
+    head.topics = fields[8]
+    head.first_timestamp_us = fields[9]
+    head.last_timestamp_us = fields[10]
+    return head
+
+
+def decode(data: bytes) -> SealedIndex:
+    """A whole .idx file. Raises CorruptIndex."""
+    return SealedIndex(decode_head(data), data)

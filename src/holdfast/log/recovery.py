@@ -1,0 +1,252 @@
+"""Opening a journal: from what a crash, or a bad disk, has left to a Journal that goes on. Uses
+os, through files.
+
+- A sealed segment is believed on the word of its index (checksum of the head, length of the
+  segment); where that fails it is scanned and its index made anew.
+- The last segment is always scanned. Its torn end is cut off: nothing in there was acknowledged.
+- A damaged place that valid batches follow is copied to quarantine, reported, and stays where it
+  is. The offsets it held are missing from then on, and never given to other records.
+
+It never refuses to start because of damage; an OSError from the disk is passed on.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.log.files import DataDirectory
+from holdfast.log.index import ActiveIndex, CorruptIndex, Gap, IndexHead, SegmentIndex
+from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal, Segment
+from holdfast.log.record import ATTRIBUTE_STATE, Batch, CorruptBatch, Record
+from holdfast.log.scan import Damage, SegmentScan, scan_segment
+from holdfast.log.store import OnDamage, SegmentStore, quarantine
+
+READ_BYTES: Final = 1 << 20
+
+
+@dataclass
+class OpenedJournal:
+    """The journal, and what had to be done to open it."""
+
+    journal: Journal
+    store: SegmentStore
+    damage: list[Damage] = field(default_factory=list)
+    """Found by scanning now. Damage found by earlier ones is in the `gaps` of the segments."""
+    truncated: Damage | None = None
+    """The torn end of the last segment."""
+    rebuilt: list[int] = field(default_factory=list)
+    """Segments whose index was missing or damaged."""
+    removed: list[int] = field(default_factory=list)
+    """Segments that retention had given up before it was interrupted."""
+    scanned_bytes: int = 0
+
+
+def open_journal(
+    directory: DataDirectory,
+    segment_bytes: int = SEGMENT_BYTES_DEFAULT,
+    *,
+    writes: bool = True,
+    on_damage: OnDamage | None = None,
+) -> OpenedJournal:
+    """`writes`: this is the node that serves the directory. Else nothing is changed, and the
+    journal may be growing: what its last group lacks looks like a torn end. `on_damage`: told what
+    is found later, by reading; in the reading thread."""
+    return _Opener(directory, segment_bytes, writes, on_damage).open()
+
+
+class _Opener:
+    def __init__(
+        self,
+        directory: DataDirectory,
+        segment_bytes: int,
+        writes: bool,
+        on_damage: OnDamage | None,
+    ) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._writes = writes
+        partitions = directory.manifest.partitions
+        self._segments: list[Segment] = []
+        self._ends = [0] * partitions
+        self._known_start = True
+        self._uncertain: dict[int, int] = {}
+        self._result = OpenedJournal(
+            Journal(partitions, segment_bytes),
+            SegmentStore(directory, writes=writes, on_damage=on_damage),
+        )
+
+    def open(self) -> OpenedJournal:
+        directory = self._directory
+        if self._writes:
+            directory.remove_temporary_files()
+        start = directory.read_start()
+        sequences = directory.segments()
+        if start is not None:
+            self._ends = list(start[1])
+            sequences = self._without_removed(sequences, start[0])
+        result = self._result
+        if not sequences:
+            if start is not None:
+                result.journal.begin_at(self._ends, start[0])
+            return result
+        self._known_start = start is not None or sequences[0] == 0
+        for at, sequence in enumerate(sequences[:-1]):
+            self._open_sealed(sequence, sequences[at + 1])
+            self._known_start = True
+        self._open_last(sequences[-1])
+        result.journal = Journal(directory.manifest.partitions, self._segment_bytes, self._segments)
+        return result
+
+    def _without_removed(self, sequences: list[int], first: int) -> list[int]:
+        gone = [sequence for sequence in sequences if sequence < first]
+        if self._writes:
+            for sequence in gone:
+                self._directory.remove_segment(sequence)
+            self._result.removed = gone
+        return [sequence for sequence in sequences if sequence >= first]
+
+    def _open_sealed(self, sequence: int, following: int) -> None:
+        file = self._directory.open_segment(sequence)
+        size_bytes = file.size()
+        head = self._trusted_head(sequence)
+        if head is not None and head.log_bytes == size_bytes:
+            self._follow(head)
+            self._segments.append(Segment(sequence, head, None, size_bytes))
+            return
+        scan = scan_segment(file, sequence, self._ends, known_start=self._known_start)
+        index = scan.index
+        self._result.rebuilt.append(sequence)
+        self._result.scanned_bytes += size_bytes
+        if scan.torn is not None:
+            # The segment was whole when the next one was begun.
+            scan.damage.append(scan.torn)
+            scan.note_uncertain(scan.torn.length)
+        after = self._trusted_head(following)
+        if after is not None:
+            self._end_at(index, after.start_offsets)
+            scan.uncertain.clear()
+        index.head.log_bytes = size_bytes
+        self._take_over(scan)
+        self._segments.append(Segment(sequence, index.head, None, size_bytes))
+        if self._writes:
+            self._directory.write_index(sequence, index.encode())
+
+    def _open_last(self, sequence: int) -> None:
+        file = self._directory.open_segment(sequence)
+        size_bytes = file.size()
+        scan = scan_segment(file, sequence, self._ends, known_start=self._known_start)
+        self._result.scanned_bytes += size_bytes
+        if scan.torn is not None:
+            self._result.truncated = scan.torn
+        self._take_over(scan)
+        for partition, records in self._uncertain.items():
+            scan.index.add_gap(partition, self._ends[partition] + records)
+        self._segments.append(Segment(sequence, scan.index.head, scan.index, scan.end))
+        if self._writes:
+            self._end_file(sequence, scan, size_bytes)
+
+    def _end_file(self, sequence: int, scan: SegmentScan, size_bytes: int) -> None:
+        if scan.torn is not None:
+            quarantine(self._directory, scan.torn)
+        file = self._directory.append_to_segment(sequence)
+        try:
+            if scan.end < size_bytes:
+                file.truncate(scan.end)
+            # A process that was killed may have left records in the page cache only. From now on
+            # they count as committed.
+            file.sync()
+        finally:
+            file.close()
+
+    def _trusted_head(self, sequence: int) -> IndexHead | None:
+        """The head of a segment's index, if it goes together with what came before."""
+        try:
+            head = self._directory.read_index_head(sequence)
+        except CorruptIndex:
+            return None
+        if head is None or len(head.start_offsets) != len(self._ends):
+            return None
+        if self._known_start:
+            for start, end in zip(head.start_offsets, self._ends, strict=True):
+                if start < end:
+                    return None
+        return head
+
+    def _follow(self, head: IndexHead) -> None:
+        """Go on after a segment that was not scanned."""
+        if self._known_start:
+            for partition, end in enumerate(self._ends):
+                if head.start_offsets[partition] > end:
+                    # A whole segment is missing in between.
+                    head.gaps.append(Gap(partition, end, head.start_offsets[partition]))
+            head.start_offsets = list(self._ends)
+        self._ends = list(head.end_offsets)
+        self._uncertain.clear()
+
+    def _end_at(self, index: ActiveIndex, offsets: list[int]) -> None:
+        for partition, offset in enumerate(offsets):
+            if not self._known_start and index.head.end_offsets[partition] == 0:
+                index.head.start_offsets[partition] = offset
+                index.head.end_offsets[partition] = offset
+            index.add_gap(partition, offset)
+
+    def _take_over(self, scan: SegmentScan) -> None:
+        head = scan.index.head
+        for partition, records in self._uncertain.items():
+            # Records of the partition that came after the damage have told its length.
+            if head.end_offsets[partition] == self._ends[partition]:
+                scan.uncertain[partition] = scan.uncertain.get(partition, 0) + records
+        self._uncertain = scan.uncertain
+        self._ends = list(head.end_offsets)
+        self._result.damage.extend(scan.damage)
+        if self._writes:
+            for damage in scan.damage:
+                quarantine(self._directory, damage)
+
+
+def replay(
+    opened: OpenedJournal, offsets: Sequence[int] | None = None, *, state_only: bool = True
+) -> Iterator[Record]:
+    """The records from `offsets` (per partition; None: all there are) on, in journal order.
+
+    `state_only`: only batches with a record that recovery must apply; most are passed without
+    being read. A batch that has become unreadable is reported and passed.
+    """
+    journal = opened.journal
+    first = list(offsets) if offsets is not None else list(journal.start_offsets)
+    for segment in journal.segments:
+        if all(end <= start for end, start in zip(segment.end_offsets(), first, strict=True)):
+            continue
+        index = segment.index
+        if index is None:
+            index = opened.store.load_index(segment)
+        for batch in _batches(opened.store, segment, index, first, state_only):
+            start = first[batch.partition] - batch.base_offset
+            for number in range(max(0, start), batch.count):
+                yield batch.record(number)
+
+
+def _batches(
+    store: SegmentStore,
+    segment: Segment,
+    index: SegmentIndex,
+    first: list[int],
+    state_only: bool,
+) -> Iterator[Batch]:
+    file = store.open_segment(segment.sequence)
+    window = b""
+    window_start = 0
+    for number, attributes in enumerate(index.attributes):
+        if state_only and not attributes & ATTRIBUTE_STATE:
+            continue
+        if index.base_offsets[number] + index.counts[number] <= first[index.partitions[number]]:
+            continue
+        position = index.positions[number]
+        end = index.batch_end(number)
+        if position < window_start or end > window_start + len(window):
+            window = file.read(position, max(end - position, READ_BYTES))
+            window_start = position
+        try:
+            yield Batch(window, position - window_start)
+        except CorruptBatch as error:
+            store.note_damage(segment, position, end - position, str(error))

@@ -1,0 +1,258 @@
+"""Reading a segment from end to end: its index made anew, and what in it is damaged.
+
+A place that is no valid batch is *damage* if a valid batch follows, and the *torn end* otherwise:
+what a write that was cut short leaves behind. Zeros at the end are neither; space that was
+allocated in advance looks so.
+
+The search for the batch that follows trusts the lengths of batches as long as it can: the payload
+of a message may itself contain a valid batch, and must not be taken for one.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.log.filesystem import ReadFile
+from holdfast.log.index import ActiveIndex
+from holdfast.log.record import (
+    BATCH_BYTES_MAX,
+    FORMAT,
+    HEAD_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    Batch,
+    CorruptBatch,
+)
+
+WINDOW_BYTES: Final = 4 << 20
+"""Read at a time; a longer batch is read whole."""
+ALIGNMENT: Final = 8
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of a segment that are no valid batch although one follows, or that were cut off."""
+
+    segment: int
+    position: int
+    length: int
+    reason: str
+
+
+@dataclass
+class SegmentScan:
+    index: ActiveIndex
+    end: int = 0
+    """Where the last valid batch ends."""
+    damage: list[Damage] = field(default_factory=list)
+    torn: Damage | None = None
+    uncertain: dict[int, int] = field(default_factory=dict)
+    """Partitions that may have lost records to damage nothing later told about, with an upper
+    bound of how many."""
+
+    def note_uncertain(self, length: int) -> None:
+        """So many bytes may have held records of any partition."""
+        for partition in range(len(self.index.head.end_offsets)):
+            self.uncertain[partition] = self.uncertain.get(partition, 0) + length // HEAD_BYTES
+
+
+def scan_segment(
+    file: ReadFile,
+    sequence: int,
+    start_offsets: list[int],
+    end: int | None = None,
+    *,
+    known_start: bool = True,
+) -> SegmentScan:
+    """Verify every batch of a segment up to `end` (None: of the file).
+
+    `start_offsets`: where each partition stands before it; unless `known_start`, a partition's
+    first batch in here decides instead.
+    """
+    index = ActiveIndex(sequence, start_offsets)
+    scan = SegmentScan(index)
+    window = _Window(file, file.size() if end is None else end)
+    seen: set[int] = set()
+    position = 0
+    while position + HEADER_BYTES <= window.end:
+        try:
+            batch = window.batch(position)
+            if not known_start and batch.partition < len(start_offsets):
+                if batch.partition not in seen:
+                    _begin_partition(index, batch)
+                seen.add(batch.partition)
+            _check_place(index, batch)
+        except CorruptBatch as error:
+            following = _after_damage(window, index, position)
+            if following is None:
+                scan.torn = _torn_end(window, sequence, position, str(error))
+                return scan
+            scan.damage.append(Damage(sequence, position, following - position, str(error)))
+            _note_lost(scan, window, position, following)
+            position = following
+            continue
+        topics, newest_us = batch.topics()
+        index.add_batch(
+            position,
+            batch.length,
+            batch.partition,
+            batch.base_offset,
+            batch.attributes,
+            batch.base_timestamp_us,
+            newest_us,
+            topics,
+        )
+        scan.uncertain.pop(batch.partition, None)
+        position += batch.length
+        scan.end = position
+    if position < window.end:
+        scan.torn = _torn_end(window, sequence, position, "too short for a batch")
+    return scan
+
+
+class _Window:
+    """A file read in large pieces."""
+
+    def __init__(self, file: ReadFile, end: int) -> None:
+        self._file = file
+        self._start = 0
+        self._data = b""
+        self.end = end
+
+    def batch(self, position: int) -> Batch:
+        """Raises CorruptBatch."""
+        inside = self._load(position, HEADER_BYTES)
+        if len(self._data) - inside < HEADER_BYTES:
+            raise CorruptBatch(f"{len(self._data) - inside} bytes left of a header")
+        if self._data[inside : inside + 4] != MAGIC:
+            raise CorruptBatch(f"no batch magic, found {self._data[inside : inside + 4]!r}")
+        length = int.from_bytes(self._data[inside + 4 : inside + 8], "little")
+        if length > BATCH_BYTES_MAX:
+            raise CorruptBatch(f"a length of {length} bytes")
+        return Batch(self._data, self._load(position, length))
+
+    def claimed_length(self, position: int) -> int:
+        """What a header that fits together says; 0 if it does not."""
+        if position + HEADER_BYTES > self.end:
+            return 0
+        inside = self._load(position, HEADER_BYTES)
+        if len(self._data) - inside < HEADER_BYTES:
+            return 0
+        magic, length, _, format, _, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(
+            self._data, inside
+        )
+        smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
+        if magic != MAGIC or format != FORMAT or not count or length > BATCH_BYTES_MAX:
+            return 0
+        return int(length) if length == (smallest + 7) & ~7 else 0
+
+    def header(self, position: int) -> tuple[int, int, int]:
+        """Partition, base offset and count, unverified."""
+        fields = HEADER.unpack_from(self._data, self._load(position, HEADER_BYTES))
+        return fields[5], fields[6], fields[8]
+
+    def is_batch(self, position: int) -> bool:
+        if not self.claimed_length(position):
+            return False
+        try:
+            self.batch(position)
+        except CorruptBatch:
+            return False
+        return True
+
+    def find_magic(self, position: int) -> int:
+        """At or after `position`, at a multiple of ALIGNMENT; -1 if there is none."""
+        while position + HEADER_BYTES <= self.end:
+            inside = self._load(position, min(WINDOW_BYTES, self.end - position))
+            found = self._data.find(MAGIC, inside)
+            while found >= 0:
+                if (self._start + found) % ALIGNMENT == 0:
+                    return self._start + found
+                found = self._data.find(MAGIC, found + 1)
+            position = (self._start + len(self._data)) & ~(ALIGNMENT - 1)
+        return -1
+
+    def rest_is_zero(self, position: int) -> bool:
+        while position < self.end:
+            inside = self._load(position, min(WINDOW_BYTES, self.end - position))
+            # Stripping is much faster than a comparison of every byte in Python.
+            if self._data[inside:].strip(b"\0"):
+                return False
+            position = self._start + len(self._data)
+        return True
+
+    def _load(self, position: int, length: int) -> int:
+        """Have these bytes in `_data`, fewer at the end of the file; the index of the first."""
+        inside = position - self._start
+        if inside >= 0 and inside + length <= len(self._data):
+            return inside
+        wanted = min(max(length, WINDOW_BYTES), self.end - position)
+        self._data = self._file.read(position, wanted)
+        self._start = position
+        if len(self._data) < wanted:
+            # The file became shorter while it was read.
+            self.end = position + len(self._data)
+        return 0
+
+
+def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
+    index.head.start_offsets[batch.partition] = batch.base_offset
+    index.head.end_offsets[batch.partition] = batch.base_offset
+
+
+def _check_place(index: ActiveIndex, batch: Batch) -> None:
+    """Raises CorruptBatch for a valid batch that cannot be where it is."""
+    ends = index.head.end_offsets
+    if batch.partition >= len(ends):
+        raise CorruptBatch(f"partition {batch.partition}, the journal has {len(ends)}")
+    if batch.base_offset < ends[batch.partition]:
+        raise CorruptBatch(
+            f"offset {batch.base_offset} of partition {batch.partition}"
+            f" after {ends[batch.partition] - 1}"
+        )
+
+
+def _after_damage(window: _Window, index: ActiveIndex, position: int) -> int | None:
+    """Where the next valid batch begins; None if there is none."""
+    at = position
+    length = window.claimed_length(at)
+    while length:
+        at += length
+        if at > window.end:
+            # The write of this batch was cut short. What is in it is payload.
+            return None
+        if window.is_batch(at):
+            return at
+        length = window.claimed_length(at)
+    at = window.find_magic(at + ALIGNMENT if at == position else at)
+    while at >= 0:
+        if window.is_batch(at) and _is_near(window, index, position, at):
+            return at
+        at = window.find_magic(at + ALIGNMENT)
+    return None
+
+
+def _is_near(window: _Window, index: ActiveIndex, position: int, at: int) -> bool:
+    """Whether the offset of a batch found by its magic can follow what is damaged before it."""
+    partition, base_offset, _ = window.header(at)
+    ends = index.head.end_offsets
+    if partition >= len(ends):
+        return False
+    return 0 <= base_offset - ends[partition] <= (at - position) // HEAD_BYTES
+
+
+def _torn_end(window: _Window, sequence: int, position: int, reason: str) -> Damage | None:
+    if window.rest_is_zero(position):
+        return None
+    return Damage(sequence, position, window.end - position, reason)
+
+
+def _note_lost(scan: SegmentScan, window: _Window, position: int, following: int) -> None:
+    """Which offsets a damaged place has taken, as far as its own header is to be believed."""
+    head = scan.index.head
+    if window.claimed_length(position) == following - position:
+        partition, base_offset, count = window.header(position)
+        if partition < len(head.end_offsets) and base_offset == head.end_offsets[partition]:
+            scan.index.add_gap(partition, base_offset + count)
+            return
+    scan.note_uncertain(following - position)

@@ -1,0 +1,226 @@
+"""The packets: one class each, the same for every protocol version and both directions.
+
+Fields that a version does not have keep their defaults when decoded and are left out when encoded.
+`reason` is an MQTT 5 reason code in every version; decode and encode translate the return codes
+of MQTT 3. Packets are plain data: decode checks what a peer sent, encode trusts its caller.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+CONNECT: Final = 1
+CONNACK: Final = 2
+PUBLISH: Final = 3
+PUBACK: Final = 4
+PUBREC: Final = 5
+PUBREL: Final = 6
+PUBCOMP: Final = 7
+SUBSCRIBE: Final = 8
+SUBACK: Final = 9
+UNSUBSCRIBE: Final = 10
+UNSUBACK: Final = 11
+PINGREQ: Final = 12
+PINGRESP: Final = 13
+DISCONNECT: Final = 14
+AUTH: Final = 15
+
+TYPE_NAMES: Final[dict[int, str]] = {
+    CONNECT: "CONNECT",
+    CONNACK: "CONNACK",
+    PUBLISH: "PUBLISH",
+    PUBACK: "PUBACK",
+    PUBREC: "PUBREC",
+    PUBREL: "PUBREL",
+    PUBCOMP: "PUBCOMP",
+    SUBSCRIBE: "SUBSCRIBE",
+    SUBACK: "SUBACK",
+    UNSUBSCRIBE: "UNSUBSCRIBE",
+    UNSUBACK: "UNSUBACK",
+    PINGREQ: "PINGREQ",
+    PINGRESP: "PINGRESP",
+    DISCONNECT: "DISCONNECT",
+    AUTH: "AUTH",
+}
+
+PropertyValue: TypeAlias = int | str | bytes | list[int] | list[tuple[str, str]]
+Properties: TypeAlias = dict[int, PropertyValue]
+"""By property id. The user property is a list of pairs in the order sent, the subscription
+identifier a list (of one in SUBSCRIBE); each other property is a single value."""
+
+
+@dataclass
+class Will:
+    """`properties` include the will delay interval."""
+
+    topic: str
+    payload: bytes
+    qos: int
+    retain: bool
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Connect:
+    """`protocol_level` is 3, 4 or 5; `clean_start` is Clean Session in MQTT 3."""
+
+    protocol_level: int
+    clean_start: bool
+    keep_alive_s: int
+    client_id: str
+    will: Will | None = None
+    username: str | None = None
+    password: bytes | None = None
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Connack:
+    session_present: bool
+    reason: int
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass(init=False)
+class Publish:
+    """A PUBLISH as light as it can be: one is made for each message that arrives."""
+
+    topic: bytes
+    """UTF-8 that the decoder has not checked (brokers remember checked topics by their bytes);
+    empty when a topic alias stands for it."""
+    payload: bytes
+    qos: int
+    retain: bool
+    dup: bool
+    packet_id: int
+    """0 for QoS 0."""
+    properties: bytes
+    """Encoded MQTT 5 properties without their length prefix, topic alias and subscription
+    identifiers, in the order sent, message expiry included."""
+    topic_alias: int
+    """0: none."""
+    expiry_s: int
+    """The message expiry interval, -1: none."""
+    subscription_ids: list[int] | None
+    """Only in what a client decodes; None: none."""
+
+    def __init__(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        packet_id: int,
+        properties: bytes,
+        topic_alias: int,
+        expiry_s: int,
+    ) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.dup = dup
+        self.packet_id = packet_id
+        self.properties = properties
+        self.topic_alias = topic_alias
+        self.expiry_s = expiry_s
+        self.subscription_ids = None
+
+
+@dataclass(init=False)
+class Ack:
+    """PUBACK, PUBREC, PUBREL or PUBCOMP, as `kind` says."""
+
+    kind: int
+    packet_id: int
+    reason: int
+    properties: Properties
+
+    def __init__(
+        self, kind: int, packet_id: int, reason: int = 0, properties: Properties | None = None
+    ) -> None:
+        self.kind = kind
+        self.packet_id = packet_id
+        self.reason = reason
+        self.properties = {} if properties is None else properties
+
+
+@dataclass
+class SubscriptionRequest:
+    """MQTT 3 has only the filter and the QoS."""
+
+    filter: str
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+
+
+@dataclass
+class Subscribe:
+    packet_id: int
+    subscriptions: list[SubscriptionRequest]
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Suback:
+    """One reason per subscription of the SUBSCRIBE, in its order."""
+
+    packet_id: int
+    reasons: list[int]
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Unsubscribe:
+    packet_id: int
+    filters: list[str]
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Unsuback:
+    """One reason per filter of the UNSUBSCRIBE, in its order; none in MQTT 3."""
+
+    packet_id: int
+    reasons: list[int] = field(default_factory=list)
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Pingreq:
+    pass
+
+
+@dataclass
+class Pingresp:
+    pass
+
+
+@dataclass
+class Disconnect:
+    reason: int = 0
+    properties: Properties = field(default_factory=dict)
+
+
+@dataclass
+class Auth:
+    reason: int = 0
+    properties: Properties = field(default_factory=dict)
+
+
+Packet: TypeAlias = (
+    Connect
+    | Connack
+    | Publish
+    | Ack
+    | Subscribe
+    | Suback
+    | Unsubscribe
+    | Unsuback
+    | Pingreq
+    | Pingresp
+    | Disconnect
+    | Auth
+)

@@ -1,0 +1,410 @@
+"""The data source in a real Spark session: over journals in real files, and over HTTP."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paho.mqtt.client import Client, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from tests.support.journal_files import TIME_US, Journal, record, serving
+
+pyspark_sql = pytest.importorskip("pyspark.sql")
+
+from pyspark.errors import PySparkException  # noqa: E402
+from pyspark.sql import DataFrame, SparkSession  # noqa: E402
+
+from examples.telemetry_report import report  # noqa: E402
+from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION  # noqa: E402
+from holdfast.pipeline import decode_properties, spark_session  # noqa: E402
+
+pytestmark = [
+    pytest.mark.spark,
+    # What Spark's own modules warn of when pandas and others are newer than they are.
+    pytest.mark.filterwarnings("default"),
+]
+
+WAIT_S = 60
+Key = tuple[int, int]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = spark_session(
+        "holdfast-tests",
+        "local[2]",
+        **{
+            "spark.sql.shuffle.partitions": 1,
+            "spark.sql.adaptive.enabled": "false",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.log.level": "ERROR",
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "data", partitions=4, segment_bytes=4000)
+
+
+@pytest.fixture(params=["path", "servers"])
+def source(request: pytest.FixtureRequest, journal: Journal) -> Iterator[dict[str, str]]:
+    """The options of a read of `journal`, both ways."""
+    if request.param == "path":
+        yield {"path": str(journal.directory)}
+    else:
+        with serving(journal) as server:
+            yield {"servers": f"127.0.0.1:{server.port}"}
+
+
+def fill(journal: Journal, batches: int) -> None:
+    for _ in range(batches):
+        number = len(journal.batches)
+        records = [
+            record(
+                f"devices/{number % 7}",
+                json.dumps({"n": number, "i": index}).encode(),
+                timestamp_us=TIME_US + number * 1000 + index,
+            )
+            for index in range(1 + number % 3)
+        ]
+        journal.append(number % journal.partitions, records)
+
+
+def keys(journal: Journal) -> list[Key]:
+    return sorted((r.partition, r.offset) for r in journal.records() if r.kind == MESSAGE)
+
+
+def found(table: DataFrame) -> list[Key]:
+    return sorted((row[0], row[1]) for row in table.select("partition", "offset").collect())
+
+
+def batch(spark: SparkSession, source: dict[str, str], **options: Any) -> DataFrame:
+    return spark.read.format("holdfast").options(**source, **options).load()
+
+
+class Stream:
+    """A query that may be stopped and started again; its rows end in Parquet files."""
+
+    def __init__(self, spark: SparkSession, source: dict[str, str], folder: Path) -> None:
+        self.spark = spark
+        self.source = source
+        self.folder = folder
+
+    def start(self, trigger: dict[str, Any], **options: Any) -> Any:
+        table = self.spark.readStream.format("holdfast").options(**self.source, **options).load()
+        writer = table.writeStream.format("parquet").option("path", str(self.folder / "out"))
+        return (
+            writer.option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(**trigger)
+            .start()
+        )
+
+    def run(self, **options: Any) -> list[int]:
+        """Everything available now; the rows of each micro-batch."""
+        query = self.start({"availableNow": True}, **options)
+        assert query.awaitTermination(WAIT_S)
+        return [step.numInputRows for step in query.recentProgress if step.numInputRows]
+
+    def found(self) -> list[Key]:
+        return found(self.spark.read.parquet(str(self.folder / "out")))
+
+
+def test_found_without_registration_and_every_column(
+    spark: SparkSession, journal: Journal, source: dict[str, str]
+) -> None:
+    journal.append(
+        2,
+        [
+            record("room/température", b"\x00\xff", flags=FLAG_RETAIN | 2, client_id="sensor 1"),
+            record(kind=SESSION),
+            record(
+                "q",
+                b"",
+                flags=FLAG_PRODUCER,
+                producer="p1",
+                producer_epoch=3,
+                sequence=9,
+                properties=b"\x26\x00\x01k\x00\x01v",
+                timestamp_us=TIME_US + 1,
+            ),
+        ],
+    )
+    table = batch(spark, source)
+    rows = table.selectExpr("*", "unix_micros(timestamp) AS us").orderBy("offset").collect()
+    assert [row.offset for row in rows] == [0, 2]
+    first, second = (row.asDict(recursive=True) for row in rows)
+    assert first["topic"] == "room/température"
+    assert bytes(first["payload"]) == b"\x00\xff"
+    assert (first["partition"], first["us"], second["us"]) == (2, TIME_US, TIME_US + 1)
+    assert (first["qos"], first["retain"], first["client_id"]) == (2, True, "sensor 1")
+    assert first["producer"] is None
+    assert second["producer"] == {"id": "p1", "epoch": 3, "sequence": 9}
+    decoded = table.select(decode_properties("properties").alias("p")).orderBy("p").collect()
+    assert decoded[0].p is None
+    assert [(pair.key, pair.value) for pair in decoded[1].p.user] == [("k", "v")]
+
+
+def test_batch_reads_everything_once(
+    spark: SparkSession, journal: Journal, source: dict[str, str]
+) -> None:
+    fill(journal, 200)
+    table = batch(spark, source, tasks=3)
+    assert table.rdd.getNumPartitions() == 3
+    assert found(table) == keys(journal)
+
+
+def test_batch_of_an_empty_log(
+    spark: SparkSession, journal: Journal, source: dict[str, str]
+) -> None:
+    assert batch(spark, source).count() == 0
+
+
+def test_exact_ranges_and_columns(
+    spark: SparkSession, journal: Journal, source: dict[str, str]
+) -> None:
+    fill(journal, 100)
+    options = {
+        "startingOffsets": '{"0": 5, "1": 0, "2": 7, "3": 9}',
+        "endingOffsets": '{"0": 6, "1": 20, "2": 7, "3": 30}',
+        "columns": "offset, partition",
+    }
+    table = batch(spark, source, **options)
+    assert table.columns == ["offset", "partition"]
+    expected = [(0, 5)] + [(1, o) for o in range(20)] + [(3, o) for o in range(9, 30)]
+    assert found(table) == expected
+
+
+def test_times(spark: SparkSession, journal: Journal, source: dict[str, str]) -> None:
+    fill(journal, 100)
+    table = batch(
+        spark,
+        source,
+        startingTimestamp="2026-09-21T14:13:20.010Z",
+        endingTimestamp=str((TIME_US + 50_000) // 1000),
+    )
+    expected = [
+        (r.partition, r.offset)
+        for r in journal.records()
+        if TIME_US + 10_000 <= r.timestamp_us < TIME_US + 50_000
+    ]
+    assert found(table) == sorted(expected)
+
+
+def test_order_within_a_topic(
+    spark: SparkSession, journal: Journal, source: dict[str, str]
+) -> None:
+    fill(journal, 100)
+    seen: dict[tuple[int, str], int] = {}
+    for row in batch(spark, source, tasks=2).collect():
+        key = (row.partition, row.topic)
+        assert row.offset > seen.get(key, -1)
+        seen[key] = row.offset
+    assert len(seen) == 4 * 7
+
+
+def test_stream_is_exact_over_restarts(
+    spark: SparkSession, journal: Journal, source: dict[str, str], tmp_path: Path
+) -> None:
+    stream = Stream(spark, source, tmp_path)
+    fill(journal, 40)
+    sizes = stream.run(startingOffsets="earliest", maxRecordsPerTrigger=30)
+    assert sum(sizes) == len(keys(journal))
+    assert max(sizes) <= 30
+    assert len(sizes) > 1
+    assert stream.run() == []
+    fill(journal, 40)
+    # Whatever a later start says, the checkpoint decides.
+    assert sum(stream.run(startingOffsets="latest")) > 0
+    assert stream.found() == keys(journal)
+
+
+def test_a_lost_commit_is_replayed_with_the_same_rows(
+    spark: SparkSession, journal: Journal, tmp_path: Path
+) -> None:
+    stream = Stream(spark, {"path": str(journal.directory)}, tmp_path)
+    fill(journal, 40)
+    stream.run(startingOffsets="earliest")
+    # As after a crash between the sink's commit and Spark's own: the batch is planned, its range
+    # is in the checkpoint, but the commit is not; new records came meanwhile.
+    for name in os.listdir(tmp_path / "checkpoint" / "commits"):
+        os.unlink(tmp_path / "checkpoint" / "commits" / name)
+    fill(journal, 40)
+    stream.run()
+    assert stream.found() == keys(journal)
+
+
+def test_continuous_stream_follows_a_live_log(
+    spark: SparkSession, journal: Journal, source: dict[str, str], tmp_path: Path
+) -> None:
+    stream = Stream(spark, source, tmp_path)
+    fill(journal, 10)
+    before = keys(journal)
+    query = stream.start({"processingTime": "0 seconds"})
+    # The first batch is planned when the query has fixed its start, which is the log's end.
+    while not (query.lastProgress or query.exception()):
+        query.awaitTermination(0.05)
+    for _ in range(3):
+        fill(journal, 10)
+        query.processAllAvailable()
+    assert query.lastProgress["sources"][0]["latestOffset"]
+    query.stop()
+    assert stream.found() == sorted(set(keys(journal)) - set(before))
+
+
+def test_retention_gap(
+    spark: SparkSession, journal: Journal, source: dict[str, str], tmp_path: Path
+) -> None:
+    stream = Stream(spark, source, tmp_path)
+    fill(journal, 20)
+    stream.run(startingOffsets="earliest")
+    read = keys(journal)
+    fill(journal, 200)
+    while len(journal.segments()) > 1:
+        journal.remove_first_segment()
+    query = stream.start({"availableNow": True})
+    with pytest.raises(PySparkException, match="were asked for, the log has"):
+        query.awaitTermination(WAIT_S)
+    stream.run(failOnDataLoss="false")
+    assert stream.found() == sorted(read + keys(journal))
+    with pytest.raises(PySparkException, match="were asked for, the log has"):
+        batch(spark, source, startingOffsets='{"0": 0}').collect()
+
+
+def test_a_log_that_lost_its_tail(spark: SparkSession, journal: Journal, tmp_path: Path) -> None:
+    stream = Stream(spark, {"path": str(journal.directory)}, tmp_path)
+    fill(journal, 3)
+    size = journal.segment.stat().st_size
+    fill(journal, 3)
+    stream.run(startingOffsets="earliest")
+    os.truncate(journal.segment, size)
+    query = stream.start({"availableNow": True})
+    with pytest.raises(PySparkException, match="it lost its tail or is another log"):
+        query.awaitTermination(WAIT_S)
+
+
+def test_torn_tail(spark: SparkSession, journal: Journal) -> None:
+    fill(journal, 20)
+    data = journal.segment.read_bytes()
+    expected = keys(journal)
+    fill(journal, 1)
+    torn = journal.segment.read_bytes()[: len(data) + 60]
+    journal.segment.write_bytes(torn)
+    assert found(batch(spark, {"path": str(journal.directory)})) == expected
+
+
+def test_damage_is_an_error_or_skipped(spark: SparkSession, journal: Journal) -> None:
+    fill(journal, 60)
+    first = journal.segments()[0]
+    data = bytearray(first.read_bytes())
+    data[100] ^= 1
+    first.write_bytes(data)
+    source = {"path": str(journal.directory)}
+    with pytest.raises(PySparkException, match="offsets 0 to 1 of partition 0 are missing"):
+        batch(spark, source).collect()
+    assert found(batch(spark, source, failOnDataLoss="false")) == keys(journal)[1:]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"path": "/nowhere"}, "/nowhere is no Holdfast data directory"),
+        ({"path": "/", "startingOffset": "latest"}, "unknown option"),
+        ({"path": "/", "maxRecordsPerTrigger": "5"}, "is for streams"),
+        ({}, "give either"),
+    ],
+)
+def test_wrong_options(spark: SparkSession, options: dict[str, str], text: str) -> None:
+    with pytest.raises(PySparkException, match=text):
+        batch(spark, options).collect()
+
+
+def test_schema_given_by_the_user(spark: SparkSession, journal: Journal) -> None:
+    fill(journal, 5)
+    reader = spark.read.format("holdfast").schema("partition int, offset bigint")
+    assert found(reader.load(str(journal.directory))) == keys(journal)
+    with pytest.raises(PySparkException, match="column 'key'"):
+        spark.read.format("holdfast").schema("key int").load(str(journal.directory)).collect()
+
+
+def test_telemetry_report(
+    spark: SparkSession, journal: Journal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    acknowledged = []
+    for number in range(40):
+        for name in ("host/cpu", "host/memory", "disk/used"):
+            topic = f"telemetry/{name}"
+            payload = {"device": name.split("/")[0], "seq": number, "ts": 0.0, "value": number / 2}
+            if (name, number) != ("disk/used", 7):
+                time_us = TIME_US + number * 1_000_000
+                journal.publish(topic, json.dumps(payload).encode(), timestamp_us=time_us)
+                acknowledged.append((topic, number))
+    journal.publish("telemetry/disk/used", b"no json")
+    journal.publish("other", b"{}")
+    source = {"path": str(journal.directory)}
+    result = report(spark, source, acknowledged)
+    assert result.ok
+    assert (result.records, result.acknowledged, result.duplicates) == (119, 119, 0)
+    disk, host = result.devices
+    assert (disk.name, disk.records, disk.gaps) == ("disk", 39, 1)
+    assert (host.records, host.gaps, host.mean) == (80, 0, 9.75)
+    assert (host.last - host.first).total_seconds() == 39
+    assert "of 119 acknowledged messages 0 lost" in capsys.readouterr().out
+
+    # One sent again is no fault; one that is missing and one that comes too late are.
+    journal.publish("telemetry/host/cpu", b'{"seq": 39, "value": 1}')
+    journal.publish("telemetry/disk/used", b'{"seq": 7, "value": 1}')
+    acknowledged.append(("telemetry/disk/used", 999))
+    result = report(spark, source, acknowledged)
+    assert not result.ok
+    assert (result.duplicates, result.out_of_order, result.lost) == (1, 1, 1)
+    assert result.lost_examples == [("telemetry/disk/used", 999)]
+
+
+def publish(port: int, messages: list[tuple[str, bytes, int, bool]]) -> None:
+    """Over MQTT 5 with a user property; returns when all are acknowledged."""
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.UserProperty = ("unit", "celsius")
+    publisher = Client(CallbackAPIVersion.VERSION2, "publisher", protocol=MQTTv5)
+    publisher.connect("127.0.0.1", port)
+    publisher.loop_start()
+    try:
+        for topic, payload, qos, retain in messages:
+            publisher.publish(topic, payload, qos, retain, properties).wait_for_publish(WAIT_S)
+    finally:
+        publisher.disconnect()
+        publisher.loop_stop()
+
+
+def test_a_running_node(
+    spark: SparkSession, start_holdfast: Callable[[], Any], tmp_path: Path
+) -> None:
+    broker = start_holdfast()
+    servers = {"servers": f"127.0.0.1:{broker.admin_port}"}
+    sent = [
+        (f"node/{number % 3}", b"%d" % number, 1 + number % 2, number == 5) for number in range(30)
+    ]
+    publish(broker.port, sent[:20])
+    for source in (servers, {"path": str(broker.data)}):
+        rows = batch(spark, source).orderBy("timestamp", "topic").collect()
+        assert {(r.topic, bytes(r.payload), r.qos, r.retain) for r in rows} == set(sent[:20])
+        assert {row.client_id for row in rows} == {"publisher"}
+        pairs = batch(spark, source).select(decode_properties("properties").user.alias("u"))
+        assert {(row.u[0].key, row.u[0].value) for row in pairs.collect()} == {("unit", "celsius")}
+    stream = Stream(spark, servers, tmp_path)
+    stream.run(startingOffsets="earliest")
+    broker.kill()
+    broker.start()
+    publish(broker.port, sent[20:])
+    stream.run()
+    table = spark.read.parquet(str(tmp_path / "out"))
+    payloads = [bytes(row.payload) for row in table.collect()]
+    assert sorted(payloads, key=int) == [b"%d" % number for number in range(30)]

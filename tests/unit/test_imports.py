@@ -1,0 +1,75 @@
+"""Imports point downwards only, and pure packages stay pure."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
+
+ALLOWED = {
+    "mqtt": {"mqtt"},
+    "topics": {"topics"},
+    "log": {"log", "topics"},
+    "session": {"session", "mqtt", "topics", "log"},
+    "security": {"security", "topics"},
+    "config": {"config", "topics"},
+    "node": {"node", "session", "security", "mqtt", "topics", "log"},
+    "drivers": {"drivers", "node", "session", "security", "config", "mqtt", "topics", "log"},
+    "client": {"client", "mqtt", "topics", "security"},
+    "pipeline": {"pipeline", "log", "topics"},
+    "api": {
+        "api", "drivers", "node", "session", "security", "config", "mqtt", "topics", "log",
+    },
+    "cli": {
+        "cli", "api", "drivers", "client", "node", "session", "security", "config", "mqtt",
+        "topics", "log", "pipeline",
+    },
+}  # fmt: skip
+PURE = ("mqtt", "topics", "log", "session", "node")
+IMPURE_MODULES = {
+    "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",
+    "subprocess", "threading", "time", "logging",
+}  # fmt: skip
+FILE_MODULES = {"log/files.py", "log/filesystem.py"}
+"""The modules of `log` that touch files; what they import beyond the others."""
+FILE_IMPORTS = {"os", "pathlib", "time"}
+WRITING_SIDE = {"journal", "recovery", "retention", "compaction", "snapshot"}
+"""What the pipeline, a reader of the log, has no business with."""
+
+MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if "/" in name])
+def test_imports_point_downwards(module: str) -> None:
+    package = module.split("/")[0]
+    for name in imported(SOURCE / module):
+        parts = name.split(".")
+        if parts[0] == "holdfast" and len(parts) > 1 and (SOURCE / parts[1]).is_dir():
+            assert parts[1] in ALLOWED[package], f"{module} imports {name}"
+            if package == "pipeline" and parts[1] == "log" and len(parts) > 2:
+                assert parts[2] not in WRITING_SIDE, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.split("/")[0] in PURE])
+def test_pure_packages_touch_nothing_outside(module: str) -> None:
+    forbidden = IMPURE_MODULES - FILE_IMPORTS if module in FILE_MODULES else IMPURE_MODULES
+    found = {name.split(".")[0] for name in imported(SOURCE / module)} & forbidden
+    assert not found, f"{module} imports {sorted(found)}"
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {name.split("/")[0] for name in MODULES if "/" in name}
+    assert packages == set(ALLOWED)
