@@ -43,6 +43,8 @@ class Case:
     packet: Packet | None = None
     reason: int = 0
     canonical: bool = True
+    novel_from: int = 0
+    """What is before this position is the same as in other cases."""
 
 
 def pkt(first: int, *parts: bytes) -> bytes:
@@ -1005,7 +1007,9 @@ def _property_cases() -> list[Case]:
             if letter in each.packets and each.identifier not in (21, 22):
                 data = pkt(first, before, props(each.encoded), after)
                 name = f"property {each.identifier} in {letter}"
-                cases.append(Case(name, 5, from_client, data, make(each)))
+                case = Case(name, 5, from_client, data, make(each))
+                case.novel_from = 2 + len(before)
+                cases.append(case)
     return cases
 
 

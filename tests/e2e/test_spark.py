@@ -243,8 +243,9 @@ def test_a_lost_commit_is_replayed_with_the_same_rows(
 
 
 def test_continuous_stream_follows_a_live_log(
-    spark: SparkSession, journal: Journal, source: dict[str, str], tmp_path: Path
+    spark: SparkSession, journal: Journal, tmp_path: Path
 ) -> None:
+    source = {"path": str(journal.directory)}
     stream = Stream(spark, source, tmp_path)
     fill(journal, 10)
     before = keys(journal)
@@ -260,9 +261,8 @@ def test_continuous_stream_follows_a_live_log(
     assert stream.found() == sorted(set(keys(journal)) - set(before))
 
 
-def test_retention_gap(
-    spark: SparkSession, journal: Journal, source: dict[str, str], tmp_path: Path
-) -> None:
+def test_retention_gap(spark: SparkSession, journal: Journal, tmp_path: Path) -> None:
+    source = {"path": str(journal.directory)}
     stream = Stream(spark, source, tmp_path)
     fill(journal, 20)
     stream.run(startingOffsets="earliest")

@@ -79,7 +79,8 @@ def test_both_ways(bridge: Mosquitto, holdfast_broker: Holdfast, way: str, qos: 
 def test_queued_while_holdfast_is_down(
     bridge: Mosquitto, holdfast_broker: Holdfast, qos: int
 ) -> None:
-    """kill -9 of Holdfast: the bridge keeps its messages, sends them again, QoS 2 once."""
+    """kill -9 of Holdfast: the bridge keeps its messages and sends them again; QoS 2 arrives once
+    where the bridge has a session here (over MQTT 5 it asks for none)."""
     wait_bridged(bridge, holdfast_broker)
     with wire.Wire(holdfast_broker.port) as reader:
         reader.connect("reader", expiry_s=600)
@@ -96,7 +97,7 @@ def test_queued_while_holdfast_is_down(
         found: list[int] = []
         while 99 not in found:
             found.append(int(reader.message(BRIDGED_S).payload))
-    if qos == 2:
+    if qos == 2 and "mqttv311" in bridge.extra:
         assert found == list(range(100))
     assert list(dict.fromkeys(found)) == list(range(100))
 
@@ -106,6 +107,8 @@ def test_kept_while_the_bridge_is_down(
     bridge: Mosquitto, holdfast_broker: Holdfast, qos: int
 ) -> None:
     """The bridge's session at Holdfast collects what is for it, restarts of Holdfast included."""
+    if "mqttv50" in bridge.extra:
+        pytest.skip("Mosquitto 2.0.11 bridges over MQTT 5 without a session expiry interval")
     wait_bridged(bridge, holdfast_broker)
     bridge.kill()
     with wire.Wire(holdfast_broker.port) as writer:

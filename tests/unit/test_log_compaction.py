@@ -1,9 +1,13 @@
 """Compaction: messages are emptied, offsets and everything else stay."""
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.log.compaction import SegmentCompactor, is_worthwhile
+from holdfast.cli.main import main
+from holdfast.log.compaction import SegmentCompactor, compact_segment, is_worthwhile
+from holdfast.log.cursor import Interest, LogReader
 from holdfast.log.record import (
     ATTRIBUTE_STATE,
     CONTROL,
@@ -14,6 +18,9 @@ from holdfast.log.record import (
     BatchBuilder,
     Record,
 )
+from holdfast.log.recovery import open_journal
+from holdfast.log.store import SegmentStore
+from tests.support.journal_files import Journal
 
 
 def batch(*records: tuple[int, bytes], base_offset: int = 10, state: bool = False) -> Batch:
@@ -103,3 +110,64 @@ def test_half_of_the_messages_make_it_worthwhile() -> None:
     assert is_worthwhile({b"a": 3, b"b": 1}, {b"a": 2})
     assert not is_worthwhile({b"a": 3, b"b": 1}, {b"a": 1})
     assert not is_worthwhile({}, {})
+
+
+def test_a_rewritten_segment_is_a_good_one(tmp_path: Path) -> None:
+    made = Journal(tmp_path / "data", segment_bytes=20_000)
+    for number in range(300):
+        made.publish(f"topic/{number % 3}", b"x" * 150 + b"%d" % number)
+    before = open_journal(made.files, writes=False).journal
+    segment = before.segments[0]
+    index = SegmentStore(made.files, writes=False).load_index(segment)
+    counts = index.message_counts()
+    beyond = {topic: count - 2 for topic, count in counts.items()}
+
+    compacted = compact_segment(made.files, segment, beyond)
+    assert compacted is not None
+    path = made.segments()[0]
+    assert compacted.size_bytes == path.stat().st_size < segment.size_bytes * 0.6
+    assert main(["log", "verify", str(made.directory)]) == 0
+
+    opened = open_journal(made.files, writes=False)
+    assert opened.rebuilt == []
+    assert opened.journal.next_offset == before.next_offset
+    assert opened.journal.sequence == before.sequence
+    reader = LogReader(opened.journal, opened.store)
+    interests = [Interest(topic.decode(), None) for topic in counts]
+    result = reader.read([0] * 4, opened.journal.next_offset, interests, 1000, 1 << 20)
+    kept = 300 - sum(beyond.values())
+    assert len(result.records) == kept
+    assert result.lost == 0
+    newest = [record.payload for record in result.records]
+    assert newest == sorted(newest, key=lambda payload: int(payload[150:]))
+    assert compact_segment(made.files, compacted, {}) is None
+
+
+def test_a_crash_between_segment_and_index(tmp_path: Path) -> None:
+    made = Journal(tmp_path / "data", segment_bytes=2000)
+    for number in range(40):
+        made.publish("topic", b"%d" % number)
+    before = open_journal(made.files, writes=False).journal
+    old_index = made.files.read_index(0)
+    assert old_index is not None
+    assert compact_segment(made.files, before.segments[0], {b"topic": 5}) is not None
+    made.files.write_index(0, old_index)
+    opened = open_journal(made.files, writes=False)
+    assert opened.rebuilt == [0]
+    assert opened.damage == []
+    assert opened.journal.next_offset == before.next_offset
+    assert opened.journal.sequence == before.sequence
+
+
+def test_a_damaged_segment_is_left_alone(tmp_path: Path) -> None:
+    made = Journal(tmp_path / "data", segment_bytes=2000)
+    for number in range(40):
+        made.publish("topic", b"%d" % number)
+    segment = open_journal(made.files, writes=False).journal.segments[0]
+    path = made.segments()[0]
+    data = bytearray(path.read_bytes())
+    data[700] ^= 1
+    path.write_bytes(data)
+    assert compact_segment(made.files, segment, {b"topic": 5}) is None
+    assert path.read_bytes() == data
+    assert sorted(made.folder.glob("*.tmp")) == []

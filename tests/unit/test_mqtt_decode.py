@@ -47,7 +47,8 @@ def test_valid(case: Case) -> None:
 
 @pytest.mark.parametrize("case", INVALID, ids=name_of)
 def test_invalid(case: Case) -> None:
-    """[MQTT-2.1.3-1] [MQTT3-2.2.2-2] [MQTT-2.2.1-3] [MQTT-2.2.1-4] [MQTT-3.1.2-1] [MQTT-3.1.2-2]
+    """[MQTT-1.5.7-1] [MQTT-2.1.3-1] [MQTT3-2.2.2-2] [MQTT-2.2.1-3] [MQTT-2.2.1-4]
+    [MQTT-3.1.2-1] [MQTT-3.1.2-2]
     [MQTT3-3.1.2-1] [MQTT3-3.1.2-2] [MQTT-3.1.2-3] [MQTT-3.1.2-11] [MQTT-3.1.2-12]
     [MQTT-3.1.2-13] [MQTT-3.1.2-16] [MQTT-3.1.2-17] [MQTT-3.1.2-18] [MQTT-3.1.2-19]
     [MQTT3-3.1.2-22] [MQTT-3.1.3-11] [MQTT-3.1.3-12] [MQTT-3.1.4-1] [MQTT-3.2.2-1]

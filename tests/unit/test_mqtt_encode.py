@@ -153,7 +153,7 @@ def test_mqtt_3_leaves_out_what_it_does_not_have(version: int) -> None:
 
 
 def test_session_present_only_with_success() -> None:
-    """[MQTT-3.2.2-6]"""
+    """[MQTT-3.2.2-6] [MQTT3-3.2.2-4]"""
     assert encode(Connack(True, 0x87), 4) == b"\x20\x02\x00\x05"
     assert encode(Connack(True, 0x87), 5) == b"\x20\x03\x00\x87\x00"
     assert encode(Connack(True, 0), 4) == b"\x20\x02\x01\x00"

@@ -163,14 +163,14 @@ def test_memory_follows_what_has_arrived() -> None:
     assert not reader.next()
     tracemalloc.start()
     try:
-        for _ in range(50_000):
+        for _ in range(20_000):
             reader.feed(piece)
             assert not reader.next()
         gc.collect()
         used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert used < 200_000
+    assert used < 80_000
 
 
 def test_idle_reader_is_small() -> None:

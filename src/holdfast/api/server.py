@@ -113,11 +113,11 @@ class Server:
         node.start()
         try:
             for listener, context in zip(config.listeners, contexts, strict=True):
-                server, port = await listen(
+                server = await listen(
                     broker, listener.bind, listener.port, listener.bind, context
                 )
                 self.listeners.append(server)
-                self.ports.append(port)
+                self.ports.append(server.sockets[0].getsockname()[1])
             if config.admin.enabled:
                 self.admin = AdminServer(broker, config.admin.bind, config.admin.port)
                 self.admin_port = self.admin.port

@@ -29,7 +29,7 @@ from holdfast.cli.log_records import (
 )
 from holdfast.cli.log_report import examine
 from holdfast.cli.log_segments import Damage, SegmentReader
-from holdfast.cli.log_text import report_lines
+from holdfast.cli.log_text import count_text, report_lines
 from holdfast.log.files import DataDirectory, DataDirectoryError, open_to_read
 from holdfast.log.record import Batch, CorruptBatch, Record
 
@@ -129,12 +129,11 @@ def _verify(directory: DataDirectory, args: argparse.Namespace) -> int:
             print(f"damage  {line}")
         for line in report.notes:
             print(f"note    {line}")
-        records = sum(segment.records for segment in report.segments)
-        verdict = f"{len(report.problems)} problems" if report.problems else "no damage"
-        print(
-            f"{verdict} in {records} records of {len(report.segments)} segments"
-            f" and {len(report.snapshots)} snapshots"
-        )
+        records = count_text(sum(segment.records for segment in report.segments), "record")
+        segments = count_text(len(report.segments), "segment")
+        snapshots = count_text(len(report.snapshots), "snapshot")
+        found = count_text(len(report.problems), "problem") if report.problems else "no damage"
+        print(f"{found} in {records} of {segments} and {snapshots}")
     return EXIT_DAMAGE if report.problems else 0
 
 

@@ -168,11 +168,11 @@ def json_line(record: Record) -> str:
         fields["sequence"] = record.sequence
     if record.properties:
         fields["properties_base64"] = base64.b64encode(record.properties).decode()
-    if record.kind == CURSOR:
-        cursor = _cursor_text(record.payload)
-        if cursor is not None:
-            fields["cursor"] = cursor
-    _put_bytes(fields, "payload", record.payload)
+    cursor = _cursor_text(record.payload) if record.kind == CURSOR else None
+    if cursor is not None:
+        fields["cursor"] = cursor
+    else:
+        _put_bytes(fields, "payload", record.payload)
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -35,6 +35,10 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B" if unit == 0 else f"{size:.3g} {_UNITS[unit]}"
 
 
+def count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _summary(report: Report) -> Iterator[str]:
     segments = report.segments
     records = sum(segment.records for segment in segments)
@@ -42,7 +46,8 @@ def _summary(report: Report) -> Iterator[str]:
     yield f"node            {report.node_id}, created {report.created}"
     yield f"partitions      {report.partition_count}, {len(report.partitions)} with records"
     size = size_text(sum(segment.size_bytes for segment in segments))
-    yield f"journal         {records} records in {len(segments)} segments, {size}"
+    counts = f"{count_text(records, 'record')} in {count_text(len(segments), 'segment')}"
+    yield f"journal         {counts}, {size}"
     if segments:
         end = segments[-1].sequence + segments[-1].records
         yield f"sequences       {segments[0].sequence} to {end}"

@@ -3,6 +3,7 @@
 from holdfast.client.authentication import Authentication
 from holdfast.client.options import LEVEL_5, LEVEL_31, Options
 from holdfast.mqtt import properties as pr
+from holdfast.mqtt.encode import encode
 from holdfast.mqtt.packets import Connect
 from holdfast.mqtt.properties import Properties
 
@@ -24,6 +25,7 @@ def check_options(options: Options) -> None:
             raise ValueError("a password without a user name needs MQTT 5")
         if options.authentication is not None:
             raise ValueError("enhanced authentication needs MQTT 5")
+    encode(connect_packet(options, options.client_id, options.clean_start, None), options.level)
 
 
 def session_lasts(options: Options) -> bool:

@@ -1,7 +1,8 @@
 """The disk's side of the journal: the thread that writes groups, and the worker for the rest.
 
 `JournalWriter` writes one group after the other and, with durability "fsync", reports each only
-after fdatasync. What a group should not wait for (indexes, reading) runs in a `Worker`. Callbacks run on the event loop.
+after fdatasync. What a group should not wait for (indexes, reading) runs in a `Worker`. Callbacks
+run on the event loop.
 """
 
 import errno

@@ -125,13 +125,13 @@ def _common_name(transport: Transport) -> str:
 
 async def listen(
     broker: Broker, bind: str, port: int, name: str, context: ssl.SSLContext | None
-) -> tuple[asyncio.Server, int]:
-    """Open a listener; the server object and the port it got. Raises OSError."""
+) -> asyncio.Server:
+    """Open a listener; Raises OSError."""
 
     def accept() -> TcpConnection:
         return TcpConnection(broker, name)
 
-    server = await broker.loop.create_server(
+    return await broker.loop.create_server(
         accept,  # type: ignore[arg-type]
         bind,
         port,
@@ -139,4 +139,3 @@ async def listen(
         backlog=4096,
         ssl_handshake_timeout=broker.node.state.config.connect_timeout_s if context else None,
     )
-    return server, server.sockets[0].getsockname()[1]

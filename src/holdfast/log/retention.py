@@ -15,8 +15,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from holdfast.log.journal import Segment
-
 
 @dataclass(frozen=True)
 class SegmentSummary:
@@ -27,15 +25,6 @@ class SegmentSummary:
     """Of its newest record, microseconds since 1970 UTC."""
     end_offsets: Sequence[int]
     """Per partition the offset after its last record in this segment or any older one."""
-
-    @classmethod
-    def from_segment(cls, segment: Segment) -> "SegmentSummary":
-        return cls(
-            segment.sequence,
-            segment.size_bytes,
-            segment.last_timestamp_us(),
-            segment.end_offsets(),
-        )
 
 
 @dataclass(frozen=True)

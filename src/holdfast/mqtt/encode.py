@@ -143,7 +143,7 @@ def _encode_connect(packet: m.Connect) -> bytes:
 
 
 def _encode_connack(packet: m.Connack, version: int) -> bytes:
-    # [MQTT-3.2.2-1] [MQTT-3.2.2-6]; in MQTT 3.1 the byte is reserved
+    # [MQTT-3.2.2-1] [MQTT-3.2.2-6] [MQTT3-3.2.2-4]; in MQTT 3.1 the byte is reserved
     present = 1 if packet.session_present and packet.reason == 0 and version > 3 else 0
     if version < 5:
         return bytes((m.CONNACK << 4, 2, present, connack_return_code(packet.reason)))

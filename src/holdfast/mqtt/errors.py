@@ -1,7 +1,7 @@
 """What a decoder raises when a peer breaks the protocol.
 
-`reason` is the MQTT 5 reason code to close the connection with; the text names the packet and
-the rule, and is short enough for a reason string.
+`reason` is the MQTT 5 reason code to close the connection with; the text says what is wrong,
+repeats nothing of a payload, and is short enough for a reason string.
 """
 
 from holdfast.mqtt.reasons import MALFORMED_PACKET

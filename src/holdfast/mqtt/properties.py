@@ -175,6 +175,7 @@ def decode_block(buf: bytes, position: int, end: int, packet_type: int) -> Prope
         info = _info(identifier, packet_type)
         encoding = info.encoding
         if encoding == STRING_PAIR:
+            # [MQTT-1.5.7-1]
             key, position = read_string(buf, position, end)
             value, position = read_string(buf, position, end)
             pairs = properties.get(identifier)

@@ -123,7 +123,7 @@ def _read_properties(
         property_start = position
         identifier, position = read_varint(buf, position, end)
         if identifier == USER_PROPERTY:
-            # [MQTT-3.3.2-17] [MQTT-3.3.2-18]
+            # [MQTT-1.5.7-1] [MQTT-3.3.2-17] [MQTT-3.3.2-18]
             key, position = read_binary(buf, position, end)
             value, position = read_binary(buf, position, end)
             text_of(key)

@@ -136,12 +136,12 @@ ALLOWED: Final[dict[int, frozenset[int]]] = {
 }
 """By packet type, for both directions."""
 
-CONNACK_CODE_SERVER_UNAVAILABLE: Final = 3
+_UNAVAILABLE_CODE: Final = 3
 _CONNACK_CODES: Final[dict[int, int]] = {
     SUCCESS: 0,
     UNSUPPORTED_PROTOCOL_VERSION: 1,
     CLIENT_IDENTIFIER_NOT_VALID: 2,
-    SERVER_UNAVAILABLE: CONNACK_CODE_SERVER_UNAVAILABLE,
+    SERVER_UNAVAILABLE: _UNAVAILABLE_CODE,
     BAD_USER_NAME_OR_PASSWORD: 4,
     NOT_AUTHORIZED: 5,
     BANNED: 5,
@@ -163,7 +163,7 @@ _CONNACK_REASONS: Final = (
 def connack_return_code(reason: int) -> int:
     """The MQTT 3 return code, 0 to 5. What a client should not try again as it is becomes
     "not authorized", all else that has no code of its own "server unavailable"."""
-    return _CONNACK_CODES.get(reason, CONNACK_CODE_SERVER_UNAVAILABLE)
+    return _CONNACK_CODES.get(reason, _UNAVAILABLE_CODE)
 
 
 def connack_reason(return_code: int) -> int:

@@ -1,0 +1,215 @@
+"""A file system in memory that crashes, tears writes, forgets what was not synced, and fills up.
+
+It implements `holdfast.log.filesystem.FileSystem`. Every call that changes something is a step;
+at step `crash_at` the call does half of its work and raises Crash. `after_crash` is the disk as the
+next process finds it.
+"""
+
+import errno
+import random
+from collections.abc import Sequence
+
+from holdfast.log.filesystem import ReadFile, WriteFile
+
+SECTOR_BYTES = 512
+
+
+class Crash(BaseException):
+    """Power is gone. Not an Exception: nothing may handle it and go on."""
+
+
+class SimContent:
+    """One file's bytes: what is on the disk for sure, and what was written since."""
+
+    def __init__(self, durable: bytes = b"") -> None:
+        self.durable = durable
+        self.now = bytearray(durable)
+        self.unsynced: list[tuple[int, bytes]] = []
+
+    def write(self, position: int, data: bytes) -> None:
+        missing = position + len(data) - len(self.now)
+        if missing > 0:
+            self.now.extend(bytes(missing))
+        self.now[position : position + len(data)] = data
+        self.unsynced.append((position, data))
+
+    def sync(self) -> None:
+        self.durable = bytes(self.now)
+        self.unsynced = []
+
+    def surviving(self, survival: str, chance: random.Random) -> bytes:
+        """`survival`: "none" or "all" of the unsynced writes; "torn": a prefix of their bytes;
+        "sectors": any of their sectors."""
+        if survival == "all":
+            return bytes(self.now)
+        if survival == "none":
+            return self.durable
+        content = bytearray(self.durable)
+        sectors = [
+            (position + at, data[at : at + SECTOR_BYTES])
+            for position, data in self.unsynced
+            for at in range(0, len(data), SECTOR_BYTES)
+        ]
+        if survival == "torn":
+            sectors = sectors[: chance.randint(0, len(sectors))]
+            if sectors:
+                position, data = sectors[-1]
+                sectors[-1] = (position, data[: chance.randint(0, len(data))])
+        else:
+            sectors = [sector for sector in sectors if chance.random() < 0.5]
+        for position, data in sectors:
+            missing = position + len(data) - len(content)
+            if missing > 0:
+                content.extend(bytes(missing))
+            content[position : position + len(data)] = data
+        if len(self.now) < len(content):
+            del content[len(self.now) :]
+        return bytes(content)
+
+
+class SimReadFile:
+    def __init__(self, content: SimContent) -> None:
+        self._content = content
+
+    def read(self, position: int, length: int) -> bytes:
+        return bytes(self._content.now[position : position + length])
+
+    def size(self) -> int:
+        return len(self._content.now)
+
+
+class SimWriteFile:
+    def __init__(self, disk: "SimDisk", content: SimContent) -> None:
+        self._disk = disk
+        self._content = content
+
+    def write(self, position: int, data: Sequence[bytes]) -> None:
+        whole = b"".join(data)
+        if self._disk.step():
+            self._content.write(position, whole[: len(whole) // 2])
+            raise Crash
+        growth = position + len(whole) - len(self._content.now)
+        if growth > self._disk.free_bytes():
+            fits = max(0, len(whole) - (growth - self._disk.free_bytes()))
+            self._content.write(position, whole[:fits])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._content.write(position, whole)
+
+    def sync(self) -> None:
+        if self._disk.fail_sync:
+            raise OSError(errno.EIO, "Input/output error")
+        if self._disk.step():
+            raise Crash
+        self._content.sync()
+
+    def truncate(self, size_bytes: int) -> None:
+        if self._disk.step():
+            raise Crash
+        content = self._content
+        if size_bytes <= len(content.now):
+            del content.now[size_bytes:]
+        else:
+            content.now.extend(bytes(size_bytes - len(content.now)))
+        content.unsynced = [
+            (position, data[: max(0, size_bytes - position)])
+            for position, data in content.unsynced
+            if position < size_bytes
+        ]
+
+    def allocate(self, size_bytes: int) -> None:
+        self.truncate(max(size_bytes, len(self._content.now)))
+
+    def close(self) -> None:
+        return None
+
+
+class SimDisk:
+    def __init__(self, capacity_bytes: int = 1 << 40) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.fail_sync = False
+        self.steps = 0
+        self.crash_at = -1
+        self.files: dict[str, SimContent] = {}
+        # Names as they are on the disk; others are lost in a crash.
+        self.durable_names: dict[str, SimContent] = {}
+
+    def step(self) -> bool:
+        """Count one; True if the power goes off in the middle of it."""
+        self.steps += 1
+        return self.steps == self.crash_at
+
+    def list(self, folder: str) -> list[str]:
+        prefix = f"{folder}/" if folder else ""
+        names = {
+            name.removeprefix(prefix).partition("/")[0]
+            for name in self.files
+            if name.startswith(prefix)
+        }
+        return sorted(names)
+
+    def make_folder(self, folder: str) -> None:
+        return None
+
+    def open_read(self, name: str) -> ReadFile:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return SimReadFile(self.files[name])
+
+    def open_write(self, name: str, *, create: bool) -> WriteFile:
+        if create:
+            if name in self.files:
+                raise FileExistsError(name)
+            if self.step():
+                raise Crash
+            self.files[name] = SimContent()
+        elif name not in self.files:
+            raise FileNotFoundError(name)
+        return SimWriteFile(self, self.files[name])
+
+    def rename(self, name: str, new_name: str) -> None:
+        if self.step():
+            raise Crash
+        self.files[new_name] = self.files.pop(name)
+
+    def remove(self, name: str) -> None:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        if self.step():
+            raise Crash
+        del self.files[name]
+
+    def sync_folder(self, folder: str) -> None:
+        if self.step():
+            raise Crash
+        prefix = f"{folder}/" if folder else ""
+        for names, others in (
+            (self.files, self.durable_names),
+            (self.durable_names, self.files),
+        ):
+            for name in list(names):
+                if name.startswith(prefix) and name not in others:
+                    if others is self.durable_names:
+                        others[name] = names[name]
+                    else:
+                        del names[name]
+        for name, content in self.files.items():
+            if name.startswith(prefix):
+                self.durable_names[name] = content
+
+    def free_bytes(self) -> int:
+        return self.capacity_bytes - sum(len(each.now) for each in self.files.values())
+
+    def after_crash(self, survival: str, seed: int) -> "SimDisk":
+        """See SimContent.surviving; names survive by the same rule."""
+        chance = random.Random(seed)
+        names = dict(self.durable_names)
+        if survival == "all" or (survival != "none" and chance.random() < 0.5):
+            names = dict(self.files)
+        disk = SimDisk(self.capacity_bytes)
+        for name, content in names.items():
+            disk.files[name] = SimContent(content.surviving(survival, chance))
+        disk.durable_names = dict(disk.files)
+        return disk
+
+    def copy(self) -> "SimDisk":
+        return self.after_crash("all", 0)
