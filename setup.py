@@ -20,6 +20,7 @@ HOT = [
     "mqtt/decode.py",
     "mqtt/encode.py",
     "mqtt/errors.py",
+    "mqtt/fields.py",
     "mqtt/framing.py",
     "mqtt/packets.py",
     "mqtt/properties.py",

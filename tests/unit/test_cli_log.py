@@ -135,6 +135,17 @@ def test_no_data_directory(tmp_path: Path, capsys: Capture, command: str) -> Non
         assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["inspect", "verify", "dump", "tail"])
+def test_a_file_that_cannot_be_read(journal: Journal, capsys: Capture, command: str) -> None:
+    segment = journal.segments()[-1]
+    segment.unlink()
+    segment.mkdir()
+    assert run(command, journal.directory) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("holdfast: ")
+    assert error.count("\n") == 1
+
+
 # verify
 
 

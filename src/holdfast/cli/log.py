@@ -34,7 +34,7 @@ from holdfast.log.files import DataDirectory, DataDirectoryError, open_to_read
 from holdfast.log.record import Batch, CorruptBatch, Record
 
 EXIT_DAMAGE: Final = 1
-EXIT_NO_DIRECTORY: Final = 2
+EXIT_UNREADABLE: Final = 2
 POLL_S: Final = 0.1
 """How often tail -f looks for new records."""
 TAIL_RECORDS: Final = 10
@@ -104,10 +104,12 @@ def _count(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     try:
         directory = open_to_read(args.directory)
-    except DataDirectoryError as error:
+        return _COMMANDS[args.log_command](directory, args)
+    except BrokenPipeError:
+        raise
+    except (DataDirectoryError, OSError) as error:
         print(f"holdfast: {error}", file=sys.stderr)
-        return EXIT_NO_DIRECTORY
-    return _COMMANDS[args.log_command](directory, args)
+        return EXIT_UNREADABLE
 
 
 def _inspect(directory: DataDirectory, args: argparse.Namespace) -> int:

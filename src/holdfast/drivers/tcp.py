@@ -126,7 +126,7 @@ def _common_name(transport: Transport) -> str:
 async def listen(
     broker: Broker, bind: str, port: int, name: str, context: ssl.SSLContext | None
 ) -> asyncio.Server:
-    """Open a listener; Raises OSError."""
+    """Open a listener. Raises OSError."""
 
     def accept() -> TcpConnection:
         return TcpConnection(broker, name)

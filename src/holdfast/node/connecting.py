@@ -30,7 +30,7 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     connection.version = packet.protocol_level
     connection.connect = packet
     if state.closing:
-        refuse(state, connection, reasons.SERVER_SHUTTING_DOWN, "the server is shutting down")
+        refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
         return
     if state.connections > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
@@ -192,8 +192,8 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     answer: Properties = {} if extra is None else dict(extra)
     client_id = packet.client_id
     if not client_id:
-        if packet.protocol_level < 5 and not packet.clean_start:
-            # [MQTT3-3.1.3-8]
+        if packet.protocol_level < 4 or (packet.protocol_level < 5 and not packet.clean_start):
+            # [MQTT3-3.1.3-8]; MQTT 3.1 knows no empty client id
             refuse(
                 state,
                 connection,
