@@ -81,7 +81,9 @@ def run(
 def main() -> None:
     name, port, broker_pid, warm_up_s, measure_s = sys.argv[1:]
     scenario = by_name(name)
-    raise_open_files_limit(scenario.connections + scenario.topics * 2 + 500)
+    raise_open_files_limit(
+        scenario.connections + scenario.topics * (scenario.subscribers + 1) + 100
+    )
     measurement = run(scenario, int(port), int(broker_pid), float(warm_up_s), float(measure_s))
     print(json.dumps(asdict(measurement)))
 

@@ -20,15 +20,16 @@ def run_spread(
 ) -> Measurement:
     """Publishes to each topic in turn, at even intervals, from one connection."""
     loop = Loop()
+    frames = [Frame(f"bench/{topic:04}", 0, PAYLOAD_BYTES) for topic in range(scenario.topics)]
     sinks = []
-    for topic in range(scenario.topics):
-        connection = Connection(port, f"sub-{topic:04}")
-        connection.subscribe(f"bench/{topic:04}", scenario.qos)
-        sink = Subscriber(connection, Frame(f"bench/{topic:04}", scenario.qos, PAYLOAD_BYTES))
-        loop.add(connection, sink.handle)
-        sinks.append(sink)
+    for topic, frame in enumerate(frames):
+        for index in range(scenario.subscribers):
+            connection = Connection(port, f"sub-{topic:04}-{index:04}")
+            connection.subscribe(f"bench/{topic:04}", 0)
+            sinks.append(Subscriber(connection, frame))
+            loop.add(connection, sinks[-1].handle)
     source = Connection(port, "pub")
-    loop.add(source, Publisher(source, sinks[0].frame).handle)
+    loop.add(source, Publisher(source, frames[0]).handle)
     start = time.monotonic()
     sent = 0
 
@@ -37,16 +38,17 @@ def run_spread(
         end = time.monotonic() + duration_s
         while (now := time.monotonic()) < end:
             while sent < (now - start) * scenario.rate:
-                source.send(sinks[sent % len(sinks)].frame.blank)
+                source.send(frames[sent % len(frames)].blank)
                 sent += 1
             loop.run_once(0.001)
         return Sample(broker_pid, sum(sink.received for sink in sinks))
 
     measurement = sample_after(warm_up_s).until(sample_after(measure_s))
     deadline = time.monotonic() + DRAIN_TIMEOUT_S
-    while time.monotonic() < deadline and sum(sink.received for sink in sinks) < sent:
+    expected = sent * scenario.subscribers
+    while time.monotonic() < deadline and sum(sink.received for sink in sinks) < expected:
         loop.run_once(0.1)
-    measurement.missing = sent - sum(sink.received for sink in sinks)
+    measurement.missing = expected - sum(sink.received for sink in sinks)
     loop.close()
     return measurement
 

@@ -96,11 +96,19 @@ SCENARIOS = (
     Scenario("qos2-1to1", "QoS 2, 1 to 1, window 100", Figure.CPU, 0.6, qos=2, lag_max=200),
     Scenario(
         "idle-1000",
-        "QoS 0, 1,000 subscribers, one message a second each, evenly spaced",
+        "QoS 0, 1,000 subscribers on 1,000 topics, a message a second each, one every ms",
         Figure.CPU,
         0.6,
         topics=1000,
         rate=1000.0,
+    ),
+    Scenario(
+        "idle-1000-broadcast",
+        "QoS 0, 1,000 subscribers of one topic, one message a second",
+        Figure.CPU,
+        0.6,
+        subscribers=1000,
+        rate=1.0,
     ),
     Scenario(
         "fsync-qos1-1to1",

@@ -38,7 +38,6 @@ SEGMENT_BYTES: Final = 64 << 20
 BATCH_RECORDS: Final = 200
 SMALL_BATCH_RECORDS: Final = 4
 NODE_START_S: Final = 30.0
-TIME_US: Final = 1_790_000_000_000_000
 
 Figures = dict[str, float]
 
@@ -48,13 +47,15 @@ def write_log(directory: Path, records: int, batch_records: int) -> None:
     files = create(OsFileSystem(directory), Manifest("n1", PARTITIONS, ""))
     offsets = [0] * PARTITIONS
     written = 0
+    # Of now: the node that serves it would remove old records.
+    time_us = time.time_ns() // 1000
     while written < records:
         index = ActiveIndex(written, offsets)
         with open(directory / "journal" / f"{written:020d}.log", "wb") as segment:
             while written < records and segment.tell() < SEGMENT_BYTES:
                 partition = written // batch_records % PARTITIONS
                 count = min(batch_records, records - written)
-                builder = build(partition, offsets[partition], written, count)
+                builder = build(partition, offsets[partition], written, count, time_us)
                 data = builder.build(1)
                 index.add_built(segment.tell(), len(data), builder)
                 segment.write(data)
@@ -64,7 +65,7 @@ def write_log(directory: Path, records: int, batch_records: int) -> None:
             files.write_index(index.head.sequence, index.encode())
 
 
-def build(partition: int, base_offset: int, first: int, count: int) -> BatchBuilder:
+def build(partition: int, base_offset: int, first: int, count: int, time_us: int) -> BatchBuilder:
     builder = BatchBuilder(partition, base_offset)
     for number in range(first, first + count):
         device = number % DEVICES
@@ -75,7 +76,7 @@ def build(partition: int, base_offset: int, first: int, count: int) -> BatchBuil
         builder.add(
             MESSAGE,
             1,
-            TIME_US + number * 100,
+            time_us + number,
             b"telemetry/sensor-%04d/temperature" % device,
             b"client-%04d" % device,
             b"",

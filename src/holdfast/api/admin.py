@@ -115,16 +115,18 @@ class Admin:
             )
         if start >= end:
             return Response(b"", media_type="application/octet-stream")
-        batches = await asyncio.to_thread(
-            self._broker.reader.read_batches, partition, start, end, size
+        reader = self._broker.reader
+        batches = await self._broker.in_reader_thread(
+            lambda: reader.read_batches(partition, start, end, size)
         )
         return Response(b"".join(batches), media_type="application/octet-stream")
 
     async def log_offset(self, request: Request) -> Response:
         partition = self._partition(request)
         timestamp_us = _number(request, "timestamp_us", None, 1 << 62)
-        offset = await asyncio.to_thread(
-            self._broker.reader.offset_for_time, partition, timestamp_us
+        reader = self._broker.reader
+        offset = await self._broker.in_reader_thread(
+            lambda: reader.offset_for_time(partition, timestamp_us)
         )
         return JSONResponse({"offset": offset})
 

@@ -10,7 +10,14 @@ from holdfast.drivers.broker import Broker
 from holdfast.drivers.storage import SNAPSHOTS_KEPT, Storage
 from holdfast.log.files import snapshot_name
 from holdfast.log.filesystem import TemporaryFile
-from holdfast.log.retention import Hold, RetentionDecision, RetentionPolicy, SegmentSummary, decide
+from holdfast.log.retention import (
+    Hold,
+    RetentionDecision,
+    RetentionPolicy,
+    SegmentSummary,
+    count_settled,
+    decide,
+)
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.recording import group_positions, is_durable_group
 from holdfast.node.recovery import snapshot_entries
@@ -128,15 +135,15 @@ class Maintenance:
             )
 
     def _holds(self) -> list[Hold]:
-        """Durable sessions and groups that have not read everything; snapshots hold by sequence."""
+        """Sessions and groups that have not finished with everything."""
         state = self._broker.node.state
         limit = self._config.log.retention.session_bytes or None
         holds: list[Hold] = []
         for session in state.sessions.values():
-            if session.expiry_s > 0 and session.subscriptions:
+            if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
                 holds.append(Hold(session.client_id, _positions(session, state.delivered), limit))
         for group in state.groups.values():
-            if is_durable_group(group):
+            if is_durable_group(group) or not group.tailing:
                 holds.append(Hold(group.key, group_positions(state, group), limit))
         return holds
 
@@ -154,21 +161,47 @@ class Maintenance:
             )
             for segment in journal.segments
         ]
+        superseded = await self._broker.in_reader_thread(
+            lambda: self._storage.superseded(self._policy)
+        )
         sequence = self._storage.snapshots[0] if self._storage.snapshots else 0
+        holds = self._holds()
         decision = decide(
             summaries,
             journal.start_offsets,
             self._policy,
             sequence,
-            self._holds(),
+            holds,
             now_us,
-            superseded=await asyncio.to_thread(self._storage.superseded, self._policy),
+            superseded=superseded,
         )
         if decision.bytes_unsaved:
             # Only a newer snapshot stands against removing more.
             await self.take_snapshot()
         if decision.remove:
             await self._remove(decision)
+        elif self._policy.per_topic_last is not None:
+            await self._compact(
+                count_settled(summaries, sequence, holds), self._policy.per_topic_last
+            )
+
+    async def _compact(self, settled: int, per_topic_last: int) -> None:
+        """At most one segment a call, so that readers wait for no more."""
+        found = await self._broker.in_reader_thread(
+            lambda: self._storage.compact_next(settled, per_topic_last)
+        )
+        if found is None:
+            return
+        old, new = found
+        segments = self._storage.journal.segments
+        segments[segments.index(old)] = new
+        self._removed_bytes += old.size_bytes - new.size_bytes
+        logger.info(
+            "compacted segment=%020d bytes=%d freed=%d",
+            new.sequence,
+            new.size_bytes,
+            old.size_bytes - new.size_bytes,
+        )
 
     async def _remove(self, decision: RetentionDecision) -> None:
         for loss in decision.losses:

@@ -114,7 +114,7 @@ class Server:
         try:
             for listener, context in zip(config.listeners, contexts, strict=True):
                 server = await listen(
-                    broker, listener.bind, listener.port, listener.bind, context
+                    broker, listener.bind, listener.port, listener.max_connections, context
                 )
                 self.listeners.append(server)
                 self.ports.append(server.sockets[0].getsockname()[1])

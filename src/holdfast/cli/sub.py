@@ -252,16 +252,22 @@ class Subscriber:
             waiting.append(
                 client.unsubscribe(*options.unsubscribe, properties=properties.get("unsubscribe"))
             )
+        # Both leave at once; the answer to the first one decides.
+        tasks = [asyncio.create_task(one) for one in waiting]
         try:
-            await asyncio.gather(*waiting)
+            await tasks[0]
+            if options.exit_subscribed:
+                self._finish(0)
+            await asyncio.gather(*tasks)
         except SubscribeRefused as error:
             if all(reason >= 0x80 for reason in error.reasons):
                 client_run.complain(options, "All subscription requests were denied.")
                 self._finish(0)
         except ConnectionLost:
             return  # Seen by the task that waits for it.
-        if options.exit_subscribed:
-            self._finish(0)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     # Messages
 

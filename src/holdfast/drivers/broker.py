@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, TypeVar, cast
 
 from holdfast.drivers.disk import JournalWriter, LogReadPool
 from holdfast.drivers.storage import Storage
@@ -30,8 +31,9 @@ from holdfast.node.node import Node
 
 logger = logging.getLogger("holdfast")
 
-LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-PASSWORD_THREADS = 2
+T = TypeVar("T")
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+PASSWORD_THREADS: Final = 2
 
 
 class Broker:
@@ -248,6 +250,21 @@ class Broker:
             self.node.handle_fetched(effect, found)
 
         self.read_pool.submit(work, done)
+
+    async def in_reader_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` where nothing else reads the log at the same time."""
+        future: asyncio.Future[T] = self.loop.create_future()
+
+        def done(result: object, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(cast(T, result))
+
+        self.read_pool.submit(work, done)
+        return await future
 
     def check_password(self, effect: CheckPassword) -> None:
         verify = self.verify_password

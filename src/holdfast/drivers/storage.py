@@ -7,11 +7,13 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+from holdfast.log.compaction import compact_segment, is_worthwhile
 from holdfast.log.cursor import LogReader
 from holdfast.log.files import DataDirectory, DataDirectoryError, DirectoryLock, create_or_open
+from holdfast.log.index import SegmentIndex
 from holdfast.log.journal import Journal, Segment
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
-from holdfast.log.retention import RetentionPolicy, count_superseded
+from holdfast.log.retention import RetentionPolicy, count_superseded, messages_beyond
 from holdfast.log.scan import Damage
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 from holdfast.node.recovery import Recovery
@@ -131,13 +133,32 @@ class Storage:
         of their topic. Reads indexes: not for the loop."""
         if policy.per_topic_last is None:
             return 0
-        counts = []
-        for segment in reversed(self.journal.segments):
-            index = segment.index
-            if index is None:
-                index = self.opened.store.load_index(segment)
-            counts.append(index.message_counts())
+        newest_first = reversed(list(self.journal.segments))
+        counts = [self._index(segment).message_counts() for segment in newest_first]
         return count_superseded(counts, policy.per_topic_last)
+
+    def compact_next(self, settled: int, per_topic_last: int) -> tuple[Segment, Segment] | None:
+        """Empty what `per_topic_last` does not keep in the oldest of the first `settled` segments
+        where that is worth it: (old, new), to be exchanged in the journal. For the reader's
+        thread."""
+        segments = list(self.journal.segments)
+        counts = [self._index(segment).message_counts() for segment in reversed(segments)]
+        beyond = list(messages_beyond(counts, per_topic_last))
+        counts.reverse()
+        beyond.reverse()
+        for number, segment in enumerate(segments[: min(settled, len(segments) - 1)]):
+            if segment.index is not None or not is_worthwhile(counts[number], beyond[number]):
+                continue
+            if beyond[number]:
+                compacted = compact_segment(self.directory, segment, beyond[number])
+                self.reader.forget_segment(segment.sequence)
+                if compacted is not None:
+                    return segment, compacted
+        return None
+
+    def _index(self, segment: Segment) -> SegmentIndex:
+        index = segment.index
+        return self.opened.store.load_index(segment) if index is None else index
 
     def remove_segments(self, removed: list[Segment]) -> None:
         """The files of segments that the journal has forgotten: first the new start becomes

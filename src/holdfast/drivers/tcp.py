@@ -18,8 +18,17 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to accept the last bytes before the socket is cut."""
 
 
+class ListenerCount:
+    """The connections of one listener; `connections_max` of 0: no limit of its own."""
+
+    def __init__(self, name: str, connections_max: int) -> None:
+        self.name = name
+        self.connections_max = connections_max
+        self.connections = 0
+
+
 class TcpConnection(ClientTransport):
-    def __init__(self, broker: Broker, listener: str) -> None:
+    def __init__(self, broker: Broker, listener: ListenerCount) -> None:
         self.broker = broker
         self.listener = listener
         self.transport: Transport | None = None
@@ -35,7 +44,13 @@ class TcpConnection(ClientTransport):
         remote = f"{peer[0]}:{peer[1]}" if peer else "?"
         broker = self.broker
         broker.touch()
-        connection = broker.node.handle_connected(remote, self.listener)
+        listener = self.listener
+        if listener.connections_max and listener.connections >= listener.connections_max:
+            broker.node.refuse_connection(remote, listener.name, listener.connections_max)
+            transport.abort()
+            return
+        listener.connections += 1
+        connection = broker.node.handle_connected(remote, listener.name)
         connection.transport = self
         name = _common_name(transport)
         if name:
@@ -58,6 +73,7 @@ class TcpConnection(ClientTransport):
         connection = self.connection
         if connection is None:
             return
+        self.listener.connections -= 1
         self.broker.touch()
         self.broker.node.handle_disconnected(connection)
         self.broker.note_disconnected()
@@ -124,12 +140,18 @@ def _common_name(transport: Transport) -> str:
 
 
 async def listen(
-    broker: Broker, bind: str, port: int, name: str, context: ssl.SSLContext | None
+    broker: Broker,
+    bind: str,
+    port: int,
+    connections_max: int,
+    context: ssl.SSLContext | None,
 ) -> asyncio.Server:
     """Open a listener. Raises OSError."""
 
+    count = ListenerCount(f"{bind}:{port}", connections_max)
+
     def accept() -> TcpConnection:
-        return TcpConnection(broker, name)
+        return TcpConnection(broker, count)
 
     return await broker.loop.create_server(
         accept,  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from holdfast.node.delivery import (
     pump_group,
 )
 from holdfast.node.effects import FetchInflight, ReadLog
-from holdfast.node.routing import subscription_for
+from holdfast.node.routing import may_read, subscription_for
 from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
@@ -144,8 +144,15 @@ def _queue_for_session(state: NodeState, session: Session, records: list[Record]
         for entry in session.inflight.values()
         if not entry.is_retained
     }
+    readable: dict[bytes, bool] = {}
     for record in records:
         if record.flags & log_record.FLAG_QOS_MASK == 0:
+            continue
+        allowed = readable.get(record.topic)
+        if allowed is None:
+            allowed = may_read(session, record.topic.decode())
+            readable[record.topic] = allowed
+        if not allowed:
             continue
         # Sent before a crash, and its inflight entry was logged before the position moved.
         if (record.partition, record.offset) in inflight:

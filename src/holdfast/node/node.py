@@ -87,6 +87,16 @@ class Node:
         state.arm(state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection)
         return connection
 
+    def refuse_connection(self, remote: str, listener: str, connections_max: int) -> None:
+        """A listener is full: the driver closes the socket without a word, since MQTT has none
+        before CONNECT."""
+        self.state.stats.connections_refused += 1
+        self.state.note(
+            "warning",
+            "listener_full",
+            {"remote": remote, "listener": listener, "max_connections": connections_max},
+        )
+
     def handle_data(self, connection: Connection, data: bytes) -> None:
         state = self.state
         connection.last_received = state.now

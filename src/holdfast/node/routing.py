@@ -78,8 +78,6 @@ def subscription_for(
 ) -> Subscription | None:
     """What the session's own (not shared) subscriptions say about a record read from the log;
     None: no longer, or not yet at that offset, subscribed with QoS > 0."""
-    if not may_read(session, topic):
-        return None
     found: Subscription | None = None
     for subscription in session.subscriptions.values():
         if subscription.group is not None or not matches(subscription.filter, topic):

@@ -1,9 +1,10 @@
 """The $SYS tree, with Mosquitto's topic names (note the blank in `retained messages`)."""
 
+from holdfast import __version__
 from holdfast.node.publishing import publish_own
 from holdfast.node.state import NodeState
 
-VERSION = "holdfast"
+VERSION = f"holdfast version {__version__}"
 LOADS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
 
 
