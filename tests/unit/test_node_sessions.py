@@ -362,3 +362,12 @@ def test_password_is_checked_before_anything_else_is_read() -> None:
     (refused,) = anonymous.take(m.Connack)
     assert isinstance(refused, m.Connack)
     assert refused.reason == reasons.NOT_AUTHORIZED
+
+
+def test_clients_that_come_and_go_leave_no_timers() -> None:
+    bench = NodeBench()
+    for number in range(5000):
+        peer = bench.connect(f"c{number}", keep_alive_s=60_000)
+        peer.send(m.Disconnect(0, {}))
+    assert len(bench.node.state.timers) < 3000
+    assert bench.node.state.connections == 0

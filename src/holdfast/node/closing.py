@@ -127,7 +127,7 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
         else:
             # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
             session.will_due_at = state.now + delay_s
-            state.arm(session.will_due_at, WILL_DUE, session)
+            session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
     if not durable:
         end_session(state, session)
         return
@@ -148,7 +148,7 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
     )
     if session.expiry_s != NEVER_EXPIRES:
         session.expires_at = state.now + session.expiry_s
-        state.arm(session.expires_at, SESSION_EXPIRY, session)
+        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
 
 
 def _settle_cursor(state: NodeState, session: Session) -> None:
@@ -198,6 +198,8 @@ def drop_session(state: NodeState, session: Session) -> None:
         remove_subscription(state, session, filter)
     if state.sessions.get(session.client_id) is session:
         del state.sessions[session.client_id]
+    state.cancel(session.expiry_timer)
+    state.cancel(session.will_timer)
     session.inflight.clear()
     session.outbox = None
     session.retained_scans = None

@@ -275,9 +275,11 @@ def _attach(
     session.expiry_s = expiry_s
     session.epoch += 1
     session.expires_at = 0.0
+    state.cancel(session.expiry_timer)
     # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
     session.will = None
     session.will_due_at = 0.0
+    state.cancel(session.will_timer)
     will = packet.will
     if will is not None:
         properties = dict(will.properties)
@@ -347,9 +349,11 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
     connection.receive_maximum = receive_maximum
     session.inflight_max = min(receive_maximum, config.inflight_max)
     connection.keep_alive_s = float(keep_alive_s)
+    state.cancel(connection.timer)
+    connection.timer = None
     if keep_alive_s:
         # [MQTT-3.1.2-22] one and a half times the keep alive
-        state.arm(state.now + keep_alive_s * 1.5, KEEP_ALIVE, connection)
+        connection.timer = state.arm(state.now + keep_alive_s * 1.5, KEEP_ALIVE, connection)
 
 
 def number(properties: Properties, key: int, default: int) -> int:

@@ -47,6 +47,7 @@ from holdfast.node.effects import FetchInflight, ReadLog
 from holdfast.node.publishing import handle_publish, handle_pubrel
 from holdfast.node.recording import log_progress
 from holdfast.node.state import (
+    CANCELLED,
     CONNECT_TIMEOUT,
     KEEP_ALIVE,
     PROGRESS,
@@ -84,7 +85,9 @@ class Node:
         connection = Connection(state.config.packet_bytes_max, remote, listener)
         connection.last_received = state.now
         state.connections += 1
-        state.arm(state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection)
+        connection.timer = state.arm(
+            state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection
+        )
         return connection
 
     def refuse_connection(self, remote: str, listener: str, connections_max: int) -> None:
@@ -120,6 +123,7 @@ class Node:
     def handle_disconnected(self, connection: Connection) -> None:
         """The socket is closed, by whichever side. Exactly once per connection."""
         self.state.connections -= 1
+        self.state.cancel(connection.timer)
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
 
@@ -239,10 +243,12 @@ class Node:
 
     def handle_timers(self) -> None:
         state = self.state
-        timers = state.timers
-        while timers and timers[0][0] <= state.now:
-            timer = heapq.heappop(timers)[2]
-            self._fire(timer)
+        while state.timers and state.timers[0][0] <= state.now:
+            timer = heapq.heappop(state.timers)[2]
+            if timer.kind == CANCELLED:
+                state.timers_cancelled -= 1
+            else:
+                self._fire(timer)
 
     def _fire(self, timer: Timer) -> None:
         state = self.state
@@ -278,7 +284,7 @@ class Node:
             return
         deadline = connection.last_received + connection.keep_alive_s * 1.5
         if deadline > state.now:
-            state.arm(deadline, KEEP_ALIVE, connection)
+            connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
             return
         state.stats.keep_alive_timeouts += 1
         close_connection(state, connection, reasons.KEEP_ALIVE_TIMEOUT, "keep alive exceeded")

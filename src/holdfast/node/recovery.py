@@ -252,7 +252,7 @@ class Recovery:
         if will is not None and session.expiry_s > 0:
             due_s = min(will.delay_s, session.expiry_s) - gone_s
             session.will_due_at = state.now + max(0.0, due_s)
-            state.arm(session.will_due_at, WILL_DUE, session)
+            session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
         if session.expiry_s == NEVER_EXPIRES:
             return
         left_s = session.expiry_s - gone_s
@@ -260,7 +260,7 @@ class Recovery:
             end_session(state, session)
             return
         session.expires_at = state.now + left_s
-        state.arm(session.expires_at, SESSION_EXPIRY, session)
+        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
 
 
 def _clamp(state: NodeState, positions: list[int]) -> None:

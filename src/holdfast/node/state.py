@@ -22,6 +22,7 @@ from holdfast.session.session import Session, Subscription
 from holdfast.topics.retained import RetainedTrie
 from holdfast.topics.trie import SubscriptionTrie
 
+CANCELLED: Final = 0
 KEEP_ALIVE: Final = 1
 CONNECT_TIMEOUT: Final = 2
 WILL_DUE: Final = 3
@@ -111,6 +112,7 @@ class NodeState:
         self.effects: list[Effect] = []
         self.timers: list[tuple[float, int, Timer]] = []
         self.timer_count = 0
+        self.timers_cancelled = 0
         self.sessions_in_progress: list[Session] = []
         self.groups_in_progress: list[Group] = []
         self.progress_armed = False
@@ -132,6 +134,19 @@ class NodeState:
         self.timer_count += 1
         heapq.heappush(self.timers, (when, self.timer_count, timer))
         return timer
+
+    def cancel(self, timer: object) -> None:
+        """Forget a timer (anything but a Timer is ignored) and, in time, its place in the heap:
+        otherwise clients that come and go would leave their keep alive behind for hours."""
+        if not isinstance(timer, Timer) or timer.kind == CANCELLED:
+            return
+        timer.kind = CANCELLED
+        timer.subject = None
+        self.timers_cancelled += 1
+        if self.timers_cancelled > 1000 and self.timers_cancelled * 2 > len(self.timers):
+            self.timers = [entry for entry in self.timers if entry[2].kind != CANCELLED]
+            heapq.heapify(self.timers)
+            self.timers_cancelled = 0
 
     def note(self, level: str, event: str, fields: dict[str, object]) -> None:
         self.effects.append(Note(level, event, fields))

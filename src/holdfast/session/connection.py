@@ -47,6 +47,8 @@ class Connection:
         # The node wants no input now; the driver stops reading the socket.
         self.input_paused = False
 
+        # The node's timer for CONNECT, then for the keep alive.
+        self.timer: object | None = None
         self.keep_alive_s = 0.0
         self.last_received = 0.0
         self.packet_bytes_max = 268_435_460

@@ -112,7 +112,9 @@ class Session(Cursor):
         self.progress_due = False
         self.will: Will | None = None
         self.will_due_at = 0.0
+        self.will_timer: object | None = None
         self.expires_at = 0.0
+        self.expiry_timer: object | None = None
         # Retained messages still to be sent after SUBSCRIBE; node.retained owns the elements.
         self.retained_scans: list[object] | None = None
         self.groups: list[object] | None = None
