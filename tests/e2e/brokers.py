@@ -148,8 +148,9 @@ class Holdfast(Broker):
 
 
 class Mosquitto(Broker):
-    """No queue limits, so that what it drops cannot be the configuration's doing. `extra`: more
-    lines of its configuration. Nothing is stored: it forgets everything when it ends."""
+    """No queue limits, so that what it drops cannot be the configuration's doing, and no window:
+    2.0.11 sends out of order when one has been full. `extra`: more lines of its configuration.
+    Nothing is stored: it forgets everything when it ends."""
 
     def __init__(self, directory: Path, extra: str = "") -> None:
         super().__init__(directory)
@@ -160,6 +161,6 @@ class Mosquitto(Broker):
         configuration = self.directory / "mosquitto.conf"
         configuration.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-            f"max_queued_messages 0\nmax_inflight_messages 100\nuser root\n{self.extra}\n"
+            f"max_queued_messages 0\nmax_inflight_messages 0\nuser root\n{self.extra}\n"
         )
         return [MOSQUITTO, "-c", str(configuration)]

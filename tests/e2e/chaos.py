@@ -295,21 +295,26 @@ class Crowd:
 
 
 def crowd(port: int, ledger: Ledger) -> Crowd:
-    """Four publishers (QoS 1 and 2, both versions; two share a topic) and five subscribers."""
-    parties: list[Party] = [
-        Publisher("p1", port, 4, ledger, ["load/one/a", "load/one/b", "shared/1"], 1),
-        Publisher("p2", port, 5, ledger, ["load/two/a", "load/two/b"], 2),
-        Publisher("p3", port, 5, ledger, ["load/three/a", "shared/1"], 1),
-        Publisher("p4", port, 4, ledger, ["load/four/a"], 2),
-        Subscriber(
-            "exact-1", port, 5, ledger, [Interest("load/one/a", 1), Interest("shared/1", 1)]
-        ),
-        Subscriber("exact-2", port, 4, ledger, [Interest("load/two/a", 2)]),
-        Subscriber("plus-2", port, 5, ledger, [Interest("load/+/a", 2), Interest("shared/+", 2)]),
-        Subscriber("all-1", port, 4, ledger, [Interest("load/#", 1), Interest("shared/#", 1)]),
-        Subscriber("all-2", port, 5, ledger, [Interest("#", 2)]),
-    ]
-    return Crowd(parties)
+    """Four publishers (QoS 1 and 2; three share a topic) and five subscribers, of MQTT 3.1.1 and
+    of MQTT 5.0."""
+
+    def subscriber(name: str, version: int, *filters: tuple[str, int]) -> Subscriber:
+        interests = [Interest(filter_, qos) for filter_, qos in filters]
+        return Subscriber(name, port, version, ledger, interests)
+
+    return Crowd(
+        [
+            Publisher("p1", port, 4, ledger, ["load/one/a", "load/one/b", "shared/1"], 1),
+            Publisher("p2", port, 5, ledger, ["load/two/a", "load/two/b"], 2),
+            Publisher("p3", port, 5, ledger, ["load/three/a", "shared/1"], 1),
+            Publisher("p4", port, 4, ledger, ["load/four/a", "shared/1"], 2),
+            subscriber("exact-1", 5, ("load/one/a", 1), ("shared/1", 1)),
+            subscriber("exact-2", 4, ("load/two/a", 2)),
+            subscriber("plus-2", 5, ("load/+/a", 2), ("shared/+", 2)),
+            subscriber("all-1", 4, ("load/#", 1), ("shared/#", 1)),
+            subscriber("all-2", 5, ("#", 2)),
+        ]
+    )
 
 
 def shake(

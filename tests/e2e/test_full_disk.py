@@ -157,6 +157,7 @@ def test_disk_without_any_space(start_holdfast: StartHoldfast, small_disk: Path)
         packet_id = traffic.publisher.next_packet_id()
         unanswered[packet_id] = traffic.number
         traffic.publisher.send(wire.publish("t", payload, 1, packet_id))
+    # Reading goes on, for who is here and for who comes, where nothing has to be recorded.
     with wire.Wire(broker.port) as other:
         other.connect("other")
         other.subscribe(("live", 0))

@@ -19,6 +19,8 @@ def clean_stop(broker: Holdfast) -> None:
 
 
 WAYS = pytest.mark.parametrize("end", [clean_stop, Holdfast.kill], ids=["SIGTERM", "SIGKILL"])
+RECORDED_S = 0.4
+"""By then a session's progress, recorded lazily, is on disk."""
 End = Callable[[Holdfast], None]
 
 
@@ -70,9 +72,9 @@ def test_outbound_in_flight(broker: Holdfast, version: int, end: End) -> None:
     assert not any(message.dup for message in first)
     reader.send(wire.ack(wire.PUBREC, by_payload[b"received"]))
     assert reader.expect(wire.PUBREL).packet_id == by_payload[b"received"]
-    # Last, so that it is recorded by the time PUBREL of a message sent after it was answered.
     reader.send(wire.ack(wire.PUBACK, by_payload[b"acknowledged"]))
     reader.ping()
+    time.sleep(RECORDED_S)
     reader.abort()
     end(broker)
 
@@ -93,9 +95,8 @@ def test_outbound_in_flight(broker: Holdfast, version: int, end: End) -> None:
     new = again.pop()
     assert not new.dup
     assert new.packet_id not in by_payload.values()
-    # A PUBACK's progress is recorded lazily: kill -9 may cause one resend.
-    again = [message for message in again if message.payload != b"acknowledged"]
-    assert [message.payload for message in again] == [b"open 1", b"open 2", b"open 3"]
+    assert sorted(message.payload for message in again) == [b"open 1", b"open 2", b"open 3"]
+    assert [m.payload for m in again if m.topic == "one"] == [b"open 1", b"open 3"]
     assert all(message.dup for message in again)
     assert [message.packet_id for message in again] == [by_payload[m.payload] for m in again]
 
@@ -129,7 +130,7 @@ def test_inbound_qos2_in_flight(broker: Holdfast, version: int, end: End) -> Non
     publisher.expect(wire.PUBREC)
     publisher.send(wire.ack(wire.PUBREL, 7))
     publisher.expect(wire.PUBCOMP)
-    found = []
+    found: list[bytes] = []
     while not found or found[-1] != b"after":
         found.append(reader.message().payload)
     assert sorted(found) == [b"after", b"nine", b"seven"]

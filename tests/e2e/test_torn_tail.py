@@ -27,9 +27,12 @@ def fill(broker: Holdfast) -> None:
     broker.kill()
 
 
-def used_bytes(segment: Path) -> int:
-    """Without the zeros that a preallocated segment ends with."""
-    return len(segment.read_bytes().rstrip(b"\0"))
+def append(segment: Path, data: bytes) -> None:
+    """Behind the last batch, whose padding ends at a multiple of 8."""
+    with segment.open("r+b") as file:
+        file.truncate((len(segment.read_bytes().rstrip(b"\0")) + 7) & ~7)
+        file.seek(0, 2)
+        file.write(data)
 
 
 def position_of(segments: list[Path], number: int) -> tuple[Path, int]:
@@ -56,19 +59,15 @@ def read_back(broker: Holdfast) -> list[int]:
 
 
 def append_garbage(segments: list[Path]) -> set[int]:
-    with segments[-1].open("r+b") as file:
-        file.seek(used_bytes(segments[-1]))
-        file.write(b"\xa5 half a batch, or noise" * 40)
+    append(segments[-1], b"\xa5 noise, not a batch" * 40)
     return set()
 
 
 def append_half_batch(segments: list[Path]) -> set[int]:
     """The start of a batch as a power cut leaves it."""
-    first = segments[0].read_bytes()[:500]
-    with segments[-1].open("r+b") as file:
-        file.truncate((used_bytes(segments[-1]) + 7) & ~7)
-        file.seek(0, 2)
-        file.write(first)
+    data = segments[-1].read_bytes()
+    start = data.rindex(b"HFLB", 0, position_of(segments, MESSAGES - 1)[1])
+    append(segments[-1], data[start : start + 500])
     return set()
 
 
@@ -98,11 +97,11 @@ def flip(segments: list[Path], number: int) -> set[int]:
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        (append_garbage, "torn"),
-        (append_half_batch, "torn"),
-        (truncate, "torn"),
-        (flip_in_last_segment, "quarantine"),
-        (flip_in_sealed_segment, "quarantine"),
+        (append_garbage, "journal_tail_truncated"),
+        (append_half_batch, "journal_tail_truncated"),
+        (truncate, "journal_tail_truncated"),
+        (flip_in_last_segment, "journal_damaged"),
+        (flip_in_sealed_segment, "journal_damaged"),
     ],
 )
 def test_damage(
@@ -128,6 +127,7 @@ def test_damaged_bytes_are_kept_aside(start_holdfast: StartHoldfast) -> None:
     flip_in_sealed_segment(broker.segments())
     sizes = {segment.name: segment.stat().st_size for segment in broker.segments()[:-1]}
     broker.start()
+    read_back(broker)
     kept = list((broker.data / "quarantine").iterdir())
     assert any(b"%05d x" % (MESSAGES // 2) in file.read_bytes() for file in kept)
     # Never truncated away.

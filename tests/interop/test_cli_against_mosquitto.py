@@ -348,3 +348,45 @@ def test_what_is_not_offered_is_refused_by_name() -> None:
         finished = run(OURS, "sub", ["-t", "a", option, "x"])
         assert finished.returncode == 1
         assert f"{option} is not offered here".encode() in finished.stderr
+
+
+def test_both_survive_a_restart_of_the_broker(tmp_path: Path) -> None:
+    """sub subscribes again, pub -l sends again what was not acknowledged."""
+    broker = Mosquitto(tmp_path)
+    broker.start()
+    port = str(broker.port)
+    subscriber = subprocess.Popen(
+        [*OURS["sub"], "-p", port, "-t", "t", "-q", "1", "-d", "-C", "2"],
+        stdout=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    publisher = subprocess.Popen(
+        [*OURS["pub"], "-p", port, "-t", "t", "-q", "1", "-l"],
+        stdin=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    assert subscriber.stdout is not None
+    assert publisher.stdin is not None
+    lines = iter(subscriber.stdout)
+    try:
+        assert any(line.startswith(b"Subscribed") for line in lines)
+        publisher.stdin.write(b"before\n")
+        publisher.stdin.flush()
+        assert any(line == b"before\n" for line in lines)
+        broker.kill()
+        publisher.stdin.write(b"while away\n")
+        publisher.stdin.flush()
+        broker.start()
+        assert any(line.startswith(b"Subscribed") for line in lines)
+        publisher.stdin.write(b"after\n")
+        publisher.stdin.close()
+        assert publisher.wait(RUN_S) == 0
+        rest = list(lines)
+        assert b"after\n" in rest or b"while away\n" in rest
+        assert subscriber.wait(RUN_S) == 0
+    finally:
+        for process in (subscriber, publisher):
+            process.kill()
+            process.wait()
+        subscriber.stdout.close()
+        broker.kill()

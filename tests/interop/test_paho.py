@@ -7,7 +7,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from tests.e2e.brokers import Broker, Holdfast, Mosquitto
+from tests.e2e.brokers import Broker, Mosquitto
 from tests.interop.paho_client import Paho, props, publish_props
 
 VERSIONS = pytest.mark.parametrize("version", [3, 4, 5])
@@ -191,11 +191,9 @@ def test_session_resumes(broker: Broker, unique: str, version: int) -> None:
             if message.qos:
                 kept.append(message.payload)
         assert sorted(kept) == sorted(wanted)
-        for qos in (1, 2):
+        for qos in (1, 2):  # paho hands out QoS 2 later, with PUBREL
             numbers = [int(one) for one in kept if int(one) % 3 == qos]
             assert numbers == sorted(numbers)
-        if isinstance(broker, Holdfast):  # one order for a whole topic
-            assert [int(one) for one in kept] == sorted(int(one) for one in kept)
     with Paho(broker.port, unique, version, clean=True) as fresh:
         assert not fresh.flags.session_present
 

@@ -37,6 +37,7 @@ class Workload:
                 if group % 9 == 8 and len(bench.journal.segments) > 3:
                     self.removed_below = bench.journal.segments[1].start_offsets()
                     bench.remove_oldest(1)
+            bench.writer.close()
         except Crash:
             return False
         return True
@@ -112,6 +113,18 @@ def test_power_cut_while_recovering() -> None:
             LogBench(twice, segment_bytes=4096)
         final = twice.after_crash("none", crash_at)
         check_survivors(LogBench(final, segment_bytes=4096), workload)
+
+
+def test_power_cut_after_a_restart() -> None:
+    """What a killed process had not synced counts as committed once the next one has read it."""
+    for crash_at in range(10, 60, 3):
+        disk = SimDisk()
+        disk.crash_at = crash_at
+        workload = Workload(disk, 3, 40, durable=False)
+        assert not workload.run()
+        found = contents(LogBench(disk.after_kill(), segment_bytes=4096).records())
+        left = disk.after_crash("none", crash_at)
+        assert contents(LogBench(left, segment_bytes=4096).records()) == found
 
 
 def test_memory_durability_loses_only_the_end() -> None:

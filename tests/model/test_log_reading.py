@@ -160,6 +160,8 @@ class LogAgainstList(RuleBasedStateMachine):
             found += result.records
             lost += result.lost
             assert all(a <= b for a, b in zip(positions, result.positions, strict=True))
+            for position, before, end in zip(result.positions, positions, ends, strict=True):
+                assert position <= max(before, end)
             for record in result.records:
                 assert result.positions[record.partition] > record.offset
             if result.done:

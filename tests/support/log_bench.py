@@ -33,7 +33,7 @@ class LogBench:
         self.opened: OpenedJournal = open_journal(self.directory, segment_bytes)
         self.journal: Journal = self.opened.journal
         self.reader = LogReader(self.journal, self.opened.store)
-        self.writer = GroupWriter(self.directory, durable=durable)
+        self.writer = GroupWriter(self.directory, durable=durable, allocate_bytes=1024)
         self.count = 0
 
     def append(
@@ -77,7 +77,7 @@ class LogBench:
         if sealed is not None:
             index = sealed.index
             assert isinstance(index, ActiveIndex)
-            self.directory.write_index(sealed.sequence, index.encode())
+            self.directory.write_index(sealed.sequence, index.encode(self.opened.store.pause))
             sealed.index = None
         return group
 

@@ -211,5 +211,11 @@ class SimDisk:
         disk.durable_names = dict(disk.files)
         return disk
 
+    def after_kill(self) -> "SimDisk":
+        """The process is gone, the machine is not: what was not synced still is not."""
+        self.crash_at = -1
+        self.steps = 0
+        return self
+
     def copy(self) -> "SimDisk":
         return self.after_crash("all", 0)

@@ -371,3 +371,32 @@ def test_clients_that_come_and_go_leave_no_timers() -> None:
         peer.send(m.Disconnect(0, {}))
     assert len(bench.node.state.timers) < 3000
     assert bench.node.state.connections == 0
+
+
+def test_inflight_is_sent_again_in_its_order_after_a_crash() -> None:
+    """[MQTT-4.6.0-1] although the log knows QoS 2 ids earlier than QoS 1 ids."""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("t", 2))
+    bench.node.state.sessions["c"].next_packet_id = 65534
+    publisher = bench.connect("p")
+    for number, qos in enumerate((1, 2, 1, 2), 1):
+        publisher.send(publish("t", b"%d" % number, qos, number))
+    sent = [(p.packet_id, p.payload) for p in peer.publishes()]
+    assert [packet_id for packet_id, _ in sent] == [65534, 65535, 1, 2]
+    bench.advance(1)
+    bench.crash()
+    again = bench.connect("c", clean=False, expiry_s=1000)
+    assert [(p.packet_id, p.payload) for p in again.publishes()] == sent
+
+
+def test_a_new_durable_group_is_known_before_suback() -> None:
+    """Also if the crash comes before any progress was logged."""
+    bench = NodeBench()
+    first = bench.connect("m1", expiry_s=1000)
+    first.send(subscribe("$share/g/t", 1))
+    first.lose()
+    bench.connect("p").send(publish("t", b"1", 1, 1))
+    bench.crash()
+    again = bench.connect("m1", clean=False, expiry_s=1000)
+    assert again.payloads() == [b"1"]

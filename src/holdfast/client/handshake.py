@@ -45,7 +45,7 @@ def connect_packet(
     if options.level == LEVEL_5:
         properties = _properties(options)
         if exchange is not None:
-            # [MQTT-4.12.0-1]
+            # [MQTT-4.12.0-5]
             properties[pr.AUTHENTICATION_METHOD] = exchange.method
             data = exchange.start()
             if data is not None:

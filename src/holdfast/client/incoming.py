@@ -39,6 +39,7 @@ class Incoming:
         self._pending.clear()
 
     def forget_session(self) -> None:
+        """[MQTT-3.2.2-5]"""
         self._acknowledged_ids.clear()
 
     def resolve(self, topic: bytes, alias: int) -> bytes:

@@ -51,7 +51,7 @@ class PacketIds:
         self._last = 0
 
     def take(self) -> int:
-        """A free id [MQTT-2.2.1-3] [MQTT-2.2.1-4]. Raises QueueFull when all are in use."""
+        """A free id [MQTT-2.2.1-3]. Raises QueueFull when all are in use."""
         if len(self.used) >= PACKET_ID_MAX:
             raise QueueFull("all 65,535 packet ids wait for an acknowledgement")
         packet_id = self._last % PACKET_ID_MAX + 1
@@ -71,7 +71,7 @@ class Outgoing:
         self._inflight_max = inflight_max
         self._queue_messages_max = queue_messages_max
         # Sent and unacknowledged, in sending order; a message moves to the end when its PUBREC
-        # arrives, so that PUBRELs too are repeated in their own order.
+        # arrives, so that PUBRELs too are repeated in their own order [MQTT-4.6.0-4].
         self.inflight: dict[int, OutgoingPublish] = {}
         self.waiting: deque[OutgoingPublish] = deque()
         self._window = 0
@@ -133,7 +133,7 @@ class Outgoing:
             return None
         del self.inflight[packet_id]
         self._ids.release(packet_id)
-        # A PUBREL repeated on a new connection took no place [MQTT-4.9.0-1].
+        # A PUBREL repeated on a new connection took no place.
         if self._quota < self._window:
             self._quota += 1
         return publish
@@ -151,7 +151,7 @@ class Outgoing:
         session lives [MQTT-4.4.0-1] [MQTT-3.3.1-1] [MQTT-4.6.0-1], as new messages if it does
         not (so a QoS 2 message may arrive twice when a server loses its session).
         """
-        self._window = min(self._inflight_max, receive_maximum)
+        self._window = min(self._inflight_max, receive_maximum)  # [MQTT-4.9.0-1]
         self._quota = self._window
         released = [one for one in self.inflight.values() if one.state == AWAITING_PUBCOMP]
         again = [one for one in self.inflight.values() if one.state != AWAITING_PUBCOMP]

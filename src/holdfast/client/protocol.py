@@ -456,6 +456,7 @@ class ClientProtocol:
         return packet_id
 
     def _send_auth(self, reason: int, data: bytes | None, now: float) -> None:
+        # [MQTT-4.12.0-3] [MQTT-4.12.0-5]
         assert self._exchange is not None
         properties: Properties = {pr.AUTHENTICATION_METHOD: self._exchange.method}
         if data is not None:
@@ -469,7 +470,7 @@ class ClientProtocol:
     # Ending
 
     def _fail(self, error: ClientError, now: float) -> None:
-        """End the connection because of the server; MQTT 5 tells it why [MQTT-4.13.1-1]."""
+        """End the connection because of the server; MQTT 5 tells it why."""
         if self.state == CONNECTED and self.version == LEVEL_5 and error.reason >= 0x80:
             self._send(encode(pk.Disconnect(error.reason, {}), self.version), now)
         self._close(error)

@@ -7,6 +7,7 @@ run on the event loop.
 
 import errno
 import logging
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,8 @@ logger = logging.getLogger("holdfast")
 SPACE_POLL_S: Final = 0.2
 """How often a full disk is looked at again."""
 CLOSE_TIMEOUT_S: Final = 30.0
+ALLOCATE_BYTES: Final = 4 << 20
+"""Space allocated in advance at a time. It counts as used, so it is not much."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 CallSoon = Callable[..., object]
@@ -38,11 +41,21 @@ class DiskFullError(Exception):
 class GroupWriter:
     """Executes write groups, in the order they were taken; in whatever thread calls."""
 
-    def __init__(self, directory: DataDirectory, *, durable: bool) -> None:
+    def __init__(
+        self,
+        directory: DataDirectory,
+        *,
+        durable: bool,
+        allocate_bytes: int = ALLOCATE_BYTES,
+    ) -> None:
         self._directory = directory
         self._durable = durable
+        self._allocate_bytes = allocate_bytes
         self._file: WriteFile | None = None
         self._segment = -1
+        # Where in the file the groups end, and the space allocated in advance.
+        self._end = 0
+        self._allocated = 0
 
     def write(self, group: WriteGroup) -> None:
         """Raises DiskFullError, or OSError: then the file's state is unknown."""
@@ -52,24 +65,42 @@ class GroupWriter:
             if error.errno in _FULL:
                 raise DiskFullError from error
             raise
+        end = group.position + group.size_bytes
+        if self._durable and self._allocate_bytes and end > self._allocated:
+            self._allocate(file, end)
         try:
             file.write(group.position, group.data)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             file.truncate(group.position)
+            self._allocated = 0
             raise DiskFullError from error
+        self._end = end
         if self._durable:
             file.sync()
 
     def close(self) -> None:
         """Syncs too. Raises OSError."""
         file, self._file = self._file, None
-        if file is not None:
-            try:
-                file.sync()
-            finally:
-                file.close()
+        if file is None:
+            return
+        try:
+            if self._allocated > self._end:
+                file.truncate(self._end)
+            file.sync()
+        finally:
+            file.close()
+
+    def _allocate(self, file: WriteFile, end: int) -> None:
+        """A sync that need not change the size of the file takes a fifth less time."""
+        try:
+            file.allocate(end + self._allocate_bytes)
+        except OSError:
+            # Too full, or a file system that cannot: the write itself will tell.
+            self._allocated = sys.maxsize
+            return
+        self._allocated = end + self._allocate_bytes
 
     def _file_for(self, group: WriteGroup) -> WriteFile:
         if self._file is not None and self._segment == group.segment:
@@ -87,6 +118,8 @@ class GroupWriter:
             file = self._directory.append_to_segment(group.segment)
         self._file = file
         self._segment = group.segment
+        self._end = group.position
+        self._allocated = 0
         return file
 
 
@@ -221,13 +254,17 @@ class JournalWriter:
         if not isinstance(index, ActiveIndex):
             return
         try:
-            self._directory.write_index(segment.sequence, index.encode())
+            self._directory.write_index(segment.sequence, index.encode(_let_others_run))
         except OSError as error:
             # It is made anew when it is missed.
             logger.warning("index_not_written segment=%d error=%r", segment.sequence, str(error))
             return
         # From here on readers load what they need of it.
         segment.index = None
+
+
+def _let_others_run() -> None:
+    """See ActiveIndex.encode."""
 
 
 def _report(call_soon: CallSoon, callback: Callable[..., object], *args: object) -> None:

@@ -22,6 +22,7 @@ from holdfast.log.index import (
     INDEX_BITS,
     INDEX_MASK,
     MATCHED_FILTERS_MAX,
+    TOPICS_BETWEEN_PAUSES,
     FilterMatch,
     SegmentIndex,
 )
@@ -292,7 +293,7 @@ class LogReader:
         first = self._first_batch(reading, segment, index)
         if first < 0:
             return -1
-        topics = _matching_topics(index, reading.matcher)
+        topics = _matching_topics(index, reading.matcher, self._store)
         if topics is None:
             return self._scan_batches(reading, segment, index, first)
         if not topics:
@@ -521,7 +522,9 @@ def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int)
             reading.lost += end - start
 
 
-def _matching_topics(index: SegmentIndex, matcher: _Matcher) -> list[int] | None:
+def _matching_topics(
+    index: SegmentIndex, matcher: _Matcher, store: SegmentStore
+) -> list[int] | None:
     """Numbers of the topics of a segment that some interest matches; None if they are many."""
     found: set[int] = set()
     for topic in matcher.exact:
@@ -529,7 +532,7 @@ def _matching_topics(index: SegmentIndex, matcher: _Matcher) -> list[int] | None
         if number >= 0:
             found.add(number)
     for interest in matcher.wild:
-        match = _match_filter(index, interest.filter)
+        match = _match_filter(index, interest.filter, store)
         if match.overflow:
             return None
         found.update(match.topics)
@@ -538,7 +541,7 @@ def _matching_topics(index: SegmentIndex, matcher: _Matcher) -> list[int] | None
     return list(found) if len(found) <= TOPICS_MERGED_MAX else None
 
 
-def _match_filter(index: SegmentIndex, filter: str) -> FilterMatch:
+def _match_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> FilterMatch:
     match = index.matched.get(filter)
     start, end = index.topic_range(_literal_prefix(filter))
     if match is None:
@@ -548,6 +551,8 @@ def _match_filter(index: SegmentIndex, filter: str) -> FilterMatch:
             index.matched.clear()
         index.matched[filter] = match
     while match.seen < end and not match.overflow:
+        if match.seen % TOPICS_BETWEEN_PAUSES == 0:
+            store.pause()
         if matches(filter, index.topic(match.seen).decode("utf-8", "replace")):
             match.topics.append(match.seen)
             match.overflow = len(match.topics) > TOPICS_MERGED_MAX

@@ -208,6 +208,11 @@ class DataDirectory:
             self.write_whole(name, pieces)
         return name
 
+    def sync_names(self) -> None:
+        """Make durable which files there are."""
+        for folder in (JOURNAL, SNAPSHOTS):
+            self.files.sync_folder(folder)
+
     # Whole files
 
     def read_whole(self, name: str) -> bytes | None:

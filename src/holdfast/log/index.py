@@ -13,9 +13,11 @@ literal prefix of a filter narrows by bisection. The file, little-endian::
             log bytes u64 · batches u32 · topics u32 · first, last timestamp_us i64 · gaps u32 · 0
             start offsets u64 per partition · end offsets u64 per partition ·
             gaps: partition, start, end u64 each
-    body    one array after the other, see _BATCH_ARRAYS, then batch numbers by partition u32
-            (in partition order), how many of each partition u32, topic ends u32, posting ends
-            u32, postings u64, topics
+    body    one array after the other. Per batch: base offset u64, first timestamp_us i64,
+            position u32, count u32, newest record's time after the first u32, partition u16,
+            attributes u8; batch numbers in partition order u32; per partition how many of them
+            u32; per topic, sorted: where it ends in `topics` u32, where its postings end u32;
+            postings u64; topics
 
 The head alone is enough to open a journal; `log bytes` ties it to one length of the segment.
 """
@@ -24,7 +26,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 from zlib import crc32
 
@@ -36,10 +38,11 @@ MAGIC: Final = b"HFLI"
 FORMAT: Final = 1
 MATCHED_FILTERS_MAX: Final = 256
 """Filters whose matching topics an index remembers."""
+TOPICS_BETWEEN_PAUSES: Final = 2000
+"""Looked at by compiled code before it lets other threads run."""
 
 _PREFIX: Final = struct.Struct("<4sII")
 _FIELDS: Final = struct.Struct("<IQIIQQQIIqqII")
-_BATCH_ARRAYS: Final = "QqIIIHB"
 _SWAPPED: Final = sys.byteorder == "big"
 
 
@@ -273,14 +276,17 @@ class ActiveIndex(SegmentIndex):
         assert isinstance(postings, int)
         return array("Q", (postings,))
 
-    def encode(self) -> bytes:
-        """The .idx file of the finished segment."""
-        topics = sorted(self._topics)
+    def encode(self, pause: Callable[[], object] | None = None) -> bytes:
+        """The .idx file of the finished segment. `pause` is called every few milliseconds: what is
+        compiled lets no other thread run unless it calls something that is not."""
+        topics = _sorted_topics(self._topics, pause)
         topic_ends = array("I")
         posting_ends = array("I")
         postings = array("Q")
         topic_end = 0
-        for topic in topics:
+        for number, topic in enumerate(topics):
+            if pause is not None and number % TOPICS_BETWEEN_PAUSES == 0:
+                pause()
             topic_end += len(topic)
             topic_ends.append(topic_end)
             of_topic = self._postings[self._numbers[topic]]
@@ -311,6 +317,26 @@ class ActiveIndex(SegmentIndex):
             ]
         )
         return _encode_head(self.head, len(self.positions), len(topics), body) + body
+
+
+def _sorted_topics(topics: list[bytes], pause: Callable[[], object] | None) -> list[bytes]:
+    """sorted() in pieces: some of the topics divide the rest into ranges that are quick to sort."""
+    if pause is None or len(topics) <= TOPICS_BETWEEN_PAUSES:
+        return sorted(topics)
+    ranges = len(topics) // TOPICS_BETWEEN_PAUSES + 1
+    sample = sorted(topics[:: max(1, len(topics) // (16 * ranges))])
+    borders = sample[16::16]
+    divided: list[list[bytes]] = [[] for _ in range(len(borders) + 1)]
+    for number, topic in enumerate(topics):
+        if number % TOPICS_BETWEEN_PAUSES == 0:
+            pause()
+        divided[bisect_left(borders, topic)].append(topic)
+    result: list[bytes] = []
+    for topics_in_range in divided:
+        pause()
+        topics_in_range.sort()
+        result.extend(topics_in_range)
+    return result
 
 
 class SealedIndex(SegmentIndex):

@@ -257,3 +257,10 @@ class Journal:
         self.segments = self.segments[count:]
         self.start_offsets = list(self.segments[0].start_offsets())
         return removed
+
+    def replace_segment(self, segment: Segment) -> None:
+        """Its file was rewritten: another size and index, the same sequence and offsets."""
+        for at, other in enumerate(self.segments[:-1]):
+            if other.sequence == segment.sequence:
+                self.segments[at] = segment
+                return

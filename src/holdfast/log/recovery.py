@@ -79,6 +79,8 @@ class _Opener:
         directory = self._directory
         if self._writes:
             directory.remove_temporary_files()
+            # A process that was killed may not have come to it.
+            directory.sync_names()
         start = directory.read_start()
         sequences = directory.segments()
         if start is not None:
@@ -102,6 +104,7 @@ class _Opener:
         if self._writes:
             for sequence in gone:
                 self._directory.remove_segment(sequence)
+            self._directory.sync_journal()
             self._result.removed = gone
         return [sequence for sequence in sequences if sequence >= first]
 
@@ -129,7 +132,7 @@ class _Opener:
         self._take_over(scan)
         self._segments.append(Segment(sequence, index.head, None, size_bytes))
         if self._writes:
-            self._directory.write_index(sequence, index.encode())
+            self._directory.write_index(sequence, index.encode(self._result.store.pause))
 
     def _open_last(self, sequence: int) -> None:
         file = self._directory.open_segment(sequence)

@@ -129,7 +129,9 @@ class _Window:
         length = int.from_bytes(self._data[inside + 4 : inside + 8], "little")
         if length > BATCH_BYTES_MAX:
             raise CorruptBatch(f"a length of {length} bytes")
-        return Batch(self._data, self._load(position, length))
+        # First load, then name the data: loading replaces it.
+        inside = self._load(position, length)
+        return Batch(self._data, inside)
 
     def claimed_length(self, position: int) -> int:
         """What a header that fits together says; 0 if it does not."""
@@ -148,7 +150,8 @@ class _Window:
 
     def header(self, position: int) -> tuple[int, int, int]:
         """Partition, base offset and count, unverified."""
-        fields = HEADER.unpack_from(self._data, self._load(position, HEADER_BYTES))
+        inside = self._load(position, HEADER_BYTES)
+        fields = HEADER.unpack_from(self._data, inside)
         return fields[5], fields[6], fields[8]
 
     def is_batch(self, position: int) -> bool:

@@ -229,6 +229,7 @@ class Recovery:
             if session.positions is None:
                 session.positions = _first_starts(state, session)
             _clamp(state, session.positions)
+            session.inflight = in_sending_order(session.inflight)
             for packet_id, entry in session.inflight.items():
                 entry.logged = True
                 session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
@@ -261,6 +262,23 @@ class Recovery:
             return
         session.expires_at = state.now + left_s
         session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+
+
+def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
+    """The log tells of QoS 2 ids at once and of QoS 1 ids later, so its order is not that of
+    sending. Ids are: they are given out one after the other, starting over at 1, so the oldest is
+    the one after the widest gap in the circle. [MQTT-4.6.0-1]"""
+    ids = sorted(inflight)
+    if len(ids) < 2:
+        return inflight
+    oldest = 0
+    widest = 0
+    for index, packet_id in enumerate(ids):
+        gap = (packet_id - ids[index - 1]) % 65535
+        if gap > widest:
+            widest = gap
+            oldest = index
+    return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}
 
 
 def _clamp(state: NodeState, positions: list[int]) -> None:

@@ -15,11 +15,13 @@ from holdfast.node.delivery import (
     note_group_progress,
     pump_group,
 )
+from holdfast.node.recording import changed_positions, group_positions, is_durable_group
 from holdfast.node.retained import continue_scans, start_scan
 from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.connection import CLOSED, OPEN, Connection
 from holdfast.session.message import Message
 from holdfast.session.session import Session, Subscription
+from holdfast.session.state import encode_cursor
 from holdfast.topics.names import InvalidFilter, check_filter, is_shared, split_shared
 
 
@@ -98,7 +100,24 @@ def handle_subscribe(
         append_state(
             state, log_record.SESSION, session.key, _subscribe_record(state, session, accepted)
         )
+        for subscription in accepted:
+            if is_shared(subscription.filter):
+                _record_group(state, subscription.filter)
     state.hold(HeldSubscribe(connection, session, packet, accepted, codes))
+
+
+def _record_group(state: NodeState, key: str) -> None:
+    """A group gets its first durable member: where it stands must be in the log before SUBACK,
+    or a crash would begin it at the log's end."""
+    group = state.groups.get(key)
+    if group is None:
+        positions = state.delivered
+    elif not is_durable_group(group):
+        positions = group_positions(state, group)
+    else:
+        return
+    changed = changed_positions(None, positions)
+    append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}))
 
 
 def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscription]) -> bytes:

@@ -1,0 +1,148 @@
+"""Options of `holdfast pub` and `sub`: what they come to, and what is refused.
+
+That wrong use is called by mosquitto's own words is shown in tests/interop.
+"""
+
+import pytest
+
+from holdfast.cli.client_options import ClientOptions, UsageError
+from holdfast.cli.pub import PubOptions
+from holdfast.cli.sub import SubOptions
+from holdfast.mqtt import packets as pk
+from holdfast.mqtt import properties as pr
+
+
+def parsed(*arguments: str) -> ClientOptions:
+    options = ClientOptions()
+    options.parse(list(arguments))
+    return options
+
+
+def test_defaults_are_those_of_mosquitto() -> None:
+    options = parsed()
+    connect = options.connect_options()
+    assert (options.host, options.port, options.qos) == ("localhost", 0, 0)
+    assert (connect.level, connect.client_id, connect.clean_start) == (4, "", True)
+    assert (connect.keep_alive_s, connect.inflight_max) == (60, 20)
+
+
+def test_connection_options() -> None:
+    options = parsed(
+        *["-h", "box", "-p", "99", "-u", "ann", "-P", "pw", "-i", "me", "-c", "-k", "7"],
+        *["-V", "5", "-M", "3", "-A", "10.0.0.1", "--quiet", "-d", "--nodelay"],
+        *["--will-topic", "w", "--will-payload", "bye", "--will-qos", "2", "--will-retain"],
+        *["-D", "will", "will-delay-interval", "5"],
+    )
+    connect = options.connect_options()
+    assert (options.host, options.port, options.bind) == ("box", 99, "10.0.0.1")
+    assert (connect.username, connect.password) == ("ann", b"pw")
+    assert (connect.client_id, connect.clean_start, connect.keep_alive_s) == ("me", False, 7)
+    assert (connect.level, connect.inflight_max) == (5, 3)
+    assert connect.session_expiry_s == 0xFFFFFFFF
+    assert connect.will == pk.Will("w", b"bye", 2, True, {pr.WILL_DELAY_INTERVAL: 5})
+    assert options.quiet
+    assert options.debug
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("mqtt://h/a/b", ("h", 0, "a/b", None, None, False)),
+        ("mqtt://h:81/a", ("h", 81, "a", None, None, False)),
+        ("mqtts://ann@h/a", ("h", 0, "a", "ann", None, True)),
+        ("mqtt://a%40b:p%3Aw@h:5/t", ("h", 5, "t", "a@b", "p:w", False)),
+        ("mqtt://u:p@w@h:5/t", ("h", 5, "t", "u", "p@w", False)),
+        ("mqtt://[::1]:5/t", ("::1", 5, "t", None, None, False)),
+        ("mqtt://[::1]/t", ("::1", 0, "t", None, None, False)),
+    ],
+)
+def test_url(url: str, expected: tuple[object, ...]) -> None:
+    options = parsed("-L", url)
+    assert (
+        options.host,
+        options.port,
+        options.topics[0],
+        options.username,
+        options.password,
+        options.use_tls,
+    ) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expiry_s"), [("0", 0), ("70", 70), ("-1", 0xFFFFFFFF), ("∞", 0xFFFFFFFF)]
+)
+def test_session_expiry(text: str, expiry_s: int) -> None:
+    assert parsed("-V", "5", "-i", "me", "-x", text).connect_options().session_expiry_s == expiry_s
+
+
+def test_properties_select_mqtt_5_and_are_typed() -> None:
+    options = parsed(
+        *["-D", "CONNECT", "receive-maximum", "9", "-D", "connect", "user-property", "a", "b"],
+        *["-D", "publish", "correlation-data", "raw", "-D", "subscribe", "user-property", "c", "d"],
+        *["-D", "subscribe", "subscription-identifier", "12"],
+    )
+    assert options.level == 5
+    assert options.properties == {
+        "connect": {pr.RECEIVE_MAXIMUM: 9, pr.USER_PROPERTY: [("a", "b")]},
+        "publish": {pr.CORRELATION_DATA: b"raw"},
+        "subscribe": {pr.USER_PROPERTY: [("c", "d")], pr.SUBSCRIPTION_IDENTIFIER: [12]},
+    }
+    assert options.connect_options().receive_maximum == 9
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-D", "publish", "topic-alias", "0"],
+        ["-D", "publish", "topic-alias", "x"],
+        ["-D", "publish", "response-topic", "a/#"],
+        ["-D", "connect", "receive-maximum"],
+        ["-p", "0"],
+        ["-p", "٣"],
+        ["--tls-version", "sslv3"],
+        ["--cert", "c"],
+        ["--proxy", "socks5h://h"],
+        ["-L", "mqtt://h:x/t"],
+        ["-x", "-1"],
+    ],
+)
+def test_refused(arguments: list[str]) -> None:
+    with pytest.raises(UsageError):
+        parsed(*arguments)
+
+
+def test_id_prefix_gets_the_process_id() -> None:
+    name = parsed("-I", "box-").client_id
+    assert name is not None
+    assert name.removeprefix("box-").isdigit()
+
+
+def test_pub_reads_files_and_keeps_bytes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("pub") / "payload"
+    path.write_bytes(b"\0\xff\n")
+    options = PubOptions()
+    options.parse(["-t", "t", "-f", str(path), "--repeat", "3", "--repeat-delay", "0.5", "-r"])
+    options.read_payload()
+    assert (options.payload, options.repeat, options.repeat_delay_s) == (b"\0\xff\n", 3, 0.5)
+    assert options.retain
+
+
+def test_sub_options() -> None:
+    options = SubOptions()
+    options.parse(
+        [
+            *["-t", "a", "-t", "$share/g/b", "-q", "1", "--retain-as-published"],
+            *["--retain-handling", "never", "-C", "3", "-W", "4", "-N", "-v"],
+        ]
+    )
+    assert options.requests() == [
+        pk.SubscriptionRequest("a", 1, False, True, 2),
+        pk.SubscriptionRequest("$share/g/b", 1, False, True, 2),
+    ]
+    assert (options.count, options.timeout_s, options.newline) == (3, 4, False)
+
+
+@pytest.mark.parametrize("filter", ["$share/g", "$share//a", "$share/+/a", "a#", "#/a", ""])
+def test_sub_refuses_invalid_filters(filter: str) -> None:
+    with pytest.raises(UsageError):
+        SubOptions().parse(["-t", filter])

@@ -1,0 +1,120 @@
+"""The `holdfast` command: which words it knows, what it prints, how it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli import main as cli
+
+SOURCE = Path(holdfast.__file__).parents[1]
+
+
+def holdfast_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "holdfast.cli.main", *arguments],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_version_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"holdfast {holdfast.__version__} (")
+    assert "compiled, " in line or "interpreted, " in line
+    assert "Python" in line
+    assert "uvloop" in line or "asyncio" in line
+
+
+def test_no_command_shows_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == cli.EXIT_USAGE
+    shown = capsys.readouterr().err
+    for name in cli.COMMANDS:
+        assert f"\n  {name} " in shown
+
+
+def test_unknown_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bogus", "--port", "1"])
+    assert caught.value.code == cli.EXIT_USAGE
+    assert "unknown command 'bogus'; choose from serve, pub, sub" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code: object = cli.main([command, "--help"])
+    except SystemExit as exit_:
+        code = exit_.code
+    assert code == 0
+    assert f"holdfast {command}" in capsys.readouterr().out
+
+
+def test_wrong_configuration_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "holdfast.toml"
+    path.write_text("[limits]\nqos_max = 3\n")
+    finished = holdfast_command("serve", "-c", str(path), "--check-config")
+    assert finished.returncode == cli.EXIT_USAGE
+    assert finished.stderr == (
+        f"holdfast: {path}: limits.qos_max = 3: must be a whole number from 0 to 2\n"
+    )
+
+
+def test_reader_that_goes_away_is_no_traceback() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli.main", "--version"],
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+    assert (finished.returncode, finished.stderr) == (cli.EXIT_PIPE, b"")
+
+
+def test_publishing_does_not_load_what_it_does_not_need() -> None:
+    """Starting fast is part of being usable in a shell loop."""
+    heavy = ["msgspec", "uvicorn", "starlette", "prometheus_client", "stringprep"]
+    program = (
+        "import sys; from holdfast.cli import pub, sub; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert finished.stdout == "[]\n"
+
+
+def test_publishing_starts_quickly() -> None:
+    """CPU beyond the bare interpreter; the bound leaves room for a slow machine."""
+
+    def cpu_s(program: str) -> float:
+        before = os.times()
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            timeout=60,
+            check=True,
+        )
+        after = os.times()
+        return after.children_user - before.children_user
+
+    spent = min(cpu_s("import holdfast.cli.pub") - cpu_s("pass") for _ in range(3))
+    assert spent < 0.3
