@@ -5,7 +5,7 @@ import pytest
 
 from holdfast.log import cursor
 from holdfast.log.cursor import Interest, LogReader, ReadResult
-from holdfast.log.record import SESSION
+from holdfast.log.record import SESSION, Batch
 from holdfast.log.scan import Damage
 from holdfast.log.store import SegmentStore
 from tests.support.log_bench import LogBench
@@ -176,7 +176,7 @@ def test_damage_is_counted_reported_and_passed(
         record.offset
         for partition in range(3)
         for data in bench.reader.read_batches(partition, 0, 60, MEGABYTE)
-        for record in cursor.Batch(data).records()
+        for record in Batch(data).records()
     ]
     assert len(everything) == 59
     assert missing in range(6, 12)

@@ -140,6 +140,14 @@ def test_interrupted_removal_is_finished() -> None:
     assert f"journal/{0:020d}.log" not in disk.files
 
 
+def test_index_without_a_segment_is_removed() -> None:
+    disk = SimDisk()
+    bench = filled(disk)
+    bench.directory.write_index(5, b"left behind")
+    LogBench(disk, segment_bytes=2000)
+    assert 5 not in bench.directory.indexes()
+
+
 def test_replay_of_state_reads_only_what_it_must() -> None:
     disk = SimDisk()
     bench = filled(disk)

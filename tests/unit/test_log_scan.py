@@ -19,7 +19,7 @@ class Memory:
 
 @pytest.mark.parametrize("payload_bytes", [70_000, 262_000])
 def test_no_batch_is_lost_where_a_window_ends(payload_bytes: int) -> None:
-    batches = []
+    batches: list[bytes] = []
     size_bytes = 0
     while size_bytes < 3 * WINDOW_BYTES:
         builder = BatchBuilder(0, len(batches))

@@ -291,3 +291,20 @@ def test_disk_full_refuses_and_recovers() -> None:
     peer.send(publish("t", b"x", 1, 1))
     assert acks(peer) == [(m.PUBACK, 1, reasons.NO_MATCHING_SUBSCRIBERS)]
     assert bench.node.state.stats.refused_disk_full == 3
+
+
+@pytest.mark.parametrize("publisher_version", [3, 4, 5])
+def test_qos0_reaches_receivers_of_every_version(publisher_version: int) -> None:
+    bench = NodeBench()
+    receivers = [bench.connect(f"s{version}", version) for version in (3, 4, 5)]
+    for receiver in receivers:
+        receiver.send(subscribe("t"))
+        receiver.take()
+    publisher = bench.connect("p", publisher_version)
+    publisher.send(publish("t", b"x"), publish("t", b"", retain=True), publish("t", b"z" * 200))
+    for receiver in receivers:
+        assert [(p.topic, p.payload, p.retain) for p in receiver.publishes()] == [
+            (b"t", b"x", False),
+            (b"t", b"", False),
+            (b"t", b"z" * 200, False),
+        ]

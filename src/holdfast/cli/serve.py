@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = load(args.config, os.environ, _overrides(args))
     except ConfigError as error:
-        print(f"holdfast: {error}", file=sys.stderr)
+        for problem in error.problems:
+            print(f"holdfast: {problem}", file=sys.stderr)
         return EXIT_CONFIG
     if args.check_config:
         print("configuration is fine")
@@ -90,7 +92,10 @@ def serve(config: Config) -> int:
 
 async def _serve(config: Config) -> int:
     from holdfast.api.server import Server, StartError
+    from holdfast.config.check import warnings
 
+    for warning in warnings(config):
+        logging.getLogger("holdfast").warning("configuration %s", warning)
     server = Server(config)
     try:
         await server.start()
@@ -98,4 +103,13 @@ async def _serve(config: Config) -> int:
         logging.getLogger("holdfast").critical("%s", error)
         await server.stop()
         return EXIT_FAILED
+    _spare_the_collector()
     return await server.run()
+
+
+def _spare_the_collector() -> None:
+    """Sessions, subscriptions and retained messages live long, and what a message allocates is
+    freed by its reference count: full collections would only cost pauses that grow with them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

@@ -83,6 +83,9 @@ class _Opener:
             directory.sync_names()
         start = directory.read_start()
         sequences = directory.segments()
+        if self._writes:
+            for orphan in set(directory.indexes()) - set(sequences):
+                directory.remove_segment(orphan)
         if start is not None:
             self._ends = list(start[1])
             sequences = self._without_removed(sequences, start[0])

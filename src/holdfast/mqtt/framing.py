@@ -18,14 +18,15 @@ PACKET_BYTES_MAX: Final = 268_435_460
 class FrameReader:
     """feed() what arrives, then call next() until it says False.
 
-    After a True, and until the next call, `first` is the fixed header's first byte and
-    buffer[start:end] the body. After an error the reader is of no use any more.
+    After a True, and until the next call, `first` is the fixed header's first byte, at `begin`,
+    and buffer[start:end] the body. After an error the reader is of no use any more.
     """
 
     def __init__(self, packet_bytes_max: int) -> None:
         self.packet_bytes_max = packet_bytes_max
         self.buffer = b""
         self.first = 0
+        self.begin = 0
         self.start = 0
         self.end = 0
         # Where the next frame begins in `buffer`.
@@ -78,6 +79,7 @@ class FrameReader:
                         )
                     if end <= size:
                         self.first = buffer[position]
+                        self.begin = position
                         self.start = start
                         self.end = end
                         self._position = end

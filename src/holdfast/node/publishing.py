@@ -125,7 +125,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         return
     if qos == 0:
         state.stats.publish_qos0_received += 1
-        _publish_qos0(state, session, publish, route)
+        _publish_qos0(state, connection, session, publish, route)
         return
 
     # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
@@ -194,7 +194,9 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state.stall(connection)
 
 
-def _publish_qos0(state: NodeState, session: Session, publish: Publish, route: Route) -> None:
+def _publish_qos0(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
+) -> None:
     message = Message(
         publish.topic,
         publish.payload,
@@ -205,6 +207,9 @@ def _publish_qos0(state: NodeState, session: Session, publish: Publish, route: R
         state.wall_us,
         session.key,
     )
+    reader = connection.reader
+    if reader.first == 0x30 and not publish.properties and not publish.topic_alias:
+        message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
     if (route.logged or publish.retain) and not state.disk_full:
         _log_qos0(state, message, route)

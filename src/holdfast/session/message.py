@@ -44,6 +44,14 @@ class Message:
         self._head_v5: bytes | None = None
         self._tail_v5: bytes = b""
 
+    def adopt_frame(self, version: int, frame: bytes) -> None:
+        """`frame` is this message as a QoS 0 PUBLISH without DUP, RETAIN and properties, just as
+        it came from a client of that version: receivers of the same version get the same."""
+        if version < 5:
+            self._frame_v3 = frame
+        else:
+            self._frame_v5 = frame
+
     def is_expired(self, wall_us: int) -> bool:
         return self.expiry_s >= 0 and wall_us - self.timestamp_us >= self.expiry_s * 1_000_000
 
