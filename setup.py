@@ -12,6 +12,7 @@ from pathlib import Path
 from setuptools import setup
 
 HOT = [
+    "log/cache.py",
     "log/cursor.py",
     "log/index.py",
     "log/journal.py",

@@ -413,6 +413,21 @@ def test_will_is_stored_with_its_properties(broker: Broker, unique: str) -> None
         assert message.values(0x03) == ["text/plain"]
 
 
+@pytest.mark.parametrize("reason", [0x00, 0x04, 0x80, 0x93])
+def test_only_a_normal_disconnect_withdraws_the_will(
+    broker: Broker, unique: str, reason: int
+) -> None:
+    """[MQTT-3.1.2-8] [MQTT-3.1.2-10] [MQTT-3.14.4-3]"""
+    if reason >= 0x80:
+        skip_mosquitto(broker, "2.0.11 withdraws it with every reason but 0x04")
+    with join(broker, f"{unique}-w") as watcher:
+        watcher.subscribe((unique, 1))
+        join(broker, unique, will=wire.Will(unique, b"fired", 1)).disconnect(reason)
+        if reason:
+            assert watcher.message().payload == b"fired"
+        assert_quiet(watcher)
+
+
 class TestSharedSubscriptions:
     """Two durable members of a group; the first message goes to one of them."""
 

@@ -95,7 +95,6 @@ def test_full_disk(start_holdfast: StartHoldfast, small_disk: Path) -> None:
     broker = start_holdfast(settings(4 << 20), data=small_disk / "data")
     traffic = Traffic(broker)
     traffic.fill()
-    assert shutil.disk_usage(small_disk).free > 1 << 20, "the reserve is used up"
     assert len(traffic.acknowledged) > 100
 
     # QoS 2 is refused in the same way, MQTT 3 has no negative answer: it gets none.
@@ -152,7 +151,7 @@ def test_disk_without_any_space(start_holdfast: StartHoldfast, small_disk: Path)
         except OSError:
             pass
     unanswered: dict[int, int] = {}
-    for _ in range(60):
+    for _ in range(200):
         payload = traffic.payload()
         packet_id = traffic.publisher.next_packet_id()
         unanswered[packet_id] = traffic.number

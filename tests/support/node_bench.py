@@ -84,6 +84,9 @@ class NodeBench:
         self.in_flight: list[WriteGroup] = []
         self.notes: list[Note] = []
         self.valid_passwords: dict[str, bytes] = {}
+        # Reads of the log are answered once this is false again.
+        self.delay_reads = False
+        self.delayed: list[ReadLog] = []
         self._boot([])
 
     def _boot(
@@ -108,6 +111,7 @@ class NodeBench:
         assert recovery.damaged == 0
         self.node.start()
         self.in_flight = []
+        self.delayed = []
         self.run()
 
     def records(self) -> list[Record]:
@@ -153,9 +157,20 @@ class NodeBench:
         self.node.state.release_committed()
         self.node.state.release_stalled()
 
+    def settle(self) -> None:
+        """Commit and run until nothing waits for the disk."""
+        self.run()
+        while self.journal.pending_bytes or self.node.state.held:
+            self.commit()
+            self.run()
+
     def run(self) -> None:
         """Carry out effects and commits until nothing is left to do."""
         state = self.node.state
+        if not self.delay_reads:
+            delayed, self.delayed = self.delayed, []
+            for effect in delayed:
+                self._read(effect)
         while True:
             if self.auto_commit and (self.journal.pending_bytes or state.held):
                 self.commit()
@@ -198,7 +213,10 @@ class NodeBench:
             found = [(pid, by_place.get((p, o))) for pid, p, o in effect.wanted]
             self.node.handle_fetched(effect, found)
         elif isinstance(effect, ReadLog):
-            self._read(effect)
+            if self.delay_reads:
+                self.delayed.append(effect)
+            else:
+                self._read(effect)
 
     def _read(self, effect: ReadLog) -> None:
         positions = list(effect.positions)

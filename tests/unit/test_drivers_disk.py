@@ -197,9 +197,14 @@ def test_memory_durability_does_not_sync_groups(disk: SimDisk) -> None:
     assert disk.files[f"journal/{0:020d}.log"].unsynced == []
 
 
-def test_space_is_that_of_the_file_system(disk: SimDisk) -> None:
+def test_free_bytes_are_known_after_every_group(disk: SimDisk) -> None:
+    disk.capacity_bytes = 1 << 30
     bench = Bench(disk)
-    assert bench.writer.space() == disk.free_bytes()
+    assert bench.writer.free_bytes == disk.free_bytes()
+    bench.submit(bytes(1000))
+    bench.loop.run_one()
+    assert bench.writer.free_bytes == bench.writer.space() == disk.free_bytes()
+    assert bench.writer.free_bytes < (1 << 30) - 1000
     bench.writer.close()
 
 

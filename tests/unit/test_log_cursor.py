@@ -3,7 +3,7 @@ not reach: damage, retention under a reader's feet, limits of work, caches."""
 
 import pytest
 
-from holdfast.log import cursor
+from holdfast.log import cache, cursor
 from holdfast.log.cursor import Interest, LogReader, ReadResult
 from holdfast.log.record import SESSION, Batch
 from holdfast.log.scan import Damage
@@ -210,9 +210,9 @@ def test_damaged_index_does_not_stop_a_reader(bench: LogBench) -> None:
 
 
 def test_caches_are_bounded(bench: LogBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cursor, "INDEX_CACHE_BYTES", 1000)
-    monkeypatch.setattr(cursor, "BATCH_CACHE_BYTES", 1000)
-    monkeypatch.setattr(cursor, "OPEN_FILES_MAX", 2)
+    monkeypatch.setattr(cache, "INDEX_CACHE_BYTES", 1000)
+    monkeypatch.setattr(cache, "BATCH_CACHE_BYTES", 1000)
+    monkeypatch.setattr(cache, "OPEN_FILES_MAX", 2)
     for _ in range(3):
         assert read_to_end(bench, "t/0", "t/1")[0] == [
             number for number in range(60) if number % 6 < 2

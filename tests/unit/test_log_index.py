@@ -94,7 +94,7 @@ def test_many_topics_are_sorted_in_pieces() -> None:
     sealed = decode(active.encode(lambda: pauses.append(1)))
     assert [sealed.topic(number) for number in range(9000)] == sorted(topics)
     assert list(sealed.postings(sealed.find_topic(topics[4321]))) == [4321]
-    assert len(pauses) > 5
+    assert len(pauses) >= 4
     assert active.encode(pause) == active.encode(None)
 
 

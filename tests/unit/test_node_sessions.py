@@ -400,3 +400,49 @@ def test_a_new_durable_group_is_known_before_suback() -> None:
     bench.crash()
     again = bench.connect("m1", clean=False, expiry_s=1000)
     assert again.payloads() == [b"1"]
+
+
+@pytest.mark.parametrize("crashes", [1, 2])
+def test_qos2_finished_after_a_crash_is_not_read_again(crashes: int) -> None:
+    """The logged position lies below an offset that is inflight; the client finishes it before
+    the log is read up to there, and then the broker may crash once more."""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("t", 2))
+    bench.connect("p").send(*(publish("t", b"%d" % n, 2, n) for n in range(1, 6)))
+    sent = peer.publishes()
+    assert len(sent) == 5
+    peer.send(*(m.Ack(m.PUBREC, each.packet_id, 0, {}) for each in sent))
+    bench.crash()
+    for _ in range(crashes):
+        bench.delay_reads = True
+        peer = bench.connect("c", clean=False, expiry_s=1000)
+        released = acks(peer)
+        peer.send(*(m.Ack(m.PUBCOMP, packet_id, 0, {}) for _, packet_id, _ in released))
+        bench.advance(1)
+        if crashes == 2:
+            bench.crash()
+            peer = bench.connect("c", clean=False, expiry_s=1000)
+        bench.delay_reads = False
+        bench.run()
+        assert peer.publishes() == []
+    bench.connect("q").send(publish("t", b"6", 2, 1))
+    assert peer.payloads() == [b"6"]
+
+
+def test_order_of_a_topic_holds_across_qos() -> None:
+    """A QoS 1 message does not overtake a QoS 2 one that waits for the log."""
+    bench = NodeBench(auto_commit=False)
+    peer = bench.connect("c", expiry_s=1000)
+    bench.settle()
+    peer.send(subscribe("t", 2))
+    bench.settle()
+    peer.take()
+    publisher = bench.connect("p")
+    publisher.send(publish("t", b"1", 2, 1), publish("t", b"2", 1, 2))
+    bench.commit()
+    bench.run()
+    assert peer.payloads() == []
+    bench.commit()
+    bench.run()
+    assert peer.payloads() == [b"1", b"2"]

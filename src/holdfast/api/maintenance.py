@@ -38,6 +38,7 @@ class Maintenance:
         self._storage = storage
         self._config = config
         self._tasks: list[asyncio.Task[None]] = []
+        broker.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
         self._snapshot_at = storage.journal.size_bytes()
         self._snapshot_lock = asyncio.Lock()
         retention = config.log.retention
@@ -72,15 +73,14 @@ class Maintenance:
             await asyncio.sleep(interval_s)
 
     def _watch_space(self) -> None:
-        """Refuse QoS > 0 before the disk is full; take them again when there is room twice."""
+        """Refuse QoS > 0 before the disk is full; take them again when there is some room more."""
         broker = self._broker
         state = broker.node.state
         free = self._storage.directory.files.free_bytes()
-        reserve = self._config.log.reserve_bytes or self._automatic_reserve()
-        if not state.disk_full and (free < reserve or broker.writer_is_full):
-            state.disk_full = True
-            logger.error("disk_full free_bytes=%d reserve_bytes=%d", free, reserve)
-        elif state.disk_full and free > reserve + reserve // 4 and not broker.writer_is_full:
+        reserve = broker.reserve_bytes
+        if free < reserve:
+            broker.refuse_publishes()
+        elif state.disk_full and free > reserve + reserve // 4 and not broker.writer.is_full:
             state.disk_full = False
             logger.warning("disk_has_space free_bytes=%d", free)
 
@@ -193,8 +193,7 @@ class Maintenance:
         if found is None:
             return
         old, new = found
-        segments = self._storage.journal.segments
-        segments[segments.index(old)] = new
+        self._storage.journal.replace_segment(new)
         self._removed_bytes += old.size_bytes - new.size_bytes
         logger.info(
             "compacted segment=%020d bytes=%d freed=%d",

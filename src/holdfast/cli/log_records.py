@@ -200,14 +200,15 @@ def _payload_text(record: Record) -> str:
 def _cursor_text(payload: bytes) -> str | None:
     """Positions and changed packet ids; None if the payload is no cursor."""
     try:
-        positions, changes = decode_cursor(payload)
+        cursor = decode_cursor(payload)
     except struct.error:
         return None
-    parts = [f"{partition}/{offset}" for partition, offset in positions]
+    parts = [f"{partition}/{offset}" for partition, offset in cursor.positions]
     parts += [
-        f"packet={packet_id}:" + ("done" if entry is None else f"{entry.partition}/{entry.offset}")
-        for packet_id, entry in changes
+        f"packet={packet_id}:" + ("free" if entry is None else f"{entry.partition}/{entry.offset}")
+        for packet_id, entry in cursor.inflight
     ]
+    parts += [f"finished={partition}/{offset}" for partition, offset in cursor.done]
     return " ".join(parts)
 
 

@@ -51,7 +51,8 @@ class Broker:
         self.loop = loop
         self.reader: LogReader = storage.reader
         self.on_failed = on_failed
-        self.writer_is_full = False
+        # Free space below which QoS > 0 publishes are refused; maintenance sets it.
+        self.reserve_bytes = 0
         self.writer = JournalWriter(
             storage.directory,
             loop.call_soon_threadsafe,
@@ -148,6 +149,8 @@ class Broker:
         self.group_in_flight = False
         self.touch()
         state = self.node.state
+        if self.writer.free_bytes < self.reserve_bytes:
+            self.refuse_publishes()
         state.journal.wrote(group)
         if not state.memory:
             state.journal.commit(group)
@@ -157,12 +160,21 @@ class Broker:
     def writer_full(self) -> None:
         """The group in flight waits for space, and so do all the promises behind it."""
         self.touch()
-        self.writer_is_full = True
-        self.node.state.disk_full = True
+        self.refuse_publishes()
         logger.error("journal_waits_for_space")
 
     def writer_has_space(self) -> None:
-        self.writer_is_full = False
+        logger.warning("journal_goes_on")
+
+    def refuse_publishes(self) -> None:
+        state = self.node.state
+        if not state.disk_full:
+            state.disk_full = True
+            logger.error(
+                "disk_full free_bytes=%d reserve_bytes=%d",
+                self.writer.free_bytes,
+                self.reserve_bytes,
+            )
 
     def note_disconnected(self) -> None:
         waiter = self.nobody_left

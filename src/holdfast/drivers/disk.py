@@ -191,6 +191,8 @@ class JournalWriter:
         self._on_full = on_full
         self._on_space = on_space
         self._writer = GroupWriter(directory, durable=durable)
+        self.free_bytes = self.space()
+        """After the last group; what is allocated in advance is not counted as free."""
         self._groups: SimpleQueue[WriteGroup | None] = SimpleQueue()
         self._closing = threading.Event()
         self.is_full = False
@@ -205,7 +207,7 @@ class JournalWriter:
         self._groups.put(group)
 
     def space(self) -> int:
-        """Bytes that may still be written."""
+        """Bytes that may still be written, now."""
         return self._directory.files.free_bytes()
 
     def close(self) -> None:
@@ -224,6 +226,8 @@ class JournalWriter:
                     break
                 if not self._write(group):
                     continue
+                # Looked at for every group: at full speed a small disk is full in no time.
+                self.free_bytes = self.space()
                 _report(self._call_soon, self._on_written, group)
                 if group.sealed is not None:
                     self.housekeeping.submit(partial(self._write_index, group.sealed))

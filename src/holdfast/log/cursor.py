@@ -5,19 +5,18 @@ which topics its filters match; if these are few it goes from posting to posting
 reads every batch. Both give the same records in the same order, and stop at the same kind of
 place: a posting (see index.py) that every partition's position is derived from.
 
-Methods may be called in any thread while the event loop appends. What they share is behind
-`lock`, or is only ever added to.
+Methods may be called in any thread while the event loop appends: what the journal has written is
+only ever added to, and what readers share is behind a lock.
 """
 
 import heapq
 from array import array
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
-from holdfast.log.filesystem import ReadFile
+from holdfast.log.cache import SegmentCache
 from holdfast.log.index import (
     INDEX_BITS,
     INDEX_MASK,
@@ -38,11 +37,6 @@ WORK_BYTES_MAX: Final = 16 << 20
 WORK_SEGMENTS_MAX: Final = 8
 """And after so many segments."""
 WINDOW_BYTES: Final = 256 << 10
-OPEN_FILES_MAX: Final = 32
-INDEX_CACHE_BYTES: Final = 64 << 20
-BATCH_CACHE_BYTES: Final = 16 << 20
-DAMAGE_KNOWN_MAX: Final = 10_000
-"""Unreadable batches that are remembered, so that each is reported once."""
 
 
 class Interest:
@@ -147,14 +141,7 @@ class LogReader:
         """`lock`: needed when several threads call."""
         self._journal = journal
         self._store = store
-        self._lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
-        self._files: OrderedDict[int, ReadFile] = OrderedDict()
-        self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
-        self._index_bytes = 0
-        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
-        self._batch_bytes = 0
-        # (segment, position) of batches that could not be read.
-        self._damaged: set[tuple[int, int]] = set()
+        self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
 
     def read(
         self,
@@ -182,7 +169,7 @@ class LogReader:
                 break
             visited += 1
             try:
-                index = self._index(segment)
+                index = self._cache.index(segment)
                 cut = self._read_segment(reading, segment, index)
             except FileNotFoundError:
                 # Retention was faster.
@@ -203,11 +190,11 @@ class LogReader:
         if segment is None or offset >= self._journal.written[partition]:
             return None
         try:
-            index = self._index(segment)
+            index = self._cache.index(segment)
             number = index.find_batch(partition, offset)
             if number < 0 or index.base_offsets[number] > offset:
                 return None
-            batch = self._batch(segment, index, number)
+            batch = self._cache.batch(segment, index, number)
         except FileNotFoundError:
             return None
         if batch is None:
@@ -228,7 +215,7 @@ class LogReader:
             if segment.end_offsets()[partition] <= start:
                 continue
             try:
-                index = self._index(segment)
+                index = self._cache.index(segment)
                 number = index.find_batch(partition, start)
                 numbers = index.by_partition[partition]
                 at = bisect_left(numbers, number) if number >= 0 else len(numbers)
@@ -236,7 +223,7 @@ class LogReader:
                     number = numbers[at]
                     if index.base_offsets[number] >= end:
                         return found
-                    batch = self._batch(segment, index, number)
+                    batch = self._cache.batch(segment, index, number)
                     if batch is not None:
                         data = batch.data[batch.start : batch.start + batch.length]
                         found.append(data)
@@ -258,14 +245,14 @@ class LogReader:
             if segment.last_timestamp_us() < timestamp_us:
                 continue
             try:
-                index = self._index(segment)
+                index = self._cache.index(segment)
                 for number in index.by_partition[partition]:
                     if index.base_offsets[number] >= end:
                         return end
                     newest_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
                     if newest_us < timestamp_us:
                         continue
-                    batch = self._batch(segment, index, number)
+                    batch = self._cache.batch(segment, index, number)
                     if batch is None:
                         continue
                     for record in batch.records():
@@ -277,14 +264,7 @@ class LogReader:
 
     def forget_segment(self, sequence: int) -> None:
         """Call when a segment's file was removed or rewritten."""
-        with self._lock:
-            self._files.pop(sequence, None)
-            index = self._indexes.pop(sequence, None)
-            if index is not None:
-                self._index_bytes -= index.size_bytes()
-            for key in list(self._batches):
-                if key[0] == sequence:
-                    self._batch_bytes -= self._batches.pop(key).length
+        self._cache.forget_segment(sequence)
 
     # One segment
 
@@ -351,9 +331,9 @@ class LogReader:
         self, reading: _Reading, segment: Segment, index: SegmentIndex, number: int, at: int
     ) -> None:
         """The record at index `at` of a batch, if the interests are that old."""
-        batch = self._cached(segment, number)
+        batch = self._cache.cached(segment, number)
         if batch is None:
-            batch = self._batch(segment, index, number)
+            batch = self._cache.batch(segment, index, number)
             reading.work_bytes += index.batch_end(number) - index.positions[number]
             if batch is None:
                 reading.lost += 1
@@ -365,7 +345,7 @@ class LogReader:
     def _scan_batches(
         self, reading: _Reading, segment: Segment, index: SegmentIndex, first: int
     ) -> int:
-        file = self._file(segment.sequence)
+        file = self._cache.file(segment.sequence)
         window = b""
         window_start = 0
         for number in range(first, index.batch_count()):
@@ -386,7 +366,7 @@ class LogReader:
             try:
                 batch = Batch(window, position - window_start)
             except CorruptBatch as error:
-                self._note_damage(segment, position, length, str(error))
+                self._cache.note_damage(segment, position, length, str(error))
                 reading.lost += min(end, base + index.counts[number]) - max(start, base)
                 continue
             stop = _take_wanted(reading, batch, start, end)
@@ -408,8 +388,6 @@ class LogReader:
                 reading.lost += end - reading.positions[partition]
                 reading.positions[partition] = end
 
-    # What is kept in memory
-
     def _segment_of(self, partition: int, offset: int) -> Segment | None:
         segments = self._journal.segments
         low = 0
@@ -421,75 +399,6 @@ class LogReader:
             else:
                 high = middle
         return segments[low] if low < len(segments) else None
-
-    def _index(self, segment: Segment) -> SegmentIndex:
-        index = segment.index
-        if index is not None:
-            return index
-        with self._lock:
-            index = self._indexes.get(segment.sequence)
-            if index is not None:
-                self._indexes.move_to_end(segment.sequence)
-                return index
-        index = self._store.load_index(segment)
-        with self._lock:
-            if segment.sequence not in self._indexes:
-                self._indexes[segment.sequence] = index
-                self._index_bytes += index.size_bytes()
-                while self._index_bytes > INDEX_CACHE_BYTES and len(self._indexes) > 1:
-                    oldest = self._indexes.popitem(last=False)[1]
-                    self._index_bytes -= oldest.size_bytes()
-        return index
-
-    def _file(self, sequence: int) -> ReadFile:
-        with self._lock:
-            file = self._files.get(sequence)
-            if file is not None:
-                self._files.move_to_end(sequence)
-                return file
-        file = self._store.open_segment(sequence)
-        with self._lock:
-            self._files[sequence] = file
-            if len(self._files) > OPEN_FILES_MAX:
-                self._files.popitem(last=False)
-        return file
-
-    def _cached(self, segment: Segment, number: int) -> Batch | None:
-        key = (segment.sequence, number)
-        with self._lock:
-            batch = self._batches.get(key)
-            if batch is not None:
-                self._batches.move_to_end(key)
-        return batch
-
-    def _batch(self, segment: Segment, index: SegmentIndex, number: int) -> Batch | None:
-        """A verified batch; None if it is damaged, which is reported."""
-        batch = self._cached(segment, number)
-        if batch is not None:
-            return batch
-        position = index.positions[number]
-        length = index.batch_end(number) - position
-        try:
-            batch = Batch(self._file(segment.sequence).read(position, length))
-        except CorruptBatch as error:
-            self._note_damage(segment, position, length, str(error))
-            return None
-        key = (segment.sequence, number)
-        with self._lock:
-            if key not in self._batches:
-                self._batches[key] = batch
-                self._batch_bytes += batch.length
-                while self._batch_bytes > BATCH_CACHE_BYTES and len(self._batches) > 1:
-                    self._batch_bytes -= self._batches.popitem(last=False)[1].length
-        return batch
-
-    def _note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
-        with self._lock:
-            place = (segment.sequence, position)
-            if place in self._damaged or len(self._damaged) >= DAMAGE_KNOWN_MAX:
-                return
-            self._damaged.add(place)
-        self._store.note_damage(segment, position, length, reason)
 
 
 def _take_wanted(reading: _Reading, batch: Batch, start: int, end: int) -> int:

@@ -31,6 +31,7 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.log.record import BatchBuilder
+from holdfast.log.sorting import sorted_in_pieces
 
 INDEX_BITS: Final = 24
 INDEX_MASK: Final = (1 << INDEX_BITS) - 1
@@ -145,7 +146,7 @@ class SegmentIndex:
 
     def size_bytes(self) -> int:
         """Roughly, in memory."""
-        return 40 * len(self.positions)
+        return 40 * len(self.positions) + 100 * self.topic_count() + 8 * self.head.records
 
     def topic_count(self) -> int:
         raise NotImplementedError
@@ -279,7 +280,7 @@ class ActiveIndex(SegmentIndex):
     def encode(self, pause: Callable[[], object] | None = None) -> bytes:
         """The .idx file of the finished segment. `pause` is called every few milliseconds: what is
         compiled lets no other thread run unless it calls something that is not."""
-        topics = _sorted_topics(self._topics, pause)
+        topics = sorted_in_pieces(self._topics)
         topic_ends = array("I")
         posting_ends = array("I")
         postings = array("Q")
@@ -319,26 +320,6 @@ class ActiveIndex(SegmentIndex):
         return _encode_head(self.head, len(self.positions), len(topics), body) + body
 
 
-def _sorted_topics(topics: list[bytes], pause: Callable[[], object] | None) -> list[bytes]:
-    """sorted() in pieces: some of the topics divide the rest into ranges that are quick to sort."""
-    if pause is None or len(topics) <= TOPICS_BETWEEN_PAUSES:
-        return sorted(topics)
-    ranges = len(topics) // TOPICS_BETWEEN_PAUSES + 1
-    sample = sorted(topics[:: max(1, len(topics) // (16 * ranges))])
-    borders = sample[16::16]
-    divided: list[list[bytes]] = [[] for _ in range(len(borders) + 1)]
-    for number, topic in enumerate(topics):
-        if number % TOPICS_BETWEEN_PAUSES == 0:
-            pause()
-        divided[bisect_left(borders, topic)].append(topic)
-    result: list[bytes] = []
-    for topics_in_range in divided:
-        pause()
-        topics_in_range.sort()
-        result.extend(topics_in_range)
-    return result
-
-
 class SealedIndex(SegmentIndex):
     """The index of a segment that no longer grows."""
 
@@ -371,9 +352,10 @@ class SealedIndex(SegmentIndex):
         self._posting_ends = reader.next("I", head.topics)
         self._postings = reader.next("Q", self._posting_ends[-1] if head.topics else 0)
         self._topics = bytes(body[reader.position :])
+        self._size_bytes = len(data)
 
     def size_bytes(self) -> int:
-        return self.head.body_bytes
+        return self._size_bytes
 
     def topic_count(self) -> int:
         return len(self._topic_ends)

@@ -4,7 +4,7 @@ from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import PUBREL
 from holdfast.node.catching_up import continue_reading, send_unsent
-from holdfast.node.delivery import log_cursor, note_group_progress, note_progress, pump
+from holdfast.node.delivery import log_changes, note_group_progress, note_progress, pump
 from holdfast.node.retained import continue_scans
 from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.connection import OPEN, Connection
@@ -57,11 +57,9 @@ def handle_pubrec(
     entry.message = None
     entry.group = None
     if session.expiry_s > 0:
-        entry.logged = True
         note_progress(state, session)
-        if session.changes is not None:
-            session.changes.pop(packet_id, None)
-        log_cursor(state, session, [], {packet_id: entry})
+        session.note_change(packet_id, entry)
+        log_changes(state, session)
     # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
     state.hold(HeldPubrel(connection, packet_id))
 
@@ -80,6 +78,8 @@ def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight)
     if entry.group is not None:
         assert isinstance(entry.group, Group)
         note_group_progress(state, entry.group)
+    if session.replaying and not entry.is_retained and entry.group is None:
+        session.note_done(entry.partition, entry.offset)
     if session.expiry_s > 0:
         if entry.logged:
             session.note_change(packet_id, None)

@@ -139,11 +139,13 @@ def reader_name(reader: object) -> str:
 
 
 def _queue_for_session(state: NodeState, session: Session, records: list[Record]) -> None:
-    inflight = {
+    known = {
         (entry.partition, entry.offset)
         for entry in session.inflight.values()
         if not entry.is_retained
     }
+    if session.done is not None:
+        known |= session.done
     readable: dict[bytes, bool] = {}
     for record in records:
         if record.flags & log_record.FLAG_QOS_MASK == 0:
@@ -154,8 +156,8 @@ def _queue_for_session(state: NodeState, session: Session, records: list[Record]
             readable[record.topic] = allowed
         if not allowed:
             continue
-        # Sent before a crash, and its inflight entry was logged before the position moved.
-        if (record.partition, record.offset) in inflight:
+        # Sent before a crash, and its packet id was logged before the position moved.
+        if (record.partition, record.offset) in known:
             continue
         subscription = subscription_for(
             session, record.topic.decode(), record.partition, record.offset

@@ -147,14 +147,18 @@ def can_send(state: NodeState, session: Session) -> bool:
 
 class HeldSend(Held):
     """An outbound QoS 2 PUBLISH of a durable session: its packet id must be in the log first, or
-    a crash could send the message again under another id."""
+    a crash could send the message again under another id. QoS 1 ones behind it wait too, so that
+    a topic's order is the same for every receiver."""
 
-    def __init__(self, connection: Connection, frame: bytes) -> None:
+    def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
         super().__init__()
         self.connection = connection
+        self.session = session
         self.frame = frame
+        session.held_sends += 1
 
     def release(self, state: NodeState) -> None:
+        self.session.held_sends -= 1
         if self.connection.state == OPEN:
             state.stats.publish_sent += 1
             self.connection.send(self.frame, state.dirty)
@@ -197,12 +201,12 @@ def send_inflight(
     session.inflight[packet_id] = entry
     if session.expiry_s > 0:
         note_progress(state, session)
-        if qos == 2:
-            entry.logged = True
-            log_cursor(state, session, [], {packet_id: entry})
-            state.hold(HeldSend(connection, frame))
-            return
         session.note_change(packet_id, entry)
+        if qos == 2:
+            log_changes(state, session)
+        if qos == 2 or session.held_sends:
+            state.hold(HeldSend(connection, session, frame))
+            return
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
 
@@ -344,13 +348,26 @@ def _arm_progress(state: NodeState) -> None:
         state.arm(state.now + state.config.progress_interval_s, PROGRESS, None)
 
 
-def log_cursor(
-    state: NodeState,
-    session: Session,
-    positions: list[tuple[int, int]],
-    changes: dict[int, Inflight | None],
-) -> None:
-    append_state(state, log_record.CURSOR, session.key, encode_cursor(positions, changes))
+def log_changes(state: NodeState, session: Session) -> None:
+    """Log the inflight changes so far, without the positions. All of them: a later QoS 2 id that
+    the log knows before an earlier QoS 1 id would be sent again first."""
+    log_cursor(state, session, [])
+
+
+def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, int]]) -> None:
+    changes = session.changes
+    done = session.done_changes
+    session.changes = None
+    session.done_changes = None
+    if changes is None:
+        changes = {}
+    if not positions and not changes and not done:
+        return
+    for entry in changes.values():
+        if entry is not None:
+            entry.logged = True
+    payload = encode_cursor(positions, changes, [] if done is None else done)
+    append_state(state, log_record.CURSOR, session.key, payload)
 
 
 def append_state(state: NodeState, kind: int, key: bytes, payload: bytes) -> None:

@@ -4,7 +4,7 @@ import base64
 import json
 
 from holdfast.log import record as log_record
-from holdfast.node.delivery import append_state
+from holdfast.node.delivery import append_state, log_cursor
 from holdfast.node.state import Group, NodeState
 from holdfast.session.session import SENT, Session, Will
 from holdfast.session.state import encode_cursor
@@ -92,7 +92,9 @@ def log_progress(state: NodeState) -> None:
         positions = group_positions(state, group)
         changed = changed_positions(group.logged_positions, positions)
         if changed:
-            append_state(state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}))
+            append_state(
+                state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, [])
+            )
             group.logged_positions = positions
     sessions = state.sessions_in_progress
     state.sessions_in_progress = []
@@ -101,15 +103,15 @@ def log_progress(state: NodeState) -> None:
         if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
             continue
         positions = session.resume_positions(state.delivered)
-        changed = changed_positions(session.logged_positions, positions)
-        changes = session.changes
-        if not changed and not changes:
-            continue
-        if changes is None:
-            changes = {}
-        for entry in changes.values():
-            if entry is not None:
-                entry.logged = True
-        append_state(state, log_record.CURSOR, session.key, encode_cursor(changed, changes))
+        log_cursor(state, session, changed_positions(session.logged_positions, positions))
         session.logged_positions = positions
-        session.changes = None
+        if session.replaying:
+            _forget_passed(session, positions)
+
+
+def _forget_passed(session: Session, positions: list[int]) -> None:
+    if session.done is not None:
+        session.done = {place for place in session.done if place[1] >= positions[place[0]]}
+    if session.positions is None and not session.outbox:
+        session.replaying = False
+        session.done = None

@@ -20,7 +20,7 @@ from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.node.subscribing import add_subscription, remove_subscription, subscription_fields
 from holdfast.session.message import Message
 from holdfast.session.session import NEVER_EXPIRES, Inflight, Session, Subscription
-from holdfast.session.state import decode_cursor, encode_cursor
+from holdfast.session.state import CursorState, decode_cursor, encode_cursor
 from holdfast.topics.names import InvalidTopic, decode_topic
 
 SNAPSHOT_SESSION = 1
@@ -106,25 +106,32 @@ class Recovery:
             session.will = None
 
     def _move_cursor(self, record: Record) -> None:
-        positions, entries = decode_cursor(record.payload)
+        cursor = decode_cursor(record.payload)
         key = record.client_id.decode()
         session = self.state.sessions.get(key)
         if session is None:
             if key.startswith("$share/"):
                 known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
-                for partition, offset in positions:
+                for partition, offset in cursor.positions:
                     known[partition] = offset
             return
-        if positions and session.positions is None:
+        self._set_cursor(session, cursor)
+
+    def _set_cursor(self, session: Session, cursor: CursorState) -> None:
+        if cursor.positions and session.positions is None:
             session.positions = [0] * self.state.config.partitions
-        for partition, offset in positions:
+        for partition, offset in cursor.positions:
             assert session.positions is not None
             session.positions[partition] = offset
-        for packet_id, entry in entries:
+        for packet_id, entry in cursor.inflight:
             if entry is None:
                 session.inflight.pop(packet_id, None)
             else:
                 session.inflight[packet_id] = entry
+        if cursor.done:
+            if session.done is None:
+                session.done = set()
+            session.done.update(cursor.done)
 
     def _change_session(self, fields: dict[str, object], timestamp_us: int) -> None:
         client_id = str(fields["client"])
@@ -212,14 +219,7 @@ class Recovery:
         assert isinstance(inbound, list)
         if inbound:
             session.inbound = dict(inbound)
-        positions, entries = decode_cursor(base64.b64decode(str(fields["cursor"])))
-        if positions:
-            session.positions = [0] * self.state.config.partitions
-            for partition, offset in positions:
-                session.positions[partition] = offset
-        for packet_id, entry in entries:
-            if entry is not None:
-                session.inflight[packet_id] = entry
+        self._set_cursor(session, decode_cursor(base64.b64decode(str(fields["cursor"]))))
 
     def finish(self) -> None:
         """Call once, after the last record: connections of before are gone, so their wills and
@@ -234,6 +234,7 @@ class Recovery:
                 entry.logged = True
                 session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
             session.logged_positions = list(session.positions)
+            session.replaying = bool(session.inflight or session.done)
             if session in self.open:
                 session.disconnected_us = state.wall_us
             self._rearm(session)
@@ -331,7 +332,9 @@ def _session_entry(state: NodeState, session: Session) -> bytes:
             [*subscription_fields(each), each.start] for each in session.subscriptions.values()
         ],
         "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
-        "cursor": base64.b64encode(encode_cursor(list(enumerate(positions)), inflight)).decode(),
+        "cursor": base64.b64encode(
+            encode_cursor(list(enumerate(positions)), inflight, sorted(session.done or ()))
+        ).decode(),
     }
     if session.will is not None:
         fields["will"] = will_fields(session.will)

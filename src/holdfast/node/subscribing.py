@@ -117,7 +117,7 @@ def _record_group(state: NodeState, key: str) -> None:
     else:
         return
     changed = changed_positions(None, positions)
-    append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}))
+    append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}, []))
 
 
 def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscription]) -> bytes:

@@ -108,6 +108,13 @@ class Session(Cursor):
         self.next_packet_id = 1
         self.inbound: dict[int, int] | None = None
         self.changes: dict[int, Inflight | None] | None = None
+        # After a crash the logged positions may lie below offsets that are inflight. Such an offset
+        # must not be read again when it is finished: it stays here until the positions pass it.
+        self.replaying = False
+        self.done: set[tuple[int, int]] | None = None
+        self.done_changes: list[tuple[int, int]] | None = None
+        # Outbound PUBLISH packets that wait for the log; later ones wait behind them.
+        self.held_sends = 0
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         self.will: Will | None = None
@@ -138,6 +145,14 @@ class Session(Cursor):
         if self.unsent is not None:
             count -= len(self.unsent)
         return count < self.inflight_max
+
+    def note_done(self, partition: int, offset: int) -> None:
+        if self.done is None:
+            self.done = set()
+        self.done.add((partition, offset))
+        if self.done_changes is None:
+            self.done_changes = []
+        self.done_changes.append((partition, offset))
 
     def note_change(self, packet_id: int, entry: Inflight | None) -> None:
         """Remember for the next progress record. Only for durable sessions."""

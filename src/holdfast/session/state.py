@@ -7,8 +7,9 @@ packed, since an active durable session writes up to twenty a second::
     positions * (u16 partition, u64 next offset to read)
     entries * (u16 packet id, u8 operation, u8 qos, u8 retained, u16 partition, u64 offset)
 
-operation: 0 the packet id is free, otherwise the Inflight state. Every field sets one key to a
-value, so replaying records that a snapshot already contains changes nothing.
+operation: 0 the packet id is free, 3 the offset was finished though no logged position has passed
+it (the packet id is 0), otherwise the Inflight state. Every field sets one key to a value, so
+replaying records that a snapshot already contains changes nothing.
 """
 
 import struct
@@ -21,10 +22,27 @@ _POSITION: Final = struct.Struct("<HQ")
 _ENTRY: Final = struct.Struct("<HBBBHQ")
 
 FREE: Final = 0
+DONE: Final = 3
 
 
-def encode_cursor(positions: list[tuple[int, int]], changes: dict[int, Inflight | None]) -> bytes:
-    parts = [_COUNTS.pack(len(positions), len(changes))]
+class CursorState:
+    """What one CURSOR record says."""
+
+    def __init__(self) -> None:
+        # (partition, next offset to read)
+        self.positions: list[tuple[int, int]] = []
+        # (packet id, what it stands for; None: free)
+        self.inflight: list[tuple[int, Inflight | None]] = []
+        # (partition, offset)
+        self.done: list[tuple[int, int]] = []
+
+
+def encode_cursor(
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+    done: list[tuple[int, int]],
+) -> bytes:
+    parts = [_COUNTS.pack(len(positions), len(changes) + len(done))]
     for partition, offset in positions:
         parts.append(_POSITION.pack(partition, offset))
     for packet_id, entry in changes.items():
@@ -41,29 +59,30 @@ def encode_cursor(positions: list[tuple[int, int]], changes: dict[int, Inflight 
                     entry.offset,
                 )
             )
+    for partition, offset in done:
+        parts.append(_ENTRY.pack(0, DONE, 0, 0, partition, offset))
     return b"".join(parts)
 
 
-def decode_cursor(
-    payload: bytes,
-) -> tuple[list[tuple[int, int]], list[tuple[int, Inflight | None]]]:
+def decode_cursor(payload: bytes) -> CursorState:
     """Raises struct.error if the payload is not a CURSOR payload."""
+    cursor = CursorState()
     position_count, entry_count = _COUNTS.unpack_from(payload, 0)
     at = _COUNTS.size
-    positions: list[tuple[int, int]] = []
     for _ in range(position_count):
         partition, offset = _POSITION.unpack_from(payload, at)
-        positions.append((partition, offset))
+        cursor.positions.append((partition, offset))
         at += _POSITION.size
-    entries: list[tuple[int, Inflight | None]] = []
     for _ in range(entry_count):
         packet_id, state, qos, retained, partition, offset = _ENTRY.unpack_from(payload, at)
         at += _ENTRY.size
         if state == FREE:
-            entries.append((packet_id, None))
+            cursor.inflight.append((packet_id, None))
+        elif state == DONE:
+            cursor.done.append((partition, offset))
         else:
             entry = Inflight(partition, offset, qos, retained == 1)
             entry.state = state
             entry.logged = True
-            entries.append((packet_id, entry))
-    return positions, entries
+            cursor.inflight.append((packet_id, entry))
+    return cursor
