@@ -399,7 +399,7 @@ def test_dump_passes_damage_and_says_so(journal: Journal, capsys: Capture) -> No
 
 def test_text_lines(tmp_path: Path, capsys: Capture) -> None:
     journal = Journal(tmp_path / "data")
-    cursor = encode_cursor([(3, 17)], {5: Inflight(1, 9, 2, False), 6: None})
+    cursor = encode_cursor([(3, 17)], {5: Inflight(1, 9, 2, False), 6: None}, [])
     journal.append(
         1,
         [
@@ -423,7 +423,7 @@ def test_text_lines(tmp_path: Path, capsys: Capture) -> None:
         f"{time} 1/3 message q0 w client=c will-epoch=2 properties=0101 gone",
         f"{time} 1/4 retained q0r r",
         f'{time} 1/5 session client=c {{"op":"open"}}',
-        f"{time} 1/6 cursor client=c 3/17 packet=5:1/9 packet=6:done",
+        f"{time} 1/6 cursor client=c 3/17 packet=5:1/9 packet=6:free",
         f"{time} 1/7 release client=c packet=77",
         f"{time} 1/8 kind-99 client=c later",
     ]
@@ -433,7 +433,7 @@ def test_text_lines(tmp_path: Path, capsys: Capture) -> None:
     assert (shown[1]["qos"], shown[1]["retain"], shown[1]["sequence"]) == (2, True, 77)
     assert shown[2]["producer"] == "p"
     assert shown[3]["properties_base64"] == "AQE="
-    assert shown[6]["cursor"] == "3/17 packet=5:1/9 packet=6:done"
+    assert shown[6]["cursor"] == "3/17 packet=5:1/9 packet=6:free"
     assert shown[8]["kind"] == 99
     assert (shown[0]["timestamp_us"], shown[0]["client"]) == (TIME_US, "c")
 

@@ -71,6 +71,8 @@ class Broker:
         self.timer_at = 0.0
         self.group_in_flight = False
         self.flush_timer: asyncio.TimerHandle | None = None
+        # Reads of what is not in the file yet.
+        self.deferred: list[Effect] = []
         self.nobody_left: asyncio.Future[None] | None = None
         self.idle_waiters: deque[asyncio.Future[None]] = deque()
 
@@ -156,6 +158,8 @@ class Broker:
             state.journal.commit(group)
         state.release_committed()
         state.release_stalled()
+        state.effects.extend(self.deferred)
+        self.deferred.clear()
 
     def writer_full(self) -> None:
         """The group in flight waits for space, and so do all the promises behind it."""
@@ -220,8 +224,11 @@ class Broker:
 
     def read_log(self, effect: ReadLog) -> None:
         reader = self.reader
-        # With durability "memory" the last records may not be in the file yet.
-        self.write_journal(True)
+        written = self.node.state.journal.written
+        for partition, limit in enumerate(effect.limits):
+            if limit > written[partition]:
+                self.defer(effect)
+                return
 
         def work() -> object:
             return reader.read(
@@ -244,8 +251,19 @@ class Broker:
 
         self.read_pool.submit(work, done)
 
+    def defer(self, effect: Effect) -> None:
+        """With durability "memory" what is committed may not be in the file yet: carry the effect
+        out after the next group."""
+        self.deferred.append(effect)
+        self.write_journal(True)
+
     def fetch(self, effect: FetchInflight) -> None:
         reader = self.reader
+        written = self.node.state.journal.written
+        for _, partition, offset in effect.wanted:
+            if offset >= written[partition]:
+                self.defer(effect)
+                return
 
         def work() -> object:
             return [

@@ -349,9 +349,23 @@ def _arm_progress(state: NodeState) -> None:
 
 
 def log_changes(state: NodeState, session: Session) -> None:
-    """Log the inflight changes so far, without the positions. All of them: a later QoS 2 id that
-    the log knows before an earlier QoS 1 id would be sent again first."""
+    """Log the ids that came into use or changed their state. All of them: a later QoS 2 id that
+    the log knows before an earlier QoS 1 id would be sent again first. Not the ids that are free
+    again: those go with the positions that have passed their offsets, or a crash in between would
+    have the offsets read again."""
+    changes = session.changes
+    if changes is None:
+        return
+    used: dict[int, Inflight | None] = {}
+    freed: dict[int, Inflight | None] = {}
+    for packet_id, entry in changes.items():
+        if entry is None:
+            freed[packet_id] = None
+        else:
+            used[packet_id] = entry
+    session.changes = used
     log_cursor(state, session, [])
+    session.changes = freed or None
 
 
 def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, int]]) -> None:

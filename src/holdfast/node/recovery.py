@@ -194,7 +194,11 @@ class Recovery:
             int(str(retain_handling)),
             int(str(subscription_id)),
         )
-        subscription.start = list(start) if start else None
+        old = session.subscriptions.get(subscription.filter)
+        if old is not None:
+            subscription.start = old.start
+        else:
+            subscription.start = list(start) if start else None
         add_subscription(self.state, subscription)
 
     def _restore_session(self, fields: dict[str, object]) -> None:

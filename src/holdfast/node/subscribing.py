@@ -51,8 +51,12 @@ class HeldSubscribe(Held):
             return
         scans: list[Subscription] = []
         for subscription in self.accepted:
-            existed = subscription.filter in session.subscriptions
-            if not session.tailing:
+            old = session.subscriptions.get(subscription.filter)
+            existed = old is not None
+            if old is not None:
+                # [MQTT-3.8.4-4] what the replaced one has not delivered yet is not lost
+                subscription.start = old.start
+            elif not session.tailing:
                 subscription.start = list(state.delivered)
             add_subscription(state, subscription)
             # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared ones never get retained
