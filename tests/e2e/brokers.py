@@ -148,19 +148,22 @@ class Holdfast(Broker):
 
 
 class Mosquitto(Broker):
-    """No queue limits, so that what it drops cannot be the configuration's doing, and no window:
-    2.0.11 sends out of order when one has been full. `extra`: more lines of its configuration.
-    Nothing is stored: it forgets everything when it ends."""
+    """No queue limits, so that what it drops cannot be the configuration's doing. `inflight_max`
+    0 is no window: 2.0.11 sends out of order when one has been full; but its bridges announce the
+    number as their receive maximum. `extra`: more lines of its configuration. Nothing is stored:
+    it forgets everything when it ends."""
 
-    def __init__(self, directory: Path, extra: str = "") -> None:
+    def __init__(self, directory: Path, extra: str = "", inflight_max: int = 0) -> None:
         super().__init__(directory)
         self.extra = extra
+        self.inflight_max = inflight_max
 
     def command(self) -> list[str]:
         assert MOSQUITTO is not None, "mosquitto is not installed"
         configuration = self.directory / "mosquitto.conf"
         configuration.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence false\n"
-            f"max_queued_messages 0\nmax_inflight_messages 0\nuser root\n{self.extra}\n"
+            f"max_queued_messages 0\nmax_inflight_messages {self.inflight_max}\n"
+            f"user root\n{self.extra}\n"
         )
         return [MOSQUITTO, "-c", str(configuration)]

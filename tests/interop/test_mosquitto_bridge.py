@@ -32,7 +32,7 @@ def bridge(
     """A Mosquitto that bridges to `holdfast_broker`."""
     directory = tmp_path / "bridge"
     directory.mkdir()
-    started = Mosquitto(directory, bridge_lines(holdfast_broker, request.param))
+    started = Mosquitto(directory, bridge_lines(holdfast_broker, request.param), 100)
     started.start()
     yield started
     started.kill()
@@ -133,7 +133,7 @@ def test_one_topic_in_both_directions(holdfast_broker: Holdfast, tmp_path: Path)
     directory = tmp_path / "both"
     directory.mkdir()
     lines = bridge_lines(holdfast_broker, "mqttv50", "topic both/# both 1")
-    local = Mosquitto(directory, lines)
+    local = Mosquitto(directory, lines, 100)
     local.start()
     try:
         wait_bridged(local, holdfast_broker)

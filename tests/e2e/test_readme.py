@@ -1,0 +1,133 @@
+"""Every command and every program in README.md runs, as it stands but for ports and directories."""
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.brokers import SOURCE, free_port
+from tests.e2e.conftest import StartHoldfast
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+TIMEOUT_S = 30.0
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def holdfast_lines() -> list[str]:
+    return [
+        line.split("  #")[0].strip()
+        for block in blocks("sh")
+        for line in block.splitlines()
+        if line.startswith("holdfast ")
+    ]
+
+
+def command_of(line: str, port: int, admin: int, directory: Path) -> list[str]:
+    words = shlex.split(line.removesuffix("&"))[1:]
+    words = [word.replace("./data", str(directory / "data")) for word in words]
+    words = [word.replace("18083", str(admin)) for word in words]
+    words = [str(ROOT / word) if word.startswith("examples/") else word for word in words]
+    words = [str(port) if word == "1883" else word for word in words]
+    if words[0] in ("pub", "sub", "serve") and "-p" not in words and "-c" not in words:
+        words += ["-p", str(port)]
+    if words[0] == "serve" and "--admin" not in words:
+        words += ["--admin", f"127.0.0.1:{admin}"]
+    words = [word.replace("DIR", str(directory / "data")) for word in words]
+    return [sys.executable, "-m", "holdfast.cli.main", *words]
+
+
+def run(command: list[str], directory: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env={"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def wait_for(process: subprocess.Popen[str], port: int, directory: Path) -> None:
+    probe = [sys.executable, "-m", "holdfast.cli.main", "pub", "-p", str(port), "-t", "x", "-n"]
+    deadline = time.monotonic() + TIMEOUT_S
+    while run(probe, directory).returncode != 0:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+
+
+def test_the_five_lines(tmp_path: Path) -> None:
+    section = README.split("## Five lines")[1]
+    lines = re.findall(r"^holdfast .*$", section.split("```")[1], re.MULTILINE)
+    port, admin = free_port(), free_port()
+    serve, sub, pub = (command_of(line, port, admin, tmp_path) for line in lines)
+    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+    broker = subprocess.Popen(serve, cwd=tmp_path, env=environment, text=True)
+    try:
+        wait_for(broker, port, tmp_path)
+        subscriber = subprocess.Popen(
+            sub, cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE
+        )
+        try:
+            deadline = time.monotonic() + TIMEOUT_S
+            while subscriber.poll() is None:
+                # The subscriber may not be there yet: the first message may pass it by.
+                assert run(pub, tmp_path).returncode == 0
+                assert time.monotonic() < deadline
+            assert subscriber.stdout is not None
+            assert subscriber.stdout.read() == "greetings/world hello\n"
+        finally:
+            subscriber.kill()
+            subscriber.communicate()
+    finally:
+        broker.kill()
+        broker.wait()
+
+
+def test_the_commands_that_end_by_themselves(tmp_path: Path) -> None:
+    lines = [line for line in holdfast_lines() if "--check-config" in line or " passwd " in line]
+    assert len(lines) >= 2
+    for line in lines:
+        done = run(command_of(line, free_port(), free_port(), tmp_path), tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+def test_every_line_is_run_by_a_test() -> None:
+    """The lines that are left are servers, started with the very options here."""
+    known = ("serve --data ./data", "sub -t", "pub -t", "--check-config", "passwd -b -c")
+    for line in holdfast_lines():
+        assert any(each in line for each in known), line
+
+
+def test_the_python_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    broker = start_holdfast()
+    program = next(block for block in blocks("python") if "holdfast.client" in block)
+    done = run([sys.executable, "-c", program.replace("1883", str(broker.port))], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "greetings/world" in done.stdout
+
+
+@pytest.mark.spark
+def test_the_spark_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    broker = start_holdfast()
+    pub = ["pub", "-p", str(broker.port), "-t", "greetings/world", "-q", "1", "-m", "hello"]
+    assert run([sys.executable, "-m", "holdfast.cli.main", *pub], tmp_path).returncode == 0
+    program = next(block for block in blocks("python") if "spark" in block)
+    program = program.replace("18083", str(broker.admin_port)).replace("./data", str(broker.data))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "greetings/world" in done.stdout
