@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 HOT_SOURCES := $(shell find src/holdfast -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
+SEEDS ?= 5000
 
 .PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench fuzz chaos sim conformance clean
 
@@ -15,6 +16,7 @@ help:
 	@echo "make check     format, lint, types, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
+	@echo "make sim       SEEDS=5000 of simulated sessions, cuts and crashes"
 	@echo "make chaos     ROUNDS=20 of kill -9 under load"
 	@echo "make setup     only the set-up the others share"
 
@@ -54,7 +56,7 @@ test-interpreted: $(VENV)/.installed
 
 test-compiled: setup
 	@if $(BIN)/python tools/is_compiled.py; then \
-	  $(BIN)/python -m pytest -q -n 2 tests -m "not spark"; \
+	  $(BIN)/python -m pytest -q -n 2 tests -m "not spark" --ignore tests/interop/test_cli_against_mosquitto.py; \
 	else echo "no C compiler here: the interpreted form was tested"; fi
 
 test: setup test-interpreted test-compiled
@@ -70,6 +72,9 @@ fuzz: setup
 
 chaos: setup
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/e2e/test_kill9.py
+
+sim: setup
+	HOLDFAST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n 2 tests/model/test_sessions.py
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py

@@ -5,6 +5,7 @@ the end everyone connects and drains; then every acknowledged message must have 
 durable subscriber, QoS 2 ones exactly once, and every topic in one order for all.
 """
 
+import os
 import random
 
 import pytest
@@ -249,9 +250,15 @@ class World:
                 assert order == known, f"{subscriber.name}: another order of {topic}"
 
 
-@pytest.mark.parametrize("block", range(8))
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "96"))
+"""How many worlds; `make sim` runs more. A failure names its seed."""
+BLOCKS = 8
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_nothing_lost_nothing_twice_one_order(block: int) -> None:
-    for seed in range(block * 12, block * 12 + 12):
+    for seed in range(block, SEEDS, BLOCKS):
         try:
             world = World(seed)
             for _ in range(250):
