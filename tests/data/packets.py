@@ -185,6 +185,13 @@ CONNECTS = [
         Connect(4, True, 65535, ""),
     ),
     Case(
+        "connect 3.1.1, a bridge",
+        4,
+        CLIENT,
+        b"\x10\x0d\x00\x04MQTT\x84\x00\x00\x3c\x00\x01b",
+        Connect(4, False, 60, "b", is_bridge=True),
+    ),
+    Case(
         "connect 3.1.1, all there is",
         4,
         CLIENT,
@@ -262,7 +269,7 @@ BAD_CONNECTS = [
     Case("level 6", 5, CLIENT, pkt(0x10, MQTT, b"\x06\x02\0\0\0\0\0"), None, UNSUPPORTED),
     Case("level 3 of MQTT", 4, CLIENT, pkt(0x10, MQTT, b"\x03\x02\0\0\0\0"), None, UNSUPPORTED),
     Case("level 4 of MQIsdp", 3, CLIENT, pkt(0x10, MQISDP, b"\x04\x02\0\0\0\0"), None, UNSUPPORTED),
-    Case("bridge level", 4, CLIENT, pkt(0x10, MQTT, b"\x84\x02\0\0\0\0"), None, UNSUPPORTED),
+    Case("bridge level of MQTT 5", 5, CLIENT, pkt(0x10, MQTT, b"\x85\x02\0\0\0\0\0"), None, UNSUPPORTED),
     Case("level 6 and nothing else", 5, CLIENT, pkt(0x10, MQTT, b"\x06"), None, UNSUPPORTED),
     Case(
         "protocol name not UTF-8",

@@ -115,6 +115,10 @@ def decode_connect(buf: bytes, first: int, start: int, end: int) -> m.Connect:
     or 5.0, and looks no further then: the rest may have any form."""
     name, position = read_string(buf, start, end)
     level = _read_byte(buf, position, end, "protocol level")
+    # Mosquitto's bridges set the highest bit of MQTT 3 levels; their private extension.
+    is_bridge = level in (0x83, 0x84)
+    if is_bridge:
+        level &= 0x7F
     if not ((name == "MQTT" and 4 <= level <= 5) or (name == "MQIsdp" and level == 3)):
         # [MQTT-3.1.2-1] [MQTT-3.1.2-2] [MQTT3-3.1.2-1] [MQTT3-3.1.2-2]
         raise ProtocolViolation(
@@ -149,7 +153,15 @@ def decode_connect(buf: bytes, first: int, start: int, end: int) -> m.Connect:
     # [MQTT-3.1.2-16] [MQTT-3.1.2-18] [MQTT-3.1.4-1]
     _check_end(position, end, m.CONNECT)
     return m.Connect(
-        level, flags & 2 != 0, keep_alive_s, client_id, will, username, password, properties
+        level,
+        flags & 2 != 0,
+        keep_alive_s,
+        client_id,
+        will,
+        username,
+        password,
+        properties,
+        is_bridge,
     )
 
 

@@ -102,6 +102,8 @@ def _encode_connect(packet: m.Connect) -> bytes:
     level = packet.protocol_level
     if not 3 <= level <= 5:
         raise ValueError(f"protocol level {level}, it can be 3, 4 or 5")
+    if packet.is_bridge and level > 4:
+        raise ValueError("only MQTT 3 has a mark for bridges")
     if packet.password is not None and packet.username is None and level < 5:
         # [MQTT3-3.1.2-22]
         raise ValueError("MQTT 3 has no password without a user name")
@@ -122,7 +124,7 @@ def _encode_connect(packet: m.Connect) -> bytes:
     # [MQTT-3.1.2-1] [MQTT-3.1.2-2]
     parts = [
         string_field("MQIsdp" if level == 3 else "MQTT"),
-        bytes((level, flags)),
+        bytes((level | 0x80 if packet.is_bridge else level, flags)),
         packet.keep_alive_s.to_bytes(2, "big"),
     ]
     if level >= 5:

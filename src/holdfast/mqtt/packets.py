@@ -61,7 +61,8 @@ class Will:
 
 @dataclass
 class Connect:
-    """`protocol_level` is 3, 4 or 5; `clean_start` is Clean Session in MQTT 3."""
+    """`protocol_level` is 3, 4 or 5; `clean_start` is Clean Session in MQTT 3. `is_bridge`: another
+    broker's bridge, which marks itself in MQTT 3 by the highest bit of the level."""
 
     protocol_level: int
     clean_start: bool
@@ -71,6 +72,7 @@ class Connect:
     username: str | None = None
     password: bytes | None = None
     properties: Properties = field(default_factory=dict)
+    is_bridge: bool = False
 
 
 @dataclass

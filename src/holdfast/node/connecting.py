@@ -28,6 +28,7 @@ from holdfast.topics.names import InvalidTopic, decode_topic
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
     connection.version = packet.protocol_level
+    connection.is_bridge = packet.is_bridge
     connection.connect = packet
     if state.closing:
         refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")

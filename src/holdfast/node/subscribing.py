@@ -92,9 +92,9 @@ def handle_subscribe(
                 session,
                 request.filter,
                 reason,
-                request.no_local,
+                request.no_local or connection.is_bridge,
                 # MQTT 3 clients get RETAIN 0 on live messages [MQTT3-3.3.1-9]
-                request.retain_as_published,
+                request.retain_as_published or connection.is_bridge,
                 request.retain_handling,
                 subscription_id,
             )

@@ -33,6 +33,8 @@ class Connection:
         self.version = 4
         self.session: object | None = None
         self.client_id = ""
+        # Another broker's bridge (MQTT 3): it gets RETAIN as published and not its own messages.
+        self.is_bridge = False
         self.username: str | None = None
         # What a TLS client certificate says, "" without one.
         self.certificate_name = ""
