@@ -269,7 +269,14 @@ BAD_CONNECTS = [
     Case("level 6", 5, CLIENT, pkt(0x10, MQTT, b"\x06\x02\0\0\0\0\0"), None, UNSUPPORTED),
     Case("level 3 of MQTT", 4, CLIENT, pkt(0x10, MQTT, b"\x03\x02\0\0\0\0"), None, UNSUPPORTED),
     Case("level 4 of MQIsdp", 3, CLIENT, pkt(0x10, MQISDP, b"\x04\x02\0\0\0\0"), None, UNSUPPORTED),
-    Case("bridge level of MQTT 5", 5, CLIENT, pkt(0x10, MQTT, b"\x85\x02\0\0\0\0\0"), None, UNSUPPORTED),
+    Case(
+        "bridge level of MQTT 5",
+        5,
+        CLIENT,
+        pkt(0x10, MQTT, b"\x85\x02\0\0\0\0\0"),
+        None,
+        UNSUPPORTED,
+    ),
     Case("level 6 and nothing else", 5, CLIENT, pkt(0x10, MQTT, b"\x06"), None, UNSUPPORTED),
     Case(
         "protocol name not UTF-8",

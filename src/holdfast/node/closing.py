@@ -7,7 +7,7 @@ from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode
 from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.packets import Connack, Disconnect, Properties
+from holdfast.mqtt.packets import Connack, Disconnect
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.publishing import publish_will
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
@@ -32,10 +32,13 @@ def refuse(state: NodeState, connection: Connection, reason: int, text: str) -> 
         },
     )
     if connection.state != CLOSED:
-        properties: Properties = {}
+        # [MQTT-3.2.2-19] no reason string that would make it too large for the client
+        data = b""
         if connection.version >= 5:
-            properties[p.REASON_STRING] = text
-        connection.send(encode(Connack(False, reason, properties), connection.version), state.dirty)
+            data = encode(Connack(False, reason, {p.REASON_STRING: text}), connection.version)
+        if not data or len(data) > connection.packet_bytes_max:
+            data = encode(Connack(False, reason, {}), connection.version)
+        connection.send(data, state.dirty)
     connection.state = CLOSED
     connection.closing = True
     mark_dirty(state, connection)
@@ -52,10 +55,13 @@ def close_connection(state: NodeState, connection: Connection, reason: int, text
     if connection.state == CLOSED:
         return
     if connection.state == OPEN and connection.version >= 5:
-        properties: Properties = {}
+        # [MQTT-3.14.2-3] likewise
+        data = b""
         if text and connection.problem_information:
-            properties[p.REASON_STRING] = text
-        connection.send(encode(Disconnect(reason, properties), connection.version), state.dirty)
+            data = encode(Disconnect(reason, {p.REASON_STRING: text}), connection.version)
+        if not data or len(data) > connection.packet_bytes_max:
+            data = encode(Disconnect(reason, {}), connection.version)
+        connection.send(data, state.dirty)
     _detach(state, connection, reason == reasons.SESSION_TAKEN_OVER)
 
 
@@ -94,7 +100,7 @@ def handle_disconnect(
                 reasons.PROTOCOL_ERROR, "session expiry set at DISCONNECT of a session without"
             )
         session.expiry_s = min(expiry, state.config.session_expiry_s_max)
-    if packet.reason != reasons.DISCONNECT_WITH_WILL_MESSAGE:
+    if packet.reason == reasons.SUCCESS:
         # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
         session.will = None
     connection.clean_disconnect = True

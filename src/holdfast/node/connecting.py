@@ -30,6 +30,11 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     connection.version = packet.protocol_level
     connection.is_bridge = packet.is_bridge
     connection.connect = packet
+    if packet.protocol_level >= 5:
+        connection.packet_bytes_max = number(packet.properties, p.MAXIMUM_PACKET_SIZE, 268_435_460)
+        connection.problem_information = (
+            number(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
+        )
     if state.closing:
         refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
         return
@@ -245,7 +250,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
 
 
 def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
-    """Session expiry interval in seconds, as granted. [MQTT-3.1.2-11]"""
+    """Session expiry interval in seconds, as granted (section 3.1.2.11.2)."""
     maximum = state.config.session_expiry_s_max
     if packet.protocol_level < 5:
         return 0 if packet.clean_start else maximum
@@ -321,11 +326,9 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
     if packet.protocol_level >= 5:
         given = packet.properties
         receive_maximum = number(given, p.RECEIVE_MAXIMUM, 65535)
-        connection.packet_bytes_max = number(given, p.MAXIMUM_PACKET_SIZE, 268_435_460)
         connection.alias_out_max = number(given, p.TOPIC_ALIAS_MAXIMUM, 0)
         if connection.alias_out_max:
             connection.aliases_out = {}
-        connection.problem_information = number(given, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
         maximum = config.keep_alive_s_max
         if maximum < 65535 and (keep_alive_s == 0 or keep_alive_s > maximum):
             # [MQTT-3.1.2-21] [MQTT-3.2.2-21]

@@ -107,7 +107,12 @@ def handle_subscribe(
         for subscription in accepted:
             if is_shared(subscription.filter):
                 _record_group(state, subscription.filter)
-    state.hold(HeldSubscribe(connection, session, packet, accepted, codes))
+    held = HeldSubscribe(connection, session, packet, accepted, codes)
+    if accepted and session.is_durable():
+        state.hold(held)
+    else:
+        # Nothing of it goes into the log, so it need not wait for a disk that may be full.
+        held.release(state)
 
 
 def _record_group(state: NodeState, key: str) -> None:
@@ -156,7 +161,7 @@ def _check(
     try:
         check_filter(request.filter)
     except InvalidFilter as error:
-        # [MQTT-4.7.1-2] [MQTT-4.7.1-3] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
+        # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
         state.note("info", "invalid_filter", {"client": session.client_id, "error": str(error)})
         return reasons.TOPIC_FILTER_INVALID
     if is_shared(request.filter):
@@ -281,4 +286,6 @@ def handle_unsubscribe(
         fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
         payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
         append_state(state, log_record.SESSION, session.key, payload)
-    state.hold(HeldUnsubscribe(connection, session, packet))
+        state.hold(HeldUnsubscribe(connection, session, packet))
+    else:
+        HeldUnsubscribe(connection, session, packet).release(state)
