@@ -45,6 +45,7 @@ class Maintenance:
         self._policy = RetentionPolicy(
             retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
         )
+        self._held_back = False
         # Journal bytes taken by retention since start: growth is counted over what is gone.
         self._removed_bytes = 0
 
@@ -175,6 +176,9 @@ class Maintenance:
             now_us,
             superseded=superseded,
         )
+        if (decision.bytes_held > 0) != self._held_back:
+            self._held_back = decision.bytes_held > 0
+            logger.info("retention_held_back bytes=%d", decision.bytes_held)
         if decision.bytes_unsaved:
             # Only a newer snapshot stands against removing more.
             await self.take_snapshot()
@@ -186,21 +190,22 @@ class Maintenance:
             )
 
     async def _compact(self, settled: int, per_topic_last: int) -> None:
-        """At most one segment a call, so that readers wait for no more."""
-        found = await self._broker.in_reader_thread(
-            lambda: self._storage.compact_next(settled, per_topic_last)
-        )
-        if found is None:
-            return
-        old, new = found
-        self._storage.journal.replace_segment(new)
-        self._removed_bytes += old.size_bytes - new.size_bytes
-        logger.info(
-            "compacted segment=%020d bytes=%d freed=%d",
-            new.sequence,
-            new.size_bytes,
-            old.size_bytes - new.size_bytes,
-        )
+        """One segment after the other, so that readers wait for no more than one."""
+        while True:
+            found = await self._broker.in_reader_thread(
+                lambda: self._storage.compact_next(settled, per_topic_last)
+            )
+            if found is None:
+                return
+            old, new = found
+            self._storage.journal.replace_segment(new)
+            self._removed_bytes += old.size_bytes - new.size_bytes
+            logger.info(
+                "compacted segment=%020d bytes=%d freed=%d",
+                new.sequence,
+                new.size_bytes,
+                old.size_bytes - new.size_bytes,
+            )
 
     async def _remove(self, decision: RetentionDecision) -> None:
         for loss in decision.losses:

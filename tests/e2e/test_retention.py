@@ -1,0 +1,80 @@
+"""Retention on a running broker: the journal stays bounded, sessions hold it back within limits,
+retained messages outlive the segments they came in."""
+
+import json
+import time
+from collections.abc import Callable
+
+from tests.e2e import wire
+from tests.e2e.brokers import Holdfast
+from tests.e2e.conftest import StartHoldfast
+
+SMALL = {"segment_bytes": 65536, "snapshot_bytes": 65536, "partitions": 2}
+TIMEOUT_S = 30.0
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def first_offsets(broker: Holdfast) -> list[int]:
+    return [first for first, _ in json.loads(broker.admin("/api/v1/log")[1])["ranges"]]
+
+
+def journal_bytes(broker: Holdfast) -> int:
+    return sum(path.stat().st_size for path in broker.segments()[:-1])
+
+
+def publish_many(broker: Holdfast, count: int, topic: str = "t") -> None:
+    with wire.Wire(broker.port) as client:
+        client.connect()
+        for number in range(count):
+            client.publish(topic, b"%06d" % number + bytes(1000), 1)
+
+
+def test_journal_stays_bounded_and_retained_messages_stay(start_holdfast: StartHoldfast) -> None:
+    broker = start_holdfast({"log": SMALL, "log.retention": {"bytes": 262144}})
+    with wire.Wire(broker.port) as client:
+        client.connect()
+        client.publish("kept", b"retained", 1, retain=True)
+    publish_many(broker, 1500)
+    wait_until(lambda: max(first_offsets(broker)) > 0, "nothing was removed")
+    wait_until(lambda: journal_bytes(broker) <= 400_000, "the journal is too large")
+    broker.kill()
+    broker.start()
+    with wire.Wire(broker.port) as client:
+        client.connect()
+        client.subscribe(("kept", 1))
+        message = client.message()
+        assert (message.payload, message.retain) == (b"retained", True)
+
+
+def test_session_that_is_away_holds_the_log_back_up_to_its_limit(
+    start_holdfast: StartHoldfast,
+) -> None:
+    retention = {"bytes": 131072, "session_bytes": 10_000_000}
+    broker = start_holdfast({"log": SMALL, "log.retention": retention})
+    with wire.Wire(broker.port) as away:
+        away.connect("away", clean=False, expiry_s=3600)
+        away.subscribe(("t", 1))
+    publish_many(broker, 600)
+    wait_until(lambda: "retention_held_back" in broker.log_text(), "retention never looked")
+    with wire.Wire(broker.port) as away:
+        assert away.connect("away", clean=False, expiry_s=3600).session_present
+        numbers = [int(away.message().payload[:6]) for _ in range(600)]
+    assert numbers == list(range(600))
+
+
+def test_last_messages_of_every_topic_stay(start_holdfast: StartHoldfast) -> None:
+    """Seed 003's ring: of each topic the last so many, however long ago they came."""
+    retention = {"age_s": 0, "per_topic_last": 10}
+    broker = start_holdfast({"log": SMALL, "log.retention": retention})
+    publish_many(broker, 10, "quiet")
+    publish_many(broker, 800, "busy")
+    wait_until(lambda: journal_bytes(broker) < 300_000, "superseded messages still take space")
+    with wire.Wire(broker.port) as client:
+        client.connect()
+        client.publish("t", b"still works", 1)
