@@ -1,5 +1,6 @@
 """Every command and every program in README.md runs, as it stands but for ports and directories."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -124,6 +125,7 @@ def test_the_spark_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     program = program.replace("18083", str(broker.admin_port)).replace("./data", str(broker.data))
     done = subprocess.run(
         [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
         timeout=100,
