@@ -308,3 +308,20 @@ def test_qos0_reaches_receivers_of_every_version(publisher_version: int) -> None
             (b"t", b"", False),
             (b"t", b"z" * 200, False),
         ]
+
+
+def test_client_that_does_not_read_its_answers_is_not_read() -> None:
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, outbox_bytes=100))
+    peer = bench.connect("c")
+    peer.take()
+    peer.connection.congested = True
+    peer.send(*(m.Pingreq() for _ in range(1000)))
+    assert peer.connection.out_bytes <= 110
+    answered = 0
+    while peer.connection.input_paused:
+        peer.connection.congested = False
+        bench.node.state.dirty.append(peer.connection)
+        bench.node.handle_writable(peer.connection)
+        bench.run()
+        answered += len(peer.take(m.Pingresp))
+    assert answered == 1000

@@ -446,3 +446,34 @@ def test_order_of_a_topic_holds_across_qos() -> None:
     bench.commit()
     bench.run()
     assert peer.payloads() == [b"1", b"2"]
+
+
+def test_clean_start_over_a_durable_session_waits_for_the_disk() -> None:
+    bench = NodeBench(auto_commit=False)
+    bench.connect("c", expiry_s=1000)
+    bench.settle()
+    again = bench.connect("c")
+    assert again.take(m.Connack) == []
+    bench.settle()
+    assert len(again.take(m.Connack)) == 1
+    bench.crash()
+    third = bench.connect("c", clean=False, expiry_s=1000)
+    bench.settle()
+    (connack,) = third.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    assert not connack.session_present
+
+
+def test_repeated_subscribe_keeps_one_retained_scan() -> None:
+    bench = NodeBench(NodeConfig(partitions=1, sys_interval_s=0, outbox_bytes=4096))
+    publisher = bench.connect("p")
+    for number in range(50):
+        publisher.send(publish(f"r/{number}", bytes(500), 0, retain=True))
+    peer = bench.connect("c")
+    peer.connection.congested = True
+    for packet_id in range(1, 30):
+        peer.connection.out_bytes = 0
+        peer.send(subscribe("r/#", 0, packet_id))
+    session = bench.node.state.sessions["c"]
+    assert session.retained_scans is not None
+    assert len(session.retained_scans) == 1

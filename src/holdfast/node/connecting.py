@@ -218,6 +218,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         _take_over(state, session)
         session = state.sessions.get(client_id)
     present = False
+    was_recorded = session is not None and session.recorded
     if session is not None and packet.clean_start:
         # [MQTT-3.1.2-4]
         end_session(state, session)
@@ -228,7 +229,6 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     else:
         # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
         present = True
-    was_recorded = session.recorded
     _attach(state, connection, session, packet, expiry_s)
     _limits(state, connection, packet, answer)
     # [MQTT-3.2.2-6] no session, no session present
@@ -242,7 +242,8 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
             session_opened(session, packet.clean_start),
         )
     connection.state = OPENING
-    if session.recorded:
+    # Also the end of a durable session must be in the log, or a crash would bring it back.
+    if session.recorded or was_recorded:
         connection.input_paused = True
         state.hold(HeldConnack(connection, session, reply))
     else:

@@ -43,7 +43,7 @@ from holdfast.node.closing import (
     handle_will_due,
 )
 from holdfast.node.config import NodeConfig
-from holdfast.node.effects import FetchInflight, ReadLog
+from holdfast.node.effects import FetchInflight, ReadLog, ResumeInput
 from holdfast.node.publishing import handle_publish, handle_pubrel
 from holdfast.node.recording import log_progress
 from holdfast.node.state import (
@@ -129,6 +129,9 @@ class Node:
 
     def handle_writable(self, connection: Connection) -> None:
         """The socket takes data again after it was congested."""
+        if connection.answers_wait:
+            connection.answers_wait = False
+            self.state.effects.append(ResumeInput(connection))
         session = connection.session
         if connection.state == OPEN and isinstance(session, Session):
             proceed(self.state, session)
@@ -140,6 +143,10 @@ class Node:
         while not connection.input_paused and connection.state != CLOSED and reader.next():
             stats.packets_received += 1
             packet_type = reader.first >> 4
+            if connection.congested and connection.out_bytes > state.config.outbox_bytes:
+                # Answers to a client that does not read them must not pile up.
+                connection.answers_wait = True
+                connection.input_paused = True
             if connection.state != OPEN:
                 self._process_closed(connection, packet_type)
                 continue

@@ -30,20 +30,22 @@ class Scan:
 def start_scan(state: NodeState, session: Session, subscription: Subscription) -> None:
     scan = Scan(subscription, state.retained.scan(subscription.filter))
     if session.retained_scans is None:
-        session.retained_scans = []
-    session.retained_scans.append(scan)
+        session.retained_scans = {}
+    # A repeated SUBSCRIBE begins anew, so there are never more than subscriptions.
+    session.retained_scans[subscription.filter] = scan
 
 
 def continue_scans(state: NodeState, session: Session) -> None:
     scans = session.retained_scans
     pages = 0
     while scans:
-        scan = scans[0]
+        filter = next(iter(scans))
+        scan = scans[filter]
         assert isinstance(scan, Scan)
         if not _send_page(state, session, scan):
             return
         if scan.scan.done:
-            scans.pop(0)
+            del scans[filter]
             continue
         pages += 1
         if pages > PAGES_PER_CALL:

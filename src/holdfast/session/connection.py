@@ -44,6 +44,8 @@ class Connection:
         self.dirty = False
         # The socket does not take more for now: the driver leaves `out` alone.
         self.congested = False
+        # Input waits until the client has read its answers.
+        self.answers_wait = False
         # The driver closes the socket once `out` is written.
         self.closing = False
         # The node wants no input now; the driver stops reading the socket.
