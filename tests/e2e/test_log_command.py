@@ -266,7 +266,7 @@ def test_a_live_directory_is_never_called_damaged(tmp_path: Path) -> None:
         try:
             for arguments in (["verify"], ["inspect", "--json"], ["dump", "--json"]) * 3:
                 result = run(*arguments, node.path)
-                assert (result.returncode, result.stderr) == (0, "")
+                assert (result.returncode, result.stderr) == (0, ""), result.stdout[-2000:]
                 if arguments[0] == "verify":
                     assert "no damage in " in result.stdout
                 elif arguments[0] == "inspect":

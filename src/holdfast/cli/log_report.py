@@ -89,10 +89,12 @@ def examine(directory: DataDirectory, path: Path, *, deep: bool) -> Report:
     manifest = directory.manifest
     report = Report(str(path), manifest.node_id, manifest.partitions, manifest.created)
     # Snapshots first: one that appears later would need records beyond the end that was seen.
-    for sequence in directory.snapshots():
-        with contextlib.suppress(FileNotFoundError):  # an older one goes when a newer one is there
-            report.snapshots.append(_examine_snapshot(directory, sequence))
+    _examine_snapshots(directory, report, newer_than=-1)
     _JournalExaminer(directory, report, deep=deep).run()
+    if report.segments and _newest_usable_snapshot(report) < report.segments[0].sequence:
+        # Or retention wrote one after that look, and removed the segments before the next.
+        seen = max((snapshot.sequence for snapshot in report.snapshots), default=-1)
+        _examine_snapshots(directory, report, newer_than=seen)
     _check_snapshots(report)
     report.quarantine = directory.files.list(QUARANTINE)
     return report
@@ -285,6 +287,20 @@ def _head_mismatch(head: IndexHead, segment: ReadFile, partitions: int) -> str:
     return ""
 
 
+def _examine_snapshots(directory: DataDirectory, report: Report, *, newer_than: int) -> None:
+    for sequence in directory.snapshots():
+        if sequence > newer_than:
+            # An older one goes when a newer one is there.
+            with contextlib.suppress(FileNotFoundError):
+                report.snapshots.append(_examine_snapshot(directory, sequence))
+
+
+def _newest_usable_snapshot(report: Report) -> int:
+    """The sequence that it starts at; 0, where every journal begins, if there is none."""
+    usable = (snapshot.sequence for snapshot in report.snapshots if not snapshot.error)
+    return max(usable, default=0)
+
+
 def _examine_snapshot(directory: DataDirectory, sequence: int) -> SnapshotReport:
     file = directory.open_snapshot(sequence)
     report = SnapshotReport(sequence, file.size())
@@ -306,11 +322,10 @@ def _check_snapshots(report: Report) -> None:
             report.problems.append(f"{snapshot.name}: {snapshot.error}")
     if not report.segments:
         return
-    usable = [snapshot.sequence for snapshot in report.snapshots if not snapshot.error]
     start = report.segments[0].sequence
-    newest = max(usable, default=0)
+    newest = _newest_usable_snapshot(report)
     if newest < start:
-        found = f"the newest usable snapshot starts at {newest}" if usable else "none is usable"
+        found = f"the newest usable snapshot starts at {newest}" if newest else "none is usable"
         report.problems.append(
             f"the journal begins at sequence {start} and needs a snapshot from there on, but"
             f" {found}: older sessions and retained messages cannot be restored whole"
