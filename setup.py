@@ -43,10 +43,12 @@ HOT = [
     "node/delivery.py",
     "node/effects.py",
     "node/node.py",
+    "node/producers.py",
     "node/publishing.py",
     "node/recording.py",
     "node/retained.py",
     "node/routing.py",
+    "node/sequencing.py",
     "node/state.py",
     "node/stats.py",
     "node/subscribing.py",
@@ -54,6 +56,7 @@ HOT = [
     "drivers/broker.py",
     "drivers/tcp.py",
     "drivers/transport.py",
+    "websocket/frames.py",
 ]
 
 

@@ -2,7 +2,7 @@
 
 import queue
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from paho.mqtt import client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
@@ -44,6 +44,7 @@ class Paho:
         keep_alive_s: int = 60,
         manual_ack: bool = False,
         window: int = 20,
+        transport: Literal["tcp", "websockets"] = "tcp",
     ) -> None:
         self.version = version
         more: dict[str, Any] = {} if version == 5 else {"clean_session": clean}
@@ -52,6 +53,7 @@ class Paho:
             name,
             protocol=MQTTProtocolVersion(version),
             manual_ack=manual_ack,
+            transport=transport,
             **more,
         )
         self.client.max_inflight_messages_set(window)

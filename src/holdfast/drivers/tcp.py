@@ -3,8 +3,6 @@
 Duck-typed rather than derived from asyncio.Protocol, so that it compiles to a native class.
 """
 
-import asyncio
-import ssl
 from asyncio import BaseTransport, Transport
 from typing import Final, cast
 
@@ -137,27 +135,3 @@ def _common_name(transport: Transport) -> str:
             if key == "commonName":
                 return value
     return ""
-
-
-async def listen(
-    broker: Broker,
-    bind: str,
-    port: int,
-    connections_max: int,
-    context: ssl.SSLContext | None,
-) -> asyncio.Server:
-    """Open a listener. Raises OSError."""
-
-    count = ListenerCount(f"{bind}:{port}", connections_max)
-
-    def accept() -> TcpConnection:
-        return TcpConnection(broker, count)
-
-    return await broker.loop.create_server(
-        accept,  # type: ignore[arg-type]
-        bind,
-        port,
-        ssl=context,
-        backlog=4096,
-        ssl_handshake_timeout=broker.node.state.config.connect_timeout_s if context else None,
-    )

@@ -1,0 +1,67 @@
+"""Opens the configured listeners."""
+
+import asyncio
+import socket
+import ssl
+
+from holdfast.config.schema import Listener
+from holdfast.drivers.broker import Broker
+from holdfast.drivers.tcp import ListenerCount, TcpConnection
+from holdfast.drivers.websocket import Admission, WebSocketConnection
+
+
+def reserve(listener: Listener) -> list[socket.socket]:
+    """Sockets that have the listener's addresses and refuse connections until somebody listens on
+    them. Raises OSError."""
+    sockets: list[socket.socket] = []
+    found = socket.getaddrinfo(
+        listener.bind.strip("[]"),
+        listener.port,
+        type=socket.SOCK_STREAM,
+        flags=socket.AI_PASSIVE,
+    )
+    try:
+        for family, kind, protocol, _, address in found:
+            one = socket.socket(family, kind, protocol)
+            sockets.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            one.setblocking(False)
+            one.bind(address)
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise OSError(
+            error.errno, f"{listener.bind}:{listener.port}: {error.strerror or error}"
+        ) from error
+    return sockets
+
+
+async def listen(
+    broker: Broker,
+    listener: Listener,
+    context: ssl.SSLContext | None,
+    sockets: list[socket.socket],
+) -> list[asyncio.Server]:
+    """On what `reserve` has returned; with TLS if there is a context. Raises OSError."""
+    count = ListenerCount(f"{listener.bind}:{listener.port}", listener.max_connections)
+    admission = Admission(listener.path, listener.allowed_origins)
+
+    def accept() -> object:
+        connection = TcpConnection(broker, count)
+        if listener.transport == "websocket":
+            return WebSocketConnection(connection, admission)
+        return connection
+
+    timeout_s = broker.node.state.config.connect_timeout_s if context else None
+    return [
+        await broker.loop.create_server(
+            accept,  # type: ignore[arg-type]
+            sock=one,
+            ssl=context,
+            backlog=4096,
+            ssl_handshake_timeout=timeout_s,
+        )
+        for one in sockets
+    ]
