@@ -1,7 +1,7 @@
 """Drives a Node without sockets, threads or files: the test decides when the disk is done, when
 it crashes, and what survives. Reads are answered by naive scans over the written batches."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from holdfast.log.journal import Journal, WriteGroup
 from holdfast.log.record import MESSAGE, Batch, Record
@@ -87,6 +87,9 @@ class NodeBench:
         # Reads of the log are answered once this is false again.
         self.delay_reads = False
         self.delayed: list[ReadLog] = []
+        # How many sessions to settle after each record that is recovered, as a standby does while
+        # it follows the journal; None: all at the end, as at a start.
+        self.settles: Callable[[], int] | None = None
         self._boot([])
 
     def _boot(
@@ -105,14 +108,26 @@ class NodeBench:
         recovery = Recovery(self.node.state)
         for kind, data in snapshot or []:
             recovery.apply_snapshot_entry(kind, data)
-        for record in self.records():
-            recovery.apply(record)
-        recovery.finish()
+        self._recover(recovery)
         assert recovery.damaged == 0
         self.node.start()
         self.in_flight = []
         self.delayed = []
         self.run()
+
+    def _recover(self, recovery: Recovery) -> None:
+        ends = list(self.journal.next_offset)
+        if self.settles is not None:
+            self.journal.next_offset[:] = [0] * len(ends)
+        for record in self.records():
+            recovery.apply(record)
+            if self.settles is not None:
+                self.journal.next_offset[record.partition] = record.offset + 1
+                self.node.state.delivered[:] = self.journal.next_offset
+                recovery.settle(self.settles())
+        self.journal.next_offset[:] = ends
+        self.node.state.delivered[:] = ends
+        recovery.finish()
 
     def records(self) -> list[Record]:
         return [record for data in self.log for record in Batch(data).records()]

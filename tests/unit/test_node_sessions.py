@@ -47,6 +47,36 @@ def test_inflight_ids_survive_a_crash(qos: int, with_snapshot: bool) -> None:
     assert (second.packet_id, second.payload, second.dup) == (first.packet_id, b"x", True)
 
 
+def test_what_may_have_been_sent_before_a_crash_carries_dup() -> None:
+    """[MQTT-3.3.1-1] QoS 1 progress is logged a little later: what is sent again says that it
+    might be, what came after the crash does not."""
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=1000)
+    peer.send(subscribe("t", 1))
+    bench.connect("p").send(publish("t", b"1", 1, 1), publish("t", b"2", 1, 2))
+    for sent in peer.publishes():
+        assert not sent.dup
+        peer.send(m.Ack(m.PUBACK, sent.packet_id, 0, {}))
+    bench.crash()
+    again = bench.connect("c", clean=False, expiry_s=1000)
+    bench.connect("p").send(publish("t", b"3", 1, 1))
+    received = again.publishes()
+    assert [(each.payload, each.dup) for each in received] == [
+        (b"1", True),
+        (b"2", True),
+        (b"3", False),
+    ]
+    # One that was away at the crash has been sent nothing.
+    for each in received:
+        again.send(m.Ack(m.PUBACK, each.packet_id, 0, {}))
+    bench.advance(1)
+    again.lose()
+    bench.connect("p").send(publish("t", b"4", 1, 1))
+    bench.crash()
+    third = bench.connect("c", clean=False, expiry_s=1000)
+    assert [(each.payload, each.dup) for each in third.publishes()] == [(b"4", False)]
+
+
 def test_qos2_received_before_a_crash_is_not_sent_again() -> None:
     """[MQTT-4.3.3-7] after PUBREC only PUBREL may be repeated."""
     bench = NodeBench()
@@ -362,6 +392,27 @@ def test_password_is_checked_before_anything_else_is_read() -> None:
     (refused,) = anonymous.take(m.Connack)
     assert isinstance(refused, m.Connack)
     assert refused.reason == reasons.NOT_AUTHORIZED
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_name_that_nobody_checks_proves_nothing(version: int) -> None:
+    """Only a certificate of that name does, where there are no passwords: with SCRAM alone, or
+    with certificates alone."""
+    config = NodeConfig(partitions=2, sys_interval_s=0, allow_anonymous=False)
+    bench = NodeBench(config)
+    for certificate, name, allowed in (
+        ("", "u", False),
+        ("u", "u", True),
+        ("v", "u", False),
+        ("v", None, True),
+    ):
+        peer = bench.peer(version)
+        peer.connection.certificate_name = certificate
+        peer.send(m.Connect(version, True, 0, "c", None, name, b"x" if name else None, {}))
+        (connack,) = peer.take(m.Connack)
+        assert isinstance(connack, m.Connack)
+        assert connack.reason == (reasons.SUCCESS if allowed else reasons.NOT_AUTHORIZED)
+        assert peer.closed is not allowed
 
 
 def test_clients_that_come_and_go_leave_no_timers() -> None:

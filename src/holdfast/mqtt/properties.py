@@ -284,6 +284,26 @@ def expiry_position(block: bytes) -> int:
     return -1
 
 
+def user_property_at(block: bytes, head: bytes, position: int) -> int:
+    """Where in a checked block the next user property is that begins with `head` (identifier,
+    name behind its length); -1 if there is none. `position` is where a property begins."""
+    found = block.find(head, position)
+    end = len(block)
+    while found >= 0:
+        # The same bytes may lie within another property's value.
+        while position < found:
+            if block[position] == USER_PROPERTY:
+                # What stands before it is mostly another of its kind.
+                position += 3 + (block[position + 1] << 8 | block[position + 2])
+                position += 2 + (block[position] << 8 | block[position + 1])
+            else:
+                position = _skip(block, position, end)
+        if position == found:
+            return found
+        found = block.find(head, position)
+    return -1
+
+
 def _skip(block: bytes, position: int, end: int) -> int:
     """The position after the property at `position`."""
     identifier, position = read_varint(block, position, end)

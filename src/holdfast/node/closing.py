@@ -7,7 +7,7 @@ from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode
 from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.packets import Connack, Disconnect
+from holdfast.mqtt.packets import Connack, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.publishing import publish_will
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
@@ -50,17 +50,23 @@ def mark_dirty(state: NodeState, connection: Connection) -> None:
         state.dirty.append(connection)
 
 
-def close_connection(state: NodeState, connection: Connection, reason: int, text: str) -> None:
-    """End a connection from our side: MQTT 5 clients are told why. [MQTT-4.13.1-1]"""
+def close_connection(
+    state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
+) -> None:
+    """End a connection from our side: MQTT 5 clients are told why, and where to go if there is a
+    reference. [MQTT-4.13.1-1]"""
     if connection.state == CLOSED:
         return
     if connection.state == OPEN and connection.version >= 5:
+        needed: Properties = {}
+        if server_reference:
+            needed[p.SERVER_REFERENCE] = server_reference
         # [MQTT-3.14.2-3] likewise
         data = b""
         if text and connection.problem_information:
-            data = encode(Disconnect(reason, {p.REASON_STRING: text}), connection.version)
+            data = encode(Disconnect(reason, {p.REASON_STRING: text, **needed}), connection.version)
         if not data or len(data) > connection.packet_bytes_max:
-            data = encode(Disconnect(reason, {}), connection.version)
+            data = encode(Disconnect(reason, needed), connection.version)
         connection.send(data, state.dirty)
     _detach(state, connection, reason == reasons.SESSION_TAKEN_OVER)
 

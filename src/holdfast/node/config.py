@@ -34,4 +34,9 @@ class NodeConfig:
     """Appended and not yet written; above it publishers are not read."""
     routes_max: int = 100_000
     """Topics whose receivers are remembered."""
+    producers_max: int = 100_000
+    """Places in the producer table: a producer has one in each partition it publishes to."""
+    producer_expiry_s: int = 604_800
+    authenticates_users: bool = False
+    """User names (or certificates) are verified, so a producer id can be bound to one."""
     qos0_logged: list[str] = field(default_factory=list)

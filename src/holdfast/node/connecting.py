@@ -59,7 +59,12 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         return
     connection.username = packet.username
     if not state.checks_passwords:
-        open_session(state, connection)
+        # Nobody has checked the name: where it must be proved, only a certificate can do it here.
+        if state.config.allow_anonymous or packet.username == connection.certificate_name:
+            open_session(state, connection)
+            return
+        state.stats.authentications_failed += 1
+        refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
         return
     connection.state = AUTHENTICATING
     connection.input_paused = True

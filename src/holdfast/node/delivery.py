@@ -178,8 +178,10 @@ def send_inflight(
     connection = session.connection
     assert connection is not None
     packet_id = session.allocate_packet_id()
-    if connection.version < 5 or (
-        message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None
+    dup = session.maybe_sent is not None and group is None and _was_sent(session, message)
+    if not dup and (
+        connection.version < 5
+        or (message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None)
     ):
         frame = message.frame(connection.version, qos, retain, packet_id)
     else:
@@ -187,7 +189,7 @@ def send_inflight(
             state.stats.dropped_expired += 1
             return
         frame = _special_frame(
-            state, connection, message, qos, retain, False, packet_id, subscription_ids
+            state, connection, message, qos, retain, dup, packet_id, subscription_ids
         )
     if len(frame) > connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
@@ -209,6 +211,19 @@ def send_inflight(
             return
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
+
+
+def _was_sent(session: Session, message: Message) -> bool:
+    """May it have been sent before a crash, under an id that was not in the log yet? DUP says that
+    a message might have been. [MQTT-3.3.1-1]"""
+    below = session.maybe_sent
+    if below is None or message.partition < 0:
+        return False
+    if message.offset < below[message.partition]:
+        return True
+    if session.tailing and not session.outbox:
+        session.maybe_sent = None
+    return False
 
 
 def pump(state: NodeState, session: Session) -> None:

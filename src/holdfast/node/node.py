@@ -296,13 +296,15 @@ class Node:
         state.stats.keep_alive_timeouts += 1
         close_connection(state, connection, reasons.KEEP_ALIVE_TIMEOUT, "keep alive exceeded")
 
-    def shut_down(self) -> None:
-        """Tell everyone and stop taking connections; durable sessions stay. [MQTT-3.14.4-3]"""
+    def shut_down(self, server_reference: str = "") -> None:
+        """Tell everyone and stop taking connections; durable sessions stay. [MQTT-3.14.4-3]
+        `server_reference`: other servers to go to, host:port each, separated by blanks."""
         state = self.state
         state.closing = True
+        reason = reasons.USE_ANOTHER_SERVER if server_reference else reasons.SERVER_SHUTTING_DOWN
         for session in list(state.sessions.values()):
             if session.connection is not None:
                 close_connection(
-                    state, session.connection, reasons.SERVER_SHUTTING_DOWN, "shutting down"
+                    state, session.connection, reason, "shutting down", server_reference
                 )
         log_progress(state)

@@ -7,12 +7,15 @@ update, delivery, PUBACK or PUBREC) happens when their record is committed.
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
 from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
+from holdfast.mqtt.encode import encode, encode_ack
 from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
-from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC
+from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC, Ack, Properties
+from holdfast.mqtt.properties import REASON_STRING
 from holdfast.mqtt.publish import Publish, decode_publish
 from holdfast.node.delivery import deliver
+from holdfast.node.producers import PROPERTY_HEAD
 from holdfast.node.routing import find_route
+from holdfast.node.sequencing import ANSWER, STORE, Sequencer, admit, sequencer_of
 from holdfast.node.state import Held, NodeState, Route
 from holdfast.security.acl import ClientAcl
 from holdfast.session.connection import CLOSED, Connection
@@ -137,6 +140,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         )
     flags = qos
     record_sequence = 0
+    producer_id = b""
+    producer_epoch = 0
     durable = session.expiry_s > 0
     if qos == 2:
         state.stats.publish_qos2_received += 1
@@ -156,6 +161,19 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
             record_sequence = publish.packet_id
     else:
         state.stats.publish_qos1_received += 1
+        if publish.properties:
+            at = publish.properties.find(PROPERTY_HEAD)
+            if at >= 0:
+                sequencer = sequencer_of(connection)
+                outcome = admit(state, connection, sequencer, route.partition, publish, at)
+                if outcome == ANSWER:
+                    _answer_sequenced(state, connection, publish.packet_id, sequencer)
+                    return
+                if outcome == STORE:
+                    flags |= log_record.FLAG_PRODUCER
+                    producer_id = sequencer.producer_id
+                    producer_epoch = sequencer.epoch
+                    record_sequence = sequencer.sequence
     if state.disk_full:
         state.stats.refused_disk_full += 1
         _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED)
@@ -182,8 +200,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state.wall_us,
         publish.topic,
         session.key,
-        b"",
-        0,
+        producer_id,
+        producer_epoch,
         record_sequence,
         publish.properties,
         publish.payload,
@@ -298,6 +316,21 @@ def _refuse(
     reply = encode_ack(packet_type, publish.packet_id, reason, connection.version)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
     state.hold(HeldReply(connection, reply, counted))
+
+
+def _answer_sequenced(
+    state: NodeState, connection: Connection, packet_id: int, sequencer: Sequencer
+) -> None:
+    """PUBACK for a message that is not stored: refused, or stored before. The latter is a promise:
+    the record may still be on its way to the disk, so it waits for all there are."""
+    reply = b""
+    if sequencer.text and connection.problem_information:
+        # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
+        properties: Properties = {REASON_STRING: sequencer.text}
+        reply = encode(Ack(PUBACK, packet_id, sequencer.reason, properties), connection.version)
+    if not reply or len(reply) > connection.packet_bytes_max:
+        reply = encode_ack(PUBACK, packet_id, sequencer.reason, connection.version)
+    state.hold(HeldReply(connection, reply, True))
 
 
 def handle_pubrel(

@@ -1,4 +1,4 @@
-"""Derived state from the log: sessions, retained messages, QoS 2 ids, wills.
+"""Derived state from the log: sessions, retained messages, QoS 2 ids, wills, producers.
 
 A snapshot gives the state at some sequence or a little later (it is taken while the state moves
 on); the records from its sequence on are applied over it. Every record sets keys to values, so
@@ -29,14 +29,25 @@ SNAPSHOT_RETAINED = 2
 """A batch with the one record that set the retained topic."""
 SNAPSHOT_GROUP = 3
 """JSON: key and positions of a shared group."""
+SNAPSHOT_PRODUCER = 4
+"""Packed: one producer with its places, see node.producers.encode_producer."""
 
 
 class Recovery:
-    """Applies snapshot entries and records to an empty NodeState, then finishes it."""
+    """Applies snapshot entries and records to an empty NodeState, then finishes it.
+
+    A standby applies for days before it finishes, and then in a hurry: `settle` does in advance,
+    session by session, what `finish` would have to. A record that touches a settled session undoes
+    that.
+    """
 
     def __init__(self, state: NodeState) -> None:
         self.state = state
         self.group_positions: dict[str, list[int]] = {}
+        # Not settled since they were changed.
+        self.touched: set[Session] = set()
+        # Settled but for their expiry, which came meanwhile: it is for `finish` to log.
+        self.expired: set[Session] = set()
         # Sessions the log knows; `open` ones had a connection when the log ended.
         self.open: set[Session] = set()
         self.damaged = 0
@@ -50,6 +61,8 @@ class Recovery:
         elif kind == SNAPSHOT_GROUP:
             fields = json.loads(data)
             self.group_positions[fields["key"]] = list(fields["positions"])
+        elif kind == SNAPSHOT_PRODUCER:
+            self.state.producers.restore(data)
 
     def apply(self, record: Record) -> None:
         """A record in journal order. One that cannot be understood is counted, not fatal."""
@@ -80,6 +93,14 @@ class Recovery:
                     if session.inbound is None:
                         session.inbound = {}
                     session.inbound[record.sequence] = record.partition
+            elif record.flags & log_record.FLAG_PRODUCER:
+                self.state.producers.store(
+                    record.producer,
+                    record.partition,
+                    record.producer_epoch,
+                    record.sequence,
+                    record.timestamp_us,
+                )
         elif kind == log_record.RETAINED:
             self._set_retained(record)
         elif kind == log_record.RELEASE:
@@ -90,6 +111,10 @@ class Recovery:
             self._will_done(record.client_id.decode(), record.sequence)
         elif kind == log_record.CURSOR:
             self._move_cursor(record)
+        elif kind == log_record.PRODUCER:
+            self.state.producers.bind(
+                record.producer, record.partition, record.client_id.decode(), record.timestamp_us
+            )
         elif kind == log_record.SESSION:
             self._change_session(json.loads(record.payload), record.timestamp_us)
 
@@ -100,9 +125,19 @@ class Recovery:
             return
         set_retained(self.state, topic, message_of(record))
 
+    def _touch(self, session: Session) -> None:
+        self.expired.discard(session)
+        if session not in self.touched:
+            self.touched.add(session)
+            self.state.cancel(session.will_timer)
+            self.state.cancel(session.expiry_timer)
+            session.will_timer = None
+            session.expiry_timer = None
+
     def _will_done(self, client_id: str, epoch: int) -> None:
         session = self.state.sessions.get(client_id)
         if session is not None and session.epoch <= epoch:
+            self._touch(session)
             session.will = None
 
     def _move_cursor(self, record: Record) -> None:
@@ -118,6 +153,7 @@ class Recovery:
         self._set_cursor(session, cursor)
 
     def _set_cursor(self, session: Session, cursor: CursorState) -> None:
+        self._touch(session)
         if cursor.positions and session.positions is None:
             session.positions = [0] * self.state.config.partitions
         for partition, offset in cursor.positions:
@@ -149,9 +185,17 @@ class Recovery:
             session.username = None if fields["username"] is None else str(fields["username"])
             will = fields.get("will")
             session.will = will_from(will) if isinstance(will, dict) else None
+            self._touch(session)
         elif session is None:
             return
-        elif operation == "close":
+        else:
+            self._touch(session)
+            self._change_known_session(session, operation, fields, timestamp_us)
+
+    def _change_known_session(
+        self, session: Session, operation: object, fields: dict[str, object], timestamp_us: int
+    ) -> None:
+        if operation == "close":
             self.open.discard(session)
             session.disconnected_us = timestamp_us
             session.expiry_s = int(str(fields["expiry_s"]))
@@ -180,6 +224,8 @@ class Recovery:
         return session
 
     def _forget(self, session: Session) -> None:
+        self._touch(session)
+        self.touched.discard(session)
         self.open.discard(session)
         drop_session(self.state, session)
 
@@ -225,33 +271,54 @@ class Recovery:
             session.inbound = dict(inbound)
         self._set_cursor(session, decode_cursor(base64.b64decode(str(fields["cursor"]))))
 
+    def settle(self, sessions_max: int) -> None:
+        """Do some of the work of `finish` in advance. The state's clock is set."""
+        for _ in range(min(sessions_max, len(self.touched))):
+            session = self.touched.pop()
+            self._settle(session)
+            if session not in self.open and not self._rearm(session):
+                self.expired.add(session)
+
     def finish(self) -> None:
         """Call once, after the last record: connections of before are gone, so their wills and
         expiries run from now."""
         state = self.state
-        for session in list(state.sessions.values()):
-            if session.positions is None:
-                session.positions = _first_starts(state, session)
-            _clamp(state, session.positions)
-            session.inflight = in_sending_order(session.inflight)
-            for packet_id, entry in session.inflight.items():
-                entry.logged = True
-                session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
-            session.logged_positions = list(session.positions)
-            session.replaying = bool(session.inflight or session.done)
-            if session in self.open:
-                session.disconnected_us = state.wall_us
-            self._rearm(session)
+        expired = list(self.expired)
+        for session in self.touched:
+            self._settle(session)
+            if session not in self.open and not self._rearm(session):
+                expired.append(session)
+        for session in self.open:
+            session.disconnected_us = state.wall_us
+            # Of what it was sent last the log does not know.
+            session.maybe_sent = list(state.delivered)
+            if not self._rearm(session):
+                expired.append(session)
+        for session in expired:
+            end_session(state, session)
         for group in state.groups.values():
             group.tailing = False
             group.positions = self.group_positions.get(group.key)
             if group.positions is None:
                 group.positions = list(state.delivered)
-            _clamp(state, group.positions)
+            group.positions = _clamped(state, group.positions)
             group.logged_positions = list(group.positions)
         self.group_positions = {}
 
-    def _rearm(self, session: Session) -> None:
+    def _settle(self, session: Session) -> None:
+        state = self.state
+        if session.positions is None:
+            session.positions = _first_starts(state, session)
+        session.positions = _clamped(state, session.positions)
+        session.inflight = in_sending_order(session.inflight)
+        for packet_id, entry in session.inflight.items():
+            entry.logged = True
+            session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
+        session.logged_positions = list(session.positions)
+        session.replaying = bool(session.inflight or session.done)
+
+    def _rearm(self, session: Session) -> bool:
+        """False if the session has expired."""
         state = self.state
         gone_s = max(0, state.wall_us - session.disconnected_us) / 1_000_000
         will = session.will
@@ -260,13 +327,13 @@ class Recovery:
             session.will_due_at = state.now + max(0.0, due_s)
             session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
         if session.expiry_s == NEVER_EXPIRES:
-            return
+            return True
         left_s = session.expiry_s - gone_s
         if left_s <= 0:
-            end_session(state, session)
-            return
+            return False
         session.expires_at = state.now + left_s
         session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+        return True
 
 
 def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
@@ -286,11 +353,10 @@ def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
     return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}
 
 
-def _clamp(state: NodeState, positions: list[int]) -> None:
+def _clamped(state: NodeState, positions: list[int]) -> list[int]:
     """With durability "memory" a crash may take records that a snapshot has seen: a position
     beyond the log's end would skip what is written there next."""
-    for partition, end in enumerate(state.journal.next_offset):
-        positions[partition] = min(positions[partition], end)
+    return list(map(min, positions, state.journal.next_offset))
 
 
 def _first_starts(state: NodeState, session: Session) -> list[int]:
@@ -298,8 +364,7 @@ def _first_starts(state: NodeState, session: Session) -> list[int]:
     positions = list(state.delivered)
     for subscription in session.subscriptions.values():
         if subscription.start is not None:
-            for partition, offset in enumerate(subscription.start):
-                positions[partition] = min(positions[partition], offset)
+            positions = list(map(min, positions, subscription.start))
     return positions
 
 
@@ -313,6 +378,8 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
         if is_durable_group(group):
             fields = {"key": group.key, "positions": group_positions(state, group)}
             yield SNAPSHOT_GROUP, json.dumps(fields, separators=(",", ":")).encode()
+    for entry in state.producers.snapshot(state.wall_us):
+        yield SNAPSHOT_PRODUCER, entry
     scan = state.retained.scan_all()
     while not scan.done:
         for topic, message in scan.next(100):

@@ -13,6 +13,7 @@ from typing import Final
 from holdfast.log.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import Effect, Note, ResumeInput
+from holdfast.node.producers import ProducerTable
 from holdfast.node.stats import Stats
 from holdfast.security.acl import AclFile
 from holdfast.security.enhanced import Factory
@@ -101,6 +102,9 @@ class NodeState:
         self.subscription_count = 0
         self.groups: dict[str, Group] = {}
         self.retained = RetainedTrie()
+        self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
+        # When a producer was last evicted; 0.0: never.
+        self.producers_noted_at = 0.0
         self.routes: dict[bytes, Route] = {}
         self.route_version = 0
 

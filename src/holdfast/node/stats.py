@@ -12,6 +12,11 @@ class Stats:
         self.publish_qos1_received = 0
         self.publish_qos2_received = 0
         self.duplicates_received = 0
+        # Messages that were already stored, by their producer sequence; ones with an old epoch;
+        # places that the producer table had no room for.
+        self.producer_duplicates = 0
+        self.producer_fenced = 0
+        self.producer_evicted = 0
         self.connections_opened = 0
         self.connections_refused = 0
         self.clients_maximum = 0

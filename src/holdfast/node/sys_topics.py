@@ -42,8 +42,16 @@ class SysTopics:
             "retained messages/count": str(len(state.retained)),
             "subscriptions/count": str(state.subscription_count),
             "shared_subscriptions/count": str(len(state.groups)),
+            "producers/count": str(len(state.producers)),
+            "producers/duplicates": str(stats.producer_duplicates),
+            "producers/fenced": str(stats.producer_fenced),
+            "producers/evicted": str(stats.producer_evicted),
             "store/messages/count": str(sum(state.journal.high_watermark)),
         }
+        if state.journal.epoch:
+            # Of a shared data directory: who speaks here holds its lease.
+            values["lease/holder"] = state.config.node_id
+            values["lease/epoch"] = str(state.journal.epoch)
         for name, rate in self._loads.items():
             values[f"load/{name}"] = f"{rate:.2f}"
         return values

@@ -70,6 +70,8 @@ class Connection:
         self.acl: object | None = None
         self.may_write: dict[bytes, bool] | None = None
         self.clean_disconnect = False
+        # node.sequencing.Sequencer, from the first message with a producer sequence on.
+        self.sequencer: object | None = None
 
     def send(self, data: bytes, dirty: "list[Connection]") -> None:
         """Queue bytes for the driver's next write."""

@@ -113,6 +113,8 @@ class Session(Cursor):
         self.replaying = False
         self.done: set[tuple[int, int]] | None = None
         self.done_changes: list[tuple[int, int]] | None = None
+        # After a crash: per partition, the offset below which messages may have been sent before.
+        self.maybe_sent: list[int] | None = None
         # Outbound PUBLISH packets that wait for the log; later ones wait behind them.
         self.held_sends = 0
         self.logged_positions: list[int] | None = None
