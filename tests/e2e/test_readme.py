@@ -1,5 +1,6 @@
 """Every command and every program in README.md runs, as it stands but for ports and directories."""
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import pytest
 
 from tests.e2e.brokers import SOURCE, free_port
 from tests.e2e.conftest import StartHoldfast
+from tests.e2e.pair import wait_until
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -103,17 +105,69 @@ def test_the_commands_that_end_by_themselves(tmp_path: Path) -> None:
 
 def test_every_line_is_run_by_a_test() -> None:
     """The lines that are left are servers, started with the very options here."""
-    known = ("serve --data ./data", "sub -t", "pub -t", "--check-config", "passwd -b -c")
+    known = ("serve --data ./data", "sub -t", "pub -t", "--check-config", "passwd -b -c", *PAIR)
     for line in holdfast_lines():
         assert any(each in line for each in known), line
 
 
+PAIR = ("serve --data ./shared --standby", "pub --server", "cluster status", "cluster handover")
+
+
+def test_the_pair(tmp_path: Path) -> None:
+    section = README.split("## A pair that takes over")[1]
+    lines = re.findall(r"^holdfast .*$", section.split("```")[1], re.MULTILINE)
+    assert len(lines) == 5
+    ports = {text: str(free_port()) for text in ("18083", "18084", "1883", "1884")}
+
+    def command(line: str) -> list[str]:
+        for text, port in ports.items():
+            line = re.sub(rf"\b{text}\b", port, line)
+        return [sys.executable, "-m", "holdfast.cli.main", *shlex.split(line.removesuffix("&"))[1:]]
+
+    environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+    nodes = []
+    try:
+        for line in lines[:2]:
+            nodes.append(subprocess.Popen(command(line), cwd=tmp_path, env=environment, text=True))
+            wait_until(
+                lambda: (
+                    "standbys" in run(command(f"{lines[3]} --json"), tmp_path).stdout
+                    and len(nodes) == nodes_of(run(command(f"{lines[3]} --json"), tmp_path).stdout)
+                ),
+                "the node runs",
+            )
+        for line in lines[2:]:
+            done = run(command(line), tmp_path)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+        assert "a handed over to b" in done.stdout
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+
+
+def nodes_of(text: str) -> int:
+    status = json.loads(text)
+    return len(status["standbys"]) + (status["holder"] is not None)
+
+
 def test_the_python_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     broker = start_holdfast()
-    program = next(block for block in blocks("python") if "holdfast.client" in block)
+    program = next(block for block in blocks("python") if "client.aio" in block)
     done = run([sys.executable, "-c", program.replace("1883", str(broker.port))], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "greetings/world" in done.stdout
+
+
+def test_the_publish_queue_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    """The first of the two servers is not there: the client finds the other."""
+    broker = start_holdfast()
+    program = next(block for block in blocks("python") if "PublishQueue" in block)
+    program = program.replace("1883", str(free_port())).replace("1884", str(broker.port))
+    done = run([sys.executable, "-c", program], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "put=1000, delivered=1000" in done.stdout
+    assert (tmp_path / "outbox.db").exists()
 
 
 @pytest.mark.spark

@@ -117,7 +117,18 @@ def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path
         ("listeners = 3", "listeners = 3: must be an array of tables"),
         ("listeners = []", "listeners = []: must have at least one listener"),
         ("[[listeners]]\nport = 65536", "listeners[0].port = 65536: must be a whole number from 0"),
-        ('[[listeners]]\ntransport = "websocket"', 'must be "tcp" (this version has no WebSocket'),
+        ('[[listeners]]\ntransport = "quic"', '= "quic": must be one of "tcp", "websocket"'),
+        ('[[listeners]]\npath = "/a"', 'listeners[0].path = "/a": needs transport = "websocket"'),
+        (
+            '[[listeners]]\nallowed_origins = ["https://a"]',
+            "].allowed_origins = ['https://a']: nee",
+        ),
+        ('[[listeners]]\ntransport = "websocket"\npath = "a"', "that begins with a slash"),
+        ('[[listeners]]\ntransport = "websocket"\npath = "/?a"', "that begins with a slash"),
+        (
+            '[[listeners]]\ntransport = "websocket"\nallowed_origins = ["https://a.b/"]',
+            'listeners[0].allowed_origins[0] = "https://a.b/": must be as browsers send it',
+        ),
         ('[[listeners]]\nbind = "127.0.0.1:1883"', "the port has a key of its own"),
         ('[[listeners]]\nbind = ""', "must be text that is not empty"),
         ('[[listeners]]\ncertificate = "x"', 'listeners[0].certificate = "x": needs a key'),
@@ -196,6 +207,12 @@ def test_check_lists_every_problem(tmp_path: Path) -> None:
         ('[security]\npassword_file = "p"\nallow_anonymous = true', True, ""),
         ('[[listeners]]\nbind = "::"\n[security]\nallow_anonymous = true', True, "anybody who"),
         ('[admin]\nbind = "0.0.0.0"', True, "admin.bind"),
+        ('[[listeners]]\ntransport = "websocket"', True, "whatever page a browser"),
+        (
+            '[[listeners]]\ntransport = "websocket"\nallowed_origins = ["https://a.b:1"]',
+            True,
+            "",
+        ),
     ],
 )
 def test_anonymous_needs_a_word_beyond_loopback(

@@ -15,18 +15,24 @@ ALLOWED = {
     "security": {"security", "topics"},
     "config": {"config", "topics"},
     "node": {"node", "session", "security", "mqtt", "topics", "log"},
-    "drivers": {"drivers", "node", "session", "security", "config", "mqtt", "topics", "log"},
-    "client": {"client", "mqtt", "topics", "security"},
+    "websocket": {"websocket"},
+    "lease": {"lease", "log"},
+    "drivers": {
+        "drivers", "node", "session", "security", "config", "mqtt", "topics", "log", "lease",
+        "websocket",
+    },
+    "client": {"client", "mqtt", "topics", "security", "websocket"},
     "pipeline": {"pipeline", "log", "topics"},
     "api": {
         "api", "drivers", "node", "session", "security", "config", "mqtt", "topics", "log",
+        "lease",
     },
     "cli": {
         "cli", "api", "drivers", "client", "node", "session", "security", "config", "mqtt",
-        "topics", "log", "pipeline",
+        "topics", "log", "lease", "pipeline",
     },
 }  # fmt: skip
-PURE = ("mqtt", "topics", "log", "session", "node")
+PURE = ("mqtt", "topics", "log", "session", "lease", "node")
 IMPURE_MODULES = {
     "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",
     "subprocess", "threading", "time", "logging",

@@ -1,6 +1,7 @@
 """HTTP on the admin port.
 
-- /healthz: the process lives. /readyz: it serves clients. /metrics: Prometheus.
+- /healthz: the process lives. /readyz: it serves clients; 503 from a standby, with its role.
+  /metrics: Prometheus.
 - /api/v1/log...: committed records as raw batches, for Spark and other readers:
   `GET /api/v1/log` -> {"node", "partitions", "ranges": [[first offset, high watermark], ...]};
   `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole batches covering offsets from A up to at
@@ -12,6 +13,7 @@ import asyncio
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -20,6 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.metrics import registry_for, render
+from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
 
 READ_BYTES_DEFAULT = 4 << 20
@@ -41,10 +44,29 @@ def _number(request: Request, name: str, default: int | None, maximum: int) -> i
     return int(text)
 
 
+class Served(Protocol):
+    """The process that the admin port tells about."""
+
+    broker: Broker | None
+    """None while it stands by."""
+    sharing: Sharing | None
+
+
+class NotServing(Exception):
+    """Asked of a standby what only the holder of the lease has."""
+
+
 class Admin:
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._registry = registry_for(broker)
+    def __init__(self, server: Served) -> None:
+        self._server = server
+        self._registry = registry_for(server)
+
+    @property
+    def _broker(self) -> Broker:
+        broker = self._server.broker
+        if broker is None:
+            raise NotServing("this node stands by: ask the holder of the lease")
+        return broker
 
     def application(self) -> Starlette:
         return Starlette(
@@ -56,22 +78,28 @@ class Admin:
                 Route("/api/v1/log/{partition:int}", self.log_read),
                 Route("/api/v1/log/{partition:int}/offset", self.log_offset),
             ],
-            exception_handlers={BadRequest: _bad_request},
+            exception_handlers={BadRequest: _bad_request, NotServing: _not_serving},
         )
 
     async def healthz(self, request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, request: Request) -> Response:
-        state = self._broker.node.state
-        ready = not state.closing
-        body = {
-            "ready": ready,
-            "node": state.config.node_id,
-            "disk_full": state.disk_full,
-            "connections": state.connections,
-        }
-        return JSONResponse(body, 200 if ready else 503)
+        body: dict[str, object] = {"ready": False}
+        sharing = self._server.sharing
+        if sharing is not None:
+            body["node"] = sharing.node_id
+            body["role"] = sharing.role()
+            body["epoch"] = sharing.mastership.epoch
+            body["loaded"] = sharing.mastership.standby.is_loaded
+        broker = self._server.broker
+        if broker is not None:
+            state = broker.node.state
+            body["ready"] = not state.closing
+            body["node"] = state.config.node_id
+            body["disk_full"] = state.disk_full
+            body["connections"] = state.connections
+        return JSONResponse(body, 200 if body["ready"] else 503)
 
     async def metrics(self, request: Request) -> Response:
         return Response(
@@ -135,6 +163,10 @@ async def _bad_request(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 400)
 
 
+async def _not_serving(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 503)
+
+
 class _QuietServer(uvicorn.Server):
     """Leaves signals to the broker."""
 
@@ -146,17 +178,18 @@ class _QuietServer(uvicorn.Server):
 class AdminServer:
     """The HTTP server inside the broker's loop."""
 
-    def __init__(self, broker: Broker, bind: str, port: int) -> None:
+    def __init__(self, server: Served, bind: str, port: int) -> None:
         """Binds at once. Raises OSError if the address cannot be had."""
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         self._socket = socket.create_server((bind, port), family=family)
         self.port: int = self._socket.getsockname()[1]
         self._server = _QuietServer(
             uvicorn.Config(
-                Admin(broker).application(),
+                Admin(server).application(),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
+                ws="none",
                 timeout_graceful_shutdown=1,
             )
         )

@@ -104,10 +104,11 @@ class Maintenance:
             state = broker.node.state
             journal = self._storage.journal
             grown = self._grown_bytes()
-            sequence = journal.sequence
+            # What was appended after it is not in the state yet (NodeState.hold): it is replayed.
+            sequence = journal.committed_sequence
             if self._storage.snapshots and self._storage.snapshots[-1] == sequence:
                 return
-            encoder = SnapshotEncoder(sequence, journal.next_offset, state.wall_us)
+            encoder = SnapshotEncoder(sequence, journal.high_watermark, state.wall_us)
             file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))
             try:
                 for count, (kind, data) in enumerate(snapshot_entries(state), 1):

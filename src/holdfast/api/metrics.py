@@ -1,12 +1,14 @@
 """Prometheus metrics, made from the node's counters when they are asked for."""
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
 
 COUNTERS = {
@@ -15,12 +17,15 @@ COUNTERS = {
     "packets_received": "MQTT packets received.",
     "publish_sent": "PUBLISH packets sent to clients.",
     "duplicates_received": "QoS 2 PUBLISH packets received again before PUBREL.",
+    "producer_duplicates": "Messages dropped: their producer sequence was already stored.",
+    "producer_fenced": "Messages refused: their producer has a newer epoch.",
+    "producer_evicted": "Places of producers forgotten because of limits.producers_max.",
     "connections_opened": "CONNECT packets accepted.",
     "connections_refused": "CONNECT packets refused.",
     "sessions_expired": "Sessions ended by their expiry interval.",
     "sessions_taken_over": "Connections replaced by another one with the same client id.",
     "authentications_failed": "Connections with wrong or missing credentials.",
-    "authorizations_denied": "Publishes that the access control list denied.",
+    "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
     "protocol_errors": "Connections closed because the client broke the protocol.",
     "keep_alive_timeouts": "Connections closed for silence.",
     "wills_published": "Wills published.",
@@ -37,11 +42,50 @@ DROPPED = {
 REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
 
 
-class NodeCollector(Collector):
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+class Observed(Protocol):
+    broker: Broker | None
+    sharing: Sharing | None
+
+
+class LeaseCollector(Collector):
+    """Of a node on a shared data directory."""
+
+    def __init__(self, server: Observed) -> None:
+        self._server = server
 
     def collect(self) -> Iterable[Metric]:
+        sharing = self._server.sharing
+        if sharing is None:
+            return
+        mastership = sharing.mastership
+        for name, text, value in (
+            ("lease_held", "1 while this node holds the lease.", int(mastership.is_holder)),
+            ("lease_epoch", "The newest epoch of the lease that counts.", mastership.epoch),
+            ("lease_takeover_seconds", "How long our takeover took.", mastership.takeover_s),
+            (
+                "standby_records_followed",
+                "Records of the holder's journal that were followed.",
+                mastership.standby.records_followed,
+            ),
+        ):
+            gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=["node"])
+            gauge.add_metric([sharing.node_id], value)
+            yield gauge
+
+
+class NodeCollector(Collector):
+    def __init__(self, server: Observed) -> None:
+        self._server = server
+
+    @property
+    def _broker(self) -> Broker:
+        broker = self._server.broker
+        assert broker is not None
+        return broker
+
+    def collect(self) -> Iterable[Metric]:
+        if self._server.broker is None:
+            return
         state = self._broker.node.state
         stats = state.stats
         labels = ["node"]
@@ -86,6 +130,8 @@ class NodeCollector(Collector):
             ("subscriptions", "Subscriptions.", state.subscription_count),
             ("shared_groups", "Shared subscription groups.", len(state.groups)),
             ("retained_messages", "Retained topics.", len(state.retained)),
+            ("producers", "Producers in the producer table.", len(state.producers)),
+            ("producer_places", "Their places, one per partition.", state.producers.places),
             ("journal_pending_bytes", "Appended, not yet written.", journal.pending_bytes),
             ("journal_held_promises", "Promises that wait for the disk.", len(state.held)),
             ("disk_full", "1 while QoS > 0 publishes are refused.", int(state.disk_full)),
@@ -110,9 +156,10 @@ class NodeCollector(Collector):
         yield watermark
 
 
-def registry_for(broker: Broker) -> CollectorRegistry:
+def registry_for(server: Observed) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(NodeCollector(broker))
+    registry.register(NodeCollector(server))
+    registry.register(LeaseCollector(server))
     return registry
 
 

@@ -5,16 +5,21 @@ import asyncio
 import logging
 import secrets
 import signal
+import socket
 import ssl
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.api.admin import AdminServer
 from holdfast.api.maintenance import Maintenance
+from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.listeners import listen, reserve
 from holdfast.drivers.storage import Storage, StorageError
-from holdfast.drivers.tcp import listen
+from holdfast.lease.tenure import LeaseLost
+from holdfast.log.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.security.acl import AclError, AclFile
@@ -29,8 +34,19 @@ SHUTDOWN_S = 5.0
 """How long clients get to take their last bytes at shutdown."""
 
 
+STAND_BY_AGAIN = -1
+"""Instead of an exit code: start this program anew, as a standby."""
+
+
 class StartError(Exception):
     """The broker cannot start; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Security:
+    passwords: PasswordFile | None
+    acl: AclFile | None
+    scram: ScramFile | None
 
 
 def node_config(config: Config) -> NodeConfig:
@@ -58,29 +74,71 @@ def node_config(config: Config) -> NodeConfig:
         connect_timeout_s=limits.connect_timeout_s,
         allow_anonymous=bool(config.security.allow_anonymous),
         sys_interval_s=config.sys.interval_s,
+        producers_max=limits.producers_max,
+        producer_expiry_s=limits.producer_expiry_s,
+        authenticates_users=authenticates_users(config),
         qos0_logged=list(config.log.qos0),
     )
 
 
+def authenticates_users(config: Config) -> bool:
+    """Can a client prove a user name to this broker, on whichever listener?"""
+    security = config.security
+    return bool(security.password_file or security.scram_file) or any(
+        listener.client_ca for listener in config.listeners
+    )
+
+
+def new_node(config: Config, security: Security, journal: Journal) -> Node:
+    """A node that has recovered nothing yet. In any thread."""
+    node = Node(node_config(config), journal)
+    state = node.state
+    state.acl = security.acl
+    state.checks_passwords = security.passwords is not None
+    state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
+    if security.scram is not None:
+        state.authenticators[METHOD] = scram_factory(security.scram.lookup)
+    # The loop's clock, which is not to be asked in another thread.
+    node.tick(time.monotonic(), time.time_ns() // 1000)
+    return node
+
+
 class Server:
+    """A broker process: on a directory of its own it serves at once, on a shared one (see
+    api/sharing.py) when it holds the lease."""
+
     def __init__(self, config: Config) -> None:
         self.config = config
         self.broker: Broker | None = None
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
+        self.sharing: Sharing | None = None
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
         self.admin_port = 0
+        self._contexts: list[ssl.SSLContext | None] = []
+        self._sockets: list[list[socket.socket]] = []
+        self._passwords: PasswordFile | None = None
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
+        self._hands_over = False
+        self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Recover, then listen. Raises StartError."""
-        loop = asyncio.get_running_loop()
+        """Serve, or begin to stand by. Raises StartError."""
         config = self.config
-        passwords, acl, scram = self._load_security()
-        contexts = [self._tls_context(listener) for listener in config.listeners]
+        security = self._load_security()
+        self._contexts = [self._tls_context(listener) for listener in config.listeners]
+        try:
+            # At once: a standby should not learn only when it is needed that a port is taken.
+            self._sockets = [reserve(listener) for listener in config.listeners]
+        except OSError as error:
+            raise StartError(f"cannot listen: {error.strerror}") from error
+        if config.node.standby:
+            self.sharing = self._share(security)
+            self._start_admin()
+            return
         try:
             storage = Storage.open(
                 Path(config.node.data),
@@ -91,15 +149,46 @@ class Server:
         except StorageError as error:
             raise StartError(str(error)) from error
         self.storage = storage
-        node = Node(node_config(config), storage.journal)
-        state = node.state
-        state.acl = acl
-        state.checks_passwords = passwords is not None
-        state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
-        if scram is not None:
-            state.authenticators[METHOD] = scram_factory(scram.lookup)
-        node.tick(loop.time(), time.time_ns() // 1000)
+        node = new_node(config, security, storage.journal)
         storage.recover_into(node.state)
+        await self._serve(node, storage)
+        self._start_admin()
+        self._log_ready()
+
+    def _share(self, security: Security) -> Sharing:
+        try:
+            sharing = Sharing(
+                self.config,
+                new_node=lambda journal: new_node(self.config, security, journal),
+                on_holding=self._hold,
+                on_failed=self.fail,
+                on_handover=self.hand_over,
+            )
+            sharing.start()
+        except (StorageError, OSError) as error:
+            raise StartError(str(error)) from error
+        logger.info("standing by node=%s data=%s", self.config.node.id, self.config.node.data)
+        return sharing
+
+    def _hold(self, node: Node, storage: Storage) -> None:
+        """We hold the lease of the shared directory."""
+        self.storage = storage
+        self._serving = asyncio.create_task(self._serve_held(node, storage))
+
+    async def _serve_held(self, node: Node, storage: Storage) -> None:
+        try:
+            await self._serve(node, storage)
+        except StartError as error:
+            self.fail(error)
+            return
+        self._log_ready()
+
+    async def _serve(self, node: Node, storage: Storage) -> None:
+        """Open the doors. Raises StartError."""
+        loop = asyncio.get_running_loop()
+        config = self.config
+        passwords = self._passwords
+        sharing = self.sharing
         broker = Broker(
             node,
             loop,
@@ -107,25 +196,40 @@ class Server:
             passwords.verify if passwords is not None else None,
             config.log.memory_flush_ms / 1000,
             self.fail,
+            sharing.confirm if sharing is not None else None,
         )
-        self.broker = broker
         self.maintenance = Maintenance(broker, storage, config)
+        node.tick(loop.time(), time.time_ns() // 1000)
         node.start()
         try:
-            for listener, context in zip(config.listeners, contexts, strict=True):
-                server = await listen(
-                    broker, listener.bind, listener.port, listener.max_connections, context
-                )
-                self.listeners.append(server)
-                self.ports.append(server.sockets[0].getsockname()[1])
-            if config.admin.enabled:
-                self.admin = AdminServer(broker, config.admin.bind, config.admin.port)
-                self.admin_port = self.admin.port
-                self.admin.start()
+            for listener, context, sockets in zip(
+                config.listeners, self._contexts, self._sockets, strict=True
+            ):
+                servers = await listen(broker, listener, context, sockets)
+                self.listeners += servers
+                self.ports.append(servers[0].sockets[0].getsockname()[1])
         except OSError as error:
             raise StartError(f"cannot listen: {error}") from error
+        self.broker = broker
         broker.touch()
         self.maintenance.start()
+        if sharing is not None:
+            sharing.serving()
+
+    def _start_admin(self) -> None:
+        admin = self.config.admin
+        if admin.enabled:
+            try:
+                self.admin = AdminServer(self, admin.bind, admin.port)
+            except OSError as error:
+                raise StartError(f"cannot listen: {error}") from error
+            self.admin_port = self.admin.port
+            self.admin.start()
+
+    def _log_ready(self) -> None:
+        config = self.config
+        assert self.broker is not None
+        state = self.broker.node.state
         logger.info(
             "ready listeners=%s admin=%s data=%s durability=%s sessions=%d records=%d",
             [
@@ -139,7 +243,7 @@ class Server:
             sum(state.journal.high_watermark),
         )
 
-    def _load_security(self) -> tuple[PasswordFile | None, AclFile | None, ScramFile | None]:
+    def _load_security(self) -> Security:
         security = self.config.security
         try:
             passwords = (
@@ -149,7 +253,8 @@ class Server:
             scram = ScramFile.load(security.scram_file) if security.scram_file else None
         except (PasswordError, AclError, ScramError, OSError) as error:
             raise StartError(str(error)) from error
-        return passwords, acl, scram
+        self._passwords = passwords
+        return Security(passwords, acl, scram)
 
     def _tls_context(self, listener: Listener) -> ssl.SSLContext | None:
         if not listener.certificate:
@@ -169,22 +274,35 @@ class Server:
         self._failure = error
         self._stop.set()
 
+    def hand_over(self) -> None:
+        """Let another node of the shared directory take over, and stand by from then on."""
+        self._hands_over = True
+        self._stop.set()
+
     async def run(self) -> int:
-        """Until a signal or a failure; the exit code."""
+        """Until a signal, a failure or a hand-over; the exit code, or STAND_BY_AGAIN."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         await self._stop.wait()
+        if isinstance(self._failure, LeaseLost):
+            # Nothing is promised any more; there is nothing to save, and no time to lose.
+            logger.critical("lease_lost error=%r", str(self._failure))
+            return STAND_BY_AGAIN
         if self._failure is not None:
             logger.critical("stopping error=%r", str(self._failure))
             return 1
         await self.stop()
-        return 0
+        return STAND_BY_AGAIN if self._hands_over else 0
 
     async def stop(self) -> None:
-        """Tell the clients, write everything, take a last snapshot."""
+        """Tell the clients, write everything; then let go of the directory, to a standby if there
+        is one, else with a last snapshot."""
+        sharing = self.sharing
         broker = self.broker
-        storage = self.storage
+        reference = "" if sharing is None else await sharing.others()
+        if self._serving is not None:
+            await self._serving
         for server in self.listeners:
             server.close()
         if broker is not None:
@@ -192,15 +310,23 @@ class Server:
             if self.maintenance is not None:
                 await self.maintenance.stop()
             broker.touch()
-            broker.node.shut_down()
+            if reference:
+                # Everything that was taken is answered first, so that nothing is sent twice.
+                await broker.settle()
+            broker.node.shut_down(reference)
             broker.turn()
-            await broker.wait_for_disconnects(SHUTDOWN_S)
+            if not reference:
+                await broker.wait_for_disconnects(SHUTDOWN_S)
             await broker.drain_journal()
-            if self.maintenance is not None:
+            if self.maintenance is not None and not reference:
                 await self.maintenance.take_snapshot()
             broker.close()
+        if sharing is not None:
+            await sharing.stop()
+        if broker is not None and reference:
+            await broker.wait_for_disconnects(SHUTDOWN_S)
         if self.admin is not None:
             await self.admin.stop()
-        if storage is not None:
-            storage.close()
+        if self.storage is not None:
+            self.storage.close()
         logger.info("stopped")

@@ -28,10 +28,10 @@ from holdfast.cli.log_records import (
     text_line,
 )
 from holdfast.cli.log_report import examine
-from holdfast.cli.log_segments import Damage, SegmentReader
 from holdfast.cli.log_text import count_text, report_lines
 from holdfast.log.files import DataDirectory, DataDirectoryError, open_to_read
 from holdfast.log.record import Batch, CorruptBatch, Record
+from holdfast.log.segment_reader import Damage, SegmentReader
 
 EXIT_DAMAGE: Final = 1
 EXIT_UNREADABLE: Final = 2

@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from holdfast.cli.log_index import index_difference
-from holdfast.cli.log_segments import Damage, SegmentReader, is_zero
 from holdfast.log.files import JOURNAL, QUARANTINE, START, DataDirectory
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.index import ActiveIndex, CorruptIndex, IndexHead
 from holdfast.log.record import Batch
+from holdfast.log.segment_reader import Damage, SegmentReader, is_zero
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 
 
@@ -71,6 +71,10 @@ class Report:
     node_id: str
     partition_count: int
     created: str
+    epoch: int
+    """Of a shared directory the newest that counts; 0 otherwise."""
+    epoch_node_id: str
+    """The node that holds, or held, the lease in it."""
     segments: list[SegmentReport] = field(default_factory=list)
     partitions: dict[int, PartitionReport] = field(default_factory=dict)
     """Those that have records."""
@@ -87,7 +91,15 @@ def examine(directory: DataDirectory, path: Path, *, deep: bool) -> Report:
     """Go through the directory at `path`. `deep`: read every byte and compare every index;
     otherwise a segment whose index fits its length is not read."""
     manifest = directory.manifest
-    report = Report(str(path), manifest.node_id, manifest.partitions, manifest.created)
+    epoch = directory.epoch
+    report = Report(
+        str(path),
+        manifest.node_id,
+        manifest.partitions,
+        manifest.created,
+        epoch.number,
+        epoch.node_id,
+    )
     # Snapshots first: one that appears later would need records beyond the end that was seen.
     _examine_snapshots(directory, report, newer_than=-1)
     _JournalExaminer(directory, report, deep=deep).run()

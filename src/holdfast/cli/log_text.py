@@ -44,6 +44,8 @@ def _summary(report: Report) -> Iterator[str]:
     records = sum(segment.records for segment in segments)
     yield f"data directory  {report.path}"
     yield f"node            {report.node_id}, created {report.created}"
+    if report.epoch:
+        yield f"epoch           {report.epoch}, of node {report.epoch_node_id}"
     yield f"partitions      {report.partition_count}, {len(report.partitions)} with records"
     size = size_text(sum(segment.size_bytes for segment in segments))
     counts = f"{count_text(records, 'record')} in {count_text(len(segments), 'segment')}"

@@ -28,6 +28,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--admin", metavar="ADDR:PORT", help="admin address (default 127.0.0.1:18083), or off"
     )
     parser.add_argument("--data", metavar="DIR", help="data directory (default ./holdfast-data)")
+    parser.add_argument("--id", metavar="NAME", help="name of this node (default n1)")
+    parser.add_argument(
+        "--standby",
+        action="store_true",
+        help="share the data directory with other nodes and serve while holding its lease",
+    )
     parser.add_argument(
         "--durability",
         choices=("fsync", "memory"),
@@ -48,6 +54,10 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
         overrides["listeners.0.bind"] = args.bind
     if args.data is not None:
         overrides["node.data"] = args.data
+    if args.id is not None:
+        overrides["node.id"] = args.id
+    if args.standby:
+        overrides["node.standby"] = True
     if args.durability is not None:
         overrides["log.durability"] = args.durability
     if args.verbose:
@@ -77,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(config: Config) -> int:
+    from holdfast.api.server import STAND_BY_AGAIN
     from holdfast.cli.logs import set_up_logging
     from holdfast.drivers.loop import new_event_loop
 
@@ -84,10 +95,16 @@ def serve(config: Config) -> int:
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        return loop.run_until_complete(_serve(config))
+        code = loop.run_until_complete(_serve(config))
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+    if code == STAND_BY_AGAIN:
+        # A new process image under the old process id: whatever still runs in this one, threads
+        # that wait for the disk and the sockets of clients, ends with it.
+        logging.shutdown()
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+    return code
 
 
 async def _serve(config: Config) -> int:

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 from ipaddress import IPv6Address, ip_address
 from math import isfinite
-from re import search
+from re import fullmatch, search
 from typing import Final, TypeAlias
 
 from msgspec import inspect
 
-from holdfast.config.schema import Config, Listener
+from holdfast.config.schema import WEBSOCKET_PATH, Config, Listener
 from holdfast.topics.names import InvalidFilter, check_filter
 
 SCHEMA: Final = inspect.type_info(Config)
@@ -177,6 +177,23 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f" = {retained}: must be 0 (no limit) or at least log.segment_bytes"
             f" = {config.log.segment_bytes}, for only whole segments are deleted",
         )
+    yield from _lease_problems(config)
+
+
+def _lease_problems(config: Config) -> Iterator[Problem]:
+    lease = config.lease
+    if lease.heartbeat_s > lease.timeout_s / 4:
+        yield (
+            "lease.heartbeat_s",
+            f" = {lease.heartbeat_s}: must be at most a quarter of lease.timeout_s"
+            f" = {lease.timeout_s}",
+        )
+    if config.node.standby and config.log.durability == "memory":
+        yield (
+            "log.durability",
+            ' = "memory": a shared data directory (node.standby) keeps only what is in its files:'
+            ' must be "fsync"',
+        )
 
 
 def _listener_problems(listener: Listener) -> Iterator[Problem]:
@@ -191,6 +208,19 @@ def _listener_problems(listener: Listener) -> Iterator[Problem]:
         yield "client_ca", f" = {shown(listener.client_ca)}: needs TLS: set certificate and key"
     if listener.require_certificate and not listener.client_ca:
         yield "require_certificate", " = true: needs client_ca, the CA that signed the clients"
+    if listener.transport != "websocket":
+        needs = 'needs transport = "websocket"'
+        if listener.path != WEBSOCKET_PATH:
+            yield "path", f" = {shown(listener.path)}: {needs}"
+        if listener.allowed_origins:
+            yield "allowed_origins", f" = {shown(listener.allowed_origins)}: {needs}"
+    for index, origin in enumerate(listener.allowed_origins):
+        if not fullmatch(r"[a-z][a-z0-9+.-]*://[^/A-Z\s]+", origin):
+            yield (
+                f"allowed_origins[{index}]",
+                f" = {shown(origin)}: must be as browsers send it: https://host or"
+                " https://host:port, in lower case and without a path",
+            )
 
 
 def _address_problem(bind: str) -> str:
@@ -263,6 +293,13 @@ def warnings(config: Config) -> list[str]:
             f"security.allow_anonymous = true: anybody who reaches {reachable[0].bind} may"
             " connect without a password"
         )
+    if security.allow_anonymous:
+        for index, listener in enumerate(config.listeners):
+            if listener.transport == "websocket" and not listener.allowed_origins:
+                found.append(
+                    f"listeners[{index}].allowed_origins = []: without a password, whatever page a"
+                    f" browser that reaches {listener.bind} shows may connect"
+                )
     if config.admin.enabled and not _loopback_admin(config):
         found.append(
             f"admin.bind = {shown(config.admin.bind)}: the admin port asks nobody for a password"

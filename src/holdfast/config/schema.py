@@ -13,6 +13,8 @@ from msgspec import Meta, Struct, field
 PACKET_BYTES_LIMIT: Final = 268_435_460
 """The largest MQTT packet there is: header byte, four length bytes, 268,435,455 bytes of body."""
 
+WEBSOCKET_PATH: Final = "/mqtt"
+
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 """0 lets the system choose a free one."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -29,15 +31,39 @@ class Node(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Name of this node in logs, metrics and the data directory. Fixed once data exists."""
     data: Annotated[str, Meta(min_length=1)] = "holdfast-data"
     """Data directory; created when missing."""
+    standby: bool = False
+    """Share the data directory with other nodes: serve only while holding its lease."""
+    advertise: Annotated[str, Meta(pattern=r"^$|^.+:[0-9]{1,5}$", description="host:port")] = ""
+    """Where clients reach this node, told to those of a node that hands over; empty: the first
+    listener's address."""
+
+
+class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Of a shared data directory; the same for all its nodes."""
+
+    timeout_s: Annotated[float, Meta(ge=0.2, le=60)] = 0.5
+    """Silence of the holder after which a standby takes over. At least 2 over NFS."""
+    heartbeat_s: Annotated[float, Meta(ge=0.02, le=10)] = 0.1
+    """At most a quarter of `timeout_s`."""
+    kill_stale_holder: bool = True
+    """Kill a holder that hangs, if it runs on the same machine: its clients then notice at once."""
 
 
 class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 1883
-    transport: Annotated[
-        Literal["tcp"],
-        Meta(description='"tcp" (this version has no WebSocket or other listeners)'),
-    ] = "tcp"
+    transport: Literal["tcp", "websocket"] = "tcp"
+    path: Annotated[
+        str,
+        Meta(
+            pattern=r'^/[!"$->@-~]*$',
+            description="a path that begins with a slash: printable ASCII but ? and #",
+        ),
+    ] = WEBSOCKET_PATH
+    """Of a WebSocket listener's URL."""
+    allowed_origins: list[str] = field(default_factory=list)
+    """Origins of the web pages that may open a WebSocket; empty: all. Clients that are no browsers
+    need not name one."""
     certificate: str = ""
     """PEM file with the server's chain; with it the listener speaks TLS."""
     key: str = ""
@@ -113,6 +139,10 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     connections: CountAboveZero = 1_000_000
     connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 20.0
     """From the TCP connection to a complete CONNECT."""
+    producers_max: CountAboveZero = 100_000
+    """Producers whose last sequence is remembered; one counts once per partition it writes to."""
+    producer_expiry_s: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)] = 604_800
+    """How long a producer that stores nothing is remembered."""
     pending_bytes_max: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 67_108_864
     """Appended to the log and not yet written; above it publishers are not read."""
     qos_max: Annotated[int, Meta(ge=0, le=2)] = 2
@@ -135,6 +165,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     node: Node = field(default_factory=Node)
     listeners: list[Listener] = field(default_factory=lambda: [Listener()])
     admin: Admin = field(default_factory=Admin)
+    lease: Lease = field(default_factory=Lease)
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)

@@ -45,8 +45,10 @@ class Broker:
         verify_password: Callable[[str, bytes], bool] | None,
         memory_flush_s: float,
         on_failed: Callable[[BaseException], None],
+        confirm: Callable[[], None] | None = None,
     ) -> None:
-        """`on_failed`: the journal or the log's reader failed; the node must stop."""
+        """`on_failed`: the journal or the log's reader failed; the node must stop. `confirm`: see
+        JournalWriter."""
         self.node = node
         self.loop = loop
         self.reader: LogReader = storage.reader
@@ -57,6 +59,7 @@ class Broker:
             storage.directory,
             loop.call_soon_threadsafe,
             durable=not node.state.memory,
+            confirm=confirm,
             on_written=self.group_written,
             on_failed=on_failed,
             on_full=self.writer_full,
@@ -184,6 +187,17 @@ class Broker:
         waiter = self.nobody_left
         if waiter is not None and self.node.state.connections == 0 and not waiter.done():
             waiter.set_result(None)
+
+    async def settle(self) -> None:
+        """Take nothing more from clients, and answer everything that was taken."""
+        for session in self.node.state.sessions.values():
+            connection = session.connection
+            if connection is not None and connection.transport is not None:
+                connection.input_paused = True
+                cast(ClientTransport, connection.transport).pause_reading()
+        await self.drain_journal()
+        self.touch()
+        self.turn()
 
     async def wait_for_disconnects(self, timeout_s: float) -> None:
         """Return when no connection is left, or the time is over."""

@@ -46,10 +46,14 @@ class GroupWriter:
         directory: DataDirectory,
         *,
         durable: bool,
+        shared: bool = False,
         allocate_bytes: int = ALLOCATE_BYTES,
     ) -> None:
+        """`shared`: another node may have taken over without our knowledge, and what is in the
+        file then counts as it is: it is never made shorter."""
         self._directory = directory
         self._durable = durable
+        self._shared = shared
         self._allocate_bytes = allocate_bytes
         self._file: WriteFile | None = None
         self._segment = -1
@@ -73,8 +77,9 @@ class GroupWriter:
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            file.truncate(group.position)
-            self._allocated = 0
+            if not self._shared:
+                file.truncate(group.position)
+                self._allocated = 0
             raise DiskFullError from error
         self._end = end
         if self._durable:
@@ -86,7 +91,7 @@ class GroupWriter:
         if file is None:
             return
         try:
-            if self._allocated > self._end:
+            if self._allocated > self._end and not self._shared:
                 file.truncate(self._end)
             file.sync()
         finally:
@@ -176,21 +181,24 @@ class JournalWriter:
         call_soon: CallSoon,
         *,
         durable: bool,
+        confirm: Callable[[], None] | None = None,
         on_written: Callable[[WriteGroup], None],
         on_failed: Callable[[BaseException], None],
         on_full: Callable[[], None],
         on_space: Callable[[], None],
     ) -> None:
-        """`on_written`: the group is in the file, and if `durable` on the disk. `on_failed`:
-        nothing more will be written; the node must stop. `on_full`, `on_space`: the disk is full,
-        groups wait; it is not any more."""
+        """`confirm`, for a shared directory: returns when what is durable by now may be promised,
+        or raises. `on_written`: the group is in the file, and if `durable` on the disk.
+        `on_failed`: nothing more will be written; the node must stop. `on_full`, `on_space`: the
+        disk is full, groups wait; it is not any more."""
         self._directory = directory
         self._call_soon = call_soon
         self._on_written = on_written
         self._on_failed = on_failed
         self._on_full = on_full
         self._on_space = on_space
-        self._writer = GroupWriter(directory, durable=durable)
+        self._confirm = confirm
+        self._writer = GroupWriter(directory, durable=durable, shared=confirm is not None)
         self.free_bytes = self.space()
         """After the last group; what is allocated in advance is not counted as free."""
         self._groups: SimpleQueue[WriteGroup | None] = SimpleQueue()
@@ -226,6 +234,8 @@ class JournalWriter:
                     break
                 if not self._write(group):
                     continue
+                if self._confirm is not None:
+                    self._confirm()
                 # Looked at for every group: at full speed a small disk is full in no time.
                 self.free_bytes = self.space()
                 _report(self._call_soon, self._on_written, group)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from holdfast.log.compaction import compact_segment, is_worthwhile
 from holdfast.log.cursor import LogReader
-from holdfast.log.files import DataDirectory, DataDirectoryError, DirectoryLock, create_or_open
+from holdfast.log.files import DataDirectory, DataDirectoryError, create_or_open
+from holdfast.log.filesystem import Lock
 from holdfast.log.index import SegmentIndex
 from holdfast.log.journal import Journal, Segment
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
@@ -29,6 +30,11 @@ class StorageError(Exception):
     """The data directory cannot be used; the text says why and what to do."""
 
 
+def now_text() -> str:
+    """ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def report_damage(damage: Damage) -> None:
     logger.error(
         "journal_damaged segment=%020d position=%d bytes=%d error=%r kept_in=quarantine",
@@ -39,10 +45,35 @@ def report_damage(damage: Damage) -> None:
     )
 
 
+def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
+    """None, and a line in the log, if it cannot be read whole."""
+    try:
+        return whole_snapshot(directory, sequence)
+    except FileNotFoundError:
+        # A newer one has replaced it.
+        return None
+    except OSError as error:
+        logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
+        return None
+
+
+def whole_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
+    """None, and a line in the log, if it is damaged. Raises OSError."""
+    file = directory.open_snapshot(sequence)
+    try:
+        snapshot = Snapshot(file.read, file.size())
+        snapshot.check()
+    except CorruptSnapshot as error:
+        logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
+        return None
+    return snapshot
+
+
 class Storage:
     def __init__(
-        self, path: Path, directory: DataDirectory, lock: DirectoryLock, opened: OpenedJournal
+        self, path: Path, directory: DataDirectory, lock: Lock, opened: OpenedJournal
     ) -> None:
+        """`lock` is released by `close`."""
         self._path = path
         self.directory = directory
         self.opened = opened
@@ -55,9 +86,8 @@ class Storage:
     @classmethod
     def open(cls, path: Path, node_id: str, partitions: int, segment_bytes: int) -> "Storage":
         """Lock, open and repair. Raises StorageError."""
-        created = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            directory, lock = create_or_open(path, node_id, partitions, created)
+            directory, lock = create_or_open(path, node_id, partitions, now_text())
         except DataDirectoryError as error:
             raise StorageError(str(error)) from error
         started = time.monotonic()
@@ -111,12 +141,8 @@ class Storage:
     def _newest_snapshot(self) -> Snapshot | None:
         found: Snapshot | None = None
         for sequence in reversed(self.directory.snapshots()):
-            try:
-                file = self.directory.open_snapshot(sequence)
-                snapshot = Snapshot(file.read, file.size())
-                snapshot.check()
-            except (CorruptSnapshot, OSError) as error:
-                logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
+            snapshot = usable_snapshot(self.directory, sequence)
+            if snapshot is None:
                 continue
             self.snapshots.insert(0, sequence)
             if found is None:

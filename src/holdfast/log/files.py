@@ -1,29 +1,37 @@
 """The data directory: which files it has, how they are opened, created and made durable. Uses os.
 
     manifest.json             format, node_id, partitions, created; never changes
-    lock                      locked as long as a node serves the directory
+    lock                      locked as long as a node serves the directory alone
     journal/<sequence>.log    segments; <sequence>.idx their indexes
     journal/start.json        where the journal begins, once retention has removed something
     snapshots/<sequence>.snap
     quarantine/               copies of damaged places
+    lease/, epochs/           if nodes share it: see holdfast.lease and log/epochs.py
 
 Nothing here knows what is in a segment.
 """
 
-import errno
-import fcntl
 import json
 import os
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
+from holdfast.log.epochs import (
+    CLAIMED_NAME,
+    EPOCHS,
+    LEASE,
+    NEVER_SHARED,
+    CorruptEpoch,
+    Epoch,
+    newest_epoch,
+)
 from holdfast.log.filesystem import (
     TEMPORARY,
     FileSystem,
+    LimitedReadFile,
     OsFileSystem,
     ReadFile,
     TemporaryFile,
@@ -48,7 +56,12 @@ START: Final = "journal/start.json"
 
 
 class DataDirectoryError(Exception):
-    """The directory cannot be used. The text says why and what to do."""
+    """The directory cannot be used. The text says why and what to do. `in_use`: another process
+    has it, for now."""
+
+    def __init__(self, text: str, *, in_use: bool = False) -> None:
+        super().__init__(text)
+        self.in_use = in_use
 
 
 class DirectoryLock:
@@ -56,34 +69,23 @@ class DirectoryLock:
 
     def __init__(self, path: Path) -> None:
         """Raises DataDirectoryError if another process has it."""
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
-            _lock(self._descriptor)
+            lock = OsFileSystem(path.parent).lock(path.name)
         except OSError as error:
-            holder = os.pread(self._descriptor, 20, 0).decode("ascii", "replace").strip()
-            os.close(self._descriptor)
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
-                raise DataDirectoryError(f"cannot lock {path}: {error.strerror}") from error
+            raise DataDirectoryError(f"cannot lock {path}: {error.strerror}") from error
+        if lock is None:
+            holder = path.read_bytes()[:20].decode("ascii", "replace").strip()
             raise DataDirectoryError(
                 f"{path.parent} is served by another process"
-                f"{f' ({holder})' if holder else ''}: stop it, or give another data directory"
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"{os.getpid()}\n".encode(), 0)
+                f"{f' ({holder})' if holder else ''}: stop it, or give another data directory",
+                in_use=True,
+            )
+        self._lock = lock
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _lock(descriptor: int) -> None:
-    command = getattr(fcntl, "F_OFD_SETLK", None)
-    if command is None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    # A POSIX lock would be dropped as soon as any descriptor of the file is closed.
-    fcntl.fcntl(descriptor, command, struct.pack("hhlli0l", fcntl.F_WRLCK, 0, 0, 0, 0))
+        self._lock.release()
 
 
 @dataclass(frozen=True)
@@ -95,23 +97,29 @@ class Manifest:
 
 
 class DataDirectory:
-    """Names and small files of one data directory."""
+    """Names and small files of one data directory, or of one epoch of a shared one."""
 
-    def __init__(self, files: FileSystem, manifest: Manifest) -> None:
+    def __init__(self, files: FileSystem, manifest: Manifest, epoch: Epoch = NEVER_SHARED) -> None:
+        """`files`: of the epoch's folder."""
         self.files = files
         self.manifest = manifest
+        self.epoch = epoch
+        self.sealed = dict(epoch.sealed)
+        """Segments of which only the first so many bytes count, by sequence."""
 
     # Segments and their indexes
 
     def segments(self) -> list[int]:
         """Sequences that name the segments, oldest first."""
-        return _sequences(self.files.list(JOURNAL), ".log")
+        return _sequences(self.files.list(JOURNAL, must_exist=True), ".log")
 
     def indexes(self) -> list[int]:
-        return _sequences(self.files.list(JOURNAL), ".idx")
+        return _sequences(self.files.list(JOURNAL, must_exist=True), ".idx")
 
     def open_segment(self, sequence: int) -> ReadFile:
-        return self.files.open_read(segment_name(sequence))
+        file = self.files.open_read(segment_name(sequence))
+        limit_bytes = self.sealed.get(sequence)
+        return file if limit_bytes is None else LimitedReadFile(file, limit_bytes)
 
     def create_segment(self, sequence: int) -> WriteFile:
         """Its name is durable when this returns."""
@@ -189,7 +197,7 @@ class DataDirectory:
 
     def snapshots(self) -> list[int]:
         """Sequences they start at, oldest first."""
-        return _sequences(self.files.list(SNAPSHOTS), ".snap")
+        return _sequences(self.files.list(SNAPSHOTS, must_exist=True), ".snap")
 
     def open_snapshot(self, sequence: int) -> ReadFile:
         return self.files.open_read(snapshot_name(sequence))
@@ -243,10 +251,59 @@ class DataDirectory:
 def create_or_open(
     path: Path, node_id: str, partitions: int, created: str
 ) -> tuple[DataDirectory, DirectoryLock]:
-    """For the node that serves the directory. `created`: the time now, ISO 8601.
+    """For the node that serves the directory alone. `created`: the time now, ISO 8601.
 
-    Raises DataDirectoryError: in use, of another node, not writable, or no data directory.
+    Raises DataDirectoryError: in use, shared, of another node, not writable, or no data directory.
     """
+    lock = lock_root(path)
+    files = OsFileSystem(path)
+    try:
+        if files.list(LEASE):
+            raise DataDirectoryError(
+                f"{path} is shared by several nodes: start this one with --standby, or give another"
+                " data directory"
+            )
+        directory = _open_locked(files, path, partitions, Manifest(node_id, partitions, created))
+        if directory.manifest.node_id != node_id:
+            raise DataDirectoryError(
+                f"{path} belongs to node {directory.manifest.node_id!r}, this one is {node_id!r}:"
+                " set node.id to that, or give another data directory"
+            )
+        return directory, lock
+    except OSError as error:
+        lock.release()
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+    except DataDirectoryError:
+        lock.release()
+        raise
+
+
+def create_or_open_shared(path: Path, node_id: str, partitions: int, created: str) -> Manifest:
+    """For a node that shares the directory with others: it is one, and will stay shared.
+
+    Raises DataDirectoryError: served by a node alone, not writable, or no data directory.
+    """
+    files = OsFileSystem(path)
+    try:
+        if not files.list(LEASE):
+            lock = lock_root(path)
+            try:
+                _open_locked(files, path, partitions, Manifest(node_id, partitions, created))
+                files.make_folder(LEASE)
+                files.open_write(CLAIMED_NAME, create=True).close()
+                files.sync_folder(LEASE)
+                files.sync_folder("")
+            except FileExistsError:
+                pass  # another one, at the same time
+            finally:
+                lock.release()
+        return _open_locked(files, path, partitions, None).manifest
+    except OSError as error:
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+
+
+def lock_root(path: Path) -> DirectoryLock:
+    """Create the directory if need be and lock it. Raises DataDirectoryError."""
     files = OsFileSystem(path)
     try:
         _make_root(path)
@@ -257,17 +314,9 @@ def create_or_open(
                     f"{path} has no {MANIFEST} but other files ({foreign[0]}): give an empty or"
                     " new directory"
                 )
-        lock = DirectoryLock(path / LOCK)
+        return DirectoryLock(path / LOCK)
     except OSError as error:
         raise DataDirectoryError(f"{path}: {error.strerror}") from error
-    try:
-        return _open_locked(files, path, node_id, partitions, created), lock
-    except OSError as error:
-        lock.release()
-        raise DataDirectoryError(f"{path}: {error.strerror}") from error
-    except DataDirectoryError:
-        lock.release()
-        raise
 
 
 def _make_root(path: Path) -> None:
@@ -280,18 +329,14 @@ def _make_root(path: Path) -> None:
 
 
 def _open_locked(
-    files: FileSystem, path: Path, node_id: str, partitions: int, created: str
+    files: FileSystem, path: Path, partitions: int, new: Manifest | None
 ) -> DataDirectory:
-    if MANIFEST not in files.list(""):
+    """`new`: the manifest to create it with if there is none."""
+    if new is not None and MANIFEST not in files.list(""):
         if _sequences(files.list(JOURNAL), ".log"):
             raise DataDirectoryError(f"{path} has a journal but no {MANIFEST}: restore it")
-        create(files, Manifest(node_id, partitions, created))
+        create(files, new)
     manifest = read_manifest(files, path)
-    if manifest.node_id != node_id:
-        raise DataDirectoryError(
-            f"{path} belongs to node {manifest.node_id!r}, this one is {node_id!r}:"
-            " set node.id to that, or give another data directory"
-        )
     if manifest.partitions != partitions:
         raise DataDirectoryError(
             f"{path} was created with {manifest.partitions} partitions, log.partitions is"
@@ -317,9 +362,17 @@ def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
 
 
 def open_to_read(path: Path) -> DataDirectory:
-    """Any data directory, served or not, without its lock. Raises DataDirectoryError."""
+    """Any data directory, served or not, without its lock; of a shared one the newest epoch that
+    counts. Raises DataDirectoryError."""
     files = OsFileSystem(path)
-    return DataDirectory(files, read_manifest(files, path))
+    manifest = read_manifest(files, path)
+    try:
+        epoch = newest_epoch(files)
+    except CorruptEpoch as error:
+        raise DataDirectoryError(f"{path}: {error}") from error
+    except OSError as error:
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+    return DataDirectory(epoch.files(files), manifest, epoch)
 
 
 def read_manifest(files: FileSystem, path: Path) -> Manifest:
@@ -373,6 +426,8 @@ def _is_ours(name: str) -> bool:
         JOURNAL,
         SNAPSHOTS,
         QUARANTINE,
+        LEASE,
+        EPOCHS,
         "lost+found",
     )
 

@@ -4,7 +4,10 @@ OsFileSystem is the real one; the crash tests have another in memory, which tear
 forgets what was not synced. Names are relative to the data directory.
 """
 
+import errno
+import fcntl
 import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -38,11 +41,19 @@ class WriteFile(Protocol):
     def close(self) -> None: ...
 
 
-class FileSystem(Protocol):
-    """Errors are OSErrors. What creates, renames or removes is durable after sync_folder."""
+class Lock(Protocol):
+    """Held until `release`, or the end of the process."""
 
-    def list(self, folder: str) -> list[str]:
-        """Names in the folder, sorted; empty if there is no such folder."""
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """Errors are OSErrors. What creates, links, renames or removes is durable after
+    sync_folder."""
+
+    def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
+        """Names in the folder, sorted. Without the folder: none, or FileNotFoundError if
+        `must_exist`."""
 
     def make_folder(self, folder: str) -> None:
         """Missing parents too; not an error if it is there."""
@@ -57,10 +68,83 @@ class FileSystem(Protocol):
 
     def remove(self, name: str) -> None: ...
 
+    def link(self, name: str, new_name: str) -> None:
+        """Give a file a second name. Raises FileExistsError if that is taken."""
+
+    def remove_folder(self, folder: str) -> None:
+        """An empty one."""
+
     def sync_folder(self, folder: str) -> None: ...
 
     def free_bytes(self) -> int:
         """What an ordinary user may still write."""
+
+    def lock(self, name: str) -> Lock | None:
+        """Lock a file, which is created if it is missing; None if somebody else has it."""
+
+    def is_locked(self, name: str) -> bool:
+        """Whether somebody else has it. Raises FileNotFoundError."""
+
+
+class SubFolder:
+    """A folder of a file system, as a file system."""
+
+    def __init__(self, files: FileSystem, folder: str) -> None:
+        self._files = files
+        self._folder = folder
+
+    def _name(self, name: str) -> str:
+        return f"{self._folder}/{name}" if name else self._folder
+
+    def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
+        return self._files.list(self._name(folder), must_exist=must_exist)
+
+    def make_folder(self, folder: str) -> None:
+        self._files.make_folder(self._name(folder))
+
+    def open_read(self, name: str) -> ReadFile:
+        return self._files.open_read(self._name(name))
+
+    def open_write(self, name: str, *, create: bool) -> WriteFile:
+        return self._files.open_write(self._name(name), create=create)
+
+    def rename(self, name: str, new_name: str) -> None:
+        self._files.rename(self._name(name), self._name(new_name))
+
+    def remove(self, name: str) -> None:
+        self._files.remove(self._name(name))
+
+    def link(self, name: str, new_name: str) -> None:
+        self._files.link(self._name(name), self._name(new_name))
+
+    def remove_folder(self, folder: str) -> None:
+        self._files.remove_folder(self._name(folder))
+
+    def sync_folder(self, folder: str) -> None:
+        self._files.sync_folder(self._name(folder))
+
+    def free_bytes(self) -> int:
+        return self._files.free_bytes()
+
+    def lock(self, name: str) -> Lock | None:
+        return self._files.lock(self._name(name))
+
+    def is_locked(self, name: str) -> bool:
+        return self._files.is_locked(self._name(name))
+
+
+class LimitedReadFile:
+    """The first `limit_bytes` of a file: the rest does not count, whatever is written there."""
+
+    def __init__(self, file: ReadFile, limit_bytes: int) -> None:
+        self._file = file
+        self._limit_bytes = limit_bytes
+
+    def read(self, position: int, length: int) -> bytes:
+        return self._file.read(position, max(0, min(length, self._limit_bytes - position)))
+
+    def size(self) -> int:
+        return min(self._limit_bytes, self._file.size())
 
 
 class OsReadFile:
@@ -132,14 +216,45 @@ class OsWriteFile:
             self._descriptor = -1
 
 
+class OsLock:
+    """An open file description lock: unlike a POSIX lock it is not dropped when another
+    descriptor of the file is closed, and unlike flock it works over NFS."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Takes over the descriptor of a file that is locked."""
+        self.descriptor = descriptor
+
+    def release(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+_FLOCK: Final = "hhlli0l"
+"""struct flock: l_type, l_whence, l_start, l_len, l_pid."""
+
+
+def _try_lock(descriptor: int) -> bool:
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, wanted)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
 class OsFileSystem:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def list(self, folder: str) -> list[str]:
+    def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
         try:
             return sorted(os.listdir(self.root / folder))
         except FileNotFoundError:
+            if must_exist:
+                raise
             return []
 
     def make_folder(self, folder: str) -> None:
@@ -156,6 +271,33 @@ class OsFileSystem:
 
     def remove(self, name: str) -> None:
         os.unlink(self.root / name)
+
+    def link(self, name: str, new_name: str) -> None:
+        os.link(self.root / name, self.root / new_name)
+
+    def remove_folder(self, folder: str) -> None:
+        os.rmdir(self.root / folder)
+
+    def lock(self, name: str) -> OsLock | None:
+        descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            locked = _try_lock(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if not locked:
+            os.close(descriptor)
+            return None
+        return OsLock(descriptor)
+
+    def is_locked(self, name: str) -> bool:
+        descriptor = os.open(self.root / name, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0)
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+            return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+        finally:
+            os.close(descriptor)
 
     def sync_folder(self, folder: str) -> None:
         descriptor = os.open(self.root / folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.log.index import ActiveIndex, Gap, IndexHead, SegmentIndex
-from holdfast.log.record import HEAD_BYTES, BatchBuilder
+from holdfast.log.record import HEAD_BYTES, Batch, BatchBuilder
 
 BATCH_RECORDS_MAX: Final = 1 << 20
 """A posting has INDEX_BITS for the index in a batch."""
@@ -113,6 +113,8 @@ class Journal:
         # Appended and not yet taken; without batch headers.
         self.pending_bytes = 0
         self._taken_sequence = self.sequence
+        # The next group starts a segment however much room there is.
+        self._starts_segment = False
         self._open: list[BatchBuilder | None] = [None] * partitions
         self._pending: list[BatchBuilder] = []
 
@@ -127,6 +129,48 @@ class Journal:
         self.sequence = sequence
         self.committed_sequence = sequence
         self._taken_sequence = sequence
+
+    def begin_epoch(self, epoch: int) -> None:
+        """What is appended from here on carries the epoch and begins a segment: the one before
+        may still be open elsewhere. A last segment without records is forgotten."""
+        self.epoch = epoch
+        self._starts_segment = True
+        if self.segments and not self.segments[-1].head.records:
+            self.segments.pop()
+
+    def follow_segment(self) -> Segment:
+        """The segment that another process has begun, named by what was followed so far."""
+        ends = self.segments[-1].end_offsets() if self.segments else self.start_offsets
+        index = ActiveIndex(self.sequence, ends)
+        segment = Segment(self.sequence, index.head, index, 0)
+        self.segments.append(segment)
+        return segment
+
+    def follow(self, batch: Batch, position: int) -> None:
+        """Take over a batch that another process has written at `position` of the last segment.
+        It counts as committed: whoever promises on it makes it durable first."""
+        segment = self.segments[-1]
+        index = segment.index
+        assert isinstance(index, ActiveIndex)
+        topics, last_delta_us = batch.topics()
+        index.add_batch(
+            position,
+            batch.length,
+            batch.partition,
+            batch.base_offset,
+            batch.attributes,
+            batch.base_timestamp_us,
+            last_delta_us,
+            topics,
+        )
+        segment.size_bytes = position + batch.length
+        end = batch.end_offset
+        self.next_offset[batch.partition] = end
+        self.high_watermark[batch.partition] = end
+        self.written[batch.partition] = end
+        self.sequence += batch.count
+        self.committed_sequence = self.sequence
+        self._taken_sequence = self.sequence
 
     def append(
         self,
@@ -190,9 +234,12 @@ class Journal:
         segment = segments[-1] if segments else None
         sealed: Segment | None = None
         starts_segment = False
-        if segment is None or (
-            segment.size_bytes and segment.size_bytes + size_bytes > self.segment_bytes
+        if (
+            segment is None
+            or self._starts_segment
+            or (segment.size_bytes and segment.size_bytes + size_bytes > self.segment_bytes)
         ):
+            self._starts_segment = False
             sealed = segment
             starts_segment = True
             index = ActiveIndex(

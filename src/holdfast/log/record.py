@@ -70,6 +70,8 @@ WILL: Final = 6
 """A will was fired or dropped (client id)."""
 CONTROL: Final = 7
 """About the log itself; readers that do not know it skip it."""
+PRODUCER: Final = 8
+"""A producer id is bound to a user (producer, client id = user name; empty: to nobody)."""
 
 KIND_NAMES: Final = {
     MESSAGE: "message",
@@ -79,6 +81,7 @@ KIND_NAMES: Final = {
     RELEASE: "release",
     WILL: "will",
     CONTROL: "control",
+    PRODUCER: "producer",
 }
 
 FLAG_QOS_MASK: Final = 0x03

@@ -74,6 +74,7 @@ def scan_segment(
     window = _Window(file, file.size() if end is None else end)
     seen: set[int] = set()
     position = 0
+    looked_again = -1
     while position + HEADER_BYTES <= window.end:
         try:
             batch = window.batch(position)
@@ -84,6 +85,11 @@ def scan_segment(
             _check_place(index, batch)
         except CorruptBatch as error:
             following = _after_damage(window, index, position)
+            if following is not None and looked_again != position:
+                looked_again = position
+                if window.has_changed(position):
+                    # The file is being written: this batch and the next came since.
+                    continue
             if following is None:
                 scan.torn = _torn_end(window, sequence, position, str(error))
                 return scan
@@ -162,6 +168,11 @@ class _Window:
         except CorruptBatch:
             return False
         return True
+
+    def has_changed(self, position: int) -> bool:
+        """Whether a valid batch is at `position` now, though what was read before has none."""
+        self._data = b""
+        return self.is_batch(position)
 
     def find_magic(self, position: int) -> int:
         """At or after `position`, at a multiple of ALIGNMENT; -1 if there is none."""

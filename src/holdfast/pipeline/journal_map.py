@@ -8,6 +8,7 @@ Spark reads a record a moment before its publisher is answered, or one whose pub
 """
 
 import os
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,13 +16,18 @@ from typing import Final
 
 import numpy as np
 
+from holdfast.log.epochs import newest_claimed
 from holdfast.log.files import open_to_read, segment_name
+from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.index import CorruptIndex, IndexHead
 from holdfast.log.record import HEAD_FIELDS, HEADER_BYTES, Batch, CorruptBatch
 from holdfast.pipeline.offsets import Bounds, OffsetRange, Offsets
 from holdfast.pipeline.reader_path import Piece, find_batch
 from holdfast.pipeline.segment_map import NO_OFFSET, SegmentMap
 
+CLAIM_LOOKS: Final = 100
+CLAIM_PAUSE_S: Final = 0.02
+"""A takeover goes on between a claim and the moment when the epoch counts."""
 BATCH_SPAN_US: Final = 0x1_0000_0000
 """No record is later than this after the first of its batch (a head keeps 32 bits)."""
 
@@ -32,6 +38,7 @@ class JournalMap:
     def __init__(self, path: str) -> None:
         """Reads the manifest. Raises DataDirectoryError."""
         self.path = Path(path)
+        self._root = OsFileSystem(self.path)
         self.directory = open_to_read(self.path)
         self.partitions = self.directory.manifest.partitions
         self._segments: list[SegmentMap] = []
@@ -39,7 +46,30 @@ class JournalMap:
         """Where the journal begins; NO_OFFSET where that is not known."""
 
     def refresh(self) -> None:
-        """Map what was added and forget what was removed since the last call."""
+        """Map what was added and forget what was removed since the last call. Raises
+        DataDirectoryError.
+
+        Of a shared directory a deposed holder may still add to the newest epoch we know, and what
+        it adds will not count. So we do as a holder does: what was mapped, and made durable, before
+        a look that finds no newer claim, counts for good."""
+        for _ in range(CLAIM_LOOKS):
+            directory = open_to_read(self.path)
+            if directory.epoch != self.directory.epoch:
+                self.directory = directory
+                self._segments = []
+            self._map_segments()
+            if self._newest_claimed() <= self.directory.epoch.number:
+                return
+            time.sleep(CLAIM_PAUSE_S)
+        # Whoever claimed it has died, and so has the holder before: nobody adds anything now.
+
+    def _newest_claimed(self) -> int:
+        try:
+            return newest_claimed(self._root)
+        except FileNotFoundError:
+            return 0  # one node's own
+
+    def _map_segments(self) -> None:
         sequences = self.directory.segments()
         first, self._floor = self._start(sequences)
         known = {segment.sequence: segment for segment in self._segments}
@@ -53,7 +83,12 @@ class JournalMap:
             segment = known.get(sequence)
             try:
                 if segment is None:
-                    segment = SegmentMap(self.path / segment_name(sequence), sequence, ends[:])
+                    segment = SegmentMap(
+                        self.path / self.directory.epoch.folder / segment_name(sequence),
+                        sequence,
+                        ends[:],
+                        self.directory.sealed.get(sequence),
+                    )
                     head = None if last else self._index_head(sequence)
                     if head is None or not segment.use_index(head):
                         segment.walk(last=last)

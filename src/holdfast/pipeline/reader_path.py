@@ -7,9 +7,13 @@ valid batch are passed by looking for the next one; `Coverage` then knows what t
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 from zlib import crc32
 
+from holdfast.log.epochs import EPOCHS, newest_epoch
+from holdfast.log.files import JOURNAL
+from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.record import HEADER, HEADER_BYTES, MAGIC
 from holdfast.pipeline.scan import Chunk, Coverage, header_damage
 
@@ -34,7 +38,7 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
         if coverage.done:
             break
         try:
-            descriptor = os.open(piece.path, os.O_RDONLY)
+            descriptor = _open(piece.path)
         except FileNotFoundError:
             continue  # removed by retention: `finish` tells what is missing
         try:
@@ -45,6 +49,18 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
         finally:
             os.close(descriptor)
     coverage.finish("their segment was removed by retention, or is damaged there")
+
+
+def _open(path: str) -> int:
+    """A segment, wherever it is by now: in a shared directory it moves with the epoch. Raises
+    FileNotFoundError."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        folder = Path(path).parent.parent
+        root = folder.parent.parent if folder.parent.name == EPOCHS else folder
+        newest = newest_epoch(OsFileSystem(root))
+        return os.open(root / newest.folder / JOURNAL / Path(path).name, os.O_RDONLY)
 
 
 def _read_piece(descriptor: int, piece: Piece, coverage: Coverage) -> Iterator[Chunk]:

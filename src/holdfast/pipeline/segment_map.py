@@ -5,6 +5,7 @@ that is being written, or has no valid index, is walked batch by batch.
 """
 
 import os
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -29,9 +30,17 @@ class SegmentMap:
     """The map of one segment file. A vector of *ends* holds, per partition, the offset after its
     last record before a place in the journal."""
 
-    def __init__(self, path: Path, sequence: int, start_ends: "array[int]") -> None:
+    def __init__(
+        self,
+        path: Path,
+        sequence: int,
+        start_ends: "array[int]",
+        limit_bytes: int | None = None,
+    ) -> None:
+        """`limit_bytes`: only so much of the file counts; None: all of it."""
         self.path = path
         self.sequence = sequence
+        self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
         self.start_ends = start_ends
         self.ends = start_ends[:]
         # The latest base timestamp; of a segment known by its index the latest timestamp.
@@ -49,7 +58,9 @@ class SegmentMap:
         """Take over what the index says, without a walk. False if it is of another state of the
         file. Raises FileNotFoundError."""
         state = os.stat(self.path)
-        if head.log_bytes != state.st_size or len(head.end_offsets) != len(self.ends):
+        if head.log_bytes != min(state.st_size, self._limit_bytes) or len(head.end_offsets) != len(
+            self.ends
+        ):
             return False
         self.start_ends = array("q", head.start_offsets)
         self.ends = array("q", head.end_offsets)
@@ -68,21 +79,22 @@ class SegmentMap:
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             state = os.fstat(descriptor)
-            if state.st_size < self.position or state.st_ino != self._inode or self.is_indexed:
+            size = min(state.st_size, self._limit_bytes)
+            if size < self.position or state.st_ino != self._inode or self.is_indexed:
                 self._forget()
                 self._inode = state.st_ino
             start = self.position
             while True:
-                self._map_batches(descriptor, state.st_size, checked=last)
+                self._map_batches(descriptor, size, checked=last)
                 stop = self.position
-                if not any(os.pread(descriptor, HEADER_BYTES, stop)):
+                if stop >= size or not any(os.pread(descriptor, HEADER_BYTES, stop)):
                     break  # the end, or space that was allocated in advance
-                following = find_batch(descriptor, stop + 8, state.st_size)
+                following = find_batch(descriptor, stop + 8, size)
                 if following is None:
                     break
                 # Bytes are written in order, so whatever is no batch here is damage, now that a
                 # later batch is there; unless it was just being written at the first look.
-                self.position = stop if is_batch(descriptor, stop, state.st_size) else following
+                self.position = stop if is_batch(descriptor, stop, size) else following
             if self.position > start:
                 _make_durable(descriptor)
         finally:
