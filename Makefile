@@ -8,13 +8,14 @@ SECONDS ?= 60
 ROUNDS ?= 20
 SEEDS ?= 5000
 
-.PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench fuzz chaos sim conformance clean
+.PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench failover fuzz chaos sim conformance clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry, kill -9, restart, Spark report"
 	@echo "make test      set up, then all tests, interpreted and compiled"
 	@echo "make check     format, lint, types, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run"
+	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
 	@echo "make sim       SEEDS=5000 of simulated sessions, cuts and crashes"
 	@echo "make chaos     ROUNDS=20 of kill -9 under load"
@@ -66,6 +67,10 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+failover: setup
+	$(BIN)/python -m bench.failover
+	$(BIN)/python -m bench.takeover
 
 fuzz: setup
 	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)

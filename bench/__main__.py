@@ -1,4 +1,5 @@
-"""`python -m bench`: the comparison with Mosquitto, then the curves of topics and of Spark."""
+"""`python -m bench`: the comparison with Mosquitto, the Publish Queue, then, in a short form, the
+failover of a pair, and the curves of topics and of Spark."""
 
 import argparse
 import json
@@ -12,8 +13,15 @@ from bench import brokers, process, report
 from bench.comparison import Outcome, Settings, compare
 from bench.scenarios import PAYLOAD_BYTES, SCENARIOS
 
-PARTS = ("topics", "spark")
-"""Other benchmarks: each is a module of this package that knows --json PATH."""
+PARTS: dict[str, tuple[str, ...]] = {
+    "pubqueue": (),
+    "failover": ("--quick",),
+    "takeover": ("--quick",),
+    "topics": (),
+    "spark": (),
+}
+"""Other benchmarks with their options here: each is a module of this package that knows
+--json PATH."""
 OPEN_FILES = 20_000
 
 
@@ -27,7 +35,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="one short round of each scenario; topics and spark only with --only",
+        help=f"one short round of each scenario; {', '.join(PARTS)} only with --only",
     )
     parser.add_argument(
         "--only", metavar="NAME", action="append", choices=[*names, *PARTS], help="may be repeated"
@@ -114,7 +122,7 @@ def run_part(name: str) -> object:
     print(f"\n{name}", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "figures.json"
-        command = [sys.executable, "-m", f"bench.{name}", "--json", str(path)]
+        command = [sys.executable, "-m", f"bench.{name}", "--json", str(path), *PARTS[name]]
         done = subprocess.run(command, cwd=Path(__file__).parent.parent, check=False)
         if done.returncode or not path.exists():
             print(f"{name}: no figures, ended with code {done.returncode}", flush=True)

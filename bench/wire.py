@@ -54,9 +54,10 @@ def text(value: str) -> bytes:
     return struct.pack("!H", len(encoded)) + encoded
 
 
-def connect(client_id: str, keep_alive_s: int = 0) -> bytes:
-    """A CONNECT with clean session, no will and no identity."""
-    body = text("MQTT") + b"\x04\x02" + struct.pack("!H", keep_alive_s) + text(client_id)
+def connect(client_id: str, keep_alive_s: int = 0, *, clean: bool = True) -> bytes:
+    """A CONNECT without will and identity."""
+    flags = b"\x02" if clean else b"\x00"
+    body = text("MQTT") + b"\x04" + flags + struct.pack("!H", keep_alive_s) + text(client_id)
     return b"\x10" + remaining_length(len(body)) + body
 
 
