@@ -1,0 +1,69 @@
+"""Who sent a message and as which one: the identity that lets a broker drop repetitions.
+
+It travels as the MQTT 5 user property `hf-seq` with the value `<producer>:<epoch>:<sequence>`. The
+sequence counts a producer's messages over all topics; the epoch grows with each life of the
+producer, so that a producer that forgot its sequence does not use one twice.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.mqtt.properties import USER_PROPERTY, Properties
+
+IDENTITY_PROPERTY: Final = "hf-seq"
+EPOCH_MAX: Final = (1 << 32) - 1
+SEQUENCE_MAX: Final = (1 << 63) - 1
+PRODUCER_CHARACTERS_MAX: Final = 64
+
+_PRODUCER: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{PRODUCER_CHARACTERS_MAX}}}")
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    producer: str
+    epoch: int
+    sequence: int
+
+    def __str__(self) -> str:
+        return f"{self.producer}:{self.epoch}:{self.sequence}"
+
+
+def check_producer(producer: str) -> None:
+    """Raises ValueError."""
+    if not _PRODUCER.fullmatch(producer):
+        raise ValueError(
+            f"producer id {producer!r}: 1 to {PRODUCER_CHARACTERS_MAX} of the characters "
+            "A-Z a-z 0-9 _ . -"
+        )
+
+
+def parse_identity(text: str) -> Identity:
+    """Raises ValueError: no sign, no leading zeros, nothing around it."""
+    parts = text.split(":")
+    if len(parts) != 3:
+        raise ValueError(f"identity {text!r}: must be <producer>:<epoch>:<sequence>")
+    check_producer(parts[0])
+    epoch = _number(parts[1], "epoch", 0, EPOCH_MAX)
+    return Identity(parts[0], epoch, _number(parts[2], "sequence", 1, SEQUENCE_MAX))
+
+
+def identity_of(properties: Properties) -> Identity | None:
+    """The identity that a received message carries; None without one. Raises ValueError if it is
+    malformed or there are several."""
+    pairs = properties.get(USER_PROPERTY)
+    if not isinstance(pairs, list):
+        return None
+    values = [pair[1] for pair in pairs if isinstance(pair, tuple) and pair[0] == IDENTITY_PROPERTY]
+    if not values:
+        return None
+    if len(values) > 1:
+        raise ValueError(f"{len(values)} properties {IDENTITY_PROPERTY}: there may be one")
+    return parse_identity(values[0])
+
+
+def _number(text: str, name: str, least: int, most: int) -> int:
+    if _NUMBER.fullmatch(text) and least <= (number := int(text)) <= most:
+        return number
+    raise ValueError(f"{name} {text!r}: a decimal number from {least} to {most}")
