@@ -1,6 +1,7 @@
 """A broker's end of a TCP connection whose every answer a test chooses."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 
 from holdfast.mqtt import packets as pk
@@ -46,13 +47,14 @@ Script = Callable[[Peer], Awaitable[None]]
 class ScriptedBroker:
     """`async with`: listens, and runs one script per connection in turn; `port` is where."""
 
-    def __init__(self, *scripts: Script) -> None:
+    def __init__(self, *scripts: Script, tls: ssl.SSLContext | None = None) -> None:
         self._scripts = list(scripts)
+        self._tls = tls
         self._tasks: list[asyncio.Task[None]] = []
         self.port = 0
 
     async def __aenter__(self) -> "ScriptedBroker":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

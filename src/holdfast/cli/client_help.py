@@ -7,6 +7,8 @@ Connection:
   -h, --host HOST            server (default localhost)
   -p, --port PORT            port (default 1883, with TLS 8883)
   -L, --url URL              mqtt(s)://[username[:password]@]host[:port]/topic
+  --server URL               a server to choose from, beside that of -h and -p; may be repeated:
+                             HOST[:PORT], mqtt(s)://HOST[:PORT], ws(s)://HOST[:PORT][/PATH]
   -A ADDRESS                 local address to connect from
   -i, --id ID                client id (default: the server assigns one)
   -I, --id-prefix PREFIX     client id of this prefix and the process id
@@ -23,7 +25,7 @@ Connection:
   --quiet                    no error messages while running
   --version, --help
 
-TLS (--cafile, --capath, --tls-use-os-certs or an mqtts URL switch it on):
+TLS (--cafile, --capath, --tls-use-os-certs or an mqtts or wss URL switch it on):
   --cafile FILE, --capath DIR, --tls-use-os-certs    CA certificates
   --cert FILE, --key FILE    client certificate
   --insecure                 do not check the name in the server's certificate
@@ -35,7 +37,8 @@ PUB_USAGE: Final = (
     """\
 usage: holdfast pub [-h HOST] [-p PORT] -t TOPIC (-m TEXT | -f FILE | -l | -s | -n) [options]
 
-Publish messages; options, output and exit codes are those of mosquitto_pub.
+Publish messages; options, output and exit codes are those of mosquitto_pub. A lost connection is
+made again, to any of the servers; what was not acknowledged is sent again.
 
   -t, --topic TOPIC          topic to publish to
   -m, --message TEXT         the message
@@ -61,7 +64,8 @@ SUB_USAGE: Final = (
     """\
 usage: holdfast sub [-h HOST] [-p PORT] -t FILTER... [options]
 
-Subscribe and print messages; options, output and exit codes are those of mosquitto_sub.
+Subscribe and print messages; options, output and exit codes are those of mosquitto_sub. A lost
+connection is made again, to any of the servers.
 
   -t, --topic FILTER         topic filter; may be repeated
   -T, --filter-out FILTER    do not print what matches; may be repeated

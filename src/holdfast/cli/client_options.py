@@ -11,12 +11,14 @@ from typing import Final
 
 from holdfast.cli.client_properties import PropertyError, add_property
 from holdfast.client.options import LEVEL_5, LEVEL_31, Options
+from holdfast.client.servers import Server, parse_server, servers_of
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt.packets import Properties, Will
 from holdfast.topics.names import InvalidTopic, decode_topic
 
 EXPIRY_NEVER: Final = 0xFFFFFFFF
 KEEP_ALIVE_S_MIN: Final = 5
+RESPONSE_TIMEOUT_S: Final = 2.0
 
 _VERSIONS: Final = {
     "mqttv31": LEVEL_31,
@@ -32,7 +34,7 @@ _NOT_OFFERED: Final = {
     "--psk": "use --cafile, --cert and --key",
     "--psk-identity": "use --cafile, --cert and --key",
     "--proxy": "connect directly",
-    "--ws": "use plain MQTT",
+    "--ws": "name the server with --server ws://HOST/PATH",
     "--tls-engine": "use key files",
     "--tls-engine-kpass-sha1": "use key files",
     "--keyform": "keys are PEM files",
@@ -61,6 +63,8 @@ class ClientOptions:
     def __init__(self) -> None:
         self.host = "localhost"
         self.port = 0
+        self.server_urls: list[str] = []
+        self._names_host = False
         self.bind = ""
         self.topics: list[str] = []
         self.qos = 0
@@ -110,6 +114,7 @@ class ClientOptions:
         self.add_value("QoS", self._set_qos, "-q", "--qos")
         self.add_value("topic", self._set_topic, "-t", "--topic")
         self.add_value("version", self._set_version, "-V", "--protocol-version")
+        self.add_value("server URL", self._add_server, "--server")
         self.add_value("session expiry interval", self._set_session_expiry, "-x")
         self.add_value("will payload", self._set_will_payload, "--will-payload")
         self.add_value("will QoS", self._set_will_qos, "--will-qos")
@@ -197,6 +202,16 @@ class ClientOptions:
         if version not in ("tlsv1.3", "tlsv1.2", "tlsv1.1"):
             raise UsageError(f"Invalid TLS version '{version}': one of tlsv1.3, tlsv1.2, tlsv1.1.")
 
+    def servers(self) -> list[Server]:
+        """All to choose from; that of -h and -p first, if given or the only one. Raises
+        ValueError."""
+        found: list[Server] = []
+        if self._names_host or not self.server_urls:
+            found += servers_of(self.host, self.port or None, [], self.use_tls)
+        if self.server_urls:
+            found += servers_of(None, None, self.server_urls, self.use_tls)
+        return list(dict.fromkeys(found))
+
     def connect_options(self) -> Options:
         expiry_s = self.session_expiry_s
         if expiry_s is None:
@@ -211,6 +226,8 @@ class ClientOptions:
                 self.properties.get("will", {}),
             )
         extra = self.properties.get("connect", {})
+        # With somewhere else to go, a silent server is left soon.
+        has_choice = len(self.servers()) > 1
         return Options(
             level=self.level,
             client_id=self.client_id or "",
@@ -221,6 +238,8 @@ class ClientOptions:
             password=self.password.encode() if self.password is not None else None,
             will=will,
             inflight_max=self.inflight_max,
+            response_timeout_s=RESPONSE_TIMEOUT_S if has_choice else Options.response_timeout_s,
+            ping_interval_s=RESPONSE_TIMEOUT_S if has_choice else 0.0,
             topic_alias_max=_number(extra, pr.TOPIC_ALIAS_MAXIMUM, 0),
             receive_maximum=_number(extra, pr.RECEIVE_MAXIMUM, 65535),
             packet_bytes_max=_number(extra, pr.MAXIMUM_PACKET_SIZE, 268_435_460),
@@ -249,12 +268,21 @@ class ClientOptions:
 
     def _set_host(self, text: str) -> None:
         self.host = text
+        self._names_host = True
 
     def _set_port(self, text: str) -> None:
         self.port = whole_number(text, 1, 65535, f"Invalid port given: {text}")
+        self._names_host = True
 
     def _set_bind(self, text: str) -> None:
         self.bind = text
+
+    def _add_server(self, text: str) -> None:
+        try:
+            parse_server(text)
+        except ValueError as error:
+            raise UsageError(f"Invalid --server: {error}.") from None
+        self.server_urls.append(text)
 
     def _set_id(self, text: str) -> None:
         self.client_id = text

@@ -12,6 +12,7 @@ from holdfast.client.aio import Client
 from holdfast.client.effects import Message
 from holdfast.client.errors import ClientError, ConnectionLost, ConnectionRefused, reason_text
 from holdfast.client.options import LEVEL_5
+from holdfast.client.reconnect import ONCE, Reconnect
 from holdfast.mqtt import packets as pk
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons
@@ -24,7 +25,12 @@ EXIT_LOST: Final = 7
 EXIT_TLS: Final = 8
 EXIT_TIMED_OUT: Final = 27
 
-RECONNECT_DELAY_S: Final = 1.0
+FIRST_S: Final = 10.0
+"""How long the first connection is tried for where there are several servers; a single one is
+asked once, as mosquitto's clients do."""
+AGAIN: Final = Reconnect(delay_max_s=1.0)
+"""After a lost connection: without end."""
+AGAIN_BOUNDED: Final = Reconnect(delay_max_s=1.0, give_up_after_s=FIRST_S)
 
 _RETURN_CODES: Final = {
     1: "unacceptable protocol version",
@@ -33,16 +39,6 @@ _RETURN_CODES: Final = {
     4: "bad user name or password",
     5: "not authorised",
 }
-_RETRY: Final = frozenset(
-    {
-        -1,
-        reasons.SERVER_UNAVAILABLE,
-        reasons.SERVER_BUSY,
-        reasons.SERVER_SHUTTING_DOWN,
-        reasons.KEEP_ALIVE_TIMEOUT,
-        reasons.MAXIMUM_CONNECT_TIME,
-    }
-)
 
 
 class TlsProblem(Exception):
@@ -50,12 +46,14 @@ class TlsProblem(Exception):
 
 
 def new_client(
-    options: ClientOptions, on_message: Callable[[Message], None] | None = None
+    options: ClientOptions,
+    reconnect: Reconnect,
+    on_message: Callable[[Message], None] | None = None,
 ) -> Client:
-    """Raises TlsProblem."""
+    """Raises TlsProblem, ValueError."""
     return Client(
-        options.host,
-        options.port or None,
+        servers=options.servers(),
+        reconnect=reconnect,
         options=options.connect_options(),
         tls=_tls_context(options),
         local_address=(options.bind, 0) if options.bind else None,
@@ -64,8 +62,12 @@ def new_client(
     )
 
 
+def first_policy(client: Client) -> Reconnect:
+    return AGAIN_BOUNDED if len(client.servers) > 1 else ONCE
+
+
 def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
-    if not options.use_tls:
+    if not options.use_tls and not any(one.is_secure for one in options.servers()):
         return None
     tls = options.tls
     try:
@@ -88,11 +90,6 @@ def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise TlsProblem(f"Problem setting TLS options: {text}.") from None
     return context
-
-
-def is_worth_retrying(error: ClientError) -> bool:
-    """Whether a broken connection should be opened again."""
-    return isinstance(error, ConnectionLost) and error.reason in _RETRY
 
 
 def exit_code(error: ClientError, options: ClientOptions) -> int:

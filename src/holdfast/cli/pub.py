@@ -23,7 +23,7 @@ from holdfast.cli.client_options import (
     whole_number,
 )
 from holdfast.client.aio import Client, PublishResult
-from holdfast.client.errors import ClientError, ConnectionLost, PublishRefused, reason_text
+from holdfast.client.errors import ClientError, PublishRefused, reason_text
 from holdfast.mqtt import properties as pr
 
 READ_BYTES: Final = 65_536
@@ -143,13 +143,15 @@ def _read_payload(options: PubOptions) -> str:
 
 async def _run(options: PubOptions) -> int:
     try:
-        client = client_run.new_client(options)
+        has_more = options.mode == "lines"
+        again = client_run.AGAIN if has_more else client_run.AGAIN_BOUNDED
+        client = client_run.new_client(options, again)
     except (client_run.TlsProblem, ValueError) as error:
         client_run.complain(options, f"Error: {error}")
         return client_run.EXIT_FAILED
     publisher = Publisher(options, client)
     try:
-        await client.connect()
+        await client.connect(client_run.first_policy(client))
         if options.mode == "lines":
             await publisher.publish_lines(stdin_chunks())
         else:
@@ -183,40 +185,15 @@ class Publisher:
                 raise error
 
     async def publish_lines(self, chunks: AsyncIterator[bytes]) -> None:
-        """A message per line; the window is kept filled. A lost connection is opened again and
-        what was not acknowledged is sent again."""
+        """A message per line; the window is kept filled."""
         rest = b""
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                await self._submit_line(line)
-        if rest:
-            await self._submit_line(rest)
-        while True:
-            try:
-                await self._client.flush()
-                return
-            except ConnectionLost as error:
-                await self._reconnect(error)
-
-    async def _submit_line(self, line: bytes) -> None:
-        while True:
-            try:
                 await self._submit(line)
-                return
-            except ConnectionLost as error:
-                await self._reconnect(error)
-
-    async def _reconnect(self, error: ClientError) -> None:
-        while True:
-            if not client_run.is_worth_retrying(error):
-                raise error
-            await asyncio.sleep(client_run.RECONNECT_DELAY_S)
-            try:
-                await self._client.connect()
-                return
-            except ConnectionLost as again:
-                error = again
+        if rest:
+            await self._submit(rest)
+        await self._client.flush()
 
     async def _submit(self, payload: bytes) -> "asyncio.Future[PublishResult]":
         options = self._options

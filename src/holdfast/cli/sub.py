@@ -186,7 +186,7 @@ class Subscriber:
     async def run(self) -> int:
         options = self._options
         try:
-            client = client_run.new_client(options, self._receive)
+            client = client_run.new_client(options, client_run.AGAIN, self._receive)
         except (client_run.TlsProblem, ValueError) as error:
             client_run.complain(options, f"Error: {error}")
             return client_run.EXIT_FAILED
@@ -195,7 +195,7 @@ class Subscriber:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._finish, 0)
         try:
-            await client.connect()
+            await self._connect(client)
             if options.timeout_s:
                 loop.call_later(options.timeout_s, self._time_out)
             await self._serve(client)
@@ -207,29 +207,21 @@ class Subscriber:
             self._flush()
         return self._exit_code
 
-    async def _serve(self, client: Client) -> None:
-        """Subscribe and print until there is an exit code; a lost connection is opened again."""
-        while True:
-            lost = await self._until_lost(client)
-            if self._stop.is_set():
-                return
-            if lost is None or not client_run.is_worth_retrying(lost):
-                raise lost or ConnectionLost("disconnected")
-            while not client.is_connected:
-                try:
-                    async with asyncio.timeout(client_run.RECONNECT_DELAY_S):
-                        await self._stop.wait()
-                    return
-                except TimeoutError:
-                    pass
-                try:
-                    await client.connect()
-                except ConnectionLost as error:
-                    if not client_run.is_worth_retrying(error):
-                        raise
+    async def _connect(self, client: Client) -> None:
+        """Returns without a connection when there is an exit code first."""
+        connecting = asyncio.create_task(client.connect(client_run.first_policy(client)))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                connecting.result()
+        finally:
+            connecting.cancel()
+            stop.cancel()
 
-    async def _until_lost(self, client: Client) -> ClientError | None:
-        """Subscribe, then wait; the error of the connection, None if there is an exit code."""
+    async def _serve(self, client: Client) -> None:
+        """Subscribe and print until there is an exit code. Raises what ended the connection for
+        good; one that is only lost the client makes again."""
         work = asyncio.create_task(self._subscribe(client))
         stop = asyncio.create_task(self._stop.wait())
         closed = asyncio.create_task(client.wait_closed())
@@ -239,7 +231,8 @@ class Subscriber:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if work in done:
                     work.result()
-            return closed.result() if closed.done() else None
+            if not stop.done():
+                raise closed.result() or ConnectionLost("disconnected")
         finally:
             for task in (work, stop, closed):
                 task.cancel()

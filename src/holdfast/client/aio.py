@@ -7,8 +7,20 @@
             ...
 
 Received messages wait in a bounded queue; when it is full the socket is not read, so a slow
-application slows the server down instead of growing. After ConnectionLost the session's state is
-kept: call `connect` again to go on, and what was unacknowledged is sent again.
+application slows the server down instead of growing. Acknowledgements are not read then, either:
+a program that subscribes must go on receiving while it waits for its publishes.
+
+With `reconnect=Reconnect()` a lost connection is made again, to whichever server of the list takes
+it. Meanwhile publishes with QoS 1 and 2 are queued (up to `Options.queue_messages_max`, then
+`submit` waits), their futures stay open and have the acknowledgement that comes in the end;
+everything else that needs the server waits for it. Messages go on; a server that has no session of
+ours is told our subscriptions first. What was unacknowledged is sent again in order: as the same
+message where the server kept the session (`Options.session_expiry_s`, or `clean_start=False` with
+MQTT 3), which makes QoS 2 exactly once, as a new one where it did not. It ends with `disconnect`,
+with a failure that trying again cannot mend (`reconnect.TRANSIENT`), or by the policy's limits.
+
+Without `reconnect` a lost connection is the end: everything that waits raises ConnectionLost. The
+session's state is kept: call `connect` again to go on, and what was unacknowledged is sent again.
 """
 
 import asyncio
@@ -16,11 +28,14 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from secrets import token_hex
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Final
 
-from holdfast.client.answers import reason_string
+from holdfast.client.answers import check_answer, reason_string
+from holdfast.client.dialer import Dialer
+from holdfast.client.dialing import Dialing, Endpoint
 from holdfast.client.effects import (
     Acknowledged,
     Closed,
@@ -37,22 +52,19 @@ from holdfast.client.errors import (
     ConnectionLost,
     NotConnected,
     PublishRefused,
-    SubscribeRefused,
-    TimedOut,
     reason_text,
 )
 from holdfast.client.options import LEVEL_31, Options
 from holdfast.client.protocol import CONNECTED, ClientProtocol
-from holdfast.client.transport import CLOSE_TIMEOUT_S, ClientTransport
+from holdfast.client.reconnect import ONCE, Reconnect
+from holdfast.client.servers import Server, servers_of
+from holdfast.client.transport import ClientTransport
+from holdfast.client.waiting import Deadline, Filter, fail, request_of
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import Packet, Properties, SubscriptionRequest
+from holdfast.mqtt.packets import Packet, Properties
 
-PORT: Final = 1883
-PORT_TLS: Final = 8883
-
-Filter: TypeAlias = str | tuple[str, int] | SubscriptionRequest
-"""A topic filter (QoS 0), a filter with its QoS, or all subscription options."""
+_NO_CONNECTION: Final = "there is no connection"
 
 
 @dataclass
@@ -64,13 +76,16 @@ class PublishResult:
 
 
 class Client:
-    """One session with one server. Not thread-safe: use it from its event loop."""
+    """One session with one server at a time. Not thread-safe: use it from its event loop
+    (`holdfast.client.blocking.Client` is for threads)."""
 
     def __init__(
         self,
-        host: str,
+        host: str | None = None,
         port: int | None = None,
         *,
+        servers: Sequence[str | Server] = (),
+        reconnect: Reconnect | None = None,
         options: Options | None = None,
         client_id: str | None = None,
         tls: ssl.SSLContext | None = None,
@@ -79,14 +94,25 @@ class Client:
         messages_max: int = 1000,
         request_timeout_s: float = 30.0,
         on_message: Callable[[Message], None] | None = None,
+        on_connect: Callable[[bool, Server], None] | None = None,
+        on_connect_failed: Callable[[ClientError, Server], None] | None = None,
+        on_connection_lost: Callable[[ClientError], None] | None = None,
         on_trace: Callable[[bool, Packet], None] | None = None,
     ) -> None:
-        """`port`: by default 1883, or 8883 with `tls`. `client_id` overrides the one of `options`;
-        an MQTT 3.1 client without one gets a random one. `server_hostname` is what the
-        certificate must name if not `host`. `messages_max` bounds the queue of received messages
-        (one read of the socket may pass it), `request_timeout_s` the wait for an answer to
-        SUBSCRIBE, UNSUBSCRIBE and AUTH. `on_message` takes each message as it arrives, instead of
-        the queue; `on_trace` sees each packet that leaves (true) or arrives (false)."""
+        """Either `host` (`port`: by default 1883, or 8883 with `tls`) or `servers`, a list like
+        "mqtt://a:1883", "mqtts://b", "wss://c/mqtt", "d:1883"; the first that answers is taken.
+        Servers reached by TLS need no `tls` where the system's certificates do.
+
+        `client_id` overrides the one of `options`; an MQTT 3.1 client without one gets a random
+        one. `server_hostname` is what the certificate must name if not the host. `messages_max`
+        bounds the queue of received messages (one read of the socket may pass it),
+        `request_timeout_s` the wait for an answer to SUBSCRIBE, UNSUBSCRIBE and AUTH on a live
+        connection.
+
+        Callbacks: `on_message` takes each message as it arrives, instead of the queue.
+        `on_connect` is told whether the server had our session, `on_connect_failed` each attempt
+        that failed, `on_connection_lost` each loss of a connection. `on_trace` sees each
+        packet that leaves (true) or arrives (false). Raises ValueError."""
         options = options if options is not None else Options()
         if client_id is not None:
             options = replace(options, client_id=client_id)
@@ -94,25 +120,40 @@ class Client:
             options = replace(options, trace=True)
         if not options.client_id and options.level == LEVEL_31:
             options = replace(options, client_id=f"holdfast-{token_hex(7)}")
-        self.host = host
-        self.port = port if port is not None else (PORT if tls is None else PORT_TLS)
-        self.core = ClientProtocol(options)
+        self.servers = servers_of(host, port, servers, tls is not None)
+        self.core = ClientProtocol(options, resubscribe=reconnect is not None)
         self.connack_properties: Properties = {}
-        self._tls = tls
-        self._server_hostname = server_hostname
-        self._local_address = local_address
+        self.connections = 0
+        """How often a server has accepted us."""
+        self._reconnects = reconnect is not None
+        self._dialing = Dialing(
+            Dialer(self.servers, reconnect or ONCE, options.connect_timeout_s, Random().random),
+            Endpoint(tls, server_hostname, local_address, options.connect_timeout_s),
+            self._new_transport,
+            self._failed,
+            self._end,
+        )
         self._messages_max = messages_max
         self._request_timeout_s = request_timeout_s
         self._on_message = on_message
+        self._on_connect = on_connect
+        self._on_connect_failed = on_connect_failed
+        self._on_connection_lost = on_connection_lost
         self._on_trace = on_trace
         self._transport: ClientTransport | None = None
         self._connected: asyncio.Future[bool] | None = None
         self._error: ClientError | None = None
+        # Set while there is a connection, and when none is coming any more.
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._is_over = asyncio.Event()
+        self._is_over.set()
         self._received: deque[Message] = deque()
         self._arrival = asyncio.Event()
         self._room = asyncio.Event()
         self._publishes: dict[int, asyncio.Future[PublishResult]] = {}
-        self._requests: dict[int, asyncio.Future[Subscribed]] = {}
+        # None for an answer: the connection was lost, ask again.
+        self._requests: dict[int, asyncio.Future[Subscribed | None]] = {}
         self._reauthenticated: asyncio.Future[None] | None = None
 
     @property
@@ -122,6 +163,11 @@ class Client:
     @property
     def is_connected(self) -> bool:
         return self.core.state == CONNECTED
+
+    @property
+    def server(self) -> Server | None:
+        """The server of the connection, None without one."""
+        return self._dialing.dialer.server
 
     async def __aenter__(self) -> "Client":
         await self.connect()
@@ -135,52 +181,50 @@ class Client:
     ) -> None:
         await self.disconnect()
 
-    async def connect(self) -> bool:
-        """Connect; whether the server still had our session. Raises ConnectionRefused,
-        ConnectionLost, TimedOut, ProtocolError, AuthenticationFailed."""
-        if self._transport is not None and not self._transport.lost.is_set():
+    async def connect(self, policy: Reconnect | None = None) -> bool:
+        """Connect; whether the server still had our session. `policy` says for this time how long
+        to try; by default `reconnect` does (without it, each server is tried once).
+
+        Raises ConnectionRefused, ConnectionLost, TimedOut, ProtocolError, AuthenticationFailed;
+        ConnectionLost, too, when several servers failed each in its way. Cancelling ends it."""
+        if not self._is_over.is_set():
             raise ValueError("already connected")
-        loop = asyncio.get_running_loop()
         self._error = None
-        self._connected = loop.create_future()
-        timeout_s = self.core.options.connect_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                await loop.create_connection(
-                    self._new_transport,
-                    self.host,
-                    self.port,
-                    ssl=self._tls,
-                    server_hostname=self._server_hostname if self._tls is not None else None,
-                    ssl_shutdown_timeout=CLOSE_TIMEOUT_S if self._tls is not None else None,
-                    local_addr=self._local_address,
-                )
-        except TimeoutError:
-            raise TimedOut(f"{self.host}:{self.port}: no connection in {timeout_s:g} s") from None
-        except OSError as error:
-            text = error.strerror or str(error)
-            raise ConnectionLost(f"{self.host}:{self.port}: {text}") from error
+        self._is_over.clear()
+        self._settled.clear()
+        self._connected = asyncio.get_running_loop().create_future()
+        self._dialing.begin(policy)
         try:
             return await self._connected
-        finally:
-            if not self.is_connected and self._transport is not None:
-                self._transport.abort()
-
-    def _new_transport(self) -> ClientTransport:
-        self._transport = ClientTransport(self.core, self._handle)
-        return self._transport
+        except asyncio.CancelledError:
+            self._leave(reasons.SUCCESS, None)
+            raise
 
     async def disconnect(
         self, reason: int = reasons.SUCCESS, properties: Properties | None = None
     ) -> None:
         """Say goodbye and close the socket. What was published and is not acknowledged stays
         queued for the next `connect`; its futures fail."""
-        transport = self._transport
-        if transport is None:
-            return
-        self.core.disconnect(transport.now, reason, properties)
-        transport.pump()
-        await transport.lost.wait()
+        self._leave(reason, properties)
+        if self._transport is not None:
+            await self._transport.lost.wait()
+
+    def abort(self) -> None:
+        """Cut the connection, or end the attempt to make one, without a goodbye: the server
+        publishes the will. Otherwise as `disconnect`."""
+        if self._transport is not None:
+            self._transport.abandon()
+        if not self._is_over.is_set():
+            self._end(None)
+
+    def _leave(self, reason: int, properties: Properties | None) -> None:
+        if self.is_connected:
+            transport = self._require()
+            self.core.disconnect(transport.now, reason, properties)
+            transport.pump()
+        elif not self._is_over.is_set():
+            self._dialing.stop()
+            self._end(None)
 
     async def publish(
         self,
@@ -214,31 +258,86 @@ class Client:
     ) -> asyncio.Future[PublishResult]:
         """Publish without waiting for the acknowledgement: the future has it. Waits while the
         socket is congested or the queue is full, so calls in a row keep the window filled."""
-        transport = self._require()
-        await transport.writable()
-        while qos and self.core.outgoing.is_full():
-            self._room.clear()
-            await self._room.wait()
-        transport = self._require()
+        transport = self._transport
+        is_congested = transport is None or not transport.is_writable
+        if is_congested or not self.is_connected or (qos and self.core.outgoing.is_full()):
+            transport = await self._room_for(qos)
         data = payload.encode() if isinstance(payload, str) else payload
-        future: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
-        handle = self.core.publish(topic, data, qos, retain, transport.now, properties, topic_alias)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[PublishResult] = loop.create_future()
+        handle = self.core.publish(topic, data, qos, retain, loop.time(), properties, topic_alias)
         if qos:
             self._publishes[handle] = future
         else:
             future.set_result(PublishResult(reasons.SUCCESS, {}))
-        transport.pump()
+        if transport is not None:
+            transport.pump()
         return future
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `submit` would not wait."""
+        transport = self._transport
+        return (
+            transport is not None
+            and transport.is_writable
+            and self.is_connected
+            and not self.core.outgoing.is_full()
+        )
+
+    def submit_batch(
+        self, messages: Sequence[tuple[str, bytes, bool, Properties | None]]
+    ) -> list[asyncio.Future[PublishResult]]:
+        """Publish (topic, payload, retain, properties) with QoS 1 and one write of the socket.
+        It does not wait: look at `is_ready` first. A message that cannot be sent has its error in
+        its future. Raises ConnectionLost, NotConnected."""
+        transport = self._require()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        futures: list[asyncio.Future[PublishResult]] = []
+        for topic, payload, retain, properties in messages:
+            future: asyncio.Future[PublishResult] = loop.create_future()
+            futures.append(future)
+            try:
+                handle = self.core.publish(topic, payload, 1, retain, now, properties)
+            except ClientError as error:
+                fail(future, error)
+            except ValueError as error:
+                fail(future, PublishRefused(str(error)))
+            else:
+                self._publishes[handle] = future
+        transport.pump()
+        return futures
+
+    async def _room_for(self, qos: int) -> ClientTransport | None:
+        """Wait until a message may be published; None when it is to be queued for the connection
+        that is being made again."""
+        while True:
+            if not self.is_connected:
+                if not self._is_reconnecting():
+                    return self._require()
+                if not qos:
+                    await self._settled.wait()
+                    continue
+            elif not self._require().is_writable:
+                await self._require().writable()
+                continue
+            if not qos or not self.core.outgoing.is_full():
+                return self._require() if self.is_connected else None
+            self._room.clear()
+            await self._room.wait()
 
     async def flush(self) -> None:
         """Wait until everything published is acknowledged. Raises ConnectionLost, NotConnected."""
         while len(self.core.outgoing):
-            self._require()
+            if not self._is_reconnecting():
+                self._require()
             self._room.clear()
             await self._room.wait()
 
     async def wait_closed(self) -> ClientError | None:
-        """Wait until the connection is over; its error, None after `disconnect`."""
+        """Wait until the connection is over for good; its error, None after `disconnect`."""
+        await self._is_over.wait()
         if self._transport is not None:
             await self._transport.lost.wait()
         return self._error
@@ -251,25 +350,27 @@ class Client:
     ) -> list[int]:
         """Subscribe; the granted QoS of each filter. Raises SubscribeRefused if the server refused
         any of them (the others are in effect), TimedOut, ConnectionLost, NotConnected."""
-        requests = [_request_of(one) for one in filters]
+        requests = [request_of(one) for one in filters]
         if subscription_id:
             properties = {**(properties or {}), pr.SUBSCRIPTION_IDENTIFIER: [subscription_id]}
-        transport = self._require()
-        packet_id = self.core.subscribe(requests, transport.now, properties)
-        answer = await self._answer(packet_id, "SUBACK")
-        _check_answer(answer, [one.filter for one in requests], "subscribe to")
+        answer = await self._ask(
+            "SUBACK", lambda now: self.core.subscribe(requests, now, properties)
+        )
+        names = [one.filter for one in requests]
+        check_answer(answer.properties, answer.reasons, names, "subscribe to")
         return answer.reasons
 
     async def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
         """Unsubscribe; a reason code per filter (none with MQTT 3). Raises as `subscribe`."""
-        transport = self._require()
-        packet_id = self.core.unsubscribe(list(filters), transport.now, properties)
-        answer = await self._answer(packet_id, "UNSUBACK")
-        _check_answer(answer, list(filters), "unsubscribe from")
+        names = list(filters)
+        answer = await self._ask(
+            "UNSUBACK", lambda now: self.core.unsubscribe(names, now, properties)
+        )
+        check_answer(answer.properties, answer.reasons, names, "unsubscribe from")
         return answer.reasons
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Received messages, until `disconnect` (ends) or a lost connection (raises)."""
+        """Received messages, until `disconnect` (ends) or a connection lost for good (raises)."""
         while True:
             message = await self.receive()
             if message is None:
@@ -278,9 +379,9 @@ class Client:
 
     async def receive(self) -> Message | None:
         """The next message; None after `disconnect`. What was received before the connection was
-        lost comes first, then its error is raised. Cancelling loses no message."""
+        lost for good comes first, then its error is raised. Cancelling loses no message."""
         while not self._received:
-            if not self.is_connected:
+            if self._is_over.is_set():
                 if self._error is not None:
                     raise self._error
                 return None
@@ -292,19 +393,66 @@ class Client:
         return message
 
     def acknowledge(self, message: Message) -> None:
-        """With `Options.manual_acknowledge`: done with a message of QoS 1 or 2."""
+        """With `Options.manual_acknowledge`: done with a message of QoS 1 or 2. For a message of
+        an earlier connection this is nothing: the server sends it again."""
+        if self._is_reconnecting():
+            return
         transport = self._require()
-        self.core.acknowledge(message.packet_id, transport.now)
-        transport.pump()
+        if message.connection == self.connections:
+            self.core.acknowledge(message.packet_id, transport.now)
+            transport.pump()
 
     async def reauthenticate(self) -> None:
         """Repeat the enhanced authentication. Raises what `connect` raises."""
-        transport = self._require()
+        transport = await self._ready()
         self._reauthenticated = asyncio.get_running_loop().create_future()
         self.core.reauthenticate(transport.now)
         transport.pump()
-        async with self._deadline("AUTH"):
+        async with Deadline(self._request_timeout_s, "AUTH"):
             await self._reauthenticated
+
+    # The connection
+
+    def _new_transport(
+        self, on_opened: Callable[[], None], on_failed: Callable[[ClientError], None]
+    ) -> ClientTransport:
+        return ClientTransport(self.core, self._handle, on_opened, on_failed)
+
+    def _failed(self, server: Server, error: ClientError) -> None:
+        self._tell(self._on_connect_failed, error, server)
+
+    def _is_reconnecting(self) -> bool:
+        return self._reconnects and not self.is_connected and not self._is_over.is_set()
+
+    def _require(self) -> ClientTransport:
+        if self._transport is None or not self.is_connected:
+            if self._error is not None:
+                raise self._error
+            raise NotConnected(_NO_CONNECTION)
+        return self._transport
+
+    async def _ready(self) -> ClientTransport:
+        """The connection; waits for it while it is being made again."""
+        while self._is_reconnecting():
+            await self._settled.wait()
+        return self._require()
+
+    async def _ask(self, name: str, send: Callable[[float], int]) -> Subscribed:
+        """Send a request, again on the next connection if this one is lost; its answer."""
+        while True:
+            transport = await self._ready()
+            packet_id = send(transport.now)
+            future: asyncio.Future[Subscribed | None] = asyncio.get_running_loop().create_future()
+            self._requests[packet_id] = future
+            transport.pump()
+            try:
+                async with Deadline(self._request_timeout_s, name):
+                    answer = await future
+            finally:
+                if self._requests.get(packet_id) is future:
+                    del self._requests[packet_id]
+            if answer is not None:
+                return answer
 
     # Effects
 
@@ -319,9 +467,7 @@ class Client:
                 if request is not None and not request.done():
                     request.set_result(effect)
             case Connected(session_present, properties):
-                self.connack_properties = properties
-                if self._connected is not None and not self._connected.done():
-                    self._connected.set_result(session_present)
+                self._accepted(session_present, properties)
             case Reauthenticated():
                 if self._reauthenticated is not None and not self._reauthenticated.done():
                     self._reauthenticated.set_result(None)
@@ -329,9 +475,21 @@ class Client:
                 if self._on_trace is not None:
                     self._on_trace(sent, packet)
             case Closed(error):
-                self._ended(error)
+                self._closed(error)
+
+    def _accepted(self, session_present: bool, properties: Properties) -> None:
+        self.connack_properties = properties
+        self.connections += 1
+        self._transport = self._dialing.connected()
+        self._settled.set()
+        self._room.set()
+        if self._connected is not None and not self._connected.done():
+            self._connected.set_result(session_present)
+        assert self.server is not None
+        self._tell(self._on_connect, session_present, self.server)
 
     def _arrived(self, message: Message) -> None:
+        message.connection = self.connections
         if self._on_message is not None:
             self._on_message(message)
             return
@@ -349,91 +507,48 @@ class Client:
             future.set_result(PublishResult(effect.reason, effect.properties))
             return
         text = f"message refused: {reason_text(effect.reason)}"
-        _fail(future, PublishRefused(text, effect.reason, reason_string(effect.properties)))
+        fail(future, PublishRefused(text, effect.reason, reason_string(effect.properties)))
 
-    def _ended(self, error: ClientError | None) -> None:
+    def _closed(self, error: ClientError | None) -> None:
+        if self._dialing.is_asking:
+            self._dialing.refused(error or ConnectionLost("disconnected"))
+            return
+        if error is not None:
+            self._tell(self._on_connection_lost, error)
+        if error is None or not self._reconnects:
+            self._end(error)
+        else:
+            self._settled.clear()
+            self._room.set()
+            for request in self._requests.values():
+                if not request.done():
+                    request.set_result(None)
+            self._requests.clear()
+            if self._reauthenticated is not None:
+                fail(self._reauthenticated, error)
+            self._dialing.lost(error)
+
+    def _end(self, error: ClientError | None) -> None:
+        """There is no connection and none is coming."""
         self._error = error
+        self._dialing.stop()
+        self._is_over.set()
+        self._settled.set()
         self._arrival.set()
         self._room.set()
         failure = error if error is not None else NotConnected("disconnected")
         for publish in self._publishes.values():
-            _fail(publish, failure)
+            fail(publish, failure)
         for request in self._requests.values():
-            _fail(request, failure)
+            fail(request, failure)
         self._publishes.clear()
         self._requests.clear()
         if self._connected is not None:
-            _fail(self._connected, failure)
+            fail(self._connected, failure)
         if self._reauthenticated is not None:
-            _fail(self._reauthenticated, failure)
+            fail(self._reauthenticated, failure)
 
-    # Helpers
-
-    def _require(self) -> ClientTransport:
-        if self._transport is None or not self.is_connected:
-            if self._error is not None:
-                raise self._error
-            raise NotConnected("there is no connection")
-        return self._transport
-
-    async def _answer(self, packet_id: int, name: str) -> Subscribed:
-        transport = self._require()
-        future: asyncio.Future[Subscribed] = asyncio.get_running_loop().create_future()
-        self._requests[packet_id] = future
-        transport.pump()
-        try:
-            async with self._deadline(name):
-                return await future
-        finally:
-            self._requests.pop(packet_id, None)
-
-    def _deadline(self, name: str) -> "_Deadline":
-        return _Deadline(self._request_timeout_s, name)
-
-
-class _Deadline:
-    """`async with`: TimedOut instead of TimeoutError."""
-
-    def __init__(self, timeout_s: float, name: str) -> None:
-        self._timeout = asyncio.timeout(timeout_s)
-        self._text = f"no {name} within {timeout_s:g} s"
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, traceback)
-        except TimeoutError:
-            raise TimedOut(self._text) from None
-
-
-def _fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        # Nobody may be waiting (a submitted message): that is no unhandled error.
-        future.exception()
-
-
-def _request_of(filter: Filter) -> SubscriptionRequest:
-    if isinstance(filter, str):
-        return SubscriptionRequest(filter, 0)
-    if isinstance(filter, tuple):
-        return SubscriptionRequest(filter[0], filter[1])
-    return filter
-
-
-def _check_answer(answer: Subscribed, filters: Sequence[str], verb: str) -> None:
-    for filter, reason in zip(filters, answer.reasons, strict=False):
-        if reason >= 0x80:
-            raise SubscribeRefused(
-                f"cannot {verb} {filter!r}: {reason_text(reason)}",
-                reason,
-                reason_string(answer.properties),
-                answer.reasons,
-            )
+    def _tell(self, callback: Callable[..., None] | None, *arguments: object) -> None:
+        """What a callback raises is the loop's to report, not the connection's to die of."""
+        if callback is not None:
+            asyncio.get_running_loop().call_soon(callback, *arguments)

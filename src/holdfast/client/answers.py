@@ -1,5 +1,8 @@
 """What the client reads out of packets."""
 
+from collections.abc import Sequence
+
+from holdfast.client.errors import SubscribeRefused, reason_text
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt.decode import decode
 from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
@@ -20,6 +23,26 @@ def reason_string(properties: Properties) -> str:
     return text if isinstance(text, str) else ""
 
 
+def server_reference(properties: Properties) -> str:
+    """ "" if there is none."""
+    text = properties.get(pr.SERVER_REFERENCE)
+    return text if isinstance(text, str) else ""
+
+
 def authentication_data(properties: Properties) -> bytes | None:
     data = properties.get(pr.AUTHENTICATION_DATA)
     return data if isinstance(data, bytes) else None
+
+
+def check_answer(
+    properties: Properties, codes: Sequence[int], filters: Sequence[str], verb: str
+) -> None:
+    """SUBACK or UNSUBACK. Raises SubscribeRefused, naming the first filter refused."""
+    for filter, reason in zip(filters, codes, strict=False):
+        if reason >= 0x80:
+            raise SubscribeRefused(
+                f"cannot {verb} {filter!r}: {reason_text(reason)}",
+                reason,
+                reason_string(properties),
+                list(codes),
+            )

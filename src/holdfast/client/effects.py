@@ -1,6 +1,6 @@
 """What the client core tells its driver, in the order it happened."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from holdfast.client.errors import ClientError
@@ -10,7 +10,8 @@ from holdfast.mqtt.packets import Packet, Properties
 @dataclass
 class Message:
     """A received PUBLISH. `properties` has what the publisher and the server sent, topic alias
-    and subscription identifiers included; `packet_id` is 0 for QoS 0."""
+    and subscription identifiers included; `packet_id` is 0 for QoS 0. `connection` counts the
+    client's connections: an id says nothing on the next one."""
 
     topic: str
     payload: bytes
@@ -19,6 +20,7 @@ class Message:
     dup: bool
     packet_id: int
     properties: Properties
+    connection: int = field(default=0, compare=False, repr=False)
 
 
 @dataclass

@@ -6,12 +6,16 @@ from holdfast.mqtt import reasons
 
 class ClientError(Exception):
     """Base of all errors here. `reason` is a reason code, -1 where the protocol gave none;
-    `detail` the server's reason string, "" without one."""
+    `detail` the server's reason string, "" without one; `server_reference` the servers it named
+    instead of itself (MQTT 5, section 4.13), "" without any."""
 
-    def __init__(self, text: str, reason: int = -1, detail: str = "") -> None:
+    def __init__(
+        self, text: str, reason: int = -1, detail: str = "", server_reference: str = ""
+    ) -> None:
         super().__init__(f"{text}: {detail}" if detail else text)
         self.reason = reason
         self.detail = detail
+        self.server_reference = server_reference
 
 
 class ConnectionRefused(ClientError):
@@ -20,7 +24,8 @@ class ConnectionRefused(ClientError):
 
 class ConnectionLost(ClientError):
     """The connection ended without our wish: closed by the peer, cut, or silent for too long.
-    `reason` comes from the server's DISCONNECT (MQTT 5)."""
+    `reason` comes from the server's DISCONNECT (MQTT 5), or is Keep Alive timeout where we found
+    the server silent."""
 
 
 class ProtocolError(ClientError):

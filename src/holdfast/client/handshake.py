@@ -14,6 +14,10 @@ def check_options(options: Options) -> None:
         raise ValueError(f"protocol level {options.level}: 3, 4 (MQTT 3.1.1) or 5")
     if not 0 <= options.keep_alive_s <= 65535:
         raise ValueError(f"keep alive of {options.keep_alive_s} s: 0 to 65535")
+    if options.response_timeout_s is not None and options.response_timeout_s <= 0:
+        raise ValueError(f"response timeout of {options.response_timeout_s} s: above 0, or None")
+    if options.ping_interval_s < 0:
+        raise ValueError(f"ping interval of {options.ping_interval_s} s: 0 or more")
     if options.level == LEVEL_31 and not options.client_id:
         raise ValueError("MQTT 3.1 needs a client id")
     if options.level < LEVEL_5:

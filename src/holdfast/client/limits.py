@@ -34,6 +34,10 @@ class ServerLimits:
         limits.topic_alias_max = _number(properties, pr.TOPIC_ALIAS_MAXIMUM, 0)
         return limits
 
+    def are_tight(self) -> bool:
+        """Whether `check_publish` may refuse anything."""
+        return self.qos_max < 2 or not self.retain_available or self.packet_bytes_max < 268_435_460
+
     def check_publish(self, qos: int, retain: bool, content_bytes: int) -> None:
         """Raises PublishRefused for what the server would have to disconnect us for."""
         if qos > self.qos_max:  # [MQTT-3.2.2-11]

@@ -41,6 +41,13 @@ class Options:
     """From `connect` to CONNACK."""
     ping_timeout_s: float = 20.0
     """From PINGREQ to PINGRESP; at most the keep alive is waited."""
+    response_timeout_s: float | None = 20.0
+    """A server that owes an answer (to PUBLISH with QoS 1 or 2, SUBSCRIBE, UNSUBSCRIBE, PINGREQ)
+    and has sent nothing at all for so long is gone. Half-way it is sent a PINGREQ, so that one
+    that is only slow with the answer is kept. None: only the keep alive finds it."""
+    ping_interval_s: float = 0.0
+    """PINGREQ when nothing was received for so long, beside the keep alive: how fast a client that
+    only listens finds its server silent. 0: no such pings."""
     manual_acknowledge: bool = False
     """True: QoS 1 and 2 messages are acknowledged by `acknowledge`, not on receipt."""
     authentication: Callable[[], Authentication] | None = None

@@ -5,6 +5,7 @@ This state outlives a connection: it is the client's half of the session. It sen
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.client.errors import QueueFull
@@ -137,6 +138,25 @@ class Outgoing:
         if self._quota < self._window:
             self._quota += 1
         return publish
+
+    def refuse(
+        self, reason_against: Callable[[OutgoingPublish], int]
+    ) -> list[tuple[OutgoingPublish, int]]:
+        """Take out the waiting messages for which there is a reason (not 0); both are returned."""
+        refused: list[tuple[OutgoingPublish, int]] = []
+        kept: deque[OutgoingPublish] = deque()
+        for publish in self.waiting:
+            reason = reason_against(publish)
+            if not reason:
+                kept.append(publish)
+                continue
+            refused.append((publish, reason))
+            # A QoS 2 message that was sent before may be with the server: its id stays in use, or
+            # the next message with it would be taken for a repetition.
+            if publish.packet_id and publish.qos == 1:
+                self._ids.release(publish.packet_id)
+        self.waiting = kept
+        return refused
 
     def suspend(self) -> None:
         """The connection is gone: nothing is sent until `resume`."""

@@ -12,7 +12,13 @@ NotConnected, except `publish` with QoS 1 or 2, which waits for the next one.
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.client.answers import authentication_data, packet_of, reason_string
+from holdfast.client.answers import (
+    authentication_data,
+    check_answer,
+    packet_of,
+    reason_string,
+    server_reference,
+)
 from holdfast.client.authentication import Authentication
 from holdfast.client.effects import (
     Acknowledged,
@@ -31,6 +37,8 @@ from holdfast.client.errors import (
     ConnectionRefused,
     NotConnected,
     ProtocolError,
+    PublishRefused,
+    SubscribeRefused,
     TimedOut,
     reason_text,
 )
@@ -40,6 +48,7 @@ from holdfast.client.keepalive import KeepAlive
 from holdfast.client.limits import ServerLimits
 from holdfast.client.options import LEVEL_5, Options
 from holdfast.client.outgoing import Outgoing, OutgoingPublish, PacketIds
+from holdfast.client.subscriptions import Subscriptions
 from holdfast.mqtt import packets as pk
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons
@@ -58,8 +67,28 @@ CONNECTED: Final = 2
 CLOSED: Final = 3
 
 
+class Request:
+    """A SUBSCRIBE or UNSUBSCRIBE without answer."""
+
+    def __init__(
+        self,
+        filters: list[str],
+        subscriptions: list[pk.SubscriptionRequest] | None,
+        properties: Properties,
+        is_again: bool,
+    ) -> None:
+        self.filters = filters
+        self.subscriptions = subscriptions
+        """None: an UNSUBSCRIBE."""
+        self.properties = properties
+        self.is_again = is_again
+        """Said again by the core; nobody waits for the answer."""
+
+
 class ClientProtocol:
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, resubscribe: bool = False) -> None:
+        """`resubscribe`: a server without a session of ours is told our subscriptions again,
+        before it is sent any message."""
         check_options(options)
         self.options = options
         self.version = options.level
@@ -79,9 +108,11 @@ class ClientProtocol:
         self._out: list[bytes] = []
         self._effects: list[Effect] = []
         self._deadline: float | None = None
-        self._keep_alive = KeepAlive(options.ping_timeout_s)
-        # SUBSCRIBE and UNSUBSCRIBE without answer: packet id to number of filters.
-        self._requests: dict[int, int] = {}
+        self._keep_alive = KeepAlive(
+            options.ping_timeout_s, options.response_timeout_s, options.ping_interval_s
+        )
+        self._requests: dict[int, Request] = {}
+        self.subscriptions = Subscriptions() if resubscribe else None
         self._handlers: dict[int, Callable[[pk.Packet, float], None]] = {
             pk.CONNACK: self._handle_connack,
             pk.PUBACK: self._handle_ack,
@@ -114,7 +145,7 @@ class ClientProtocol:
         """When `handle_timer` wants to be called, None for never."""
         if self.state == CONNECTING:
             return self._deadline
-        return self._keep_alive.timer() if self.state == CONNECTED else None
+        return self._keep_alive.timer(self._is_owed()) if self.state == CONNECTED else None
 
     # Calls of the application
 
@@ -187,16 +218,15 @@ class ClientProtocol:
         properties: Properties | None = None,
     ) -> int:
         """Returns the packet id that the Subscribed effect will name."""
-        return self._request(
-            pk.SUBACK, len(requests), now, lambda i: pk.Subscribe(i, requests, properties or {})
-        )
+        if self.subscriptions is not None:
+            self.subscriptions.check_room(requests)
+        filters = [one.filter for one in requests]
+        return self._request(Request(filters, requests, properties or {}, False), now)
 
     def unsubscribe(
         self, filters: list[str], now: float, properties: Properties | None = None
     ) -> int:
-        return self._request(
-            pk.UNSUBACK, len(filters), now, lambda i: pk.Unsubscribe(i, filters, properties or {})
-        )
+        return self._request(Request(filters, None, properties or {}, False), now)
 
     def acknowledge(self, packet_id: int, now: float) -> None:
         """With `manual_acknowledge`: the application is done with a received message."""
@@ -250,24 +280,34 @@ class ClientProtocol:
         """The driver stopped (or went on) reading: pings cannot be answered meanwhile."""
         self._keep_alive.hold(paused, now)
 
+    def handle_progress(self, now: float) -> None:
+        """Bytes that the transport had not got rid of are gone: the peer is not dead."""
+        self._keep_alive.progressed(now)
+
     def handle_closed(self, now: float, text: str = "connection closed by the server") -> None:
         """The transport is gone."""
         if self.state in (CONNECTING, CONNECTED):
             self._close(ConnectionLost(text))
 
     def handle_timer(self, now: float) -> None:
-        when = self.timer()
-        if when is None or now < when:
-            return
         if self.state == CONNECTING:
-            self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
-        elif self._keep_alive.is_waiting():
-            self._fail(
-                ConnectionLost("the server does not answer pings", reasons.KEEP_ALIVE_TIMEOUT), now
-            )
-        else:
+            if self._deadline is not None and now >= self._deadline:
+                self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
+            return
+        if self.state != CONNECTED:
+            return
+        is_owed = self._is_owed()
+        if now >= self._keep_alive.lost_at(is_owed):
+            text = "the server does not answer" if is_owed else "the server does not answer pings"
+            self._fail(ConnectionLost(text, reasons.KEEP_ALIVE_TIMEOUT), now)
+            return
+        if now >= self._keep_alive.ping_at(is_owed):
             self._keep_alive.pinged(now)  # [MQTT-3.1.2-20]
             self._send(PINGREQ_BYTES, now)
+
+    def _is_owed(self) -> bool:
+        """Whether the server owes an answer to something other than a ping."""
+        return bool(self.outgoing.inflight) or bool(self._requests)
 
     # Frames
 
@@ -295,7 +335,14 @@ class ClientProtocol:
             raise ProtocolError("a second CONNACK", reasons.PROTOCOL_ERROR)  # [MQTT-3.2.0-2]
         if packet.reason != reasons.SUCCESS:
             text = f"connection refused: {reason_text(packet.reason)}"
-            self._close(ConnectionRefused(text, packet.reason, reason_string(packet.properties)))
+            self._close(
+                ConnectionRefused(
+                    text,
+                    packet.reason,
+                    reason_string(packet.properties),
+                    server_reference(packet.properties),
+                )
+            )
             return
         # [MQTT-3.2.2-4]: a clean start cannot have found a session.
         if packet.session_present and self._clean_sent:
@@ -318,6 +365,26 @@ class ClientProtocol:
             self._effects.append(Acknowledged(publish.handle, reasons.SUCCESS, {}))
         for publish in released:
             self._send(encode_ack(pk.PUBREL, publish.packet_id, reasons.SUCCESS, self.version), now)
+        if not packet.session_present:
+            self._subscribe_again(now)
+        self._refuse_unfit()
+
+    def _refuse_unfit(self) -> None:
+        """Messages that were queued before the server announced what it does not accept; it would
+        disconnect us for each, again and again."""
+        limits = self.limits
+
+        def reason_against(publish: OutgoingPublish) -> int:
+            size_bytes = len(publish.topic) + len(publish.payload) + len(publish.properties)
+            try:
+                limits.check_publish(publish.qos, publish.retain, size_bytes)
+            except PublishRefused as error:
+                return error.reason
+            return 0
+
+        if limits.are_tight():
+            for publish, reason in self.outgoing.refuse(reason_against):
+                self._effects.append(Acknowledged(publish.handle, reason, {}))
 
     def _handle_publish(self, publish: Publish, now: float) -> None:
         topic = self.incoming.resolve(publish.topic, publish.topic_alias)
@@ -354,7 +421,11 @@ class ClientProtocol:
         else:
             publish = outgoing.handle_pubcomp(packet.packet_id)
         if publish is not None:
-            self._effects.append(Acknowledged(publish.handle, packet.reason, packet.properties))
+            reason = packet.reason
+            if reason == reasons.PACKET_IDENTIFIER_NOT_FOUND:
+                # The PUBREL was a repeated one, and what it releases was released before.
+                reason = reasons.SUCCESS
+            self._effects.append(Acknowledged(publish.handle, reason, packet.properties))
 
     def _handle_pubrel(self, packet: pk.Packet, now: float) -> None:
         assert isinstance(packet, pk.Ack)
@@ -365,16 +436,32 @@ class ClientProtocol:
 
     def _handle_suback(self, packet: pk.Packet, now: float) -> None:
         assert isinstance(packet, pk.Suback | pk.Unsuback)
-        count = self._requests.pop(packet.packet_id, -1)
-        if count < 0:
+        request = self._requests.pop(packet.packet_id, None)
+        if request is None:
             return
         self._ids.release(packet.packet_id)
+        if isinstance(packet, pk.Suback) != (request.subscriptions is not None):
+            raise ProtocolError("the answer to another kind of request", reasons.PROTOCOL_ERROR)
         codes = packet.reasons
+        count = len(request.filters)
         if len(codes) != count and not (isinstance(packet, pk.Unsuback) and self.version < LEVEL_5):
             raise ProtocolError(
                 f"{len(codes)} reason codes for {count} filters", reasons.PROTOCOL_ERROR
             )
-        self._effects.append(Subscribed(packet.packet_id, codes, packet.properties))
+        if self.subscriptions is not None:
+            if request.subscriptions is not None:
+                self.subscriptions.grant(request.subscriptions, request.properties, codes)
+            else:
+                self.subscriptions.remove(request.filters, codes)
+        if not request.is_again:
+            self._effects.append(Subscribed(packet.packet_id, codes, packet.properties))
+            return
+        try:
+            check_answer(packet.properties, codes, request.filters, "subscribe again to")
+        except SubscribeRefused as error:
+            # Going on without a subscription would be silence that looks like no messages.
+            self._send(encode(pk.Disconnect(reasons.SUCCESS, {}), self.version), now)
+            self._close(error)
 
     def _handle_pingresp(self, packet: pk.Packet, now: float) -> None:
         self._keep_alive.answered()
@@ -382,7 +469,14 @@ class ClientProtocol:
     def _handle_disconnect(self, packet: pk.Packet, now: float) -> None:
         assert isinstance(packet, pk.Disconnect)
         text = f"the server disconnected: {reason_text(packet.reason)}"
-        self._close(ConnectionLost(text, packet.reason, reason_string(packet.properties)))
+        self._close(
+            ConnectionLost(
+                text,
+                packet.reason,
+                reason_string(packet.properties),
+                server_reference(packet.properties),
+            )
+        )
 
     def _handle_auth(self, packet: pk.Packet, now: float) -> None:
         assert isinstance(packet, pk.Auth)
@@ -411,7 +505,10 @@ class ClientProtocol:
         """Send what the window allows."""
         if self.state != CONNECTED:
             return
+        is_owed = self._is_owed()
         publish = self.outgoing.next_ready()
+        if publish is not None and not is_owed:
+            self._keep_alive.asked(now)
         while publish is not None:
             self._send_publish(publish, now)
             publish = self.outgoing.next_ready()
@@ -441,19 +538,31 @@ class ClientProtocol:
             now,
         )
 
-    def _request(
-        self, answer: int, count: int, now: float, build: Callable[[int], pk.Packet]
-    ) -> int:
+    def _request(self, request: Request, now: float) -> int:
         self._check_connected()
         packet_id = self._ids.take()
+        packet: pk.Packet
+        if request.subscriptions is not None:
+            packet = pk.Subscribe(packet_id, request.subscriptions, request.properties)
+        else:
+            packet = pk.Unsubscribe(packet_id, request.filters, request.properties)
         try:
-            data = encode(build(packet_id), self.version)
+            data = encode(packet, self.version)
         except Exception:
             self._ids.release(packet_id)
             raise
-        self._requests[packet_id] = count
+        if not self._is_owed():
+            self._keep_alive.asked(now)
+        self._requests[packet_id] = request
         self._send(data, now)
         return packet_id
+
+    def _subscribe_again(self, now: float) -> None:
+        if self.subscriptions is None:
+            return
+        for batch in self.subscriptions.batches(self.limits.packet_bytes_max):
+            filters = [one.filter for one in batch.requests]
+            self._request(Request(filters, batch.requests, batch.properties, True), now)
 
     def _send_auth(self, reason: int, data: bytes | None, now: float) -> None:
         # [MQTT-4.12.0-3] [MQTT-4.12.0-5]

@@ -1,0 +1,378 @@
+"""The MQTT client for programs without an event loop.
+
+    with Client("localhost") as client:
+        client.subscribe(("commands/#", 1))
+        client.publish("power", b"42", qos=1)            # returns when the server has it
+        for message in client.messages(timeout_s=10):
+            ...
+
+It is the asyncio client on a loop in a thread of its own: the same arguments, results and errors
+(`holdfast.client.aio`). Any thread may call it; each call waits for its result, and a call that is
+interrupted (Ctrl-C) is cancelled there, too. Callbacks run in that thread: they must be short, and
+must not call this client.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from ssl import SSLContext
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from holdfast.client import aio
+from holdfast.client.aio import PublishResult
+from holdfast.client.effects import Message
+from holdfast.client.errors import ClientError, NotConnected
+from holdfast.client.options import Options
+from holdfast.client.reconnect import Reconnect
+from holdfast.client.servers import Server
+from holdfast.client.waiting import Filter
+from holdfast.mqtt import reasons
+from holdfast.mqtt.packets import Packet, Properties
+
+T = TypeVar("T")
+
+CLOSE_S: Final = 10.0
+"""How long `close` waits for the thread; it is a daemon, so it cannot hold up the program's end."""
+
+
+class Client:
+    """One session with one server at a time; every call waits for its result."""
+
+    def __init__(
+        self,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        servers: Sequence[str | Server] = (),
+        reconnect: Reconnect | None = None,
+        options: Options | None = None,
+        client_id: str | None = None,
+        tls: SSLContext | None = None,
+        server_hostname: str | None = None,
+        local_address: tuple[str, int] | None = None,
+        messages_max: int = 1000,
+        request_timeout_s: float = 30.0,
+        on_message: Callable[[Message], None] | None = None,
+        on_connect: Callable[[bool, Server], None] | None = None,
+        on_connect_failed: Callable[[ClientError, Server], None] | None = None,
+        on_connection_lost: Callable[[ClientError], None] | None = None,
+        on_trace: Callable[[bool, Packet], None] | None = None,
+    ) -> None:
+        """The arguments are those of `holdfast.client.aio.Client`. Raises ValueError."""
+        self._client = aio.Client(
+            host,
+            port,
+            servers=servers,
+            reconnect=reconnect,
+            options=options,
+            client_id=client_id,
+            tls=tls,
+            server_hostname=server_hostname,
+            local_address=local_address,
+            messages_max=messages_max,
+            request_timeout_s=request_timeout_s,
+            on_message=on_message,
+            on_connect=on_connect,
+            on_connect_failed=on_connect_failed,
+            on_connection_lost=on_connection_lost,
+            on_trace=on_trace,
+        )
+        self._lock = threading.Lock()
+        self._loop: _LoopThread | None = None
+
+    @property
+    def client_id(self) -> str:
+        return self._client.client_id
+
+    @property
+    def is_connected(self) -> bool:
+        return self._client.is_connected
+
+    @property
+    def is_ready(self) -> bool:
+        """As `aio.Client.is_ready`."""
+        return self._client.is_ready
+
+    @property
+    def server(self) -> Server | None:
+        """The server of the connection, None without one."""
+        return self._client.server
+
+    @property
+    def servers(self) -> list[Server]:
+        return self._client.servers
+
+    @property
+    def connections(self) -> int:
+        """How often a server has accepted us."""
+        return self._client.connections
+
+    @property
+    def connack_properties(self) -> Properties:
+        return self._client.connack_properties
+
+    def __enter__(self) -> "Client":
+        try:
+            self.connect()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Disconnect and end the thread; afterwards only `connect` is of use."""
+        with self._lock:
+            loop, self._loop = self._loop, None
+        if loop is None or loop.is_of_parent():
+            return
+        try:
+            loop.run(self._client.disconnect())
+        finally:
+            loop.close(self._client.abort)
+
+    def connect(self, policy: Reconnect | None = None) -> bool:
+        """As `aio.Client.connect`."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = _LoopThread()
+                # A program that forgets `close` leaves no thread behind.
+                weakref.finalize(self, self._loop.close, self._client.abort)
+        return self._run(self._client.connect(policy))
+
+    def disconnect(
+        self, reason: int = reasons.SUCCESS, properties: Properties | None = None
+    ) -> None:
+        """As `aio.Client.disconnect`; nothing if there is no connection."""
+        if self._loop is not None:
+            self._run(self._client.disconnect(reason, properties))
+
+    def abort(self) -> None:
+        """As `aio.Client.abort`."""
+
+        async def abort() -> None:
+            self._client.abort()
+
+        if self._loop is not None:
+            self._run(abort())
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties | None = None,
+        topic_alias: int = 0,
+    ) -> PublishResult:
+        """As `aio.Client.publish`."""
+        return self._run(
+            self._client.publish(
+                topic,
+                payload,
+                qos=qos,
+                retain=retain,
+                properties=properties,
+                topic_alias=topic_alias,
+            )
+        )
+
+    def submit(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        *,
+        qos: int = 0,
+        retain: bool = False,
+        properties: Properties | None = None,
+        topic_alias: int = 0,
+    ) -> "Future[PublishResult]":
+        """As `aio.Client.submit`; the future is one of threads (`future.result(timeout)`)."""
+
+        async def submit() -> Future[PublishResult]:
+            future = await self._client.submit(
+                topic,
+                payload,
+                qos=qos,
+                retain=retain,
+                properties=properties,
+                topic_alias=topic_alias,
+            )
+            return _of_threads(future)
+
+        return self._run(submit())
+
+    def submit_batch(
+        self, messages: Sequence[tuple[str, bytes, bool, Properties | None]]
+    ) -> "list[Future[PublishResult]]":
+        """As `aio.Client.submit_batch`; the futures are those of threads."""
+
+        async def submit() -> list[Future[PublishResult]]:
+            return [_of_threads(one) for one in self._client.submit_batch(messages)]
+
+        return self._run(submit())
+
+    def flush(self) -> None:
+        """As `aio.Client.flush`."""
+        self._run(self._client.flush())
+
+    def wait_closed(self) -> ClientError | None:
+        """As `aio.Client.wait_closed`."""
+        if self._loop is None:
+            return None
+        return self._run(self._client.wait_closed())
+
+    def subscribe(
+        self,
+        *filters: Filter,
+        properties: Properties | None = None,
+        subscription_id: int = 0,
+    ) -> list[int]:
+        """As `aio.Client.subscribe`."""
+        return self._run(
+            self._client.subscribe(*filters, properties=properties, subscription_id=subscription_id)
+        )
+
+    def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
+        """As `aio.Client.unsubscribe`."""
+        return self._run(self._client.unsubscribe(*filters, properties=properties))
+
+    def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
+        """As `aio.Client.messages`; with a timeout it ends, too, when none came for so long."""
+        while True:
+            try:
+                message = self.receive(timeout_s)
+            except TimeoutError:
+                return
+            if message is None:
+                return
+            yield message
+
+    def receive(self, timeout_s: float | None = None) -> Message | None:
+        """As `aio.Client.receive`. Raises TimeoutError, too; no message is lost by it."""
+
+        async def receive() -> Message | None:
+            async with asyncio.timeout(timeout_s):
+                return await self._client.receive()
+
+        return self._run(receive())
+
+    def acknowledge(self, message: Message) -> None:
+        """As `aio.Client.acknowledge`."""
+
+        async def acknowledge() -> None:
+            self._client.acknowledge(message)
+
+        self._run(acknowledge())
+
+    def reauthenticate(self) -> None:
+        """As `aio.Client.reauthenticate`."""
+        self._run(self._client.reauthenticate())
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = self._loop
+        if loop is None:
+            work.close()
+            raise NotConnected("there is no connection")
+        return loop.run(work)
+
+
+class _LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        # Nothing may be handed to a loop that will not come to it.
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._serve, name="holdfast-client", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+        finally:
+            loop.run_until_complete(_cancel_all())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+    def is_of_parent(self) -> bool:
+        """Whether this is a forked child, which has no such thread."""
+        return os.getpid() != self._process_id
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result. Raises NotConnected after `close`, RuntimeError where it would wait for
+        itself or in a forked child."""
+        future: Future[T] | None = None
+        try:
+            if self.is_of_parent():
+                raise RuntimeError("the client belongs to the parent process: make a new one")
+            if threading.current_thread() is self._thread:
+                raise RuntimeError("a callback cannot wait for its own client: use another thread")
+            with self._lock:
+                if self._is_closing:
+                    raise NotConnected("the client is closed")
+                future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        finally:
+            if future is None:
+                work.close()
+        try:
+            return future.result()
+        except CancelledError:
+            raise NotConnected("the client was closed meanwhile") from None
+        except BaseException:
+            # Interrupted while waiting (Ctrl-C): the work must not go on unseen.
+            future.cancel()
+            raise
+
+    def close(self, last_call: Callable[[], None]) -> None:
+        """`last_call` runs in the loop before it ends."""
+        if self.is_of_parent():
+            return
+        with self._lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+            self._loop.call_soon_threadsafe(last_call)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(CLOSE_S)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _of_threads(future: "asyncio.Future[PublishResult]") -> "Future[PublishResult]":
+    """A future of threads that is settled as that of the loop is."""
+    result: Future[PublishResult] = Future()
+
+    def pass_on(finished: "asyncio.Future[PublishResult]") -> None:
+        if not result.set_running_or_notify_cancel():
+            return
+        error = finished.exception()
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(finished.result())
+
+    future.add_done_callback(pass_on)
+    return result

@@ -1,0 +1,343 @@
+"""The blocking client: the same as the asyncio one, from threads, with no thread left behind."""
+
+import asyncio
+import gc
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from holdfast.client import (
+    ConnectionLost,
+    Message,
+    NotConnected,
+    Options,
+    PublishRefused,
+    Reconnect,
+    aio,
+    blocking,
+)
+from holdfast.mqtt import packets as pk
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode_ack
+from holdfast.mqtt.publish import encode_publish
+from tests.e2e.brokers import SOURCE
+from tests.support.client_broker import Peer, Script, ScriptedBroker
+
+WAIT_S = 30
+
+
+class Broker:
+    """A ScriptedBroker in a thread of its own."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = scripts
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self.port = 0
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        async with ScriptedBroker(*self._scripts) as broker:
+            self.port = broker.port
+            self._ready.set()
+            await self._stop.wait()
+
+    def __enter__(self) -> "Broker":
+        self._thread.start()
+        assert self._ready.wait(WAIT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    left = [one for one in threading.enumerate() if one.name == "holdfast-client"]
+    for one in left:
+        one.join(WAIT_S)
+    assert not [one for one in left if one.is_alive()]
+
+
+async def echo(peer: Peer) -> None:
+    """Sends back what is published, and acknowledges it."""
+    await peer.accept()
+    try:
+        while (packet := await peer.receive()) is not None:
+            if isinstance(packet, pk.Publish):
+                await peer.send(
+                    encode_publish(packet.topic, packet.payload, 0, False, False, 0, b"", 5)
+                )
+                if packet.qos:
+                    code = reasons.QUOTA_EXCEEDED if packet.payload == b"refuse" else 0
+                    await peer.send(encode_ack(pk.PUBACK, packet.packet_id, code, 5))
+            elif isinstance(packet, pk.Subscribe):
+                await peer.send(pk.Suback(packet.packet_id, [1] * len(packet.subscriptions)))
+            elif isinstance(packet, pk.Unsubscribe):
+                await peer.send(pk.Unsuback(packet.packet_id, [0] * len(packet.filters)))
+            elif isinstance(packet, pk.Disconnect):
+                return
+    except ConnectionResetError:
+        return
+
+
+async def mute(peer: Peer) -> None:
+    await peer.accept()
+    try:
+        while not isinstance(await peer.receive(), pk.Disconnect | None):
+            pass
+    except ConnectionResetError:
+        pass
+
+
+def parameters(function: object) -> dict[str, inspect.Parameter]:
+    assert callable(function)
+    found = dict(inspect.signature(function).parameters)
+    # Waiting may be bounded here; there, `asyncio.timeout` does it.
+    found.pop("timeout_s", None)
+    return found
+
+
+def test_it_has_every_public_method_of_the_other_with_the_same_signature() -> None:
+    public = {name: member for name, member in vars(aio.Client).items() if not name.startswith("_")}
+    assert len(public) > 12
+    for name, member in public.items():
+        mine = getattr(blocking.Client, name)
+        if isinstance(member, property):
+            assert isinstance(mine, property), name
+        else:
+            assert parameters(mine) == parameters(member), name
+            assert not inspect.iscoroutinefunction(mine), name
+    assert parameters(blocking.Client.__init__) == parameters(aio.Client.__init__)
+    attributes = {one for one in vars(aio.Client("host")) if not one.startswith("_")} - {"core"}
+    assert attributes == {"servers", "connack_properties", "connections"}
+    for name in attributes:
+        assert isinstance(getattr(blocking.Client, name), property), name
+
+
+def test_all_of_it() -> None:
+    with Broker(echo) as broker, blocking.Client("127.0.0.1", broker.port) as client:
+        assert client.is_connected
+        assert client.server == client.servers[0]
+        assert client.connections == 1
+        assert client.connack_properties == {}
+        assert client.subscribe("a", ("b", 1)) == [1, 1]
+        assert client.unsubscribe("a") == [0]
+        for qos in (0, 1):
+            assert client.publish("t", f"{qos}", qos=qos).reason == 0
+        with pytest.raises(PublishRefused):
+            client.publish("t", b"refuse", qos=1)
+        futures = [client.submit("t", b"%d" % number, qos=1) for number in range(100)]
+        assert [one.result(WAIT_S).reason for one in futures] == [0] * 100
+        client.flush()
+        with pytest.raises(PublishRefused):
+            client.submit("t", b"refuse", qos=1).result(WAIT_S)
+        batch = client.submit_batch([("t", b"batch", False, None)])
+        assert [one.result(WAIT_S).reason for one in batch] == [0]
+        assert client.is_ready
+        received = [message.payload for message in client.messages(timeout_s=0.2)]
+        assert received == [
+            *[b"0", b"1", b"refuse"],
+            *[b"%d" % number for number in range(100)],
+            b"refuse",
+            b"batch",
+        ]
+        with pytest.raises(TimeoutError):
+            client.receive(timeout_s=0.01)
+
+
+def test_many_threads() -> None:
+    with (
+        Broker(echo) as broker,
+        blocking.Client("127.0.0.1", broker.port, messages_max=10_000) as client,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        sent = list(
+            pool.map(
+                lambda n: client.publish("t", b"%d" % n, qos=1).reason, range(500), timeout=WAIT_S
+            )
+        )
+        assert sent == [0] * 500
+        received = list(pool.map(lambda _: client.receive(WAIT_S), range(500), timeout=WAIT_S))
+        payloads = sorted(int(one.payload) for one in received if one is not None)
+        assert payloads == list(range(500))
+
+
+def test_close_frees_every_thread_that_waits() -> None:
+    with Broker(mute) as broker, ThreadPoolExecutor(4) as pool:
+        client = blocking.Client("127.0.0.1", broker.port)
+        client.connect()
+        submitted = client.submit("t", b"", qos=1)
+        waiting: list[Future[Any]] = [
+            pool.submit(client.receive),
+            pool.submit(client.publish, "t", b"", qos=1),
+            pool.submit(client.subscribe, "t"),
+            pool.submit(client.wait_closed),
+        ]
+        while len(client._client._publishes) < 2 or not client._client._requests:
+            threading.Event().wait(0.005)
+        client.close()
+        for future in (waiting[1], waiting[2], submitted):
+            with pytest.raises(NotConnected):
+                future.result(WAIT_S)
+        for future in (waiting[0], waiting[3]):
+            try:
+                assert future.result(WAIT_S) is None
+            except NotConnected:
+                pass
+        with pytest.raises(NotConnected):
+            client.publish("t", b"")
+        assert client.wait_closed() is None
+        client.disconnect()
+        client.close()
+
+
+def test_a_closed_client_can_connect_again() -> None:
+    with Broker(echo, echo, mute) as broker:
+        client = blocking.Client("127.0.0.1", broker.port)
+        for _ in range(2):
+            with client:
+                client.publish("t", b"", qos=1)
+                assert client.receive(WAIT_S) is not None
+        # One that is forgotten ends with its last reference.
+        client.connect()
+        submitted = client.submit("t", b"", qos=1)
+        thread = client._loop._thread if client._loop is not None else None
+        assert thread is not None
+        del client
+        gc.collect()
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+        with pytest.raises(NotConnected):
+            submitted.result(0)
+
+
+def test_errors_are_the_same(closed_port: int) -> None:
+    with pytest.raises(ConnectionLost), blocking.Client("127.0.0.1", closed_port):
+        pass
+    with pytest.raises(NotConnected):
+        blocking.Client("127.0.0.1", closed_port).publish("t", b"")
+    with pytest.raises(ValueError):
+        blocking.Client()
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_interrupted_call_is_cancelled_and_the_client_goes_on() -> None:
+    """Ctrl-C while waiting: the call that was given up does not take the next message."""
+
+    def interrupt() -> None:
+        assert waits.wait(WAIT_S)
+        # Whether or not it waits already, the signal reaches it.
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def wait() -> None:
+        waits.set()
+        client.receive()
+
+    waits = threading.Event()
+    with Broker(echo) as broker, blocking.Client("127.0.0.1", broker.port) as client:
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            wait()
+        interrupter.join(WAIT_S)
+        assert client.publish("t", b"2", qos=1).reason == 0
+        message = client.receive(WAIT_S)
+        assert message is not None
+        assert message.payload == b"2"
+
+
+def test_callbacks_that_call_the_client_are_told_so() -> None:
+    problems: list[Exception] = []
+    done = threading.Event()
+
+    def on_message(message: Message) -> None:
+        try:
+            client.publish("again", b"")
+        except RuntimeError as error:
+            problems.append(error)
+        done.set()
+
+    with Broker(echo) as broker:
+        client = blocking.Client("127.0.0.1", broker.port, on_message=on_message)
+        with client:
+            client.publish("t", b"")
+            assert done.wait(WAIT_S)
+    assert "callback" in str(problems[0])
+
+
+def test_reconnecting() -> None:
+    async def cut(peer: Peer) -> None:
+        await peer.accept()
+        await peer.receive()
+        peer.writer.transport.abort()
+
+    with (
+        Broker(cut, cut, echo) as broker,
+        blocking.Client(
+            "127.0.0.1",
+            broker.port,
+            reconnect=Reconnect(first_delay_s=0.005, delay_max_s=0.02),
+            options=Options(client_id="c", session_expiry_s=60),
+        ) as client,
+    ):
+        assert client.publish("t", b"x", qos=1).reason == 0
+        assert client.connections == 3
+
+
+@pytest.mark.parametrize("farewell", ["", "raise SystemExit(3)", "os.fork() or client.close()"])
+def test_a_program_that_forgets_it_ends(farewell: str) -> None:
+    """With a live connection, and in a forked child, too."""
+    program = (
+        "import os, sys\n"
+        "from holdfast.client.blocking import Client\n"
+        "client = Client('127.0.0.1', int(sys.argv[1]))\n"
+        "client.connect()\n"
+        f"{farewell}\n"
+    )
+    with Broker(mute) as broker:
+        finished = subprocess.run(
+            [sys.executable, "-c", program, str(broker.port)],
+            env={"PYTHONPATH": str(SOURCE)},
+            timeout=WAIT_S,
+            capture_output=True,
+            check=False,
+        )
+    assert finished.returncode == (3 if "SystemExit" in farewell else 0), finished
+    assert finished.stderr == b""
+
+
+def test_a_forked_child_is_told_so() -> None:
+    with Broker(mute) as broker, blocking.Client("127.0.0.1", broker.port) as client:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                client.publish("t", b"")
+            except RuntimeError as error:
+                code = 0 if "parent process" in str(error) else 2
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
