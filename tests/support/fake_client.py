@@ -2,10 +2,11 @@
 stay pending over connections, and are settled once."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 
-from holdfast.client.aio import PublishResult
+from holdfast.client.aio import Outcome, PublishResult
 from holdfast.client.errors import ClientError, NotConnected, PublishRefused
 from holdfast.client.identity import Identity, identity_of
 from holdfast.mqtt.packets import Properties
@@ -76,10 +77,13 @@ class FakeClient:
         return self._accept(topic, payload, retain, properties)
 
     def submit_batch(
-        self, messages: Sequence[tuple[str, bytes, bool, Properties | None]]
-    ) -> list[asyncio.Future[PublishResult]]:
+        self,
+        messages: Sequence[tuple[str, bytes, bool, Properties | None]],
+        on_settled: Callable[[int, Outcome], None],
+    ) -> None:
         assert self.is_ready
-        return [self._accept(*message) for message in messages]
+        for index, message in enumerate(messages):
+            self._accept(*message).add_done_callback(partial(_settle, on_settled, index))
 
     def _accept(
         self, topic: str, payload: bytes, retain: bool, properties: Properties | None
@@ -108,3 +112,16 @@ async def settle(turns: int = 20) -> None:
     """Let everything that needs no time happen."""
     for _ in range(turns):
         await asyncio.sleep(0)
+
+
+def _settle(
+    on_settled: Callable[[int, Outcome], None],
+    index: int,
+    future: asyncio.Future[PublishResult],
+) -> None:
+    error = future.exception()
+    if error is None:
+        on_settled(index, future.result())
+    else:
+        assert isinstance(error, ClientError)
+        on_settled(index, error)

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from holdfast.client import (
     NotConnected,
     Options,
     PublishRefused,
+    PublishResult,
     Reconnect,
     aio,
     blocking,
@@ -146,15 +148,19 @@ def test_all_of_it() -> None:
         client.flush()
         with pytest.raises(PublishRefused):
             client.submit("t", b"refuse", qos=1).result(WAIT_S)
-        batch = client.submit_batch([("t", b"batch", False, None)])
-        assert [one.result(WAIT_S).reason for one in batch] == [0]
+        settled: queue.SimpleQueue[tuple[int, object]] = queue.SimpleQueue()
+        batch = [("t", b"batch", False, None), ("t", b"refuse", False, None)]
+        client.submit_batch(batch, lambda index, outcome: settled.put((index, outcome)))
+        assert settled.get(timeout=WAIT_S) == (0, PublishResult(0, {}))
+        index, refusal = settled.get(timeout=WAIT_S)
+        assert index == 1
+        assert isinstance(refusal, PublishRefused)
         assert client.is_ready
         received = [message.payload for message in client.messages(timeout_s=0.2)]
         assert received == [
             *[b"0", b"1", b"refuse"],
             *[b"%d" % number for number in range(100)],
-            b"refuse",
-            b"batch",
+            *[b"refuse", b"batch", b"refuse"],
         ]
         with pytest.raises(TimeoutError):
             client.receive(timeout_s=0.01)

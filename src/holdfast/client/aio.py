@@ -28,10 +28,11 @@ import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from secrets import token_hex
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeAlias
 
 from holdfast.client.answers import check_answer, reason_string
 from holdfast.client.dialer import Dialer
@@ -73,6 +74,9 @@ class PublishResult:
 
     reason: int
     properties: Properties
+
+
+Outcome: TypeAlias = PublishResult | ClientError
 
 
 class Client:
@@ -152,6 +156,7 @@ class Client:
         self._arrival = asyncio.Event()
         self._room = asyncio.Event()
         self._publishes: dict[int, asyncio.Future[PublishResult]] = {}
+        self._batched: dict[int, Callable[[Outcome], None]] = {}
         # None for an answer: the connection was lost, ask again.
         self._requests: dict[int, asyncio.Future[Subscribed | None]] = {}
         self._reauthenticated: asyncio.Future[None] | None = None
@@ -286,28 +291,30 @@ class Client:
         )
 
     def submit_batch(
-        self, messages: Sequence[tuple[str, bytes, bool, Properties | None]]
-    ) -> list[asyncio.Future[PublishResult]]:
+        self,
+        messages: Sequence[tuple[str, bytes, bool, Properties | None]],
+        on_settled: Callable[[int, Outcome], None],
+    ) -> None:
         """Publish (topic, payload, retain, properties) with QoS 1 and one write of the socket.
-        It does not wait: look at `is_ready` first. A message that cannot be sent has its error in
-        its future. Raises ConnectionLost, NotConnected."""
+        `on_settled` is called once for each message, with its index and what `submit`'s future
+        would have: as the acknowledgement is read, or before this returns for one that cannot be
+        sent. It does not wait: look at `is_ready` first. Raises ConnectionLost, NotConnected: then
+        nothing was sent."""
         transport = self._require()
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        futures: list[asyncio.Future[PublishResult]] = []
-        for topic, payload, retain, properties in messages:
-            future: asyncio.Future[PublishResult] = loop.create_future()
-            futures.append(future)
+        now = asyncio.get_running_loop().time()
+        unsent: list[tuple[int, ClientError]] = []
+        for index, (topic, payload, retain, properties) in enumerate(messages):
             try:
                 handle = self.core.publish(topic, payload, 1, retain, now, properties)
             except ClientError as error:
-                fail(future, error)
+                unsent.append((index, error))
             except ValueError as error:
-                fail(future, PublishRefused(str(error)))
+                unsent.append((index, PublishRefused(str(error))))
             else:
-                self._publishes[handle] = future
+                self._batched[handle] = partial(on_settled, index)
         transport.pump()
-        return futures
+        for index, failure in unsent:
+            self._settle_batched(partial(on_settled, index), failure)
 
     async def _room_for(self, qos: int) -> ClientTransport | None:
         """Wait until a message may be published; None when it is to be queued for the connection
@@ -500,14 +507,30 @@ class Client:
 
     def _settle(self, effect: Acknowledged) -> None:
         self._room.set()
+        if effect.reason < 0x80:
+            outcome: Outcome = PublishResult(effect.reason, effect.properties)
+        else:
+            text = f"message refused: {reason_text(effect.reason)}"
+            outcome = PublishRefused(text, effect.reason, reason_string(effect.properties))
+        if effect.handle in self._batched:
+            self._settle_batched(self._batched.pop(effect.handle), outcome)
+            return
         future = self._publishes.pop(effect.handle, None)
         if future is None or future.done():
             return
-        if effect.reason < 0x80:
-            future.set_result(PublishResult(effect.reason, effect.properties))
-            return
-        text = f"message refused: {reason_text(effect.reason)}"
-        fail(future, PublishRefused(text, effect.reason, reason_string(effect.properties)))
+        if isinstance(outcome, PublishResult):
+            future.set_result(outcome)
+        else:
+            fail(future, outcome)
+
+    def _settle_batched(self, on_settled: Callable[[Outcome], None], outcome: Outcome) -> None:
+        try:
+            on_settled(outcome)
+        except Exception as error:  # noqa: BLE001
+            # As of any callback: the loop's to report, not the connection's to die of.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "on_settled of submit_batch failed", "exception": error}
+            )
 
     def _closed(self, error: ClientError | None) -> None:
         if self._dialing.is_asking:
@@ -543,6 +566,10 @@ class Client:
             fail(request, failure)
         self._publishes.clear()
         self._requests.clear()
+        batched = list(self._batched.values())
+        self._batched.clear()
+        for on_settled in batched:
+            self._settle_batched(on_settled, failure)
         if self._connected is not None:
             fail(self._connected, failure)
         if self._reauthenticated is not None:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from holdfast.client import aio
-from holdfast.client.aio import PublishResult
+from holdfast.client.aio import Outcome, PublishResult
 from holdfast.client.effects import Message
 from holdfast.client.errors import ClientError, NotConnected
 from holdfast.client.options import Options
@@ -215,14 +215,16 @@ class Client:
         return self._run(submit())
 
     def submit_batch(
-        self, messages: Sequence[tuple[str, bytes, bool, Properties | None]]
-    ) -> "list[Future[PublishResult]]":
-        """As `aio.Client.submit_batch`; the futures are those of threads."""
+        self,
+        messages: Sequence[tuple[str, bytes, bool, Properties | None]],
+        on_settled: Callable[[int, Outcome], None],
+    ) -> None:
+        """As `aio.Client.submit_batch`; `on_settled` is called in the client's thread."""
 
-        async def submit() -> list[Future[PublishResult]]:
-            return [_of_threads(one) for one in self._client.submit_batch(messages)]
+        async def submit() -> None:
+            self._client.submit_batch(messages, on_settled)
 
-        return self._run(submit())
+        self._run(submit())
 
     def flush(self) -> None:
         """As `aio.Client.flush`."""

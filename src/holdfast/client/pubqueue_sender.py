@@ -15,7 +15,7 @@ from functools import partial
 from random import random
 from typing import Final
 
-from holdfast.client.aio import Client, PublishResult
+from holdfast.client.aio import Client, Outcome, PublishResult
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5
@@ -231,7 +231,7 @@ class Sender:
             except ValueError as error:
                 self._unsuccessful(entry.sequence, PublishRefused(str(error)))
             else:
-                future.add_done_callback(partial(self._settled, entry.sequence))
+                future.add_done_callback(partial(self._submitted, entry.sequence))
             finally:
                 self._submitting = False
 
@@ -252,9 +252,9 @@ class Sender:
             entries.append(entry)
             messages.append((entry.topic, entry.payload, entry.retain, self._properties(entry)))
         if entries:
-            futures = self._client.submit_batch(messages)
-            for entry, future in zip(entries, futures, strict=True):
-                future.add_done_callback(partial(self._settled, entry.sequence))
+            self._client.submit_batch(
+                messages, lambda index, outcome: self._settled(entries[index].sequence, outcome)
+            )
         return size < BATCH_BYTES_MAX
 
     def _continue(self) -> None:
@@ -303,19 +303,24 @@ class Sender:
 
     # Outcomes
 
-    def _settled(self, sequence: int, future: "asyncio.Future[PublishResult]") -> None:
-        if self._is_over:
-            return
+    def _submitted(self, sequence: int, future: "asyncio.Future[PublishResult]") -> None:
         if future.cancelled():
-            self._unsuccessful(sequence, QueueClosed("the wait was cancelled"))
+            self._settled(sequence, QueueClosed("the wait was cancelled"))
             return
         error = future.exception()
         if error is None:
-            self._delivered(sequence, future.result())
-        elif isinstance(error, ClientError):
-            self._unsuccessful(sequence, error)
+            self._settled(sequence, future.result())
         else:
-            self._unsuccessful(sequence, ClientError(repr(error)))
+            failure = error if isinstance(error, ClientError) else ClientError(repr(error))
+            self._settled(sequence, failure)
+
+    def _settled(self, sequence: int, outcome: Outcome) -> None:
+        if self._is_over:
+            return
+        if isinstance(outcome, PublishResult):
+            self._delivered(sequence, outcome)
+        else:
+            self._unsuccessful(sequence, outcome)
 
     def _delivered(self, sequence: int, result: PublishResult) -> None:
         entry = self.core.delivered(sequence)
