@@ -7,8 +7,9 @@ HOT_SOURCES := $(shell find src/holdfast -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
 SEEDS ?= 5000
+STALLS ?= 200
 
-.PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench failover fuzz chaos sim conformance clean
+.PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench failover fuzz chaos stalls sim conformance clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry, kill -9, restart, Spark report"
@@ -17,8 +18,9 @@ help:
 	@echo "make bench     speed, against Mosquitto in the same run"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
-	@echo "make sim       SEEDS=5000 of simulated sessions, cuts and crashes"
+	@echo "make sim       SEEDS=5000 of simulated sessions, and of nodes on one directory"
 	@echo "make chaos     ROUNDS=20 of kill -9 under load"
+	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make setup     only the set-up the others share"
 
 setup: $(VENV)/.installed compile
@@ -78,8 +80,11 @@ fuzz: setup
 chaos: setup
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q tests/e2e/test_kill9.py
 
+stalls: setup
+	HOLDFAST_STALLS=$(STALLS) $(BIN)/python -m pytest -q -s tests/e2e/test_stalls.py
+
 sim: setup
-	HOLDFAST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n 2 tests/model/test_sessions.py
+	HOLDFAST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n 2 tests/model/test_sessions.py tests/model/test_lease.py
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py

@@ -2,7 +2,10 @@
 
 It implements `holdfast.log.filesystem.FileSystem`. Every call that changes something is a step;
 at step `crash_at` the call does half of its work and raises Crash. `after_crash` is the disk as the
-next process finds it.
+next process finds it. A name is on the disk once its folder was synced, and is found there if the
+names of all folders above it are, too.
+
+Locks belong to an owner, any object that stands for a process: `lock_as`, `release_locks`.
 """
 
 import errno
@@ -117,10 +120,21 @@ class SimWriteFile:
         ]
 
     def allocate(self, size_bytes: int) -> None:
+        if size_bytes - len(self._content.now) > self._disk.free_bytes():
+            raise OSError(errno.ENOSPC, "No space left on device")
         self.truncate(max(size_bytes, len(self._content.now)))
 
     def close(self) -> None:
         return None
+
+
+class SimLock:
+    def __init__(self, disk: "SimDisk", content: SimContent) -> None:
+        self._disk = disk
+        self._content = content
+
+    def release(self) -> None:
+        self._disk.locks.pop(self._content, None)
 
 
 class SimDisk:
@@ -132,23 +146,34 @@ class SimDisk:
         self.files: dict[str, SimContent] = {}
         # Names as they are on the disk; others are lost in a crash.
         self.durable_names: dict[str, SimContent] = {}
+        self.folders: set[str] = set()
+        self.durable_folders: set[str] = set()
+        # Locks are of a file, not of a name.
+        self.locks: dict[SimContent, object] = {}
 
     def step(self) -> bool:
         """Count one; True if the power goes off in the middle of it."""
         self.steps += 1
         return self.steps == self.crash_at
 
-    def list(self, folder: str) -> list[str]:
+    def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
+        if must_exist and folder and folder not in self.folders:
+            raise FileNotFoundError(folder)
         prefix = f"{folder}/" if folder else ""
         names = {
             name.removeprefix(prefix).partition("/")[0]
-            for name in self.files
+            for names in (self.files, self.folders)
+            for name in names
             if name.startswith(prefix)
         }
         return sorted(names)
 
     def make_folder(self, folder: str) -> None:
-        return None
+        for name in (*_parents(folder), folder):
+            if name not in self.folders:
+                if self.step():
+                    raise Crash
+                self.folders.add(name)
 
     def open_read(self, name: str) -> ReadFile:
         if name not in self.files:
@@ -167,6 +192,8 @@ class SimDisk:
         return SimWriteFile(self, self.files[name])
 
     def rename(self, name: str, new_name: str) -> None:
+        if name not in self.files:
+            raise FileNotFoundError(name)
         if self.step():
             raise Crash
         self.files[new_name] = self.files.pop(name)
@@ -178,37 +205,83 @@ class SimDisk:
             raise Crash
         del self.files[name]
 
+    def link(self, name: str, new_name: str) -> None:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        if new_name in self.files:
+            raise FileExistsError(new_name)
+        if self.step():
+            raise Crash
+        self.files[new_name] = self.files[name]
+
+    def remove_folder(self, folder: str) -> None:
+        if folder not in self.folders:
+            raise FileNotFoundError(folder)
+        if self.list(folder):
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", folder)
+        if self.step():
+            raise Crash
+        self.folders.remove(folder)
+
     def sync_folder(self, folder: str) -> None:
         if self.step():
             raise Crash
-        prefix = f"{folder}/" if folder else ""
-        for names, others in (
-            (self.files, self.durable_names),
-            (self.durable_names, self.files),
-        ):
-            for name in list(names):
-                if name.startswith(prefix) and name not in others:
-                    if others is self.durable_names:
-                        others[name] = names[name]
-                    else:
-                        del names[name]
+        for name in [name for name in self.durable_names if _parent(name) == folder]:
+            del self.durable_names[name]
         for name, content in self.files.items():
-            if name.startswith(prefix):
+            if _parent(name) == folder:
                 self.durable_names[name] = content
+        self.durable_folders = {
+            name
+            for name in self.durable_folders | self.folders
+            if (name in self.folders if _parent(name) == folder else name in self.durable_folders)
+        }
+
+    def lock(self, name: str) -> SimLock | None:
+        return self.lock_as(self, name)
+
+    def lock_as(self, owner: object, name: str) -> SimLock | None:
+        if name not in self.files:
+            self.open_write(name, create=True)
+        content = self.files[name]
+        if content in self.locks:
+            return None
+        self.locks[content] = owner
+        return SimLock(self, content)
+
+    def is_locked(self, name: str) -> bool:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name] in self.locks
+
+    def release_locks(self, owner: object) -> None:
+        """The process has ended."""
+        self.locks = {content: by for content, by in self.locks.items() if by is not owner}
 
     def free_bytes(self) -> int:
-        return self.capacity_bytes - sum(len(each.now) for each in self.files.values())
+        return self.capacity_bytes - sum(len(each.now) for each in set(self.files.values()))
 
     def after_crash(self, survival: str, seed: int) -> "SimDisk":
         """See SimContent.surviving; names survive by the same rule."""
         chance = random.Random(seed)
         names = dict(self.durable_names)
+        folders = self.durable_folders
         if survival == "all" or (survival != "none" and chance.random() < 0.5):
             names = dict(self.files)
+            folders = self.folders
         disk = SimDisk(self.capacity_bytes)
+        known = self.folders | self.durable_folders
+        disk.folders = {
+            name for name in folders if all(above in folders for above in _parents(name))
+        }
+        survivors: dict[SimContent, SimContent] = {}
         for name, content in names.items():
-            disk.files[name] = SimContent(content.surviving(survival, chance))
+            if all(above in disk.folders for above in _parents(name) if above in known):
+                if content not in survivors:
+                    survivors[content] = SimContent(content.surviving(survival, chance))
+                disk.files[name] = survivors[content]
         disk.durable_names = dict(disk.files)
+        disk.durable_folders = set(disk.folders)
         return disk
 
     def after_kill(self) -> "SimDisk":
@@ -219,3 +292,13 @@ class SimDisk:
 
     def copy(self) -> "SimDisk":
         return self.after_crash("all", 0)
+
+
+def _parent(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _parents(name: str) -> list[str]:
+    """Outermost first."""
+    parts = name.split("/")[:-1]
+    return ["/".join(parts[: count + 1]) for count in range(len(parts))]

@@ -90,6 +90,7 @@ def serve(config: Config) -> int:
     from holdfast.api.server import STAND_BY_AGAIN
     from holdfast.cli.logs import set_up_logging
     from holdfast.drivers.loop import new_event_loop
+    from holdfast.log.files import MANIFEST
 
     set_up_logging(config.logging.level, config.logging.format)
     loop = new_event_loop()
@@ -99,6 +100,12 @@ def serve(config: Config) -> int:
     finally:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+    if code == STAND_BY_AGAIN and not (Path(config.node.data) / MANIFEST).exists():
+        # A new process would create a new one, and serve that.
+        logging.getLogger("holdfast").critical(
+            "%s: the data directory is gone: is it mounted?", config.node.data
+        )
+        return EXIT_FAILED
     if code == STAND_BY_AGAIN:
         # A new process image under the old process id: whatever still runs in this one, threads
         # that wait for the disk and the sockets of clients, ends with it.

@@ -50,7 +50,7 @@ class GroupWriter:
         allocate_bytes: int = ALLOCATE_BYTES,
     ) -> None:
         """`shared`: another node may have taken over without our knowledge, and what is in the
-        file then counts as it is: it is never made shorter."""
+        file then counts as it is: what was written of a group is never cut off."""
         self._directory = directory
         self._durable = durable
         self._shared = shared
@@ -79,7 +79,8 @@ class GroupWriter:
                 raise
             if not self._shared:
                 file.truncate(group.position)
-                self._allocated = 0
+            # What was written of the group stays, whatever comes: see `close`.
+            self._allocated = 0
             raise DiskFullError from error
         self._end = end
         if self._durable:
@@ -91,7 +92,8 @@ class GroupWriter:
         if file is None:
             return
         try:
-            if self._allocated > self._end and not self._shared:
+            # Only space that was allocated: nobody can have taken that for records.
+            if self._allocated > self._end:
                 file.truncate(self._end)
             file.sync()
         finally:

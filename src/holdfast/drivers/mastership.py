@@ -99,12 +99,16 @@ class Renewal:
 
     def confirm(self) -> None:
         """Return when what is durable by now may be promised; in the journal's thread. Raises
-        LeaseLost, OSError."""
+        LeaseLost."""
         while True:
             now = clock()
-            self.tenure.check(now)
-            if self.tenure.may_promise(now):
-                return
+            try:
+                self.tenure.check(now)
+                if self.tenure.may_promise(now):
+                    return
+            except OSError:
+                # Nothing is known, so nothing is promised. Renewals fail, too, if it lasts.
+                pass
             self._stopping.wait(self._times.heartbeat_s / 4)
 
     def release(self) -> None:

@@ -81,6 +81,8 @@ class JournalFollower:
         """Drop what retention has removed, and indexes that are in their files by now."""
         start = self.directory.read_start()
         segments = self.journal.segments
+        if start is not None and start[0] > self.journal.sequence:
+            raise FollowError(f"what is before {start[0]} was removed, we have come to less")
         if start is not None:
             gone = sum(segment.sequence < start[0] for segment in segments[:-1])
             self.journal.remove_oldest(gone)
@@ -144,7 +146,12 @@ class JournalFollower:
         before it."""
         segments = self.journal.segments
         sequence = self.journal.sequence
-        if segments and segments[-1].sequence == sequence:
+        if not segments:
+            there = self.directory.segments()
+            if there and there[0] != sequence:
+                raise FollowError(f"the journal begins at {there[0]}, nothing is known before")
+            return bool(there)
+        if segments[-1].sequence == sequence:
             return False  # ours is still empty
         try:
             self.directory.open_segment(sequence)

@@ -1,0 +1,44 @@
+"""Nodes on one shared directory against stalls, pauses, crashes, power cuts, a full, failing,
+read-only or vanishing directory, and clocks of their own: no promise is broken, and somebody
+serves when all is well again. See tests/support/sim_world.py for what is checked.
+"""
+
+import os
+
+import pytest
+
+from tests.support.sim_world import World, Wrong
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
+"""How many worlds; `make sim` runs more. A failure names its seed."""
+BLOCKS = 8
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_promise_is_broken(block: int) -> None:
+    for seed in range(block, SEEDS, BLOCKS):
+        world = World(seed)
+        try:
+            world.run()
+        except Wrong as error:
+            trace = "\n".join(world.trace)
+            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+
+
+def test_a_seed_says_everything() -> None:
+    """What failed once can be looked at."""
+    worlds = [World(5), World(5)]
+    for world in worlds:
+        world.run()
+    assert worlds[0].trace == worlds[1].trace
+    assert worlds[0].promised == worlds[1].promised
+
+
+def test_the_worlds_are_rough() -> None:
+    """Takeovers happen in them, and promises; a world where nothing happens shows nothing."""
+    worlds = [World(seed) for seed in range(10)]
+    for world in worlds:
+        world.run()
+    assert sum(world.takeovers for world in worlds) > 20
+    assert sum(len(world.promised) for world in worlds) > 1000

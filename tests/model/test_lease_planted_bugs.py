@@ -1,0 +1,257 @@
+"""The simulator of the lease finds what it is there to find: each mistake, made in the production
+code for the length of a test, breaks a promise within a bounded number of seeds."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from holdfast.drivers import mastership
+from holdfast.drivers.disk import GroupWriter
+from holdfast.drivers.mastership import Renewal
+from holdfast.drivers.storage import Storage
+from holdfast.lease.claim import Claim, claim, link_epoch, seal
+from holdfast.lease.directory import LeaseDirectory, NodeInfo, claim_name
+from holdfast.lease.watch import Watch
+from holdfast.log.epochs import EPOCH_FILE, Epoch, newest_epoch
+from holdfast.log.files import DataDirectory, Manifest
+from holdfast.log.filesystem import FileSystem, Lock, TemporaryFile
+from holdfast.log.following import JournalFollower
+from holdfast.log.journal import Segment, WriteGroup
+from tests.support.sim_node import SimNode
+from tests.support.sim_world import Faults, Idle, World, Wrong
+
+SEEDS = 400
+"""At most; a planted bug that is not found in these is not looked for well enough."""
+
+SLOW = (0.003,)
+PAUSES = Faults(
+    kinds={"pause": 2.0, "freeze": 5.0, "thread": 3.0, "hang": 1.0, "kill": 0.5},
+    every_s=0.25,
+    call_s=SLOW,
+)
+SYNCS_STALL = replace(PAUSES, stalls=0.1, stalled_calls=("sync",))
+CLAIMS_STALL = replace(PAUSES, stalls=0.3, stalled_calls=("create", "lock"))
+LINKS_STALL = replace(
+    PAUSES, stalls=0.1, stalled_calls=("link", "sync_folder", "create"), segment_bytes=(600,)
+)
+CUTS_STALL = replace(
+    PAUSES,
+    kinds={"squeeze": 1.0},
+    every_s=0.6,
+    clock_rates=(1.0, 1.8),
+    stalls=0.7,
+    stalled_calls=("truncate",),
+)
+RETAINS = replace(PAUSES, retention_bytes=(1500, 3000), segment_bytes=(600,))
+POWER = Faults(kinds={"power": 3.0, "kill": 2.0, "handover": 1.0}, every_s=0.3, call_s=SLOW)
+
+
+def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:
+    return patch.object(target, name, value)
+
+
+def root_of(directory: DataDirectory) -> FileSystem:
+    files: FileSystem = directory.files._files  # type: ignore[attr-defined]
+    return files
+
+
+def no_check_before_a_promise() -> AbstractContextManager[object]:
+    return changed(Renewal, "confirm", lambda renewal: None)
+
+
+@contextmanager
+def check_before_sync() -> Iterator[None]:
+    write = GroupWriter.write
+    renewals: dict[object, Renewal] = {}
+
+    def register(node: SimNode, renewal: Renewal) -> None:
+        renewals[node.process] = renewal
+
+    def check_and_write(writer: GroupWriter, group: WriteGroup) -> None:
+        renewal = renewals.get(root_of(writer._directory))
+        if renewal is not None:
+            renewal.confirm()
+        write(writer, group)
+
+    with changed(SimNode, "_confirm", register), changed(GroupWriter, "write", check_and_write):
+        yield
+
+
+@contextmanager
+def end_read_before_the_claim() -> Iterator[None]:
+    ends: dict[int, dict[int, int]] = {}
+
+    def read_end_and_claim(directory: LeaseDirectory, info: NodeInfo) -> Claim | None:
+        old = newest_epoch(directory.root)
+        folder = DataDirectory(old.files(directory.root), Manifest("", 3, ""), old)
+        sizes = {number: folder.open_segment(number).size() for number in folder.segments()}
+        taken = claim(directory, info)
+        if taken is not None:
+            ends[taken.epoch] = sizes
+        return taken
+
+    def link_that(root: FileSystem, manifest: Manifest, old: Epoch, number: int) -> DataDirectory:
+        folder = link_epoch(root, manifest, old, number)
+        sizes = ends[number]
+        for sequence in folder.segments():
+            if sequence not in sizes:
+                folder.remove_segment(sequence)
+            elif sequence == max(sizes):
+                folder.sealed[sequence] = sizes[sequence]
+        return folder
+
+    with (
+        changed(mastership, "claim", read_end_and_claim),
+        changed(mastership, "link_epoch", link_that),
+    ):
+        yield
+
+
+def no_seal() -> AbstractContextManager[object]:
+    def without(
+        directory: LeaseDirectory,
+        taken: Claim,
+        folder: DataDirectory,
+        node_id: str,
+        began: str,
+        *end: Any,
+    ) -> None:
+        seal(directory, taken, folder, node_id, began, None, 0)
+
+    return changed(mastership, "seal", without)
+
+
+@contextmanager
+def seal_not_durable() -> Iterator[None]:
+    finish = TemporaryFile.finish
+
+    def unsynced(file: TemporaryFile, *, sync: bool = True) -> None:
+        finish(file, sync=sync and not file._name.endswith(EPOCH_FILE))
+
+    with changed(TemporaryFile, "finish", unsynced):
+        yield
+
+
+def end_not_durable() -> AbstractContextManager[object]:
+    """The tail that the old holder had written and not synced."""
+
+    def unsynced(
+        directory: LeaseDirectory,
+        taken: Claim,
+        folder: DataDirectory,
+        node_id: str,
+        began: str,
+        last_segment: int | None,
+        end_bytes: int,
+    ) -> None:
+        if last_segment is not None:
+            folder.sealed[last_segment] = end_bytes
+        seal(directory, taken, folder, node_id, began, None, 0)
+
+    return changed(mastership, "seal", unsynced)
+
+
+@contextmanager
+def claim_not_exclusive() -> Iterator[None]:
+    begin_claim = LeaseDirectory.begin_claim
+
+    class Unlocked:
+        def release(self) -> None: ...
+
+    def anyway(directory: LeaseDirectory, epoch: int, info: NodeInfo) -> Lock | None:
+        return begin_claim(directory, epoch, info) or Unlocked()
+
+    def open_beat(directory: LeaseDirectory, epoch: int) -> Any:
+        name = claim_name(epoch).replace(".claim", ".beat")
+        try:
+            return directory.root.open_write(name, create=True)
+        except FileExistsError:
+            return directory.root.open_write(name, create=False)
+
+    with (
+        changed(LeaseDirectory, "begin_claim", anyway),
+        changed(LeaseDirectory, "create_beat", open_beat),
+    ):
+        yield
+
+
+@contextmanager
+def one_time_for_a_look(*, after: bool) -> Iterator[None]:
+    judge = Watch.judge
+
+    def judge_by_one(watch: Watch, sight: Any, began_at: float, ended_at: float) -> str:
+        now = ended_at if after else began_at
+        return judge(watch, sight, now, now)
+
+    with changed(Watch, "judge", judge_by_one):
+        yield
+
+
+def deposed_holder_cuts_the_file() -> AbstractContextManager[object]:
+    begin = GroupWriter.__init__
+
+    def begin_unshared(writer: GroupWriter, directory: DataDirectory, **named: Any) -> None:
+        begin(writer, directory, **{**named, "shared": False})
+
+    return changed(GroupWriter, "__init__", begin_unshared)
+
+
+@contextmanager
+def one_folder_for_retention() -> Iterator[None]:
+    remove_segments = Storage.remove_segments
+
+    def remove_from_newest(storage: Storage, removed: list[Segment]) -> None:
+        own = storage.directory
+        root = root_of(own)
+        newest = newest_epoch(root)
+        storage.directory = DataDirectory(newest.files(root), own.manifest, newest)
+        try:
+            remove_segments(storage, removed)
+        finally:
+            storage.directory = own
+
+    with changed(Storage, "remove_segments", remove_from_newest):
+        yield
+
+
+def follower_that_trusts_names() -> AbstractContextManager[object]:
+    return changed(JournalFollower, "_require_newest", lambda follower: None)
+
+
+PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults]] = {
+    "no check before a promise": (no_check_before_a_promise, PAUSES),
+    "check before sync": (check_before_sync, SYNCS_STALL),
+    "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL),
+    "no seal": (no_seal, PAUSES),
+    "seal not durable": (seal_not_durable, POWER),
+    "end not durable": (end_not_durable, POWER),
+    "claim not exclusive": (claim_not_exclusive, PAUSES),
+    "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES),
+    "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES),
+    "deposed holder cuts the file": (deposed_holder_cuts_the_file, CUTS_STALL),
+    "one folder for retention": (one_folder_for_retention, RETAINS),
+    "follower that trusts names": (follower_that_trusts_names, LINKS_STALL),
+}
+
+
+def first_seed_that_fails(faults: Faults, seeds: int = SEEDS) -> int | None:
+    for seed in range(seeds):
+        try:
+            World(seed, faults).run()
+        except Idle:
+            continue
+        except Wrong:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    plant, faults = PLANTED[name]
+    with plant():
+        assert first_seed_that_fails(faults) is not None

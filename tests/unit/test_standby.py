@@ -1,0 +1,160 @@
+"""A standby whose holder is deposed, retires segments, or cannot be read whole."""
+
+import pytest
+
+from holdfast.drivers.disk import DiskFullError, GroupWriter
+from holdfast.lease.claim import link_epoch
+from holdfast.log.epochs import CLAIMED_NAME, LEASE, Epoch, newest_epoch, write_epoch
+from holdfast.log.files import DataDirectory, Manifest, create, snapshot_name
+from holdfast.log.following import FollowError, JournalFollower
+from holdfast.log.journal import Journal
+from holdfast.log.record import MESSAGE
+from holdfast.log.recovery import open_journal
+from holdfast.log.snapshot import SnapshotEncoder
+from tests.support.sim_disk import SimDisk
+
+MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z")
+SEGMENT_BYTES = 2000
+
+
+class Holder:
+    """A node's writing side, in the folder of an epoch."""
+
+    def __init__(self, directory: DataDirectory, journal: Journal) -> None:
+        self.directory = directory
+        self.journal = journal
+        self.writer = GroupWriter(directory, durable=True, shared=True, allocate_bytes=0)
+
+    def write(self, payload: bytes, topic: bytes = b"t") -> None:
+        self.journal.append(0, MESSAGE, 1, 1, topic, b"c", b"", 0, 0, b"", payload, False)
+        group = self.journal.take()
+        assert group is not None
+        self.writer.write(group)
+
+    def retire(self, count: int) -> None:
+        """What Storage.remove_segments does."""
+        removed = self.journal.remove_oldest(count)
+        oldest = self.journal.segments[0]
+        self.directory.write_start(oldest.sequence, oldest.start_offsets())
+        for segment in removed:
+            self.directory.remove_segment(segment.sequence)
+
+    def save(self, sequence: int) -> None:
+        encoder = SnapshotEncoder(sequence, [sequence], 0)
+        self.directory.write_whole(snapshot_name(sequence), encoder.finish())
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    disk = SimDisk()
+    create(disk, MANIFEST)
+    disk.make_folder(LEASE)
+    disk.open_write(CLAIMED_NAME, create=True)
+    return disk
+
+
+def folder_of(disk: SimDisk, epoch: Epoch) -> DataDirectory:
+    return DataDirectory(epoch.files(disk), MANIFEST, epoch)
+
+
+def first_holder(disk: SimDisk) -> Holder:
+    journal = Journal(1, SEGMENT_BYTES)
+    journal.begin_epoch(1)
+    folder = link_epoch(disk, MANIFEST, Epoch(0), 1)
+    write_epoch(disk, Epoch(1))
+    return Holder(folder, journal)
+
+
+def follower_of(disk: SimDisk, epoch: Epoch) -> JournalFollower:
+    directory = folder_of(disk, epoch)
+    return JournalFollower(directory, open_journal(directory, SEGMENT_BYTES, writes=False))
+
+
+def take_over(disk: SimDisk, number: int) -> Holder:
+    """From what is there now; the caller's follower sees no more."""
+    old = newest_epoch(disk)
+    folder = link_epoch(disk, MANIFEST, old, number)
+    opened = open_journal(folder, SEGMENT_BYTES, writes=False)
+    last = opened.journal.segments[-1]
+    folder.sealed[last.sequence] = last.size_bytes
+    opened.journal.begin_epoch(number)
+    return Holder(folder, opened.journal)
+
+
+def begin(disk: SimDisk, holder: Holder, number: int) -> Epoch:
+    epoch = Epoch(number, sealed=holder.directory.sealed)
+    write_epoch(disk, epoch)
+    return epoch
+
+
+@pytest.mark.parametrize("payload", [b"x" * 100, b"promised" + b"x" * 92, b"y" * 300])
+def test_two_segments_of_one_name(disk: SimDisk, payload: bytes) -> None:
+    """A deposed holder begins a segment, as the new one does after the same number of records. Who
+    has followed the first must not go on in the second."""
+    old = first_holder(disk)
+    old.write(b"x" * 100)
+    batch_bytes = old.journal.size_bytes()
+    while old.journal.size_bytes() + batch_bytes <= SEGMENT_BYTES:
+        old.write(b"x" * 100)
+    follower = follower_of(disk, Epoch(1))
+    new = take_over(disk, 2)
+    epoch = begin(disk, new, 2)
+    for _ in range(2):
+        old.write(b"x" * 100)
+    for _ in range(4):
+        new.write(payload)
+    assert old.journal.segments[-1].sequence == new.journal.segments[-1].sequence
+    list(follower.poll())
+    with pytest.raises(FollowError):
+        follower.switch(folder_of(disk, epoch))
+
+
+def test_a_finished_segment_ends_with_its_last_batch(disk: SimDisk) -> None:
+    """Space allocated in advance is given back: a size that its index does not know would have
+    every segment read again at each takeover."""
+    holder = first_holder(disk)
+    holder.writer = GroupWriter(holder.directory, durable=True, shared=True, allocate_bytes=4096)
+    while len(holder.journal.segments) < 3:
+        holder.write(b"x" * 300)
+    for segment in holder.journal.segments[:-1]:
+        assert holder.directory.open_segment(segment.sequence).size() == segment.size_bytes
+
+
+def test_a_shared_file_is_not_cut_when_a_write_found_no_space(disk: SimDisk) -> None:
+    """Another node may have taken over with what is in it."""
+    holder = first_holder(disk)
+    holder.writer = GroupWriter(holder.directory, durable=True, shared=True, allocate_bytes=4096)
+    holder.write(b"x")
+    segment = holder.journal.segments[-1].sequence
+    disk.capacity_bytes -= disk.free_bytes() - 200
+    with pytest.raises(DiskFullError):
+        holder.write(bytes(8000))
+    content = disk.files[f"{Epoch(1).folder}/journal/{segment:020d}.log"]
+    before = bytes(content.now)
+    holder.writer.close()
+    assert content.now == before
+
+
+def test_an_empty_journal_of_which_the_beginning_was_missed(disk: SimDisk) -> None:
+    """Who has followed nothing yet must not take that for all there is."""
+    holder = first_holder(disk)
+    follower = follower_of(disk, Epoch(1))
+    while len(holder.journal.segments) < 4:
+        holder.write(b"x" * 300)
+    holder.retire(2)
+    with pytest.raises(FollowError):
+        list(follower.poll())
+    with pytest.raises(FollowError):
+        list(follower.finish())
+
+
+def test_segments_that_retention_removed_before_they_were_followed(disk: SimDisk) -> None:
+    holder = first_holder(disk)
+    holder.write(b"x" * 300)
+    follower = follower_of(disk, Epoch(1))
+    while len(holder.journal.segments) < 4:
+        holder.write(b"x" * 300)
+    holder.retire(3)
+    list(follower.poll())
+    with pytest.raises(FollowError):
+        follower.forget_removed()
