@@ -142,6 +142,35 @@ def test_the_end_is_the_last_whole_batch(writer: Writer, cut: int) -> None:
     assert opened.journal.next_offset == follower.journal.next_offset
 
 
+@pytest.mark.parametrize("segment_bytes", [4000, 1 << 20])
+def test_a_busy_writer_does_not_keep_it(tmp_path: Path, segment_bytes: int) -> None:
+    """A standby must look at the lease, whatever is written meanwhile."""
+    writer = Writer(tmp_path, segment_bytes)
+    writer.publish()
+    follower = writer.follower()
+    writer.publish()
+    followed = 0
+    for batch in follower.poll():
+        followed += batch.count
+        writer.publish()
+        assert followed < 500
+    while list(follower.poll()):
+        pass
+    same(follower, writer.journal)
+
+
+def test_the_beginning_of_a_batch_in_a_new_segment(writer: Writer) -> None:
+    """Its header is there and the rest is not."""
+    follower = writer.follower()
+    group = writer.take(3)
+    data = b"".join(group.data)
+    file = writer.directory.create_segment(group.segment)
+    for end in (10, 60, len(data)):
+        file.write(0, [data[:end]])
+        list(follower.poll())
+    same(follower, writer.journal)
+
+
 def test_space_allocated_in_advance_is_no_end(writer: Writer) -> None:
     writer.publish(2)
     follower = writer.follower()

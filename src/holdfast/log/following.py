@@ -18,6 +18,8 @@ from holdfast.log.record import HEADER_BYTES, MAGIC, Batch
 from holdfast.log.recovery import OpenedJournal
 from holdfast.log.segment_reader import Damage, SegmentReader
 
+CHUNK_BYTES: Final = 256 << 10
+"""Read at a time at the end of the journal, where little is new."""
 POLL_BYTES: Final = 8 << 20
 """Followed in one go at most, or one batch."""
 
@@ -133,8 +135,18 @@ class JournalFollower:
             # First this look, then reading to the end: what is behind us is whole then.
             is_newest = not self._next_exists()
             reader = self._reader
-            if reader is not None and (at_end or not is_newest or _is_batch_there(reader)):
-                yield from self._read(reader, newest=is_newest)
+            if is_newest and not at_end:
+                # More may come at any time: what follows the whole batches says nothing yet. And
+                # once around is enough, or a busy writer would keep us here.
+                if reader is None or not _is_batch_there(reader):
+                    return
+                yield from self._follow(reader, reader.read_whole(CHUNK_BYTES))
+                was_empty = before == reader.sequence
+                if not was_empty or self.journal.sequence == before:
+                    return
+                continue  # only now is it known what the next one is called
+            if reader is not None:
+                yield from self._follow(reader, reader.read(newest=is_newest))
             if self.journal.sequence != before:
                 continue  # the next segment has another name than was looked for
             if is_newest:
@@ -159,11 +171,13 @@ class JournalFollower:
             return False
         return True
 
-    def _read(self, reader: SegmentReader, *, newest: bool) -> Iterator[Batch]:
+    def _follow(
+        self, reader: SegmentReader, read: Iterator[Batch | Damage] | Iterator[Batch]
+    ) -> Iterator[Batch]:
         ends = self.journal.next_offset
         if reader.file.size() < reader.position:
             raise FollowError(f"segment {reader.sequence:020d} became shorter")
-        for found in reader.read(newest=newest):
+        for found in read:
             if isinstance(found, Damage):
                 raise FollowError(str(found))
             if found.partition >= len(ends) or found.base_offset != ends[found.partition]:

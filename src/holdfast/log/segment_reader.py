@@ -88,14 +88,20 @@ class SegmentReader:
             self.position = following
             yield Damage(self.sequence, position, following - position, reason)
 
+    def read_whole(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
+        """The whole batches that are there now, up to the first place that is none, for whatever
+        reason: cheaper than `read` where more is being written. `chunk_bytes` are read at a
+        time."""
+        yield from self._batches(self.file.size(), chunk_bytes)
+
     def read_batch(self, position: int) -> Batch:
         """The batch at a position. Raises CorruptBatch."""
         header = self.file.read(position, HEADER_BYTES)
         return Batch(self.file.read(position, max(_batch_length(header, 0), HEADER_BYTES)))
 
-    def _batches(self, size: int) -> Iterator[Batch]:
+    def _batches(self, size: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
         """The valid batches from `position` up to the first bytes that are none."""
-        wanted = CHUNK_BYTES
+        wanted = chunk_bytes
         while self.position + HEADER_BYTES <= size:
             start = self.position
             data = self.file.read(start, min(wanted, size - start))
@@ -116,7 +122,7 @@ class SegmentReader:
                 yield batch
             if inside == 0 and length <= wanted:
                 return  # the file became shorter
-            wanted = max(CHUNK_BYTES, length)
+            wanted = max(chunk_bytes, length)
 
     def _is_still_empty(self) -> bool:
         """Were there only zeros up to the end of the file, and is nothing written there yet?"""
