@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,20 @@ from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.pair import WAIT_S, Node, pair, wait_until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}
-NO_KILLING = {"lease": {"kill_stale_holder": False}}
+LEASE_S = 1.5
+"""Long enough for a machine that is busy with other tests."""
+LEASE = {"timeout_s": LEASE_S, "heartbeat_s": 0.1, "kill_stale_holder": False}
 """A holder that hangs must be kept from promising by the fence alone."""
-LEASE_S = 0.5
-"""As configured by default: after so much silence another node takes over."""
+
+
+def nodes_on(
+    directory: Path,
+    names: str = "ab",
+    data: Path | None = None,
+    log: dict[str, object] | None = None,
+) -> AbstractContextManager[list[Node]]:
+    """As `pair`."""
+    return pair(directory, {"lease": LEASE, "log": log or {}}, data, names)
 
 
 class Traffic:
@@ -90,7 +101,7 @@ def verify(data: Path) -> None:
 
 
 def test_the_same_node_twice(tmp_path: Path) -> None:
-    with pair(tmp_path, names="a") as (node,):
+    with nodes_on(tmp_path, "a") as (node,):
         traffic = Traffic(node)
         second = serve("--standby", "--id", "a", "--data", node.data)
         assert second.returncode == 1
@@ -101,7 +112,7 @@ def test_the_same_node_twice(tmp_path: Path) -> None:
 
 
 def test_three_nodes_and_one_holder_at_a_time(tmp_path: Path) -> None:
-    with pair(tmp_path, names="abc") as nodes:
+    with nodes_on(tmp_path, "abc") as nodes:
         traffic = Traffic(nodes[0])
         for rest in (2, 1):
             traffic.send(20)
@@ -117,7 +128,7 @@ def test_three_nodes_and_one_holder_at_a_time(tmp_path: Path) -> None:
 
 
 def test_alone_and_shared_do_not_mix(tmp_path: Path) -> None:
-    with pair(tmp_path, names="a") as (node,):
+    with nodes_on(tmp_path, "a") as (node,):
         alone = serve("--data", node.data)
         assert alone.returncode == 1
         assert "start this one with --standby" in alone.stderr + alone.stdout
@@ -150,7 +161,7 @@ def test_a_plain_directory_becomes_shared_and_keeps_everything(tmp_path: Path) -
     plain.kill()
     segments = len(list((data / "journal").glob("*.log")))
     assert segments > 2
-    with pair(tmp_path, {"log": {"segment_bytes": 1 << 16}}, data) as (first, second):
+    with nodes_on(tmp_path, data=data, log={"segment_bytes": 1 << 16}) as (first, second):
         first.kill()
         wait_until(second.serves, "b serves")
         with wire.Wire(second.port) as client:
@@ -164,7 +175,7 @@ def test_a_plain_directory_becomes_shared_and_keeps_everything(tmp_path: Path) -
 
 
 def test_a_stopped_holder_that_goes_on_promises_nothing(tmp_path: Path) -> None:
-    with pair(tmp_path, NO_KILLING) as (first, second):
+    with nodes_on(tmp_path) as (first, second):
         traffic = Traffic(first)
         for _ in range(2):
             old = holder_of([first, second])
@@ -195,7 +206,7 @@ def test_a_stopped_holder_that_goes_on_promises_nothing(tmp_path: Path) -> None:
 def test_a_standby_killed_in_the_middle_of_its_takeover(tmp_path: Path) -> None:
     """At any moment of it: the next one finds everything."""
     chance = random.Random(4)
-    with pair(tmp_path, NO_KILLING, names="abc") as nodes:
+    with nodes_on(tmp_path, "abc") as nodes:
         traffic = Traffic(nodes[0])
         for _ in range(4):
             holder = holder_of(nodes)
@@ -216,7 +227,7 @@ def test_a_standby_killed_in_the_middle_of_its_takeover(tmp_path: Path) -> None:
 
 
 def test_both_killed(tmp_path: Path) -> None:
-    with pair(tmp_path) as nodes:
+    with nodes_on(tmp_path) as nodes:
         traffic = Traffic(nodes[0])
         traffic.send(50)
         for node in nodes:
@@ -228,7 +239,7 @@ def test_both_killed(tmp_path: Path) -> None:
 
 
 def test_nobody_guesses_what_a_damaged_epoch_sealed(tmp_path: Path) -> None:
-    with pair(tmp_path) as (first, second):
+    with nodes_on(tmp_path) as (first, second):
         traffic = Traffic(first)
         traffic.send(10)
         first.kill()
@@ -263,7 +274,7 @@ def test_nobody_guesses_what_a_damaged_epoch_sealed(tmp_path: Path) -> None:
 def test_the_directory_vanishes_and_comes_back(tmp_path: Path) -> None:
     """The holder ends, or stands by as long as it must; nobody begins a new directory in its place;
     who stood by takes over when it is back."""
-    with pair(tmp_path) as (first, second):
+    with nodes_on(tmp_path) as (first, second):
         traffic = Traffic(first)
         traffic.send(20)
         away = tmp_path / "away"
@@ -283,7 +294,7 @@ def test_the_directory_vanishes_and_comes_back(tmp_path: Path) -> None:
 
 def test_an_empty_mount_point_is_not_a_new_directory(tmp_path: Path) -> None:
     """What is seen when a file system is not mounted."""
-    with pair(tmp_path) as (first, second):
+    with nodes_on(tmp_path) as (first, second):
         traffic = Traffic(first)
         traffic.send(20)
         away = tmp_path / "away"
@@ -323,7 +334,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 def test_the_directory_becomes_read_only(tmp_path: Path, disk: Path) -> None:
     """Through files that it has open the holder goes on. When it dies nobody can take over, and
     somebody does as soon as it is possible."""
-    with pair(tmp_path, data=disk / "data") as (first, second):
+    with nodes_on(tmp_path, data=disk / "data") as (first, second):
         traffic = Traffic(first)
         traffic.send(20)
         mount("-o", "bind", disk, disk)
@@ -341,8 +352,8 @@ def test_the_directory_becomes_read_only(tmp_path: Path, disk: Path) -> None:
 
 
 def test_the_disk_fills_up_and_the_holder_dies(tmp_path: Path, disk: Path) -> None:
-    settings = {"log": {"reserve_bytes": 1 << 16, "segment_bytes": 1 << 20}}
-    with pair(tmp_path, settings, disk / "data") as (first, second):
+    log: dict[str, object] = {"reserve_bytes": 1 << 16, "segment_bytes": 1 << 20}
+    with nodes_on(tmp_path, data=disk / "data", log=log) as (first, second):
         traffic = Traffic(first)
         traffic.send(20)
         hog = disk / "hog"
@@ -353,7 +364,7 @@ def test_the_disk_fills_up_and_the_holder_dies(tmp_path: Path, disk: Path) -> No
             except OSError:
                 pass
         first.kill()
-        time.sleep(2 * LEASE_S)
+        time.sleep(LEASE_S + 0.5)
         claims = json.dumps([path.name for path in (disk / "data" / "lease").iterdir()])
         hog.unlink()
         wait_until(second.serves, "b serves")

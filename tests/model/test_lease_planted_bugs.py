@@ -47,8 +47,17 @@ CUTS_STALL = replace(
     stalls=0.7,
     stalled_calls=("truncate",),
 )
-RETAINS = replace(PAUSES, retention_bytes=(1500, 3000), segment_bytes=(600,))
+RETAINS = replace(
+    PAUSES,
+    retention_bytes=(1500, 3000),
+    segment_bytes=(600,),
+    stalls=0.3,
+    stalled_calls=("remove",),
+)
 POWER = Faults(kinds={"power": 3.0, "kill": 2.0, "handover": 1.0}, every_s=0.3, call_s=SLOW)
+POWER_AFTER_KILL = replace(
+    POWER, kinds={"power": 2.0, "kill": 3.0}, stalls=0.2, stalled_calls=("sync",)
+)
 
 
 def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:
@@ -201,22 +210,19 @@ def deposed_holder_cuts_the_file() -> AbstractContextManager[object]:
     return changed(GroupWriter, "__init__", begin_unshared)
 
 
-@contextmanager
-def one_folder_for_retention() -> Iterator[None]:
-    remove_segments = Storage.remove_segments
-
+def one_folder_for_retention() -> AbstractContextManager[object]:
     def remove_from_newest(storage: Storage, removed: list[Segment]) -> None:
-        own = storage.directory
-        root = root_of(own)
-        newest = newest_epoch(root)
-        storage.directory = DataDirectory(newest.files(root), own.manifest, newest)
-        try:
-            remove_segments(storage, removed)
-        finally:
-            storage.directory = own
+        oldest = storage.journal.segments[0]
+        newest_folder(storage).write_start(oldest.sequence, oldest.start_offsets())
+        for segment in removed:
+            newest_folder(storage).remove_segment(segment.sequence)
 
-    with changed(Storage, "remove_segments", remove_from_newest):
-        yield
+    def newest_folder(storage: Storage) -> DataDirectory:
+        root = root_of(storage.directory)
+        newest = newest_epoch(root)
+        return DataDirectory(newest.files(root), storage.directory.manifest, newest)
+
+    return changed(Storage, "remove_segments", remove_from_newest)
 
 
 def follower_that_trusts_names() -> AbstractContextManager[object]:
@@ -229,7 +235,7 @@ PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults]] 
     "end read before the claim": (end_read_before_the_claim, CLAIMS_STALL),
     "no seal": (no_seal, PAUSES),
     "seal not durable": (seal_not_durable, POWER),
-    "end not durable": (end_not_durable, POWER),
+    "end not durable": (end_not_durable, POWER_AFTER_KILL),
     "claim not exclusive": (claim_not_exclusive, PAUSES),
     "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES),
     "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES),

@@ -1,16 +1,27 @@
-"""A standby whose holder is deposed, retires segments, or cannot be read whole."""
+"""A standby whose holder is deposed, retires segments, or cannot be read whole; and what a node
+makes of a directory that is full or away."""
+
+import errno
+from pathlib import Path
 
 import pytest
 
 from holdfast.drivers.disk import DiskFullError, GroupWriter
+from holdfast.drivers.standby import Standby
 from holdfast.lease.claim import link_epoch
+from holdfast.lease.directory import LeaseDirectory, NodeInfo
+from holdfast.lease.tenure import LeaseLost, Tenure
+from holdfast.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
 from holdfast.log.epochs import CLAIMED_NAME, LEASE, Epoch, newest_epoch, write_epoch
 from holdfast.log.files import DataDirectory, Manifest, create, snapshot_name
+from holdfast.log.filesystem import ReadFile
 from holdfast.log.following import FollowError, JournalFollower
 from holdfast.log.journal import Journal
 from holdfast.log.record import MESSAGE
 from holdfast.log.recovery import open_journal
 from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.node.config import NodeConfig
+from holdfast.node.node import Node
 from tests.support.sim_disk import SimDisk
 
 MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z")
@@ -158,3 +169,92 @@ def test_segments_that_retention_removed_before_they_were_followed(disk: SimDisk
     list(follower.poll())
     with pytest.raises(FollowError):
         follower.forget_removed()
+
+
+def test_a_pause_of_ones_own_is_not_silence_of_the_holder() -> None:
+    watch = Watch(LeaseTimes(timeout_s=0.5))
+    seen = Sight(epoch=3, counts=True, counter=5, is_locked=True, is_released=False)
+    assert watch.judge(seen, 10.0, 11.0) == WAIT
+    assert watch.judge(seen, 11.02, 11.03) == WAIT
+    assert watch.judge(seen, 11.49, 99.0) == WAIT
+    assert watch.judge(seen, 99.02, 99.03) == EXPIRED
+
+
+def test_a_lease_runs_out_although_nothing_can_be_read(disk: SimDisk) -> None:
+    tenure = Tenure(LeaseDirectory(disk), 1, LeaseTimes(timeout_s=0.5), 10.0)
+    del disk.files[CLAIMED_NAME]
+    with pytest.raises(FileNotFoundError):
+        tenure.check(10.5)
+    with pytest.raises(LeaseLost):
+        tenure.check(10.51)
+
+
+def test_a_directory_that_is_away_is_not_one_without_epochs(disk: SimDisk) -> None:
+    holder = first_holder(disk)
+    begin(disk, holder, 1)
+    files, folders = disk.files, disk.folders
+    disk.files, disk.folders = {}, set()
+    with pytest.raises(FileNotFoundError):
+        newest_epoch(disk)
+    with pytest.raises(FileNotFoundError):
+        LeaseDirectory(disk).next_epoch()
+    disk.files, disk.folders = files, folders
+    assert newest_epoch(disk).number == 1
+
+
+def test_claims_on_a_full_disk_leave_nothing(disk: SimDisk) -> None:
+    lease = LeaseDirectory(disk)
+    disk.capacity_bytes -= disk.free_bytes()
+    for _ in range(3):
+        with pytest.raises(OSError, match="No space"):
+            lease.begin_claim(lease.next_epoch(), NodeInfo("a"))
+    assert disk.list(LEASE) == ["epochs"]
+    assert not disk.locks
+
+
+def standby_on(disk: SimDisk) -> Standby:
+    def new_node(journal: Journal) -> Node:
+        return Node(NodeConfig(partitions=1), journal)
+
+    return Standby(disk, Path("/simulated"), MANIFEST, SEGMENT_BYTES, new_node)
+
+
+def test_a_takeover_right_after_retention(disk: SimDisk) -> None:
+    """Before the standby has had a look at what is gone."""
+    holder = first_holder(disk)
+    while len(holder.journal.segments) < 4:
+        holder.write(b"x" * 300)
+    standby = standby_on(disk)
+    standby.load(Epoch(1))
+    holder.retire(2)
+    folder = link_epoch(disk, MANIFEST, Epoch(1), 2)
+    lock = disk.lock("lock")
+    assert lock is not None
+    storage = standby.take_over(Epoch(1), folder, lock)
+    assert [each.sequence for each in storage.journal.segments] == folder.segments()
+
+
+def test_a_snapshot_that_cannot_be_read_now_is_not_done_without(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the journal does not reach back to the beginning, it has what else is lost."""
+    holder = first_holder(disk)
+    while len(holder.journal.segments) < 4:
+        holder.write(b"x" * 300)
+    holder.save(holder.journal.segments[2].sequence)
+    holder.retire(2)
+    standby = standby_on(disk)
+    open_read = SimDisk.open_read
+
+    def failing(files: SimDisk, name: str) -> ReadFile:
+        if name.endswith(".snap"):
+            raise OSError(errno.EIO, "Input/output error")
+        return open_read(files, name)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SimDisk, "open_read", failing)
+        with pytest.raises(OSError, match="Input/output"):
+            standby.load(Epoch(1))
+    assert not standby.is_loaded
+    standby.load(Epoch(1))
+    assert standby.is_loaded

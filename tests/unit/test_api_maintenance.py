@@ -1,0 +1,49 @@
+"""Snapshots of a node whose records are on their way to the disk."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+from holdfast.api.maintenance import Maintenance
+from holdfast.config.schema import Config, Log
+from holdfast.drivers.disk import GroupWriter
+from holdfast.drivers.storage import Storage
+from holdfast.log.record import FLAG_RETAIN, MESSAGE
+from holdfast.node.config import NodeConfig
+from holdfast.node.node import Node
+
+
+def open_node(path: Path) -> tuple[Storage, Node]:
+    storage = Storage.open(path, "n1", 1, 1 << 20)
+    node = Node(NodeConfig(partitions=1, sys_interval_s=0), storage.journal)
+    node.tick(0.0, 1)
+    storage.recover_into(node.state)
+    return storage, node
+
+
+def test_a_snapshot_lacks_nothing_that_was_appended_and_not_committed(tmp_path: Path) -> None:
+    """Its effect on the state waits for the disk, so recovery must begin before it."""
+    storage, node = open_node(tmp_path)
+    journal = storage.journal
+    journal.append(
+        0, MESSAGE, 1 | FLAG_RETAIN, 1, b"t", b"c", b"", 0, 0, b"", b"acknowledged later", True
+    )
+
+    async def drain_journal() -> None:
+        group = journal.take()
+        assert group is not None
+        writer = GroupWriter(storage.directory, durable=True, allocate_bytes=0)
+        writer.write(group)
+        writer.close()
+        journal.commit(group)
+
+    broker = SimpleNamespace(node=node, reserve_bytes=0, drain_journal=drain_journal)
+    config = Config(log=Log(reserve_bytes=1))
+    work = Maintenance(broker, storage, config)  # type: ignore[arg-type]
+    asyncio.run(work.take_snapshot())
+    assert storage.directory.snapshots()
+    storage.close()
+
+    storage, node = open_node(tmp_path)
+    assert node.state.retained.get("t") is not None
+    storage.close()
