@@ -72,6 +72,8 @@ def pair(
     try:
         for node in nodes:
             node.start()
+            if node is nodes[0]:
+                wait_until(node.serves, f"{node.node_id} serves")
         yield nodes
     finally:
         for node in nodes:
