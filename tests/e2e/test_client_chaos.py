@@ -161,7 +161,8 @@ def test_a_broker_killed_and_started_again(broker: Holdfast, qos: int) -> None:
                 await asyncio.to_thread(broker.start)
             await publishing
             found = await collecting
-            assert publisher.connections == subscriber.connections == 4
+            # One may not have come back before the next kill.
+            assert all(2 <= one.connections <= 4 for one in (publisher, subscriber))
         assert sent.repeated == []
         assert_delivered(found, count, qos)
 
