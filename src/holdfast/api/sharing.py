@@ -14,6 +14,7 @@ from holdfast.drivers.mastership import OLD_EPOCHS_KEPT_S, Mastership
 from holdfast.drivers.mounts import NETWORK, file_system_type, objection
 from holdfast.drivers.storage import Storage, StorageError, now_text
 from holdfast.lease.directory import NodeInfo
+from holdfast.lease.tenure import LeaseLost
 from holdfast.lease.watch import LeaseTimes
 from holdfast.log.files import DataDirectoryError, Manifest, create_or_open_shared
 from holdfast.log.filesystem import OsFileSystem
@@ -129,7 +130,7 @@ class Sharing:
         await asyncio.sleep(OLD_EPOCHS_KEPT_S)
         try:
             await asyncio.to_thread(self.mastership.forget_old_epochs)
-        except OSError as error:
+        except (OSError, LeaseLost) as error:
             logger.warning("old_epochs_not_removed error=%r", str(error))
 
 

@@ -390,7 +390,9 @@ class Mastership:
         if not self._kills:
             return
         holder = self.directory.read_claim(self._counting.number)
-        if holder is not None and self._counting.number < epoch and kill_if_same(holder):
+        # Whoever stands by again, under the same process id, has let go of its lock.
+        hangs = self._counting.number < epoch and self.directory.is_locked(self._counting.number)
+        if holder is not None and hangs and kill_if_same(holder):
             logger.warning("stale_holder_killed node=%s pid=%d", holder.node_id, holder.pid)
 
     def _report(self, callback: Callable[..., object], *args: object) -> None:
