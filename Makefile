@@ -8,8 +8,10 @@ SECONDS ?= 60
 ROUNDS ?= 20
 SEEDS ?= 5000
 STALLS ?= 200
+# More than the cores: tests of real processes mostly wait.
+WORKERS ?= 3
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := interop/test_cli_* e2e/test_benchmarks* e2e/test_readme* e2e/test_stalls* e2e/test_pubqueue* \
+NOT_COMPILED := interop/test_* e2e/test_cluster* e2e/test_shared* e2e/test_benchmarks* e2e/test_readme* e2e/test_stalls* e2e/test_pubqueue* \
   e2e/test_client_* e2e/test_cli_* e2e/test_log_command* model/test_lease* model/test_pubqueue* unit/test_bench_* \
   unit/test_cli_* unit/test_client_* unit/test_pubqueue* unit/test_pipeline_* unit/test_websocket_client*
 
@@ -59,11 +61,11 @@ test-fast: $(VENV)/.installed
 check: lint test-fast
 
 test-interpreted: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n 2 tests
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests
 
 test-compiled: setup
 	@if $(BIN)/python tools/is_compiled.py; then \
-	  $(BIN)/python -m pytest -q -n 2 tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
+	  $(BIN)/python -m pytest -q -n $(WORKERS) tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
 	else echo "no C compiler here: the interpreted form was tested"; fi
 
 test: setup test-interpreted test-compiled
