@@ -8,6 +8,7 @@ import signal
 import socket
 import ssl
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from holdfast.security.tls import TlsError, server_context
 logger = logging.getLogger("holdfast")
 
 SHUTDOWN_S = 5.0
-"""How long clients get to take their last bytes at shutdown."""
+"""How long clients get to take their last bytes at shutdown, and the disk what is left."""
 
 
 STAND_BY_AGAIN = -1
@@ -119,7 +120,7 @@ class Server:
         self.admin_port = 0
         self._contexts: list[ssl.SSLContext | None] = []
         self._sockets: list[list[socket.socket]] = []
-        self._passwords: PasswordFile | None = None
+        self._security = Security(None, None, None)
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._hands_over = False
@@ -128,7 +129,7 @@ class Server:
     async def start(self) -> None:
         """Serve, or begin to stand by. Raises StartError."""
         config = self.config
-        security = self._load_security()
+        security = self._security = self._load_security()
         self._contexts = [self._tls_context(listener) for listener in config.listeners]
         try:
             # At once: a standby should not learn only when it is needed that a port is taken.
@@ -187,7 +188,7 @@ class Server:
         """Open the doors. Raises StartError."""
         loop = asyncio.get_running_loop()
         config = self.config
-        passwords = self._passwords
+        passwords = self._security.passwords
         sharing = self.sharing
         broker = Broker(
             node,
@@ -253,7 +254,6 @@ class Server:
             scram = ScramFile.load(security.scram_file) if security.scram_file else None
         except (PasswordError, AclError, ScramError, OSError) as error:
             raise StartError(str(error)) from error
-        self._passwords = passwords
         return Security(passwords, acl, scram)
 
     def _tls_context(self, listener: Listener) -> ssl.SSLContext | None:
@@ -295,6 +295,16 @@ class Server:
         await self.stop()
         return STAND_BY_AGAIN if self._hands_over else 0
 
+    async def _within_shutdown(self, writing: Coroutine[object, object, None]) -> bool:
+        """False if the disk does not take what is left, being full: nothing of it was promised."""
+        try:
+            async with asyncio.timeout(SHUTDOWN_S):
+                await writing
+        except TimeoutError:
+            logger.error("journal_not_drained timeout_s=%s", SHUTDOWN_S)
+            return False
+        return True
+
     async def stop(self) -> None:
         """Tell the clients, write everything; then let go of the directory, to a standby if there
         is one, else with a last snapshot."""
@@ -312,13 +322,13 @@ class Server:
             broker.touch()
             if reference:
                 # Everything that was taken is answered first, so that nothing is sent twice.
-                await broker.settle()
+                await self._within_shutdown(broker.settle())
             broker.node.shut_down(reference)
             broker.turn()
             if not reference:
                 await broker.wait_for_disconnects(SHUTDOWN_S)
-            await broker.drain_journal()
-            if self.maintenance is not None and not reference:
+            is_drained = await self._within_shutdown(broker.drain_journal())
+            if self.maintenance is not None and not reference and is_drained:
                 await self.maintenance.take_snapshot()
             broker.close()
         if sharing is not None:

@@ -127,11 +127,16 @@ class Sharing:
         self._heartbeat = self._loop.call_later(self.mastership.times.heartbeat_s, self._beat)
 
     async def _tidy(self) -> None:
-        await asyncio.sleep(OLD_EPOCHS_KEPT_S)
-        try:
-            await asyncio.to_thread(self.mastership.forget_old_epochs)
-        except (OSError, LeaseLost) as error:
-            logger.warning("old_epochs_not_removed error=%r", str(error))
+        while True:
+            await asyncio.sleep(OLD_EPOCHS_KEPT_S)
+            try:
+                await asyncio.to_thread(self.mastership.forget_old_epochs)
+                return
+            except LeaseLost:
+                return  # the renewal tells
+            except OSError as error:
+                # Their links keep space: until it succeeds.
+                logger.warning("old_epochs_not_removed error=%r", str(error))
 
 
 def _open(path: Path, config: Config) -> Manifest:

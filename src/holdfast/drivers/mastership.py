@@ -23,7 +23,7 @@ from holdfast.drivers.mounts import NETWORK
 from holdfast.drivers.processes import kill_if_same, machine_identity, process_start
 from holdfast.drivers.standby import Standby
 from holdfast.drivers.storage import Storage
-from holdfast.lease.claim import Claim, claim, link_epoch, require_newest, seal
+from holdfast.lease.claim import Claim, claim, link_epoch, seal
 from holdfast.lease.directory import RELEASED as RELEASED_FLAG
 from holdfast.lease.directory import LeaseDirectory, NodeInfo, write_beat
 from holdfast.lease.tenure import LeaseLost, Tenure
@@ -381,7 +381,6 @@ class Mastership:
             None if last is None else last.sequence,
             0 if last is None else last.size_bytes,
         )
-        require_newest(self.directory, taken.epoch)
         journal.begin_epoch(taken.epoch)
         return self.standby.finish(), storage
 

@@ -17,7 +17,7 @@ from holdfast.lease.directory import LeaseDirectory, NodeInfo
 from holdfast.lease.tenure import LeaseLost
 from holdfast.log.epochs import EPOCHS, Epoch, epoch_folder, write_epoch
 from holdfast.log.files import JOURNAL, QUARANTINE, SNAPSHOTS, START, DataDirectory, Manifest
-from holdfast.log.filesystem import FileSystem, Lock
+from holdfast.log.filesystem import FileSystem, Lock, read_whole
 
 LINK_ATTEMPTS: Final = 100
 """How often linking begins anew because the old holder has removed something meanwhile."""
@@ -92,7 +92,7 @@ def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
     # After the segments: what was removed before they were linked, it knows.
     start_name = START.rpartition("/")[2]
     if start_name in source.list(JOURNAL, must_exist=True):
-        start = _read(source, START)
+        start = read_whole(source, START)
         if start_name in target.list(JOURNAL, must_exist=True):
             target.remove(START)
         file = target.open_write(START, create=True)
@@ -107,11 +107,6 @@ def _link(source: FileSystem, root: FileSystem, name: str, old: Epoch, number: i
     old_name = f"{old.folder}/{name}" if old.folder else name
     new_name = f"{epoch_folder(number)}/{name}"
     root.link(old_name, new_name)
-
-
-def _read(files: FileSystem, name: str) -> bytes:
-    file = files.open_read(name)
-    return file.read(0, file.size())
 
 
 def _still_sealed(root: FileSystem, old: Epoch, number: int) -> dict[int, int]:

@@ -30,7 +30,7 @@ from holdfast.log.epochs import (
     epoch_folders,
     newest_claimed,
 )
-from holdfast.log.filesystem import FileSystem, Lock, TemporaryFile, WriteFile
+from holdfast.log.filesystem import FileSystem, Lock, WriteFile, read_whole, write_whole
 
 NODES: Final = f"{LEASE}/nodes"
 HANDOVER: Final = f"{LEASE}/handover"
@@ -207,20 +207,14 @@ class LeaseDirectory:
 
     def _read_json(self, name: str) -> object:
         """None if it is not whole."""
-        file = self.root.open_read(name)
+        data = read_whole(self.root, name)
         try:
-            return json.loads(file.read(0, file.size()))
+            return json.loads(data)
         except ValueError:
             return None
 
     def _write_json(self, name: str, content: dict[str, object]) -> None:
-        file = TemporaryFile(self.root, name)
-        try:
-            file.write([json.dumps(content, indent=1).encode() + b"\n"])
-        except BaseException:
-            file.discard()
-            raise
-        file.finish()
+        write_whole(self.root, name, [json.dumps(content, indent=1).encode() + b"\n"])
 
 
 def write_beat(file: WriteFile, counter: int, flags: int) -> None:

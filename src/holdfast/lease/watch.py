@@ -63,7 +63,3 @@ class Watch:
         if began_at - self._changed_at > self._timeout_s:
             return EXPIRED
         return WAIT
-
-    def silent_s(self, now: float) -> float:
-        """How long the counter has been standing still."""
-        return now - self._changed_at

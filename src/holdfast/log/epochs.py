@@ -20,7 +20,7 @@ from errno import ENOENT
 from typing import Final
 from zlib import crc32
 
-from holdfast.log.filesystem import FileSystem, SubFolder, TemporaryFile
+from holdfast.log.filesystem import FileSystem, SubFolder, write_whole
 
 EPOCHS: Final = "epochs"
 LEASE: Final = "lease"
@@ -128,13 +128,8 @@ def write_epoch(root: FileSystem, epoch: Epoch) -> None:
         "sealed": {str(sequence): size for sequence, size in epoch.sealed.items()},
     }
     content["crc"] = _crc(content)
-    file = TemporaryFile(root, f"{epoch.folder}/{EPOCH_FILE}")
-    try:
-        file.write([json.dumps(content, indent=1).encode() + b"\n"])
-    except BaseException:
-        file.discard()
-        raise
-    file.finish()
+    text = json.dumps(content, indent=1).encode() + b"\n"
+    write_whole(root, f"{epoch.folder}/{EPOCH_FILE}", [text])
 
 
 def remove_epoch(root: FileSystem, number: int) -> None:

@@ -34,8 +34,9 @@ from holdfast.log.filesystem import (
     LimitedReadFile,
     OsFileSystem,
     ReadFile,
-    TemporaryFile,
     WriteFile,
+    read_whole,
+    write_whole,
 )
 from holdfast.log.index import (
     HEAD_PREFIX_BYTES,
@@ -225,20 +226,13 @@ class DataDirectory:
 
     def read_whole(self, name: str) -> bytes | None:
         try:
-            file = self.files.open_read(name)
+            return read_whole(self.files, name)
         except FileNotFoundError:
             return None
-        return file.read(0, file.size())
 
     def write_whole(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
         """Replace a file; it has either its old or its new content after a crash (if `sync`)."""
-        file = TemporaryFile(self.files, name)
-        try:
-            file.write(pieces)
-        except BaseException:
-            file.discard()
-            raise
-        file.finish(sync=sync)
+        write_whole(self.files, name, pieces, sync=sync)
 
     def remove_temporary_files(self) -> None:
         """What writers that were interrupted left behind."""

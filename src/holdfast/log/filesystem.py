@@ -311,6 +311,24 @@ class OsFileSystem:
         return stat.f_bavail * stat.f_frsize
 
 
+def read_whole(files: FileSystem, name: str) -> bytes:
+    file = files.open_read(name)
+    return file.read(0, file.size())
+
+
+def write_whole(
+    files: FileSystem, name: str, pieces: Sequence[bytes], *, sync: bool = True
+) -> None:
+    """Replace a file; it has either its old or its new content after a crash (if `sync`)."""
+    file = TemporaryFile(files, name)
+    try:
+        file.write(pieces)
+    except BaseException:
+        file.discard()
+        raise
+    file.finish(sync=sync)
+
+
 class TemporaryFile:
     """A file written under a temporary name that takes its own when it is whole."""
 

@@ -132,11 +132,10 @@ class Journal:
 
     def begin_epoch(self, epoch: int) -> None:
         """What is appended from here on carries the epoch and begins a segment: the one before
-        may still be open elsewhere. A last segment without records is forgotten."""
+        may still be open elsewhere. A last segment has records: the new one would get its name."""
+        assert not self.segments or self.segments[-1].head.records
         self.epoch = epoch
         self._starts_segment = True
-        if self.segments and not self.segments[-1].head.records:
-            self.segments.pop()
 
     def follow_segment(self) -> Segment:
         """The segment that another process has begun, named by what was followed so far."""
