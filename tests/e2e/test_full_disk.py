@@ -178,3 +178,22 @@ def test_disk_without_any_space(start_holdfast: StartHoldfast, small_disk: Path)
     with wire.Wire(broker.port) as away:
         assert away.connect("away", clean=False, expiry_s=3600).session_present
         assert numbers(away, len(traffic.acknowledged)) == traffic.acknowledged
+
+
+def test_a_broker_that_waits_for_space_can_be_stopped(
+    start_holdfast: StartHoldfast, small_disk: Path
+) -> None:
+    """What the disk did not take was not acknowledged, so it need not be waited for."""
+    broker = start_holdfast(settings(1), data=small_disk / "data")
+    traffic = Traffic(broker)
+    traffic.publisher.timeout_s = 1.0
+    with pytest.raises(TimeoutError):
+        traffic.fill()
+    assert "journal_waits_for_space" in broker.log_text()
+    assert broker.stop() == 0
+    assert "journal_not_drained" in broker.log_text()
+    (small_disk / "ballast").unlink()
+    broker.start()
+    with wire.Wire(broker.port) as away:
+        assert away.connect("away", clean=False, expiry_s=3600).session_present
+        assert numbers(away, len(traffic.acknowledged)) == traffic.acknowledged
