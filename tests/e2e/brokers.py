@@ -14,18 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
+from tests.support.ports import free_port
 
 START_S = 20.0
 STOP_S = 20.0
 SOURCE = Path(holdfast.__file__).parents[1]
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _accepts(port: int) -> bool:

@@ -75,6 +75,11 @@ def pair(
             if node is nodes[0]:
                 wait_until(node.serves, f"{node.node_id} serves")
         yield nodes
+    except AssertionError as error:
+        # Why they did not do what was awaited stands in their logs.
+        for node in nodes:
+            error.add_note(f"log of {node.node_id}:\n{node.log_text()[-4000:]}")
+        raise
     finally:
         for node in nodes:
             node.kill()

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from tests.e2e.brokers import SOURCE, Holdfast, free_port
+from tests.e2e.brokers import SOURCE, Holdfast
 from tests.e2e.conftest import StartHoldfast
+from tests.support.ports import free_port
 
 RUN_S = 60
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": "1"}

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.brokers import SOURCE, free_port
+from tests.e2e.brokers import SOURCE
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import wait_until
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -6,10 +6,12 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -109,6 +111,19 @@ def test_the_same_node_twice(tmp_path: Path) -> None:
         traffic.send()
         assert node.serves()
         traffic.check(node)
+
+
+def test_a_port_that_is_taken_for_a_moment(tmp_path: Path) -> None:
+    """Its own old connections, or anybody's, may sit on a port that a node wants back."""
+    with nodes_on(tmp_path) as (_, second):
+        second.stop()
+        with socket.socket() as squatter, ThreadPoolExecutor() as pool:
+            squatter.bind(("127.0.0.1", second.port))
+            starting = pool.submit(second.start)
+            wait_until(lambda: "port_taken" in second.log_text(), "b waits for its port")
+            squatter.close()
+            starting.result()
+        assert second.stands_by()
 
 
 def test_three_nodes_and_one_holder_at_a_time(tmp_path: Path) -> None:

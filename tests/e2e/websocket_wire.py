@@ -15,7 +15,8 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import CLIENT, Protocol
 
 from tests.e2e import wire
-from tests.e2e.brokers import Holdfast, free_port, toml
+from tests.e2e.brokers import Holdfast, toml
+from tests.support.ports import free_port
 
 CONTINUATION: Final = 0
 TEXT: Final = 1

@@ -3,7 +3,6 @@ refused. Mosquitto answers over the wire, to paho clients that speak MQTT 5."""
 
 import queue
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import pytest
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from holdfast.security.acl import AclError, AclFile
+from tests.support.ports import free_port
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
@@ -105,9 +105,7 @@ TOPICS = [
 def mosquitto(directory: Path, acl: str) -> Iterator[int]:
     """A broker with this ACL file; its port. Any user name is let in without a password."""
     assert MOSQUITTO is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     process = start(directory, acl, port)
     try:
         assert process.stderr is not None

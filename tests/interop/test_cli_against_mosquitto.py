@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.brokers import MOSQUITTO, SOURCE, Mosquitto, free_port
+from tests.e2e.brokers import MOSQUITTO, SOURCE, Mosquitto
+from tests.support.ports import free_port
 
 PUB = shutil.which("mosquitto_pub")
 SUB = shutil.which("mosquitto_sub")

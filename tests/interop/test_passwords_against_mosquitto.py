@@ -2,7 +2,6 @@
 
 import argparse
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from holdfast.cli import passwd
 from holdfast.security.passwords import PasswordFile
+from tests.support.ports import free_port
 
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
 PASSWD = shutil.which("mosquitto_passwd")
@@ -67,9 +67,7 @@ def broker(tmp_path: Path) -> Iterator[int]:
     holdfast_passwd("-c", "-b", path, *USERS[0])
     holdfast_passwd("-H", "sha512", "-b", path, *USERS[1])
     holdfast_passwd("-I", "500", "-b", path, *USERS[2])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     (tmp_path / "conf").write_text(
         f"listener {port} 127.0.0.1\npassword_file {path}\nuser root\nlog_dest stderr\n"
     )

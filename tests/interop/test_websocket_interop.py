@@ -14,9 +14,10 @@ import trustme
 from holdfast.client.aio import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
-from tests.e2e.brokers import MOSQUITTO, START_S, Broker, Mosquitto, free_port
+from tests.e2e.brokers import MOSQUITTO, START_S, Broker, Mosquitto
 from tests.e2e.websocket_wire import websocket_broker
 from tests.interop.paho_client import Paho
+from tests.support.ports import free_port
 
 LEVELS = pytest.mark.parametrize("level", [3, 4, 5])
 

@@ -1,7 +1,6 @@
 """The asyncio client over real sockets, against a broker that does what the test says."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -24,6 +23,7 @@ from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import Packet
 from holdfast.mqtt.publish import encode_publish
 from tests.support.client_broker import Peer, ScriptedBroker
+from tests.support.ports import free_port
 
 TIMEOUT_S = 20
 
@@ -82,10 +82,7 @@ def test_nobody_listens(unused_tcp_port: int) -> None:
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
 
 
 def test_refused_silent_and_leaving_servers() -> None:

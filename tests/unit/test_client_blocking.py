@@ -6,7 +6,6 @@ import inspect
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +32,7 @@ from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.publish import encode_publish
 from tests.e2e.brokers import SOURCE
 from tests.support.client_broker import Peer, Script, ScriptedBroker
+from tests.support.ports import free_port
 
 WAIT_S = 30
 
@@ -243,10 +243,7 @@ def test_errors_are_the_same(closed_port: int) -> None:
 
 @pytest.fixture
 def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
 
 
 def test_interrupted_call_is_cancelled_and_the_client_goes_on() -> None:

@@ -5,7 +5,6 @@ import asyncio
 import base64
 import hashlib
 import re
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -32,6 +31,7 @@ from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.publish import encode_publish
 from tests.support.client_broker import Peer, ScriptedBroker
+from tests.support.ports import free_port
 
 TIMEOUT_S = 30
 QUICK = Reconnect(first_delay_s=0.005, delay_max_s=0.02)
@@ -49,10 +49,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
 
 @pytest.fixture
 def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_port()
 
 
 async def serve(peer: Peer) -> None:

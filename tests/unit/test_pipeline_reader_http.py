@@ -1,5 +1,4 @@
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
 from holdfast.pipeline.reader_http import HttpLog, ServerError, read_ranges
 from holdfast.pipeline.scan import Coverage
 from tests.support.journal_files import TIME_US, Journal, Server, record, serving
+from tests.support.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +30,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def unused_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+    return free_port()
 
 
 def read(server: Server, *ranges: OffsetRange, loss: bool = False) -> list[tuple[int, int]]:

@@ -2,17 +2,21 @@
 snapshots, retention; and its orderly end."""
 
 import asyncio
+import errno
 import logging
 import secrets
 import signal
 import socket
 import ssl
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.api.admin import AdminServer
+from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
@@ -31,9 +35,13 @@ from holdfast.security.tls import TlsError, server_context
 
 logger = logging.getLogger("holdfast")
 
+T = TypeVar("T")
+
 SHUTDOWN_S = 5.0
 """How long clients get to take their last bytes at shutdown, and the disk what is left."""
-
+PORT_WAIT_S = 5.0
+PORT_PAUSE_S = 0.1
+"""How long a standby waits for a port that somebody has, and between two looks at it."""
 
 STAND_BY_AGAIN = -1
 """Instead of an exit code: start this program anew, as a standby."""
@@ -115,6 +123,7 @@ class Server:
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
         self.sharing: Sharing | None = None
+        self.cluster: ClusterAdmin | None = None
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
         self.admin_port = 0
@@ -133,12 +142,14 @@ class Server:
         self._contexts = [self._tls_context(listener) for listener in config.listeners]
         try:
             # At once: a standby should not learn only when it is needed that a port is taken.
-            self._sockets = [reserve(listener) for listener in config.listeners]
+            self._sockets = [
+                await self._when_free(partial(reserve, listener)) for listener in config.listeners
+            ]
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
         if config.node.standby:
             self.sharing = self._share(security)
-            self._start_admin()
+            await self._start_admin()
             return
         try:
             storage = Storage.open(
@@ -153,8 +164,25 @@ class Server:
         node = new_node(config, security, storage.journal)
         storage.recover_into(node.state)
         await self._serve(node, storage)
-        self._start_admin()
+        await self._start_admin()
         self._log_ready()
+
+    async def _when_free(self, take: Callable[[], T]) -> T:
+        """What `take` returns. Raises OSError. A node that stands by anew has let go of its ports
+        for a moment, in which somebody's outgoing connection may have got one: that ends."""
+        deadline: float | None = None
+        while True:
+            try:
+                return take()
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or not self.config.node.standby:
+                    raise
+                if deadline is None:
+                    deadline = time.monotonic() + PORT_WAIT_S
+                    logger.warning("port_taken error=%r wait_s=%s", error.strerror, PORT_WAIT_S)
+                elif time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(PORT_PAUSE_S)
 
     def _share(self, security: Security) -> Sharing:
         try:
@@ -217,11 +245,13 @@ class Server:
         if sharing is not None:
             sharing.serving()
 
-    def _start_admin(self) -> None:
+    async def _start_admin(self) -> None:
         admin = self.config.admin
         if admin.enabled:
             try:
-                self.admin = AdminServer(self, admin.bind, admin.port)
+                self.admin = await self._when_free(
+                    lambda: AdminServer(self, admin.bind, admin.port)
+                )
             except OSError as error:
                 raise StartError(f"cannot listen: {error}") from error
             self.admin_port = self.admin.port
