@@ -1,5 +1,5 @@
 """`python -m bench`: the comparison with Mosquitto, the Publish Queue, then, in a short form, the
-failover of a pair, and the curves of topics and of Spark."""
+failover of a pair and of a cluster, and the curves of metadata, topics and Spark."""
 
 import argparse
 import json
@@ -17,6 +17,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "pubqueue": (),
     "failover": ("--quick",),
     "takeover": ("--quick",),
+    "cluster": ("--quick",),
+    "metadata": (),
     "topics": (),
     "spark": (),
 }

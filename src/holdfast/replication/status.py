@@ -1,0 +1,68 @@
+"""The state of the cluster for people and programs: values that JSON has."""
+
+from collections import Counter
+
+from holdfast.replication.health import Health
+from holdfast.replication.metadata import ClusterMetadata, NodeState, PartitionInfo
+from holdfast.replication.operations import lost_partitions
+from holdfast.replication.planning import is_led_by_another
+
+
+def cluster_status(metadata: ClusterMetadata, health: Health) -> dict[str, object]:
+    """`connected` of a node is what the answering node sees; all else is agreed."""
+    partitions = metadata.partitions
+    down = {node for node, info in metadata.nodes.items() if info.state == NodeState.DOWN}
+    return {
+        "cluster_id": metadata.cluster_id,
+        "version": metadata.version,
+        "replication_factor": metadata.replication_factor,
+        "min_insync": metadata.min_insync,
+        "nodes": _nodes(metadata, health),
+        "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
+        "under_replicated": sum(
+            sum(node not in down for node in info.in_sync) < metadata.replication_factor
+            for info in partitions
+        ),
+        "leaderless": sum(not info.leader for info in partitions),
+        "lost": len(lost_partitions(metadata)),
+        "moving": sum(bool(info.adding) for info in partitions),
+        "not_preferred": sum(is_led_by_another(info) for info in partitions),
+    }
+
+
+def _partition(number: int, info: PartitionInfo) -> dict[str, object]:
+    return {
+        "partition": number,
+        "leader": info.leader,
+        "epoch": info.epoch,
+        "replicas": list(info.replicas),
+        "adding": list(info.adding),
+        "in_sync": list(info.in_sync),
+        "version": info.version,
+    }
+
+
+def _nodes(metadata: ClusterMetadata, health: Health) -> list[dict[str, object]]:
+    leaders = Counter(info.leader for info in metadata.partitions)
+    replicas = Counter(node for info in metadata.partitions for node in info.replicas)
+    in_sync = Counter(node for info in metadata.partitions for node in info.in_sync)
+    adding = Counter(node for info in metadata.partitions for node in info.adding)
+    return [
+        {
+            "node": node,
+            "state": info.state,
+            "role": info.role,
+            "voter": node in metadata.voters,
+            "connected": node in health.present,
+            "suspected": node in health.suspected,
+            "leaving": node in health.leaving,
+            "peer_address": info.peer_address,
+            "client_address": info.client_address,
+            "admin_address": info.admin_address,
+            "leaders": leaders[node],
+            "replicas": replicas[node],
+            "adding": adding[node],
+            "in_sync": in_sync[node],
+        }
+        for node, info in sorted(metadata.nodes.items())
+    ]

@@ -1,0 +1,420 @@
+"""A cluster seen from its controller: real metadata and real commands; the nodes are truth tables.
+
+Nodes die, come back, lose their disks, join, drain and are removed. Partition leaders bring
+followers into their in-sync sets and shrink them; proposals take time, get lost, come twice and
+come in another order. What a controller sees of the nodes comes late, and may be wrong for a while.
+
+`have` counts the records of a partition on each disk, `committed` how many of them were promised:
+an in-sync set that does its work keeps every promise through any of this.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from holdfast.replication import operations
+from holdfast.replication.commands import ChangePartitions, Command, InitCluster, PutNode, apply
+from holdfast.replication.controller import Controller, ControllerConfig
+from holdfast.replication.health import Health, Presence
+from holdfast.replication.metadata import (
+    DATA,
+    WITNESS,
+    ClusterMetadata,
+    NodeInfo,
+    NodeState,
+    PartitionInfo,
+)
+
+CONFIG: Final = ControllerConfig(
+    replace_after_s=4.0, balance_after_s=1.0, moves_max=6, leader_moves_max=3
+)
+TICK_S: Final = 0.1
+
+
+class Wrong(Exception):
+    """A rule was broken; the text says which."""
+
+
+def node_info(node: str, incarnation: str = "i1", role: str = DATA) -> NodeInfo:
+    return NodeInfo(node, incarnation, f"{node}:1", f"{node}:2", f"{node}:3", role)
+
+
+@dataclass
+class SimNode:
+    info: NodeInfo
+    is_alive: bool = True
+    incarnation: str = "i1"
+    is_leaving: bool = False
+
+    def presence(self) -> Presence:
+        info = self.info
+        return Presence(
+            self.incarnation, info.peer_address, info.client_address, info.admin_address
+        )
+
+
+@dataclass(order=True)
+class Flight:
+    at: float
+    order: int
+    command: Command = field(compare=False)
+    done: Callable[[float], None] | None = field(compare=False, default=None)
+
+
+class ControllerWorld:
+    def __init__(
+        self,
+        seed: int,
+        partitions: int = 12,
+        replication_factor: int = 3,
+        min_insync: int = 1,
+        config: ControllerConfig = CONFIG,
+        delay_max_s: float = 0.25,
+        loss: float = 0.1,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.config = config
+        self.now = 0.0
+        self.delay_max_s = delay_max_s
+        self.loss = loss
+        self.nodes = {"n1": SimNode(node_info("n1"))}
+        self.witnesses: set[str] = set()
+        init = InitCluster("c", partitions, replication_factor, min_insync, node_info("n1"))
+        made = apply(None, init).metadata
+        assert made is not None
+        self.metadata: ClusterMetadata = made
+        self.have = [Counter({"n1": 1}) for _ in range(partitions)]
+        self.committed = [1] * partitions
+        self.counting: dict[tuple[int, int], set[str]] = {}
+        """By partition and version of its entry: who was proposed to be in sync there. Everything
+        waits for them as if they were, since the proposal may still come through."""
+        self.leaders: dict[tuple[int, int], str] = {
+            (number, 1): "n1" for number in range(partitions)
+        }
+        self.controllers = [Controller("n1", config)]
+        """The last one is the Raft leader's; others do not know yet that they are deposed."""
+        self.stale: list[ClusterMetadata] = []
+        self.health = Health({"n1": self.nodes["n1"].presence()})
+        self.flights: list[Flight] = []
+        self.order = 0
+        self.is_rough = True
+        self.added = 0
+        """Replicas that began to be added."""
+        self.leader_changes = 0
+        self.refused: Counter[str] = Counter()
+        self.commands: list[Command] = []
+        self.trace: list[str] = []
+
+    # What happens to nodes.
+
+    def join(self, node: str, role: str = DATA) -> None:
+        self.nodes[node] = SimNode(node_info(node, role=role))
+        if role == WITNESS:
+            self.witnesses.add(node)
+        self.propose(PutNode(self.nodes[node].info, 0), is_safe=True)
+        self.trace.append(f"{self.now:.1f} join {node}")
+
+    def kill(self, node: str) -> None:
+        self.nodes[node].is_alive = False
+        self.trace.append(f"{self.now:.1f} kill {node}")
+
+    def start(self, node: str) -> None:
+        self.nodes[node].is_alive = True
+        self.nodes[node].is_leaving = False
+        self.trace.append(f"{self.now:.1f} start {node}")
+
+    def wipe(self, node: str) -> None:
+        """Restarted with an empty disk."""
+        sim = self.nodes[node]
+        sim.is_alive = True
+        sim.incarnation = f"i{int(sim.incarnation[1:]) + 1}"
+        for have in self.have:
+            have.pop(node, None)
+        self.trace.append(f"{self.now:.1f} wipe {node}")
+
+    def depose(self, is_noticed: bool) -> None:
+        """Another Raft leader, with a controller of its own."""
+        if is_noticed:
+            self.controllers.clear()
+            self.stale.clear()
+        else:
+            self.stale.append(self.metadata)
+        self.controllers.append(Controller("other", self.config))
+        del self.controllers[:-2]
+        del self.stale[:-1]
+
+    def operate(
+        self, operation: Callable[[ClusterMetadata, str], Command | None], node: str
+    ) -> bool:
+        try:
+            command = operation(self.metadata, node)
+        except operations.OperationError:
+            return False
+        if command is not None:
+            self.propose(command, is_safe=True)
+            self.trace.append(f"{self.now:.1f} {operation.__name__} {node}")
+        return command is not None
+
+    # Time.
+
+    def run(self, duration_s: float) -> None:
+        end = self.now + duration_s
+        while self.now < end:
+            self.tick()
+
+    def tick(self) -> None:
+        self.now += TICK_S
+        self.land()
+        self.replicate()
+        self.look()
+        for index, controller in enumerate(self.controllers):
+            is_current = index == len(self.controllers) - 1
+            metadata = self.metadata if is_current else self.stale[index]
+            for command in controller.step(metadata, self.health, self.now):
+                if is_current:
+                    self.commands.append(command)
+                    self.check_copies(command)
+                self.propose(command, partial(controller.settled, command))
+
+    def propose(
+        self,
+        command: Command,
+        done: Callable[[float], None] | None = None,
+        is_safe: bool = False,
+    ) -> None:
+        copies = 1
+        if self.is_rough and not is_safe and self.random.random() < self.loss:
+            copies = self.random.choice([0, 2])
+        for _ in range(copies):
+            delay = self.random.uniform(0, self.delay_max_s) if self.is_rough else 0.0
+            self.order += 1
+            self.flights.append(Flight(self.now + delay, self.order, command, done))
+
+    def land(self) -> None:
+        due = sorted(flight for flight in self.flights if flight.at <= self.now)
+        self.flights = [flight for flight in self.flights if flight.at > self.now]
+        for flight in due:
+            self.carry_out(flight.command)
+            if flight.done is not None:
+                flight.done(self.now)
+
+    def carry_out(self, command: Command) -> None:
+        before = self.metadata
+        applied = apply(before, command)
+        if applied.error:
+            self.refused["late" if "at version" in applied.error else applied.error] += 1
+            return
+        assert applied.metadata is not None
+        self.metadata = applied.metadata
+        is_forced = isinstance(command, ChangePartitions) and command.accept_loss
+        for number in applied.changed_partitions:
+            self.check(
+                number, before.partitions[number], self.metadata.partitions[number], is_forced
+            )
+
+    def check(self, number: int, old: PartitionInfo, new: PartitionInfo, is_forced: bool) -> None:
+        self.added += len(set(new.members) - set(old.members))
+        if not new.leader:
+            return
+        if new.leader not in new.in_sync:
+            raise Wrong(f"partition {number}: leader {new.leader} is not in sync: {new}")
+        if self.leaders.setdefault((number, new.epoch), new.leader) != new.leader:
+            raise Wrong(f"partition {number}: two leaders of epoch {new.epoch}")
+        if self.witnesses.intersection(new.members):
+            raise Wrong(f"partition {number}: a witness holds it: {new}")
+        if is_forced:
+            self.committed[number] = self.have[number][new.leader]
+        for node in new.in_sync:
+            # A node with another disk than the metadata knows takes no part until it says so.
+            if self.nodes[node].incarnation != self.metadata.nodes[node].incarnation:
+                continue
+            if self.have[number][node] < self.committed[number]:
+                raise Wrong(f"partition {number}: {node} is in sync and lacks records: {new}")
+        if new.leader != old.leader:
+            self.leader_changes += 1
+
+    def check_copies(self, command: Command) -> None:
+        """No move takes a live copy away before the new one is there."""
+        assert isinstance(command, ChangePartitions)
+        present = self.health.present
+        enough = min(self.metadata.replication_factor, len(self.eligible()))
+        for number, _, new in command.changes:
+            old = self.metadata.partitions[number]
+            gone = {
+                node
+                for node in old.in_sync
+                if node not in new.in_sync
+                and node in present
+                and node not in self.health.dead
+                and present[node].incarnation == self.metadata.nodes[node].incarnation
+            }
+            if gone and len(new.in_sync) < enough:
+                raise Wrong(f"partition {number}: {gone} leave too early: {old} to {new}")
+
+    def replicate(self) -> None:
+        """What the partitions' leaders do: write, commit, and say who is in sync."""
+        if self.is_rough:
+            chosen = [n for n in range(len(self.have)) if self.random.random() < 0.5]
+        else:
+            chosen = list(range(len(self.have)))
+        for number in chosen:
+            info = self.metadata.partitions[number]
+            leader = self.nodes.get(info.leader)
+            if leader is None or not self.is_serving(info.leader):
+                continue
+            self.write(number, info)
+            alive = [node for node in info.members if self.is_serving(node)]
+            in_sync = [node for node in info.in_sync if node in alive]
+            in_sync += [node for node in alive if node not in in_sync]
+            if sorted(in_sync) != sorted(info.in_sync):
+                counting = self.counting.setdefault((number, info.version), set())
+                for node in set(in_sync) - set(info.in_sync) - counting:
+                    counting.add(node)
+                    self.have[number][node] = self.have[number][info.leader]
+                changed = replace(info, in_sync=tuple(in_sync))
+                self.propose(ChangePartitions(((number, info.version, changed),)))
+
+    def is_serving(self, node: str) -> bool:
+        """Alive with the disk that the metadata knows."""
+        sim = self.nodes.get(node)
+        info = self.metadata.nodes.get(node)
+        return (
+            sim is not None
+            and info is not None
+            and sim.is_alive
+            and sim.incarnation == info.incarnation
+        )
+
+    def write(self, number: int, info: PartitionInfo) -> None:
+        have = self.have[number]
+        have[info.leader] += 1
+        awaited = {*info.in_sync, *self.counting.get((number, info.version), ())}
+        for node in awaited:
+            if self.is_serving(node):
+                have[node] = have[info.leader]
+        self.committed[number] = max(self.committed[number], min(have[node] for node in awaited))
+
+    def look(self) -> None:
+        """What the controllers see of the nodes, sometimes."""
+        if self.is_rough and self.random.random() < 0.6:
+            return
+        seen = {node: sim for node, sim in self.nodes.items() if sim.is_alive}
+        dead = {node for node in self.nodes if node not in seen}
+        if self.is_rough and self.random.random() < 0.05:
+            # Everybody mistakes a pause for a death.
+            dead.add(self.random.choice(sorted(self.nodes)))
+        health = Health(
+            {node: sim.presence() for node, sim in seen.items() if node not in dead},
+            frozenset(dead),
+            frozenset(dead),
+            frozenset(node for node, sim in seen.items() if sim.is_leaving),
+        )
+        if health != self.health:
+            self.health = health
+
+    # How it ends.
+
+    def heal(self, duration_s: float = 60.0) -> None:
+        """Everybody is back, nothing is lost or late any more: it must become as it should be."""
+        self.is_rough = False
+        for node in self.nodes:
+            if not self.nodes[node].is_alive:
+                self.start(node)
+            self.nodes[node].is_leaving = False
+        self.depose(is_noticed=True)
+        self.run(2 * self.config.proposal_timeout_s)
+        self.recover_lost()
+        self.run(duration_s)
+
+    def recover_lost(self) -> None:
+        for number in operations.lost_partitions(self.metadata):
+            node = next(n for n in self.metadata.partitions[number].replicas if self.is_serving(n))
+            self.propose(operations.unsafe_recover(self.metadata, node, [number]))
+        self.run(1.0)
+
+    def eligible(self) -> list[str]:
+        return [
+            node
+            for node, info in self.metadata.nodes.items()
+            if info.role == DATA and info.state == NodeState.UP
+        ]
+
+    def require_perfect(self) -> None:
+        eligible = self.eligible()
+        copies = min(self.metadata.replication_factor, len(eligible))
+        for number, info in enumerate(self.metadata.partitions):
+            is_whole = (
+                len(info.replicas) == copies
+                and set(info.replicas) <= set(eligible)
+                and sorted(info.in_sync) == sorted(info.replicas)
+                and not info.adding
+                and info.leader == info.replicas[0]
+            )
+            if not is_whole:
+                raise Wrong(f"partition {number} of {sorted(eligible)} stays {info}")
+        for what, loads in (("leaders", self.led()), ("replicas", self.held())):
+            if max(loads) - min(loads) > 1:
+                raise Wrong(f"{what} are not even: {loads}")
+        count = len(self.commands)
+        self.run(10.0)
+        if len(self.commands) > count:
+            raise Wrong(f"it comes to no rest: {self.commands[-1]}")
+
+    def led(self) -> Sequence[int]:
+        counts = Counter(info.leader for info in self.metadata.partitions)
+        return [counts[node] for node in self.eligible()]
+
+    def held(self) -> Sequence[int]:
+        counts = Counter(node for info in self.metadata.partitions for node in info.replicas)
+        return [counts[node] for node in self.eligible()]
+
+
+def life(seed: int, steps: int = 60) -> ControllerWorld:
+    """A world in which `steps` things happen, which then becomes quiet. Raises Wrong."""
+    world = ControllerWorld(
+        seed,
+        partitions=8 + seed % 9,
+        replication_factor=1 + seed % 3 if seed % 5 == 0 else 3,
+        min_insync=1 + seed % 2 if seed % 5 else 1,
+    )
+    names = iter(f"n{number}" for number in range(2, steps + 10))
+    for _ in range(world.random.randrange(1, 4)):
+        world.join(next(names))
+    if world.random.random() < 0.3:
+        world.join("w1", WITNESS)
+    world.run(2)
+    for _ in range(steps):
+        happen(world, names)
+        world.run(world.random.uniform(0.1, 1.5))
+    world.heal()
+    world.require_perfect()
+    return world
+
+
+def happen(world: ControllerWorld, names: Iterator[str]) -> None:
+    generator = world.random
+    alive = [node for node, sim in world.nodes.items() if sim.is_alive]
+    dead = [node for node in world.nodes if node not in alive]
+    known = [node for node in world.metadata.nodes if node not in world.witnesses]
+    what = generator.random()
+    if what < 0.22 and alive:
+        world.kill(generator.choice(alive))
+    elif what < 0.5 and dead:
+        world.start(generator.choice(dead))
+    elif what < 0.56:
+        world.wipe(generator.choice(list(world.nodes)))
+    elif what < 0.62 and len(world.nodes) < 8:
+        world.join(next(names))
+    elif what < 0.68:
+        world.operate(operations.drain, generator.choice(known))
+    elif what < 0.74:
+        world.operate(operations.undrain, generator.choice(known))
+    elif what < 0.78:
+        world.depose(is_noticed=generator.random() < 0.5)
+    elif what < 0.82 and alive:
+        world.nodes[generator.choice(alive)].is_leaving = True
+    elif what < 0.86:
+        world.operate(operations.remove, generator.choice(known))
