@@ -16,12 +16,12 @@ class HeldPubrel(Held):
     would send it again as a new one."""
 
     def __init__(self, connection: Connection, packet_id: int) -> None:
-        super().__init__()
-        self.connection = connection
+        super().__init__(connection)
         self.packet_id = packet_id
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
+        assert connection is not None
         if connection.state == OPEN:
             connection.send(
                 encode_ack(PUBREL, self.packet_id, reasons.SUCCESS, connection.version),

@@ -136,13 +136,25 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
         if delay_s == 0:
             session.will = None
             publish_will(state, session, will)
-        else:
+        elif state.cluster is None:
             # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
             session.will_due_at = state.now + delay_s
             session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
     if not durable:
         end_session(state, session)
+        if state.cluster is not None:
+            state.cluster.session_detached(session)
         return
+    log_close(state, session)
+    if state.cluster is not None:
+        state.cluster.session_detached(session)
+        return
+    if session.expiry_s != NEVER_EXPIRES:
+        session.expires_at = state.now + session.expiry_s
+        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+
+
+def log_close(state: NodeState, session: Session) -> None:
     append_state(
         state,
         log_record.SESSION,
@@ -157,10 +169,8 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
             ensure_ascii=False,
             separators=(",", ":"),
         ).encode(),
+        session.epoch,
     )
-    if session.expiry_s != NEVER_EXPIRES:
-        session.expires_at = state.now + session.expiry_s
-        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
 
 
 def _settle_cursor(state: NodeState, session: Session) -> None:
@@ -193,16 +203,13 @@ def end_session(state: NodeState, session: Session) -> None:
         publish_will(state, session, will)
     drop_session(state, session)
     if session.recorded:
-        append_state(
-            state,
-            log_record.SESSION,
-            session.key,
-            json.dumps(
-                {"op": "end", "client": session.client_id},
-                ensure_ascii=False,
-                separators=(",", ":"),
-            ).encode(),
-        )
+        log_end(state, session)
+
+
+def log_end(state: NodeState, session: Session) -> None:
+    fields = {"op": "end", "client": session.client_id}
+    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
 def drop_session(state: NodeState, session: Session) -> None:

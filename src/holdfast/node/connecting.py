@@ -178,14 +178,14 @@ class HeldConnack(Held):
     """CONNACK of a session that the log must know first."""
 
     def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
-        super().__init__()
-        self.connection = connection
+        super().__init__(connection)
         self.session = session
         self.data = data
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
         session = self.session
+        assert connection is not None
         if connection.state != OPENING or session.connection is not connection:
             return
         connection.state = OPEN
@@ -220,8 +220,13 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     expiry_s = _expiry(state, packet, answer)
     session = state.sessions.get(client_id)
     if session is not None and session.connection is not None:
-        _take_over(state, session)
+        take_over(state, session)
         session = state.sessions.get(client_id)
+    if state.cluster is not None:
+        connection.state = OPENING
+        connection.input_paused = True
+        state.cluster.open_session(connection, client_id, Opening(packet, expiry_s, answer))
+        return
     present = False
     was_recorded = session is not None and session.recorded
     if session is not None and packet.clean_start:
@@ -234,6 +239,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     else:
         # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
         present = True
+    session.epoch += 1
     _attach(state, connection, session, packet, expiry_s)
     _limits(state, connection, packet, answer)
     # [MQTT-3.2.2-6] no session, no session present
@@ -245,6 +251,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
             log_record.SESSION,
             session.key,
             session_opened(session, packet.clean_start),
+            session.epoch,
         )
     connection.state = OPENING
     # Also the end of a durable session must be in the log, or a crash would bring it back.
@@ -253,6 +260,29 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         state.hold(HeldConnack(connection, session, reply))
     else:
         HeldConnack(connection, session, reply).release(state)
+
+
+class Opening:
+    """A CONNECT that was accepted, on its way to its session."""
+
+    def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
+        self.clean_start = packet.clean_start
+        self.packet = packet
+        self.expiry_s = expiry_s
+        self.answer = answer
+        self.will = will_of(packet)
+
+
+def finish_open(
+    state: NodeState, connection: Connection, session: Session, present: bool, opening: Opening
+) -> None:
+    """In a cluster: this node owns the session, at its epoch. It is in no table here yet."""
+    state.sessions[session.client_id] = session
+    _attach(state, connection, session, opening.packet, opening.expiry_s)
+    _limits(state, connection, opening.packet, opening.answer)
+    session.recorded = opening.expiry_s > 0 or session.will is not None
+    reply = encode(Connack(present, reasons.SUCCESS, opening.answer), connection.version)
+    HeldConnack(connection, session, reply).release(state)
 
 
 def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
@@ -268,7 +298,7 @@ def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
     return wanted
 
 
-def _take_over(state: NodeState, session: Session) -> None:
+def take_over(state: NodeState, session: Session) -> None:
     """[MQTT-3.1.4-3] the older connection of the same client id is told and closed."""
     old = session.connection
     assert old is not None
@@ -285,29 +315,12 @@ def _attach(
     connection.session = session
     session.username = connection.username
     session.expiry_s = expiry_s
-    session.epoch += 1
     session.expires_at = 0.0
     state.cancel(session.expiry_timer)
     # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
-    session.will = None
     session.will_due_at = 0.0
     state.cancel(session.will_timer)
-    will = packet.will
-    if will is not None:
-        properties = dict(will.properties)
-        delay_s = properties.pop(p.WILL_DELAY_INTERVAL, 0)
-        message_expiry_s = properties.get(p.MESSAGE_EXPIRY_INTERVAL, -1)
-        assert isinstance(delay_s, int)
-        assert isinstance(message_expiry_s, int)
-        session.will = Will(
-            will.topic.encode(),
-            will.payload,
-            will.qos,
-            will.retain,
-            encode_block(properties),
-            message_expiry_s,
-            delay_s,
-        )
+    session.will = will_of(packet)
     if state.acl is not None:
         acl = state.acl.for_client(connection.username, connection.client_id)
         connection.acl = acl
@@ -320,6 +333,26 @@ def _attach(
     state.route_version += 1
     state.stats.connections_opened += 1
     state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
+
+
+def will_of(packet: Connect) -> Will | None:
+    will = packet.will
+    if will is None:
+        return None
+    properties = dict(will.properties)
+    delay_s = properties.pop(p.WILL_DELAY_INTERVAL, 0)
+    message_expiry_s = properties.get(p.MESSAGE_EXPIRY_INTERVAL, -1)
+    assert isinstance(delay_s, int)
+    assert isinstance(message_expiry_s, int)
+    return Will(
+        will.topic.encode(),
+        will.payload,
+        will.qos,
+        will.retain,
+        encode_block(properties),
+        message_expiry_s,
+        delay_s,
+    )
 
 
 def _limits(state: NodeState, connection: Connection, packet: Connect, answer: Properties) -> None:

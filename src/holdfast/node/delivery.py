@@ -151,17 +151,18 @@ class HeldSend(Held):
     a topic's order is the same for every receiver."""
 
     def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
-        super().__init__()
-        self.connection = connection
+        super().__init__(connection)
         self.session = session
         self.frame = frame
         session.held_sends += 1
 
     def release(self, state: NodeState) -> None:
         self.session.held_sends -= 1
-        if self.connection.state == OPEN:
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
             state.stats.publish_sent += 1
-            self.connection.send(self.frame, state.dirty)
+            connection.send(self.frame, state.dirty)
 
 
 def send_inflight(
@@ -396,12 +397,13 @@ def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, in
         if entry is not None:
             entry.logged = True
     payload = encode_cursor(positions, changes, [] if done is None else done)
-    append_state(state, log_record.CURSOR, session.key, payload)
+    append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
 
 
-def append_state(state: NodeState, kind: int, key: bytes, payload: bytes) -> None:
-    """A record of derived state, in the home partition of `key` (client id or group key)."""
-    state.journal.append(
+def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
+    """A record of derived state, in the home partition of `key` (client id or group key). `epoch`:
+    of the session; a record with a lower one than the session has by then counts for nothing."""
+    state.append(
         partition_of(key, state.config.partitions),
         kind,
         0,
@@ -410,7 +412,7 @@ def append_state(state: NodeState, kind: int, key: bytes, payload: bytes) -> Non
         key,
         b"",
         0,
-        0,
+        epoch,
         b"",
         payload,
         True,

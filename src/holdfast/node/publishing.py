@@ -15,7 +15,14 @@ from holdfast.mqtt.publish import Publish, decode_publish
 from holdfast.node.delivery import deliver
 from holdfast.node.producers import PROPERTY_HEAD
 from holdfast.node.routing import find_route
-from holdfast.node.sequencing import ANSWER, STORE, Sequencer, admit, sequencer_of
+from holdfast.node.sequencing import (
+    ANSWER,
+    STORE,
+    Sequencer,
+    admit,
+    read_sequence,
+    sequencer_of,
+)
 from holdfast.node.state import Held, NodeState, Route
 from holdfast.security.acl import ClientAcl
 from holdfast.session.connection import CLOSED, Connection
@@ -30,10 +37,9 @@ class HeldPublish(Held):
     def __init__(
         self, message: Message, route: Route, connection: Connection | None, packet_id: int
     ) -> None:
-        super().__init__()
+        super().__init__(connection)
         self.message = message
         self.route = route
-        self.connection = connection
         self.packet_id = packet_id
 
     def release(self, state: NodeState) -> None:
@@ -59,6 +65,51 @@ class HeldPublish(Held):
             )
 
 
+class HeldAck(Held):
+    """PUBACK or PUBREC for a message whose record went to the leader of its partition; delivered
+    here, and retained, it is when its record comes back committed."""
+
+    def __init__(self, connection: Connection, packet_type: int, packet_id: int) -> None:
+        super().__init__(connection)
+        self.packet_type = packet_type
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        self._answer(state, reasons.SUCCESS, "")
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        connection = self.connection
+        assert connection is not None
+        session = connection.session
+        if (
+            self.packet_type == PUBREC
+            and isinstance(session, Session)
+            and session.inbound is not None
+        ):
+            session.inbound.pop(self.packet_id, None)
+        state.stats.refused_unavailable += 1
+        self._answer(state, reason, text)
+
+    def _answer(self, state: NodeState, reason: int, text: str) -> None:
+        connection = self.connection
+        assert connection is not None
+        if self.packet_type == PUBACK or reason >= 0x80:
+            # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+            connection.unacknowledged -= 1
+        if connection.state == CLOSED:
+            return
+        if connection.version < 5 and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
+            # MQTT 3 has no negative acknowledgement: the client keeps what was not answered.
+            connection.closing = True
+            if not connection.dirty:
+                connection.dirty = True
+                state.dirty.append(connection)
+            return
+        connection.send(
+            encode_refusal(connection, self.packet_type, self.packet_id, reason, text), state.dirty
+        )
+
+
 class HeldRetained(Held):
     """The retained update of a QoS 0 message."""
 
@@ -75,17 +126,31 @@ class HeldReply(Held):
     """Bytes for a client, kept behind the promises made to it before."""
 
     def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
-        super().__init__()
-        self.connection = connection
+        super().__init__(connection)
         self.data = data
         self.acknowledges = acknowledges
 
     def release(self, state: NodeState) -> None:
         connection = self.connection
+        assert connection is not None
         if self.acknowledges:
             connection.unacknowledged -= 1
         if connection.state != CLOSED:
             connection.send(self.data, state.dirty)
+
+
+def encode_refusal(
+    connection: Connection, packet_type: int, packet_id: int, reason: int, text: str
+) -> bytes:
+    """PUBACK or PUBREC with a reason and, if the client wants to know, the text."""
+    reply = b""
+    if text and connection.problem_information:
+        # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
+        properties: Properties = {REASON_STRING: text}
+        reply = encode(Ack(packet_type, packet_id, reason, properties), connection.version)
+    if not reply or len(reply) > connection.packet_bytes_max:
+        reply = encode_ack(packet_type, packet_id, reason, connection.version)
+    return reply
 
 
 def set_retained(state: NodeState, topic: str, message: Message) -> None:
@@ -138,6 +203,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
             reasons.RECEIVE_MAXIMUM_EXCEEDED,
             f"more than {state.config.receive_maximum} publishes without acknowledgement",
         )
+    cluster = state.cluster
     flags = qos
     record_sequence = 0
     producer_id = b""
@@ -154,18 +220,26 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
             state.stats.duplicates_received += 1
             connection.unacknowledged -= 1
             reply = encode_ack(PUBREC, publish.packet_id, reasons.SUCCESS, version)
-            state.hold(HeldReply(connection, reply, False))
+            state.hold_reply(HeldReply(connection, reply, False))
             return
         if durable:
             flags |= log_record.FLAG_PACKET_ID
             record_sequence = publish.packet_id
+            if cluster is not None:
+                # The leader of the partition looks for repetitions as well, by session.
+                producer_epoch = session.epoch
     else:
         state.stats.publish_qos1_received += 1
         if publish.properties:
             at = publish.properties.find(PROPERTY_HEAD)
             if at >= 0:
                 sequencer = sequencer_of(connection)
-                outcome = admit(state, connection, sequencer, route.partition, publish, at)
+                if cluster is None:
+                    outcome = admit(state, connection, sequencer, route.partition, publish, at)
+                else:
+                    outcome = read_sequence(
+                        state, connection, sequencer, route.partition, publish, at
+                    )
                 if outcome == ANSWER:
                     _answer_sequenced(state, connection, publish.packet_id, sequencer)
                     return
@@ -174,7 +248,13 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
                     producer_id = sequencer.producer_id
                     producer_epoch = sequencer.epoch
                     record_sequence = sequencer.sequence
-    if state.disk_full:
+    if cluster is not None:
+        reason = cluster.refusal(route.partition)
+        if reason:
+            state.stats.refused_unavailable += 1
+            _refuse(state, connection, session, publish, reason)
+            return
+    elif state.disk_full:
         state.stats.refused_disk_full += 1
         _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED)
         return
@@ -193,7 +273,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         session.key,
     )
     message.partition = route.partition
-    message.offset = state.journal.append(
+    message.offset = state.append(
         route.partition,
         log_record.MESSAGE,
         flags,
@@ -207,8 +287,11 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         publish.payload,
         publish.retain or record_sequence != 0,
     )
-    state.hold(HeldPublish(message, route, connection, publish.packet_id))
-    if state.journal.pending_bytes > state.config.pending_bytes_max:
+    if cluster is None:
+        state.hold(HeldPublish(message, route, connection, publish.packet_id))
+    else:
+        state.hold(HeldAck(connection, PUBACK if qos == 1 else PUBREC, publish.packet_id))
+    if state.is_congested():
         state.stall(connection)
 
 
@@ -229,6 +312,8 @@ def _publish_qos0(
     if reader.first == 0x30 and not publish.properties and not publish.topic_alias:
         message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
     deliver(state, route, message)
+    if state.cluster is not None:
+        state.cluster.spread(message, route.topic)
     if (route.logged or publish.retain) and not state.disk_full:
         _log_qos0(state, message, route)
 
@@ -237,7 +322,7 @@ def _log_qos0(state: NodeState, message: Message, route: Route) -> None:
     """Write a QoS 0 message into the log: as a message where the configuration asks, else only
     for its retained effect."""
     message.partition = route.partition
-    message.offset = state.journal.append(
+    message.offset = state.append(
         route.partition,
         log_record.MESSAGE if route.logged else log_record.RETAINED,
         log_record.FLAG_RETAIN if message.retain else 0,
@@ -251,7 +336,7 @@ def _log_qos0(state: NodeState, message: Message, route: Route) -> None:
         message.payload,
         message.retain,
     )
-    if message.retain:
+    if message.retain and state.cluster is None:
         state.hold(HeldRetained(message, route.topic))
 
 
@@ -315,7 +400,7 @@ def _refuse(
     packet_type = PUBACK if publish.qos == 1 else PUBREC
     reply = encode_ack(packet_type, publish.packet_id, reason, connection.version)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
-    state.hold(HeldReply(connection, reply, counted))
+    state.hold_reply(HeldReply(connection, reply, counted))
 
 
 def _answer_sequenced(
@@ -323,14 +408,8 @@ def _answer_sequenced(
 ) -> None:
     """PUBACK for a message that is not stored: refused, or stored before. The latter is a promise:
     the record may still be on its way to the disk, so it waits for all there are."""
-    reply = b""
-    if sequencer.text and connection.problem_information:
-        # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
-        properties: Properties = {REASON_STRING: sequencer.text}
-        reply = encode(Ack(PUBACK, packet_id, sequencer.reason, properties), connection.version)
-    if not reply or len(reply) > connection.packet_bytes_max:
-        reply = encode_ack(PUBACK, packet_id, sequencer.reason, connection.version)
-    state.hold(HeldReply(connection, reply, True))
+    reply = encode_refusal(connection, PUBACK, packet_id, sequencer.reason, sequencer.text)
+    state.hold_reply(HeldReply(connection, reply, True))
 
 
 def handle_pubrel(
@@ -343,11 +422,12 @@ def handle_pubrel(
     if inbound is not None:
         partition = inbound.pop(packet_id, -1)
     reason = reasons.SUCCESS
+    is_appended = False
     if partition < 0:
         if connection.version >= 5:
             reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
     elif session.expiry_s > 0:
-        state.journal.append(
+        state.append(
             partition,
             log_record.RELEASE,
             0,
@@ -355,14 +435,20 @@ def handle_pubrel(
             b"",
             session.key,
             b"",
-            0,
+            session.epoch,
             packet_id,
             b"",
             b"",
             True,
         )
-    reply = encode_ack(PUBCOMP, packet_id, reason, connection.version)
-    state.hold(HeldReply(connection, reply, partition >= 0))
+        is_appended = True
+    held = HeldReply(
+        connection, encode_ack(PUBCOMP, packet_id, reason, connection.version), partition >= 0
+    )
+    if is_appended:
+        state.hold(held)
+    else:
+        state.hold_reply(held)
 
 
 def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
@@ -394,10 +480,12 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
     )
     if qos == 0:
         deliver(state, route, message)
+        if state.cluster is not None:
+            state.cluster.spread(message, route.topic)
         if route.logged or message.retain:
             _log_qos0(state, message, route)
         if session.recorded:
-            state.journal.append(
+            state.append(
                 partition_of(session.key, state.config.partitions),
                 log_record.WILL,
                 0,
@@ -413,7 +501,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
             )
         return
     message.partition = route.partition
-    message.offset = state.journal.append(
+    message.offset = state.append(
         route.partition,
         log_record.MESSAGE,
         qos | log_record.FLAG_WILL | (log_record.FLAG_RETAIN if message.retain else 0),
@@ -427,4 +515,5 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
         will.payload,
         True,
     )
-    state.hold(HeldPublish(message, route, None, 0))
+    if state.cluster is None:
+        state.hold(HeldPublish(message, route, None, 0))

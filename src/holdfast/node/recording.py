@@ -35,7 +35,8 @@ def will_from(fields: dict[str, object]) -> Will:
     )
 
 
-def session_opened(session: Session, clean: bool) -> bytes:
+def session_opened(session: Session, clean: bool, owner: str = "") -> bytes:
+    """`owner`: in a cluster, the node that the client is connected to."""
     fields: dict[str, object] = {
         "op": "open",
         "client": session.client_id,
@@ -44,6 +45,8 @@ def session_opened(session: Session, clean: bool) -> bytes:
         "clean": clean,
         "username": session.username,
     }
+    if owner:
+        fields["owner"] = owner
     if session.will is not None:
         fields["will"] = will_fields(session.will)
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()

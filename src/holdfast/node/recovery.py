@@ -88,11 +88,7 @@ class Recovery:
             if record.flags & log_record.FLAG_WILL:
                 self._will_done(record.client_id.decode(), record.sequence)
             elif record.flags & log_record.FLAG_PACKET_ID:
-                session = self.state.sessions.get(record.client_id.decode())
-                if session is not None:
-                    if session.inbound is None:
-                        session.inbound = {}
-                    session.inbound[record.sequence] = record.partition
+                self._note_inbound(record)
             elif record.flags & log_record.FLAG_PRODUCER:
                 self.state.producers.store(
                     record.producer,
@@ -104,9 +100,7 @@ class Recovery:
         elif kind == log_record.RETAINED:
             self._set_retained(record)
         elif kind == log_record.RELEASE:
-            session = self.state.sessions.get(record.client_id.decode())
-            if session is not None and session.inbound is not None:
-                session.inbound.pop(record.sequence, None)
+            self._release_inbound(record)
         elif kind == log_record.WILL:
             self._will_done(record.client_id.decode(), record.sequence)
         elif kind == log_record.CURSOR:
@@ -116,7 +110,19 @@ class Recovery:
                 record.producer, record.partition, record.client_id.decode(), record.timestamp_us
             )
         elif kind == log_record.SESSION:
-            self._change_session(json.loads(record.payload), record.timestamp_us)
+            self._change_session(json.loads(record.payload), record.timestamp_us, record.sequence)
+
+    def _note_inbound(self, record: Record) -> None:
+        session = self.state.sessions.get(record.client_id.decode())
+        if session is not None:
+            if session.inbound is None:
+                session.inbound = {}
+            session.inbound[record.sequence] = record.partition
+
+    def _release_inbound(self, record: Record) -> None:
+        session = self.state.sessions.get(record.client_id.decode())
+        if session is not None and session.inbound is not None:
+            session.inbound.pop(record.sequence, None)
 
     def _set_retained(self, record: Record) -> None:
         try:
@@ -150,7 +156,9 @@ class Recovery:
                 for partition, offset in cursor.positions:
                     known[partition] = offset
             return
-        self._set_cursor(session, cursor)
+        # A node that has lost the session since: what it wrote counts for nothing.
+        if not record.sequence or record.sequence >= session.epoch:
+            self._set_cursor(session, cursor)
 
     def _set_cursor(self, session: Session, cursor: CursorState) -> None:
         self._touch(session)
@@ -169,10 +177,12 @@ class Recovery:
                 session.done = set()
             session.done.update(cursor.done)
 
-    def _change_session(self, fields: dict[str, object], timestamp_us: int) -> None:
+    def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
         client_id = str(fields["client"])
         operation = fields["op"]
         session = self.state.sessions.get(client_id)
+        if session is not None and epoch and epoch < session.epoch:
+            return
         if operation == "open":
             if session is not None and fields["clean"]:
                 self._forget(session)
@@ -183,6 +193,7 @@ class Recovery:
             session.epoch = int(str(fields["epoch"]))
             session.expiry_s = int(str(fields["expiry_s"]))
             session.username = None if fields["username"] is None else str(fields["username"])
+            session.owner = str(fields.get("owner", ""))
             will = fields.get("will")
             session.will = will_from(will) if isinstance(will, dict) else None
             self._touch(session)
@@ -197,6 +208,7 @@ class Recovery:
     ) -> None:
         if operation == "close":
             self.open.discard(session)
+            session.owner = ""
             session.disconnected_us = timestamp_us
             session.expiry_s = int(str(fields["expiry_s"]))
             if not fields["will"]:
@@ -247,7 +259,17 @@ class Recovery:
             subscription.start = list(start) if start else None
         add_subscription(self.state, subscription)
 
-    def _restore_session(self, fields: dict[str, object]) -> None:
+    def take_over(self, fields: dict[str, object]) -> Session:
+        """In a cluster: the session that an entry of a snapshot tells of, ready to be resumed here.
+        Raises KeyError, ValueError, TypeError or AssertionError for fields that are none."""
+        session = self._restore_session(fields)
+        self._settle(session)
+        if fields["open"]:
+            # Its node is gone; of what it was sent last the log does not know.
+            session.maybe_sent = list(self.state.delivered)
+        return session
+
+    def _restore_session(self, fields: dict[str, object]) -> Session:
         client_id = str(fields["client"])
         session = self._new_session(client_id)
         session.epoch = int(str(fields["epoch"]))
@@ -255,6 +277,7 @@ class Recovery:
         session.disconnected_us = int(str(fields["disconnected_us"]))
         username = fields["username"]
         session.username = None if username is None else str(username)
+        session.owner = str(fields.get("owner", ""))
         will = fields.get("will")
         if isinstance(will, dict):
             session.will = will_from(will)
@@ -270,6 +293,7 @@ class Recovery:
         if inbound:
             session.inbound = dict(inbound)
         self._set_cursor(session, decode_cursor(base64.b64decode(str(fields["cursor"]))))
+        return session
 
     def settle(self, sessions_max: int) -> None:
         """Do some of the work of `finish` in advance. The state's clock is set."""
@@ -373,11 +397,13 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
     see the module's docstring. Positions come from the moment an entry is made."""
     for session in list(state.sessions.values()):
         if session.recorded and state.sessions.get(session.client_id) is session:
-            yield SNAPSHOT_SESSION, _session_entry(state, session)
+            fields = session_fields(state, session)
+            data = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+            yield SNAPSHOT_SESSION, data.encode()
     for group in list(state.groups.values()):
         if is_durable_group(group):
-            fields = {"key": group.key, "positions": group_positions(state, group)}
-            yield SNAPSHOT_GROUP, json.dumps(fields, separators=(",", ":")).encode()
+            place = {"key": group.key, "positions": group_positions(state, group)}
+            yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
     for entry in state.producers.snapshot(state.wall_us):
         yield SNAPSHOT_PRODUCER, entry
     scan = state.retained.scan_all()
@@ -388,7 +414,8 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
                 yield SNAPSHOT_RETAINED, _retained_entry(message)
 
 
-def _session_entry(state: NodeState, session: Session) -> bytes:
+def session_fields(state: NodeState, session: Session) -> dict[str, object]:
+    """Of a SNAPSHOT_SESSION entry."""
     positions = session.resume_positions(state.delivered)
     inflight: dict[int, Inflight | None] = dict(session.inflight)
     inbound = session.inbound
@@ -398,7 +425,8 @@ def _session_entry(state: NodeState, session: Session) -> bytes:
         "expiry_s": session.expiry_s,
         "username": session.username,
         "disconnected_us": session.disconnected_us,
-        "open": session.connection is not None,
+        "open": session.connection is not None or session.owner != "",
+        "owner": session.owner,
         "subscriptions": [
             [*subscription_fields(each), each.start] for each in session.subscriptions.values()
         ],
@@ -409,7 +437,7 @@ def _session_entry(state: NodeState, session: Session) -> bytes:
     }
     if session.will is not None:
         fields["will"] = will_fields(session.will)
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    return fields
 
 
 def _retained_entry(message: Message) -> bytes:

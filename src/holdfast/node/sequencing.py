@@ -128,6 +128,32 @@ def admit(
     return STORE
 
 
+def read_sequence(
+    state: NodeState,
+    connection: Connection,
+    sequencer: Sequencer,
+    partition: int,
+    publish: Publish,
+    at: int,
+) -> int:
+    """`admit` in a cluster, where the leader of the partition knows what is stored. Of two users
+    who claim a new producer at two nodes at the same time both may write for a moment."""
+    try:
+        if not sequencer.read(publish.properties, at):
+            return UNNUMBERED
+    except InvalidSequence as error:
+        return sequencer.answer(reasons.PAYLOAD_FORMAT_INVALID, str(error))
+    producer = state.producers.by_id.get(sequencer.producer_id)
+    if producer is not None and producer.owner and not _may_use(state, connection, producer):
+        state.stats.authorizations_denied += 1
+        return sequencer.answer(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
+    if state.config.authenticates_users:
+        owner = verified_user(state, connection)
+        if producer is None or producer.place(partition) is None or producer.owner != owner:
+            _append_owner(state, sequencer, partition, owner)
+    return STORE
+
+
 def _bind(
     state: NodeState,
     connection: Connection,
@@ -142,9 +168,12 @@ def _bind(
     if owner == known and producer is not None and producer.place(partition) is not None:
         return
     state.producers.bind(sequencer.producer_id, partition, owner, state.wall_us)
-    if not state.producers.binds:
-        return
-    state.journal.append(
+    if state.producers.binds:
+        _append_owner(state, sequencer, partition, owner)
+
+
+def _append_owner(state: NodeState, sequencer: Sequencer, partition: int, owner: str) -> None:
+    state.append(
         partition,
         log_record.PRODUCER,
         log_record.FLAG_PRODUCER,

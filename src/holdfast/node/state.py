@@ -41,12 +41,82 @@ class Timer:
 
 
 class Held:
-    """A promise that waits for its record. `after`: the journal sequence that must be committed."""
+    """A promise that waits for its record, to be kept to `connection` if there is one. `after`: the
+    journal sequence that must be committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: Connection | None = None) -> None:
         self.after = 0
+        self.connection = connection
 
     def release(self, state: "NodeState") -> None:
+        raise NotImplementedError
+
+    def refuse(self, state: "NodeState", reason: int, text: str) -> None:
+        """The leader of the record's partition does not take the message, or nobody leads it. In a
+        cluster only; in place of `release`."""
+        raise NotImplementedError
+
+
+class Cluster:
+    """What a node of a cluster has done elsewhere; a node alone has none of it. Records go to the
+    leaders of their partitions, so nobody knows their offsets yet."""
+
+    def append(
+        self,
+        partition: int,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+        state: bool,
+    ) -> None:
+        raise NotImplementedError
+
+    def hold(self, held: Held) -> None:
+        """Release `held` when the last record appended is committed and everything promised to its
+        connection before is released, or refuse it."""
+        raise NotImplementedError
+
+    def hold_reply(self, held: Held) -> None:
+        """Release `held` behind everything promised to its connection before."""
+        raise NotImplementedError
+
+    def refusal(self, partition: int) -> int:
+        """The reason why a QoS > 0 message is not taken now; 0: it is."""
+        raise NotImplementedError
+
+    def is_congested(self) -> bool:
+        """Records wait to be taken by their leaders: publishers should not be read for now."""
+        raise NotImplementedError
+
+    def spread(self, message: object, topic: str) -> None:
+        """A QoS 0 message (session.message.Message) goes to the nodes with receivers for it."""
+        raise NotImplementedError
+
+    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+        """Become the owner of the session, then connecting.finish_open; `opening` is for that."""
+        raise NotImplementedError
+
+    def session_detached(self, session: Session) -> None:
+        """Its connection is gone, and everything about that is appended."""
+        raise NotImplementedError
+
+    def subscribed(self, filter: str) -> None:
+        """Somebody more has subscribed here to this filter."""
+        raise NotImplementedError
+
+    def unsubscribed(self, filter: str) -> None:
+        raise NotImplementedError
+
+    def hold_for_interest(self, held: Held) -> None:
+        """Release `held` once the other nodes know every filter told so far, behind everything
+        promised to its connection before."""
         raise NotImplementedError
 
 
@@ -90,6 +160,7 @@ class NodeState:
         self.config = config
         self.journal = journal
         self.memory = config.memory_durability
+        self.cluster: Cluster | None = None
         self.stats = Stats()
         # Set by the driver before every call: monotonic seconds, wall clock microseconds.
         self.now = 0.0
@@ -152,11 +223,74 @@ class NodeState:
             heapq.heapify(self.timers)
             self.timers_cancelled = 0
 
+    def take_due(self, now: float) -> list[tuple[int, object]]:
+        """(kind, subject) of the timers that have fired, in their order."""
+        due: list[tuple[int, object]] = []
+        while self.timers and self.timers[0][0] <= now:
+            timer = heapq.heappop(self.timers)[2]
+            if timer.kind == CANCELLED:
+                self.timers_cancelled -= 1
+            else:
+                due.append((timer.kind, timer.subject))
+        return due
+
     def note(self, level: str, event: str, fields: dict[str, object]) -> None:
         self.effects.append(Note(level, event, fields))
 
+    def append(
+        self,
+        partition: int,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+        state: bool,
+    ) -> int:
+        """See Journal.append. Returns -1 in a cluster."""
+        cluster = self.cluster
+        if cluster is None:
+            return self.journal.append(
+                partition,
+                kind,
+                flags,
+                timestamp_us,
+                topic,
+                client_id,
+                producer,
+                producer_epoch,
+                sequence,
+                properties,
+                payload,
+                state,
+            )
+        cluster.append(
+            partition,
+            kind,
+            flags,
+            timestamp_us,
+            topic,
+            client_id,
+            producer,
+            producer_epoch,
+            sequence,
+            properties,
+            payload,
+            state,
+        )
+        return -1
+
     def hold(self, held: Held) -> None:
-        """Release `held` once everything appended so far is committed, in call order."""
+        """Release `held` once everything appended so far is committed, in call order. In a cluster:
+        see Cluster.hold."""
+        if self.cluster is not None:
+            self.cluster.hold(held)
+            return
         if self.memory:
             held.release(self)
             return
@@ -166,12 +300,25 @@ class NodeState:
         else:
             self.held.append(held)
 
+    def hold_reply(self, held: Held) -> None:
+        """The same for a promise without a record of its own."""
+        if self.cluster is not None:
+            self.cluster.hold_reply(held)
+        else:
+            self.hold(held)
+
     def release_committed(self) -> None:
         """Call after the journal's committed sequence has moved."""
         held = self.held
         committed = self.journal.committed_sequence
         while held and held[0].after <= committed:
             held.popleft().release(self)
+
+    def is_congested(self, part: int = 1) -> bool:
+        """Is more pending than `1 / part` of what may be?"""
+        if self.cluster is not None:
+            return self.cluster.is_congested()
+        return self.journal.pending_bytes > self.config.pending_bytes_max // part
 
     def stall(self, connection: Connection) -> None:
         """The journal is behind: read no more from this publisher for now."""
@@ -180,8 +327,8 @@ class NodeState:
             self.stalled.append(connection)
 
     def release_stalled(self) -> None:
-        """Call after a write group was taken."""
-        if self.stalled and self.journal.pending_bytes <= self.config.pending_bytes_max // 2:
+        """Call after a write group was taken, and when a cluster is less congested."""
+        if self.stalled and not self.is_congested(2):
             for connection in self.stalled:
                 self.effects.append(ResumeInput(connection))
             self.stalled = []

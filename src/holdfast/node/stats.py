@@ -34,6 +34,7 @@ class Stats:
         self.dropped_lost = 0
         # Publishes not taken, by reason.
         self.refused_disk_full = 0
+        self.refused_unavailable = 0
         self.refused_quota = 0
         self.log_reads = 0
         self.log_records_read = 0

@@ -34,8 +34,7 @@ class HeldSubscribe(Held):
         accepted: list[Subscription],
         codes: list[int],
     ) -> None:
-        super().__init__()
-        self.connection = connection
+        super().__init__(connection)
         self.session = session
         self.packet = packet
         self.accepted = accepted
@@ -44,8 +43,10 @@ class HeldSubscribe(Held):
     def release(self, state: NodeState) -> None:
         session = self.session
         connection = self.connection
+        assert connection is not None
         if session.connection is not connection or connection.state == CLOSED:
-            if session.recorded:
+            # A node of a cluster has let go of the session; what is in the log is in its image.
+            if session.recorded and state.cluster is None:
                 for subscription in self.accepted:
                     add_subscription(state, subscription)
             return
@@ -63,12 +64,44 @@ class HeldSubscribe(Held):
             handling = subscription.retain_handling
             if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
                 scans.append(subscription)
+        held = HeldSuback(connection, session, self.packet, self.accepted, self.codes, scans)
+        if state.cluster is not None:
+            state.cluster.hold_for_interest(held)
+        else:
+            held.release(state)
+
+
+class HeldSuback(Held):
+    """SUBACK for what is in the routing. `scans`: what to look up in the retained store."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        packet: Subscribe,
+        accepted: list[Subscription],
+        codes: list[int],
+        scans: list[Subscription],
+    ) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        self.accepted = accepted
+        self.codes = codes
+        self.scans = scans
+
+    def release(self, state: NodeState) -> None:
+        session = self.session
+        connection = self.connection
+        assert connection is not None
+        if session.connection is not connection or connection.state == CLOSED:
+            return
         # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
         suback = Suback(self.packet.packet_id, self.codes, {})
         connection.send(encode(suback, connection.version), state.dirty)
-        for subscription in scans:
+        for subscription in self.scans:
             start_scan(state, session, subscription)
-        if scans:
+        if self.scans:
             continue_scans(state, session)
         for subscription in self.accepted:
             group = subscription.group
@@ -102,7 +135,11 @@ def handle_subscribe(
         codes.append(reason)
     if accepted and session.is_durable():
         append_state(
-            state, log_record.SESSION, session.key, _subscribe_record(state, session, accepted)
+            state,
+            log_record.SESSION,
+            session.key,
+            _subscribe_record(state, session, accepted),
+            session.epoch,
         )
         for subscription in accepted:
             if is_shared(subscription.filter):
@@ -190,6 +227,8 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         state.subscription_count += 1
     session.subscriptions[filter] = subscription
     state.route_version += 1
+    if state.cluster is not None and old is None:
+        state.cluster.subscribed(filter)
     if not is_shared(filter):
         state.subscriptions.add(filter, session, subscription)
         return
@@ -215,6 +254,8 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         return False
     state.subscription_count -= 1
     state.route_version += 1
+    if state.cluster is not None:
+        state.cluster.unsubscribed(filter)
     group = subscription.group
     if not isinstance(group, Group):
         state.subscriptions.remove(filter, session)
@@ -263,8 +304,7 @@ def _park_group(state: NodeState, group: Group) -> None:
 
 class HeldUnsubscribe(Held):
     def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
-        super().__init__()
-        self.connection = connection
+        super().__init__(connection)
         self.session = session
         self.packet = packet
 
@@ -273,10 +313,12 @@ class HeldUnsubscribe(Held):
         for filter in self.packet.filters:
             removed = remove_subscription(state, self.session, filter)
             codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
-        if self.connection.state == OPEN:
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
             # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
             unsuback = Unsuback(self.packet.packet_id, codes, {})
-            self.connection.send(encode(unsuback, self.connection.version), state.dirty)
+            connection.send(encode(unsuback, connection.version), state.dirty)
 
 
 def handle_unsubscribe(
@@ -285,7 +327,7 @@ def handle_unsubscribe(
     if session.is_durable():
         fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
         payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
-        append_state(state, log_record.SESSION, session.key, payload)
+        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
         state.hold(HeldUnsubscribe(connection, session, packet))
     else:
         HeldUnsubscribe(connection, session, packet).release(state)

@@ -70,6 +70,8 @@ class Connection:
         self.acl: object | None = None
         self.may_write: dict[bytes, bool] | None = None
         self.clean_disconnect = False
+        # In a cluster: what was promised and is not kept yet, in order (cluster.promises).
+        self.promises: Any = None
         # node.sequencing.Sequencer, from the first message with a producer sequence on.
         self.sequencer: object | None = None
 

@@ -94,6 +94,8 @@ class Session(Cursor):
         self.acl: object | None = None
         self.connection: Connection | None = None
         self.expiry_s = 0
+        # In a cluster, of what the log knows: the node that the client is connected to; "": none.
+        self.owner = ""
         # Recorded: the log knows this session (it outlives its connection, or has a will).
         self.recorded = False
         # Grows with every connection that opens the session; orders will records.
