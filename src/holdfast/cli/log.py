@@ -6,7 +6,8 @@ dump      records, oldest first
 tail      the newest records, and with -f those that arrive
 
 All of them only read. What they show is what the files hold: at the very end that may be records
-that the broker has not made durable yet. Damage is told on standard error, and passed.
+that the broker has not made durable yet. Of a cluster's replica, dump and tail show what counts and
+is committed as of its last checkpoint. Damage is told on standard error, and passed.
 """
 
 import argparse
@@ -27,6 +28,7 @@ from holdfast.cli.log_records import (
     parse_filter,
     text_line,
 )
+from holdfast.cli.log_replica import ReplicaLog
 from holdfast.cli.log_report import examine
 from holdfast.cli.log_text import count_text, report_lines
 from holdfast.log.files import DataDirectory, DataDirectoryError, open_to_read
@@ -141,6 +143,10 @@ def _verify(directory: DataDirectory, args: argparse.Namespace) -> int:
 
 def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
     printer = _Printer(args)
+    if directory.manifest.is_replica:
+        for record in ReplicaLog(directory, printer.tell).records():
+            printer.show_record(record)
+        return EXIT_DAMAGE if printer.has_seen_damage else 0
     sequences = directory.segments()
     for sequence in sequences:
         try:
@@ -154,6 +160,8 @@ def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
 
 def _tail(directory: DataDirectory, args: argparse.Namespace) -> int:
     printer = _Printer(args)
+    if directory.manifest.is_replica:
+        return _tail_replica(directory, printer, args)
     reader, newest = _newest_records(directory, printer, args.lines)
     for record in newest:
         printer.print(record)
@@ -162,6 +170,26 @@ def _tail(directory: DataDirectory, args: argparse.Namespace) -> int:
     while args.follow:
         for item in follower.arrived():
             printer.show(item)
+        sys.stdout.flush()
+        time.sleep(POLL_S)
+    return EXIT_DAMAGE if printer.has_seen_damage else 0
+
+
+def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.Namespace) -> int:
+    log = ReplicaLog(directory, printer.tell)
+    for record in log.newest(args.lines, printer.selection):
+        printer.print(record)
+    sys.stdout.flush()
+    follower = _Follower(directory, log.reader())
+    while args.follow:
+        watermarks = directory.read_watermarks()
+        for item in follower.arrived():
+            if isinstance(item, Damage):
+                printer.tell(item)
+            else:
+                log.add(item)
+        for record in log.committed(watermarks):
+            printer.show_record(record)
         sys.stdout.flush()
         time.sleep(POLL_S)
     return EXIT_DAMAGE if printer.has_seen_damage else 0
@@ -188,6 +216,10 @@ class _Printer:
         else:
             for record in self.selection.records(item):
                 self.print(record)
+
+    def show_record(self, record: Record) -> None:
+        if self.selection.has(record):
+            self.print(record)
 
     def print(self, record: Record) -> None:
         print(json_line(record) if self.json else text_line(record, full=self.full))

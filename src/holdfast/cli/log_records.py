@@ -68,6 +68,16 @@ class Selection:
         records = [batch.record(index) for index in range(first, last)]
         return [record for record in records if self._has(record)]
 
+    def has(self, record: Record) -> bool:
+        """Is it chosen?"""
+        if self.partitions and record.partition not in self.partitions:
+            return False
+        if self.start.offset is not None and record.offset < self.start.offset:
+            return False
+        if self.end.offset is not None and record.offset >= self.end.offset:
+            return False
+        return self._has(record)
+
     def _has(self, record: Record) -> bool:
         if self.kinds and record.kind not in self.kinds:
             return False

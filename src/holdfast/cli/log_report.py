@@ -3,8 +3,8 @@
 A *problem* is something that should not be there after any crash of the broker: damage, offsets
 that are missing or there twice, an index that does not describe its segment, a snapshot that
 cannot be used, a journal that does not reach back to the newest usable snapshot. A *note* is worth
-knowing and harmless: an unfinished tail, which the next start cuts off, or a missing index, which
-it builds anew.
+knowing and harmless: an unfinished tail, which the next start cuts off, a missing index, which it
+builds anew, or what a replica has cut off and now has as its leader has it.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from holdfast.cli.log_index import index_difference
 from holdfast.log.files import JOURNAL, QUARANTINE, START, DataDirectory
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.index import ActiveIndex, CorruptIndex, IndexHead
-from holdfast.log.record import Batch
+from holdfast.log.record import ATTRIBUTE_RESET, Batch
 from holdfast.log.segment_reader import Damage, SegmentReader, is_zero
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 
@@ -30,6 +30,8 @@ class SegmentReport:
     last_us: int | None = None
     missing: int = 0
     """Offsets that are not there, in here or right before it."""
+    superseded: int = 0
+    """Records, in a replica, in place of which later ones in here count."""
     damage_bytes: int = 0
     unfinished_bytes: int = 0
     index: str = ""
@@ -123,6 +125,8 @@ class _JournalExaminer:
         """What the next segment must be named."""
         self.ends: dict[int, int] = {}
         """Per partition the offset that must come next, where that is known."""
+        self.gaps: dict[int, list[tuple[int, str]]] = {}
+        """Per partition where offsets are missing, and the problems that say so."""
 
     def run(self) -> None:
         sequences = self.directory.segments()
@@ -189,9 +193,17 @@ class _JournalExaminer:
             missing[gap.partition] += gap.end - gap.start
             self._report_gap(segment.name, gap.partition, gap.start, gap.end)
         segment.missing = sum(missing)
+        segment.superseded = head.void
+        if head.void and self.directory.manifest.is_replica:
+            self.report.notes.append(
+                f"{segment.name}: {head.void} records are superseded by others in it"
+            )
         for number, start in enumerate(head.start_offsets):
             end = head.end_offsets[number]
             segment.missing += self._check_offset(number, start, segment.name)
+            if number in head.resets:
+                start = head.resets[number]
+                self._begin_anew(segment.name, number, start)
             self.ends[number] = end
             if end > start:
                 partition = self._partition(number, start)
@@ -208,6 +220,8 @@ class _JournalExaminer:
     ) -> None:
         """Read every byte; with a head, compare the index too."""
         starts = [0] * self.report.partition_count if head is None else head.start_offsets
+        if head is None and self.directory.manifest.is_replica:
+            starts = [self.ends.get(number, 0) for number in range(len(starts))]
         rebuilt = ActiveIndex(segment.sequence, starts)
         for item in reader.read(newest=newest):
             if isinstance(item, Damage):
@@ -239,22 +253,17 @@ class _JournalExaminer:
                 f" {self.report.partition_count}"
             )
             return
-        topics, newest_us = batch.topics()
-        rebuilt.add_batch(
-            position,
-            batch.length,
-            batch.partition,
-            batch.base_offset,
-            batch.attributes,
-            batch.base_timestamp_us,
-            newest_us,
-            topics,
-        )
+        rebuilt.add_parsed(position, batch)
         segment.batches = rebuilt.batch_count()
         segment.records = rebuilt.head.records
         segment.first_us = rebuilt.head.first_timestamp_us
         segment.last_us = rebuilt.head.last_timestamp_us
-        segment.missing += self._check_offset(batch.partition, batch.base_offset, where)
+        segment.superseded = rebuilt.head.void
+        if batch.attributes & ATTRIBUTE_RESET and self.directory.manifest.is_replica:
+            self._begin_anew(where, batch.partition, batch.base_offset)
+            return
+        epoch = batch.epoch
+        segment.missing += self._check_offset(batch.partition, batch.base_offset, where, epoch)
         partition = self._partition(batch.partition, batch.base_offset)
         partition.end = max(partition.end, batch.end_offset)
         partition.records += batch.count
@@ -263,11 +272,30 @@ class _JournalExaminer:
     def _partition(self, number: int, start: int) -> PartitionReport:
         return self.report.partitions.setdefault(number, PartitionReport(start, start))
 
-    def _check_offset(self, partition: int, start: int, where: str) -> int:
-        """How many offsets are missing before `start`."""
+    def _begin_anew(self, where: str, number: int, start: int) -> None:
+        self.report.notes.append(
+            f"{where}: partition {number} begins anew at offset {start}, what lies before is void"
+        )
+        self.report.partitions[number] = PartitionReport(start, start)
+        self.ends[number] = start
+        self._withdraw_gaps(number, 0)
+
+    def _check_offset(self, partition: int, start: int, where: str, epoch: int = -1) -> int:
+        """How many offsets are missing before `start`. `epoch`: of the batch there, if known."""
         expected = self.ends.get(partition, start)
         if start > expected:
             self._report_gap(where, partition, expected, start)
+        elif start < expected and self.directory.manifest.is_replica:
+            by = f" by epoch {epoch}" if epoch >= 0 else ""
+            self.report.notes.append(
+                f"{where}: offsets {start} to {expected} of partition {partition} before it are"
+                f" superseded{by}"
+            )
+            known = self._partition(partition, start)
+            known.records -= expected - max(start, known.start)
+            known.start = min(known.start, start)
+            known.end = start
+            self._withdraw_gaps(partition, start)
         elif start < expected:
             self.report.problems.append(
                 f"{where}: offset {start} of partition {partition} again, after {expected} was"
@@ -276,9 +304,15 @@ class _JournalExaminer:
         return max(0, start - expected)
 
     def _report_gap(self, where: str, partition: int, start: int, end: int) -> None:
-        self.report.problems.append(
-            f"{where}: offsets {start} to {end} of partition {partition} are missing"
-        )
+        problem = f"{where}: offsets {start} to {end} of partition {partition} are missing"
+        self.report.problems.append(problem)
+        self.gaps.setdefault(partition, []).append((start, problem))
+
+    def _withdraw_gaps(self, partition: int, offset: int) -> None:
+        """What is missing there was cut off anyway."""
+        for start, problem in self.gaps.get(partition, ()):
+            if start >= offset and problem in self.report.problems:
+                self.report.problems.remove(problem)
 
     def _report_wrong_sequence(self, segment: SegmentReport, missing: int) -> None:
         what = (

@@ -80,6 +80,8 @@ def _segment_state(segment: SegmentReport) -> str:
         states.append(f"{segment.damage_bytes} bytes damaged")
     if segment.unfinished_bytes:
         states.append(f"{segment.unfinished_bytes} bytes unfinished")
+    if segment.superseded:
+        states.append(f"{segment.superseded} records superseded")
     if segment.missing:
         states.append(f"{segment.missing} records missing")
     if segment.index:

@@ -81,21 +81,33 @@ class Storage:
         self.reader = LogReader(opened.journal, opened.store, threading.Lock())
         # Sequences of the snapshots that recovery relies on, oldest first.
         self.snapshots: list[int] = []
+        # What a replica recovers from; found when it is opened, because it says what is committed.
+        self._snapshot: Snapshot | None = None
         self._lock = lock
 
     @classmethod
-    def open(cls, path: Path, node_id: str, partitions: int, segment_bytes: int) -> "Storage":
-        """Lock, open and repair. Raises StorageError."""
+    def open(
+        cls, path: Path, node_id: str, partitions: int, segment_bytes: int, incarnation: str = ""
+    ) -> "Storage":
+        """Lock, open and repair. `incarnation`: of a cluster node's directory, if it is made now;
+        "" for a node without a cluster. Raises StorageError."""
         try:
-            directory, lock = create_or_open(path, node_id, partitions, now_text())
+            directory, lock = create_or_open(path, node_id, partitions, now_text(), incarnation)
         except DataDirectoryError as error:
             raise StorageError(str(error)) from error
-        started = time.monotonic()
         try:
-            opened = open_journal(directory, segment_bytes, on_damage=report_damage)
+            return cls.recover(path, directory, lock, segment_bytes)
         except OSError as error:
             lock.release()
             raise StorageError(f"{path}: {error}") from error
+
+    @classmethod
+    def recover(
+        cls, path: Path, directory: DataDirectory, lock: Lock, segment_bytes: int
+    ) -> "Storage":
+        """Open and repair a directory that is locked. Raises OSError."""
+        started = time.monotonic()
+        opened = open_journal(directory, segment_bytes, on_damage=report_damage)
         for damage in opened.damage:
             report_damage(damage)
         if opened.truncated is not None:
@@ -115,21 +127,41 @@ class Storage:
             opened.scanned_bytes,
             time.monotonic() - started,
         )
-        return cls(path, directory, lock, opened)
+        storage = cls(path, directory, lock, opened)
+        if directory.manifest.is_replica:
+            storage._advance_to_snapshot()
+        return storage
+
+    def _advance_to_snapshot(self) -> None:
+        """What a snapshot contains was committed, and the checkpoint of the watermarks may be
+        older."""
+        snapshot = self._snapshot = self._newest_snapshot()
+        if snapshot is not None:
+            for partition, offset in enumerate(snapshot.offsets):
+                self.journal.advance(partition, offset)
 
     def recover_into(self, state: NodeState) -> None:
         """Rebuild sessions, retained messages and QoS 2 ids. The state's clock is set."""
-        started = time.monotonic()
         recovery = Recovery(state)
-        snapshot = self._newest_snapshot()
+        self.replay_into(recovery)
+        recovery.finish()
+
+    def replay_into(self, recovery: Recovery) -> None:
+        """Apply the newest snapshot and what follows it: of a replica what is known to be
+        committed, up to the journal's high watermarks."""
+        started = time.monotonic()
+        state = recovery.state
+        replica = self.directory.manifest.is_replica
+        snapshot = self._snapshot if replica else self._newest_snapshot()
+        self._snapshot = None
         offsets = None
         if snapshot is not None:
             for kind, data in snapshot.entries():
                 recovery.apply_snapshot_entry(kind, data)
             offsets = snapshot.offsets
-        for record in replay(self.opened, offsets):
+        limits = self.journal.high_watermark if replica else None
+        for record in replay(self.opened, offsets, limits=limits):
             recovery.apply(record)
-        recovery.finish()
         logger.info(
             "state_recovered sessions=%d retained=%d snapshot=%s seconds=%.3f",
             len(state.sessions),
@@ -160,7 +192,7 @@ class Storage:
         if policy.per_topic_last is None:
             return 0
         newest_first = reversed(list(self.journal.segments))
-        counts = [self._index(segment).message_counts() for segment in newest_first]
+        counts = [self._message_counts(segment) for segment in newest_first]
         return count_superseded(counts, policy.per_topic_last)
 
     def compact_next(self, settled: int, per_topic_last: int) -> tuple[Segment, Segment] | None:
@@ -168,12 +200,14 @@ class Storage:
         where that is worth it: (old, new), to be exchanged in the journal. For the reader's
         thread."""
         segments = list(self.journal.segments)
-        counts = [self._index(segment).message_counts() for segment in reversed(segments)]
+        counts = [self._message_counts(segment) for segment in reversed(segments)]
         beyond = list(messages_beyond(counts, per_topic_last))
         counts.reverse()
         beyond.reverse()
         for number, segment in enumerate(segments[: min(settled, len(segments) - 1)]):
-            if segment.index is not None or not is_worthwhile(counts[number], beyond[number]):
+            if segment.index is not None or segment.has_void():
+                continue
+            if not is_worthwhile(counts[number], beyond[number]):
                 continue
             if beyond[number]:
                 compacted = compact_segment(self.directory, segment, beyond[number])
@@ -181,6 +215,17 @@ class Storage:
                 if compacted is not None:
                     return segment, compacted
         return None
+
+    def _message_counts(self, segment: Segment) -> dict[bytes, int]:
+        """Messages per topic that count: in a replica those that are committed."""
+        index = self._index(segment)
+        journal = self.journal
+        if not journal.replicated:
+            return index.message_counts()
+        ends = [
+            min(pair) for pair in zip(segment.end_offsets(), journal.high_watermark, strict=True)
+        ]
+        return index.message_counts(journal.start_offsets, ends)
 
     def _index(self, segment: Segment) -> SegmentIndex:
         index = segment.index
@@ -190,7 +235,10 @@ class Storage:
         """The files of segments that the journal has forgotten: first the new start becomes
         durable, so that an interruption leaves no hole."""
         oldest = self.journal.segments[0]
-        self.directory.write_start(oldest.sequence, oldest.start_offsets())
+        # The segment's own: what later ones override in it, they say themselves.
+        self.directory.write_start(
+            oldest.sequence, oldest.head.start_offsets, self.journal.start_epochs()
+        )
         for segment in removed:
             self.directory.remove_segment(segment.sequence)
             self.reader.forget_segment(segment.sequence)

@@ -82,11 +82,14 @@ def compact_segment(
 ) -> Segment | None:
     """Rewrite a sealed segment's file and index; returns what takes its place in the journal.
 
-    None, and nothing is changed, if the segment is damaged or nothing would be freed. Once this
+    None, and nothing is changed, if the segment is damaged, has void records, or nothing would be
+    freed. Once this
     has run, what a LogReader knows of the old file is wrong: run it in the reader's thread and
     call `forget_segment`. A crash on the way leaves the old or the new file; the index is made
     anew if it is of the other one. Raises OSError.
     """
+    if segment.has_void():
+        return None
     compactor = SegmentCompactor(beyond)
     index = ActiveIndex(segment.sequence, segment.start_offsets())
     output = TemporaryFile(directory.files, segment_name(segment.sequence))
@@ -116,17 +119,7 @@ def _rewrite(
     gathered_bytes = 0
     for batch in _batches(source):
         data = compactor.rewrite(batch)
-        topics, newest_us = Batch(data, check=False).topics()
-        index.add_batch(
-            position,
-            len(data),
-            batch.partition,
-            batch.base_offset,
-            batch.attributes,
-            batch.base_timestamp_us,
-            newest_us,
-            topics,
-        )
+        index.add_parsed(position, Batch(data, check=False))
         position += len(data)
         pieces.append(data)
         gathered_bytes += len(data)

@@ -187,7 +187,10 @@ class LogReader:
     def fetch(self, partition: int, offset: int) -> Record | None:
         """The message at an offset; None if it is not there (any more). Raises OSError."""
         segment = self._segment_of(partition, offset)
-        if segment is None or offset >= self._journal.written[partition]:
+        journal = self._journal
+        if segment is None or offset >= journal.written[partition]:
+            return None
+        if offset < journal.start_offsets[partition]:
             return None
         try:
             index = self._cache.index(segment)
@@ -203,16 +206,18 @@ class LogReader:
         return record if record.kind == MESSAGE else None
 
     def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
-        """The whole batches that hold offsets from `start` up to `end` (at most the high
-        watermark), about `bytes_max` of them, at least one if there is any. Damaged ones are left
-        out; the offsets of the others tell. Raises OSError."""
+        """The whole batches that hold offsets from `start` up to `end`, about `bytes_max` of them,
+        at least one if there is any: as they lie on the disk, what is not in the file yet left
+        out. Damaged ones are left out too; the offsets of the others tell. Raises OSError."""
+        start = max(start, self._journal.start_offsets[partition])
         end = min(end, self._journal.written[partition])
         found: list[bytes] = []
         size_bytes = 0
         for segment in self._journal.segments:
             if start >= end or size_bytes >= bytes_max:
                 break
-            if segment.end_offsets()[partition] <= start:
+            segment_end = min(end, segment.end_offsets()[partition])
+            if segment_end <= start:
                 continue
             try:
                 index = self._cache.index(segment)
@@ -221,11 +226,11 @@ class LogReader:
                 at = bisect_left(numbers, number) if number >= 0 else len(numbers)
                 while at < len(numbers) and size_bytes < bytes_max:
                     number = numbers[at]
-                    if index.base_offsets[number] >= end:
-                        return found
+                    if index.base_offsets[number] >= segment_end:
+                        break
                     batch = self._cache.batch(segment, index, number)
                     if batch is not None:
-                        data = batch.data[batch.start : batch.start + batch.length]
+                        data = batch.content()
                         found.append(data)
                         size_bytes += len(data)
                     at += 1
@@ -240,15 +245,20 @@ class LogReader:
     def offset_for_time(self, partition: int, timestamp_us: int) -> int:
         """The first offset in the file whose record is not older; the end if all are. Raises
         OSError."""
+        start = self._journal.start_offsets[partition]
         end = self._journal.written[partition]
         for segment in self._journal.segments:
             if segment.last_timestamp_us() < timestamp_us:
                 continue
             try:
                 index = self._cache.index(segment)
+                segment_end = min(end, segment.end_offsets()[partition])
                 for number in index.by_partition[partition]:
-                    if index.base_offsets[number] >= end:
-                        return end
+                    base = index.base_offsets[number]
+                    if base >= segment_end:
+                        break
+                    if base + index.counts[number] <= start:
+                        continue
                     newest_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
                     if newest_us < timestamp_us:
                         continue
@@ -256,7 +266,9 @@ class LogReader:
                     if batch is None:
                         continue
                     for record in batch.records():
-                        if record.timestamp_us >= timestamp_us:
+                        if record.offset >= min(segment_end, base + index.counts[number]):
+                            break
+                        if record.timestamp_us >= timestamp_us and record.offset >= start:
                             return record.offset
             except FileNotFoundError:
                 continue
@@ -298,6 +310,7 @@ class LogReader:
         first: int,
         topics: list[int],
     ) -> int:
+        ends = segment.end_offsets()
         heap: list[tuple[int, int]] = []
         sources: list[array[int]] = []
         places: list[int] = []
@@ -314,7 +327,8 @@ class LogReader:
             number = posting >> INDEX_BITS
             partition = index.partitions[number]
             offset = index.base_offsets[number] + (posting & INDEX_MASK)
-            if reading.positions[partition] <= offset < reading.ends[partition]:
+            counts = offset < ends[partition] and posting & INDEX_MASK < index.counts[number]
+            if counts and reading.positions[partition] <= offset < reading.ends[partition]:
                 if reading.is_full():
                     return posting
                 self._take_record(reading, segment, index, number, posting & INDEX_MASK)
@@ -346,14 +360,16 @@ class LogReader:
         self, reading: _Reading, segment: Segment, index: SegmentIndex, first: int
     ) -> int:
         file = self._cache.file(segment.sequence)
+        ends = segment.end_offsets()
         window = b""
         window_start = 0
         for number in range(first, index.batch_count()):
             partition = index.partitions[number]
             base = index.base_offsets[number]
+            count = index.counts[number]
             start = reading.positions[partition]
-            end = reading.ends[partition]
-            if base >= end or base + index.counts[number] <= start:
+            end = min(reading.ends[partition], ends[partition], base + count)
+            if not count or base >= end or end <= start:
                 continue
             if reading.is_full():
                 return number << INDEX_BITS
@@ -367,7 +383,7 @@ class LogReader:
                 batch = Batch(window, position - window_start)
             except CorruptBatch as error:
                 self._cache.note_damage(segment, position, length, str(error))
-                reading.lost += min(end, base + index.counts[number]) - max(start, base)
+                reading.lost += end - max(start, base)
                 continue
             stop = _take_wanted(reading, batch, start, end)
             if stop >= 0:
@@ -420,7 +436,9 @@ def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int)
     ends = segment.end_offsets()
     before = list(positions)
     for partition, position in enumerate(before):
-        reached = ends[partition] if cut < 0 else index.offset_at(partition, cut)
+        reached = ends[partition]
+        if cut >= 0:
+            reached = min(reached, index.offset_at(partition, cut))
         reached = min(reached, reading.ends[partition])
         if reached > position:
             positions[partition] = reached

@@ -1,9 +1,12 @@
 """The data directory: which files it has, how they are opened, created and made durable. Uses os.
 
-    manifest.json             format, node_id, partitions, created; never changes
+    manifest.json             format, node_id, partitions, created; never changes. Of a replica
+                              also cluster_id and incarnation
     lock                      locked as long as a node serves the directory alone
+    watermarks                of a replica: what is committed, see log/watermarks.py
     journal/<sequence>.log    segments; <sequence>.idx their indexes
-    journal/start.json        where the journal begins, once retention has removed something
+    journal/start.json        where the journal begins, once retention has removed something; of a
+                              replica also under which epochs
     snapshots/<sequence>.snap
     quarantine/               copies of damaged places
     lease/, epochs/           if nodes share it: see holdfast.lease and log/epochs.py
@@ -14,7 +17,7 @@ Nothing here knows what is in a segment.
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from zlib import crc32
@@ -45,6 +48,8 @@ from holdfast.log.index import (
     decode_head,
     head_length,
 )
+from holdfast.log.watermarks import NAME as WATERMARKS
+from holdfast.log.watermarks import decode_watermarks, encode_watermarks
 
 FORMAT: Final = 1
 PARTITIONS_MAX: Final = 65_536
@@ -95,6 +100,16 @@ class Manifest:
     partitions: int
     created: str
     """ISO 8601, UTC."""
+    cluster_id: str = ""
+    """Of the cluster whose replica the directory is; "": none yet."""
+    incarnation: str = ""
+    """Made with a replica's directory, so a node with a new disk is known to have lost what it
+    had; "": no replica."""
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether the journal's end may be cut off again, see holdfast.log.journal."""
+        return self.incarnation != ""
 
 
 class DataDirectory:
@@ -174,25 +189,63 @@ class DataDirectory:
     def read_start(self) -> tuple[int, list[int]] | None:
         """(sequence of the first segment, offsets per partition); None if nothing was ever
         removed, or if the file is damaged: then the indexes say it too."""
+        start = self._read_start()
+        return None if start is None else (start[0], start[1])
+
+    def read_start_epochs(self) -> list[tuple[int, int, int]]:
+        """Of a replica, as in write_start; empty where read_start gives None."""
+        start = self._read_start()
+        return [] if start is None else start[2]
+
+    def write_start(
+        self, sequence: int, offsets: Sequence[int], epochs: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Durable when it returns; call before older segments are removed. `epochs`: see
+        Journal.start_epochs."""
+        content: dict[str, object] = {
+            "sequence": sequence,
+            "offsets": list(offsets),
+            "crc": _start_crc(sequence, offsets, epochs),
+        }
+        if epochs:
+            content["epochs"] = epochs
+        self.write_whole(START, [json.dumps(content).encode()])
+
+    def _read_start(self) -> tuple[int, list[int], list[tuple[int, int, int]]] | None:
         data = self.read_whole(START)
         if data is None:
             return None
         try:
             content = json.loads(data)
             sequence, offsets = int(content["sequence"]), [int(o) for o in content["offsets"]]
-            valid = content["crc"] == _start_crc(sequence, offsets)
-        except (ValueError, KeyError, TypeError):
+            epochs = [
+                (int(partition), int(epoch), int(start))
+                for partition, epoch, start in content.get("epochs", ())
+            ]
+            valid = content["crc"] == _start_crc(sequence, offsets, epochs)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
-        return (sequence, offsets) if valid and len(offsets) == self.manifest.partitions else None
+        if not valid or len(offsets) != self.manifest.partitions:
+            return None
+        return sequence, offsets, epochs
 
-    def write_start(self, sequence: int, offsets: Sequence[int]) -> None:
-        """Durable when it returns; call before older segments are removed."""
-        content = {
-            "sequence": sequence,
-            "offsets": list(offsets),
-            "crc": _start_crc(sequence, offsets),
-        }
-        self.write_whole(START, [json.dumps(content).encode()])
+    # Of a replica
+
+    def join_cluster(self, cluster_id: str) -> None:
+        """The node is a member from here on, durably."""
+        manifest = replace(self.manifest, cluster_id=cluster_id)
+        _write_manifest(self, manifest)
+        self.manifest = manifest
+
+    def read_watermarks(self) -> list[int]:
+        """Per partition, what is known to be committed."""
+        data = self.read_whole(WATERMARKS)
+        found = None if data is None else decode_watermarks(data, self.manifest.partitions)
+        return [0] * self.manifest.partitions if found is None else found
+
+    def write_watermarks(self, offsets: Sequence[int], *, sync: bool) -> None:
+        """See Journal.checkpoint. Without `sync` a power cut may leave none."""
+        self.write_whole(WATERMARKS, [encode_watermarks(offsets)], sync=sync)
 
     # Snapshots and quarantine
 
@@ -243,11 +296,13 @@ class DataDirectory:
 
 
 def create_or_open(
-    path: Path, node_id: str, partitions: int, created: str
+    path: Path, node_id: str, partitions: int, created: str, incarnation: str = ""
 ) -> tuple[DataDirectory, DirectoryLock]:
     """For the node that serves the directory alone. `created`: the time now, ISO 8601.
+    `incarnation`: of a replica's directory, if it is made now; "" for a node without a cluster.
 
-    Raises DataDirectoryError: in use, shared, of another node, not writable, or no data directory.
+    Raises DataDirectoryError: in use, shared, of another node, of a node of the other sort, not
+    writable, or no data directory.
     """
     lock = lock_root(path)
     files = OsFileSystem(path)
@@ -257,7 +312,16 @@ def create_or_open(
                 f"{path} is shared by several nodes: start this one with --standby, or give another"
                 " data directory"
             )
-        directory = _open_locked(files, path, partitions, Manifest(node_id, partitions, created))
+        new = Manifest(node_id, partitions, created, incarnation=incarnation)
+        directory = _open_locked(files, path, partitions, new)
+        if directory.manifest.is_replica != (incarnation != ""):
+            raise DataDirectoryError(
+                f"{path} is a cluster node's: start it with cluster.peer_bind set, or give another"
+                " data directory"
+                if directory.manifest.is_replica
+                else f"{path} was made by a node without a cluster: give a new data directory, or"
+                " start without cluster.peer_bind"
+            )
         if directory.manifest.node_id != node_id:
             raise DataDirectoryError(
                 f"{path} belongs to node {directory.manifest.node_id!r}, this one is {node_id!r}:"
@@ -345,14 +409,21 @@ def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
         files.make_folder(folder)
     files.sync_folder("")
     directory = DataDirectory(files, manifest)
+    _write_manifest(directory, manifest)
+    return directory
+
+
+def _write_manifest(directory: DataDirectory, manifest: Manifest) -> None:
     content = {
         "format": FORMAT,
         "node_id": manifest.node_id,
         "partitions": manifest.partitions,
         "created": manifest.created,
     }
+    if manifest.is_replica:
+        content["cluster_id"] = manifest.cluster_id
+        content["incarnation"] = manifest.incarnation
     directory.write_whole(MANIFEST, [json.dumps(content, indent=1).encode() + b"\n"])
-    return directory
 
 
 def open_to_read(path: Path) -> DataDirectory:
@@ -376,13 +447,14 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
         content = json.loads(file.read(0, file.size()))
         format, partitions = content["format"], content["partitions"]
         node_id, created = content["node_id"], content["created"]
+        cluster_id, incarnation = content.get("cluster_id", ""), content.get("incarnation", "")
     except (FileNotFoundError, NotADirectoryError):
         raise DataDirectoryError(
             f"{path} is no Holdfast data directory: it has no {MANIFEST}"
         ) from None
     except OSError as error:
         raise DataDirectoryError(f"{path / MANIFEST}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise DataDirectoryError(
             f"{path / MANIFEST} is damaged: restore it; it holds format, node_id, partitions,"
             " created"
@@ -393,7 +465,7 @@ def read_manifest(files: FileSystem, path: Path) -> Manifest:
         raise DataDirectoryError(
             f"{path / MANIFEST}: {partitions!r} partitions, allowed 1 to {PARTITIONS_MAX}"
         )
-    return Manifest(str(node_id), partitions, str(created))
+    return Manifest(str(node_id), partitions, str(created), str(cluster_id), str(incarnation))
 
 
 def segment_name(sequence: int) -> str:
@@ -422,9 +494,15 @@ def _is_ours(name: str) -> bool:
         QUARANTINE,
         LEASE,
         EPOCHS,
+        WATERMARKS,
         "lost+found",
     )
 
 
-def _start_crc(sequence: int, offsets: Sequence[int]) -> int:
-    return crc32(json.dumps([sequence, list(offsets)]).encode())
+def _start_crc(
+    sequence: int, offsets: Sequence[int], epochs: Sequence[tuple[int, int, int]]
+) -> int:
+    checked: list[object] = [sequence, list(offsets)]
+    if epochs:
+        checked.append(list(epochs))
+    return crc32(json.dumps(checked).encode())

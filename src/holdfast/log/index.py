@@ -10,16 +10,23 @@ literal prefix of a filter narrows by bisection. The file, little-endian::
 
     head    magic 4s b"HFLI" · head bytes u32 · crc u32 (of the rest of the head) · format u32 ·
             body bytes u64 · body crc u32 · partitions u32 · sequence u64 · records u64 ·
-            log bytes u64 · batches u32 · topics u32 · first, last timestamp_us i64 · gaps u32 · 0
+            log bytes u64 · batches u32 · topics u32 · first, last timestamp_us i64 · gaps u32 ·
+            notes u32 ·
             start offsets u64 per partition · end offsets u64 per partition ·
-            gaps: partition, start, end u64 each
+            gaps: partition, start, end u64 each · notes: kind, partition, value, offset u64 each
     body    one array after the other. Per batch: base offset u64, first timestamp_us i64,
             position u32, count u32, newest record's time after the first u32, partition u16,
-            attributes u8; batch numbers in partition order u32; per partition how many of them
-            u32; per topic, sorted: where it ends in `topics` u32, where its postings end u32;
-            postings u64; topics
+            attributes u8; batch numbers in partition order u32, as many as batches, zeros in place
+            of void ones at the end; per partition how many of them u32; per topic, sorted: where
+            it ends in `topics` u32, where its postings end u32; postings u64; topics
 
 The head alone is enough to open a journal; `log bytes` ties it to one length of the segment.
+
+In a replica's journal a batch may begin below the end of earlier ones of its partition: it
+*overrides* them, and what they hold from there on is void. An index says what counts of its own
+segment taken by itself: void batches have a count of 0 (or of what is left), are in no partition's
+list, and `start offsets` are as low as the lowest batch in here. What a later segment overrides is
+not in the index; Segment.end_offsets has it.
 """
 
 import struct
@@ -30,7 +37,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from zlib import crc32
 
-from holdfast.log.record import BatchBuilder
+from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder
 from holdfast.log.sorting import sorted_in_pieces
 
 INDEX_BITS: Final = 24
@@ -45,6 +52,12 @@ TOPICS_BETWEEN_PAUSES: Final = 2000
 _PREFIX: Final = struct.Struct("<4sII")
 _FIELDS: Final = struct.Struct("<IQIIQQQIIqqII")
 _SWAPPED: Final = sys.byteorder == "big"
+_NOTE_EPOCH: Final = 1
+"""From `offset` on the partition's batches in here carry the epoch `value`."""
+_NOTE_RESET: Final = 2
+"""The partition began anew at `offset`."""
+_NOTE_VOID: Final = 3
+"""`value` records are void."""
 
 
 class CorruptIndex(Exception):
@@ -79,7 +92,18 @@ class IndexHead:
         self.start_offsets: list[int] = list(start_offsets)
         self.end_offsets: list[int] = list(start_offsets)
         self.log_bytes = 0
+        # Appended here, void ones included; a reset counts as one. The next segment's sequence is
+        # so much larger.
         self.records = 0
+        # What `records` lacks because of damage.
+        self.missing = 0
+        # Of `records`: those that others in here have overridden.
+        self.void = 0
+        # (partition, epoch, offset): where the epoch of a partition's batches changes; its first
+        # batch in here is a change. Epoch 0 is left out.
+        self.epochs: list[tuple[int, int, int]] = []
+        # Partitions that began anew in here, and at which offset.
+        self.resets: dict[int, int] = {}
         self.first_timestamp_us = 0
         self.last_timestamp_us = 0
         self.gaps: list[Gap] = []
@@ -166,12 +190,35 @@ class SegmentIndex:
         """Of a topic, in journal order."""
         raise NotImplementedError
 
-    def message_counts(self) -> dict[bytes, int]:
-        """Messages per topic."""
+    def message_counts(
+        self, starts: Sequence[int] | None = None, ends: Sequence[int] | None = None
+    ) -> dict[bytes, int]:
+        """Messages per topic; those between two offsets per partition, if given."""
         counts: dict[bytes, int] = {}
+        all_count = starts is None and ends is None and not self.head.void
         for number in range(self.topic_count()):
-            counts[self.topic(number)] = len(self.postings(number))
+            postings = self.postings(number)
+            count = len(postings)
+            if not all_count:
+                count = 0
+                for posting in postings:
+                    count += self._counts_between(posting, starts, ends)
+            if count:
+                counts[self.topic(number)] = count
         return counts
+
+    def _counts_between(
+        self, posting: int, starts: Sequence[int] | None, ends: Sequence[int] | None
+    ) -> bool:
+        batch = posting >> INDEX_BITS
+        inside = posting & INDEX_MASK
+        if inside >= self.counts[batch]:
+            return False
+        partition = self.partitions[batch]
+        offset = self.base_offsets[batch] + inside
+        if starts is not None and offset < starts[partition]:
+            return False
+        return ends is None or offset < ends[partition]
 
 
 class ActiveIndex(SegmentIndex):
@@ -184,6 +231,8 @@ class ActiveIndex(SegmentIndex):
         self._topics: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
         self._postings: list[object] = []
+        # Per partition, of its newest batch in here; 0: none.
+        self._last_epochs: list[int] = [0] * len(start_offsets)
 
     def add_batch(
         self,
@@ -195,20 +244,28 @@ class ActiveIndex(SegmentIndex):
         first_timestamp_us: int,
         last_delta_us: int,
         topics: list[bytes],
+        epoch: int = 0,
     ) -> None:
         """`topics`: of each record, b"" for one that is not a message."""
         head = self.head
         count = len(topics)
         number = len(self.attributes)
-        if base_offset > head.end_offsets[partition]:
-            head.gaps.append(Gap(partition, head.end_offsets[partition], base_offset))
+        if attributes & ATTRIBUTE_RESET:
+            self._reset(partition, base_offset)
+        elif base_offset > head.end_offsets[partition]:
+            self.add_gap(partition, base_offset)
+        elif base_offset < head.end_offsets[partition]:
+            self._override(partition, base_offset)
         head.end_offsets[partition] = base_offset + count
+        if epoch != self._last_epochs[partition] and count:
+            self._last_epochs[partition] = epoch
+            head.epochs.append((partition, epoch, base_offset))
         if number == 0 or first_timestamp_us < head.first_timestamp_us:
             head.first_timestamp_us = first_timestamp_us
         if first_timestamp_us + last_delta_us > head.last_timestamp_us:
             head.last_timestamp_us = first_timestamp_us + last_delta_us
         head.log_bytes = position + length
-        head.records += count
+        head.records += count or 1
         self.base_offsets.append(base_offset)
         self.first_timestamps_us.append(first_timestamp_us)
         self.positions.append(position)
@@ -236,7 +293,8 @@ class ActiveIndex(SegmentIndex):
                         all_postings[known] = array("Q", (postings, posting))
             posting += 1
         # Last: whoever finds the batch's number finds everything of it.
-        self.by_partition[partition].append(number)
+        if count:
+            self.by_partition[partition].append(number)
 
     def add_built(self, position: int, length: int, builder: BatchBuilder) -> None:
         self.add_batch(
@@ -248,7 +306,61 @@ class ActiveIndex(SegmentIndex):
             builder.base_timestamp_us,
             builder.last_delta_us,
             builder.topics,
+            builder.epoch,
         )
+
+    def add_parsed(self, position: int, batch: Batch) -> None:
+        topics, last_delta_us = batch.topics()
+        self.add_batch(
+            position,
+            batch.length,
+            batch.partition,
+            batch.base_offset,
+            batch.attributes,
+            batch.base_timestamp_us,
+            last_delta_us,
+            topics,
+            batch.epoch,
+        )
+
+    def _override(self, partition: int, offset: int) -> None:
+        """What the partition's batches in here hold from `offset` on is void. A reader in another
+        thread goes on with the list it has: the batches stay where they are."""
+        head = self.head
+        head.start_offsets[partition] = min(head.start_offsets[partition], offset)
+        numbers = self.by_partition[partition][:]
+        while numbers and self.base_offsets[numbers[-1]] >= offset:
+            number = numbers.pop()
+            head.void += self.counts[number]
+            self.counts[number] = 0
+        if numbers:
+            number = numbers[-1]
+            left = offset - self.base_offsets[number]
+            if left < self.counts[number]:
+                head.void += self.counts[number] - left
+                self.counts[number] = left
+        self.by_partition[partition] = numbers
+        kept_gaps: list[Gap] = []
+        for gap in head.gaps:
+            if gap.partition != partition or gap.end <= offset:
+                kept_gaps.append(gap)
+            elif gap.start < offset:
+                kept_gaps.append(Gap(partition, gap.start, offset))
+        head.gaps = kept_gaps
+        kept_epochs: list[tuple[int, int, int]] = []
+        self._last_epochs[partition] = 0
+        for entry in head.epochs:
+            if entry[0] != partition or entry[2] < offset:
+                kept_epochs.append(entry)
+                if entry[0] == partition:
+                    self._last_epochs[partition] = entry[1]
+        head.epochs = kept_epochs
+
+    def _reset(self, partition: int, offset: int) -> None:
+        start = self.head.start_offsets[partition]
+        self._override(partition, 0)
+        self.head.start_offsets[partition] = min(start, offset)
+        self.head.resets[partition] = offset
 
     def add_gap(self, partition: int, end: int) -> None:
         """Offsets up to `end` are missing at the end of the segment."""
@@ -256,6 +368,7 @@ class ActiveIndex(SegmentIndex):
         start = head.end_offsets[partition]
         if end > start:
             head.gaps.append(Gap(partition, start, end))
+            head.missing += end - start
             head.end_offsets[partition] = end
 
     def topic_count(self) -> int:
@@ -300,6 +413,7 @@ class ActiveIndex(SegmentIndex):
         by_partition = array("I")
         for numbers in self.by_partition:
             by_partition.extend(numbers)
+        by_partition.extend([0] * (len(self.positions) - len(by_partition)))
         body = b"".join(
             [
                 _encoded(self.base_offsets),
@@ -419,6 +533,12 @@ def _encode_head(head: IndexHead, batches: int, topics: int, body: bytes) -> byt
     numbers.extend(head.end_offsets)
     for gap in head.gaps:
         numbers.extend((gap.partition, gap.start, gap.end))
+    notes = [(_NOTE_EPOCH, partition, epoch, start) for partition, epoch, start in head.epochs]
+    notes += [(_NOTE_RESET, partition, 0, offset) for partition, offset in head.resets.items()]
+    if head.void:
+        notes.append((_NOTE_VOID, 0, head.void, 0))
+    for note in notes:
+        numbers.extend(note)
     rest = _FIELDS.pack(
         FORMAT,
         len(body),
@@ -432,7 +552,7 @@ def _encode_head(head: IndexHead, batches: int, topics: int, body: bytes) -> byt
         head.first_timestamp_us,
         head.last_timestamp_us,
         len(head.gaps),
-        0,
+        len(notes),
     ) + _encoded(numbers)
     return _PREFIX.pack(MAGIC, _PREFIX.size + len(rest), crc32(rest)) + rest
 
@@ -468,13 +588,21 @@ def decode_head(data: bytes) -> IndexHead:
     fields = _FIELDS.unpack_from(rest)
     partitions: int = fields[3]
     gaps: int = fields[11]
-    if len(rest) != _FIELDS.size + 8 * (2 * partitions + 3 * gaps):
-        raise CorruptIndex(f"a head of {length} bytes for {partitions} partitions, {gaps} gaps")
-    numbers = _ArrayReader(memoryview(rest)[_FIELDS.size :]).next("Q", 2 * partitions + 3 * gaps)
+    notes: int = fields[12]
+    count = 2 * partitions + 3 * gaps + 4 * notes
+    if len(rest) != _FIELDS.size + 8 * count:
+        raise CorruptIndex(
+            f"a head of {length} bytes for {partitions} partitions, {gaps} gaps, {notes} notes"
+        )
+    numbers = _ArrayReader(memoryview(rest)[_FIELDS.size :]).next("Q", count)
     head = IndexHead(fields[4], numbers[:partitions])
     head.end_offsets = list(numbers[partitions : 2 * partitions])
-    for at in range(2 * partitions, len(numbers), 3):
+    notes_at = 2 * partitions + 3 * gaps
+    for at in range(2 * partitions, notes_at, 3):
         head.gaps.append(Gap(numbers[at], numbers[at + 1], numbers[at + 2]))
+        head.missing += numbers[at + 2] - numbers[at + 1]
+    for at in range(notes_at, count, 4):
+        _take_note(head, numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3])
     head.head_bytes = length
     head.body_bytes = fields[1]
     head.body_crc = fields[2]
@@ -485,6 +613,19 @@ def decode_head(data: bytes) -> IndexHead:
     head.first_timestamp_us = fields[9]
     head.last_timestamp_us = fields[10]
     return head
+
+
+def _take_note(head: IndexHead, kind: int, partition: int, value: int, offset: int) -> None:
+    if partition >= len(head.start_offsets):
+        raise CorruptIndex(f"a note on partition {partition} of {len(head.start_offsets)}")
+    if kind == _NOTE_EPOCH:
+        head.epochs.append((partition, value, offset))
+    elif kind == _NOTE_RESET:
+        head.resets[partition] = offset
+    elif kind == _NOTE_VOID:
+        head.void = value
+    else:
+        raise CorruptIndex(f"a note of the unknown kind {kind}")
 
 
 def decode(data: bytes) -> SealedIndex:

@@ -6,13 +6,21 @@ batches and hands them out as one WriteGroup, whose place in the file is decided
 their first records, so across partitions the order inside a group is not that of `append`.
 
 A segment begins with a group and is named by the number of records appended before it.
+
+In a replica (`replicated`) a partition has one leader among several journals. It gets batches by
+`append` where it leads and by `append_batch` where it follows; `commit` says what is durable here,
+and the high watermark moves by `advance` alone. What was never committed may be cut off again:
+`truncate` and `reset` drop what is pending, but never bytes that are with the writer or in a file.
+Those are void as soon as the partition goes on below them, see holdfast.log.index.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
+from holdfast.log.epoch_table import EpochTable
 from holdfast.log.index import ActiveIndex, Gap, IndexHead, SegmentIndex
-from holdfast.log.record import HEAD_BYTES, Batch, BatchBuilder
+from holdfast.log.record import ATTRIBUTE_RESET, HEAD_BYTES, HEADER_BYTES, Batch, BatchBuilder
 
 BATCH_RECORDS_MAX: Final = 1 << 20
 """A posting has INDEX_BITS for the index in a batch."""
@@ -33,19 +41,32 @@ class Segment:
         self.index = index
         # Of the file; what the disk has may be less.
         self.size_bytes = size_bytes
+        # In place of the head's, where a later segment has overridden the end of this one.
+        self._starts: list[int] | None = None
+        self._ends: list[int] | None = None
 
     def start_offsets(self) -> list[int]:
-        return self.head.start_offsets
+        return self.head.start_offsets if self._starts is None else self._starts
 
     def end_offsets(self) -> list[int]:
-        return self.head.end_offsets
+        return self.head.end_offsets if self._ends is None else self._ends
 
     def end_sequence(self) -> int:
         """Counts what damage has taken, so sequences are the same with or without it."""
-        records = self.head.records
-        for gap in self.head.gaps:
-            records += gap.end - gap.start
-        return self.sequence + records
+        return self.sequence + self.head.records + self.head.missing
+
+    def override(self, partition: int, offset: int) -> None:
+        """A later segment has what the partition holds from `offset` on."""
+        starts = list(self.start_offsets())
+        starts[partition] = min(starts[partition], offset)
+        ends = list(self.end_offsets())
+        ends[partition] = min(ends[partition], offset)
+        self._starts = starts
+        self._ends = ends
+
+    def has_void(self) -> bool:
+        """Are there records in here that do not count any more?"""
+        return self.head.void > 0 or self._ends is not None
 
     def last_timestamp_us(self) -> int:
         return self.head.last_timestamp_us
@@ -67,6 +88,7 @@ class WriteGroup:
         end_offsets: list[int],
         starts_segment: bool,
         sealed: Segment | None,
+        built: list[tuple[int, int, int, bytes]],
     ) -> None:
         # Sequence that names the segment file.
         self.segment = segment
@@ -80,6 +102,12 @@ class WriteGroup:
         self.starts_segment = starts_segment
         # The segment that ended where this group's begins; its .idx file is to be written.
         self.sealed = sealed
+        # In a replica the batches that were appended here: partition, first offset, end, bytes.
+        self.built = built
+
+
+def _is_at_most(starts: Sequence[int], offsets: Sequence[int]) -> bool:
+    return all(start <= offset for start, offset in zip(starts, offsets, strict=True))
 
 
 class Journal:
@@ -88,13 +116,25 @@ class Journal:
         partitions: int,
         segment_bytes: int = SEGMENT_BYTES_DEFAULT,
         segments: Sequence[Segment] = (),
+        replicated: bool = False,
+        start_epochs: Sequence[tuple[int, int, int]] = (),
     ) -> None:
         """`segments`: oldest first, without holes; the last one is appended to and so has an
-        ActiveIndex. None: a journal that begins."""
+        ActiveIndex. None: a journal that begins. `replicated`: only `advance` and `reset` move the
+        high watermark. `start_epochs`: what the method of that name gave before older segments
+        were removed."""
         self.partitions = partitions
         self.segment_bytes = segment_bytes
+        self.replicated = replicated
         self.segments: list[Segment] = list(segments)
         self.epoch = 0
+        # Per partition, what the next batch to be opened carries.
+        self.epochs: list[int] = [0] * partitions
+        self._epoch_tables: list[EpochTable] = [EpochTable() for _ in range(partitions)]
+        # Partitions that began anew, and where.
+        self._floors: dict[int, int] = {}
+        for partition, epoch, start in start_epochs:
+            self._epoch_tables[partition].add(epoch, start)
         # Per partition the first offset that is still there, or would be without damage.
         self.start_offsets: list[int] = [0] * partitions
         # Per partition the offset the next record gets.
@@ -105,10 +145,15 @@ class Journal:
             self.start_offsets = list(self.segments[0].start_offsets())
             self.next_offset = list(self.segments[-1].end_offsets())
             self.sequence = self.segments[-1].end_sequence()
-        # Per partition the first offset not yet committed, and not yet in the file. Readers stop
-        # at the latter.
+            for segment in self.segments:
+                self._take_notes(segment.head)
+            self._apply_floors()
+        # Per partition the first offset not yet committed, not yet in the file, and not yet on the
+        # disk. Readers stop at the second.
         self.high_watermark: list[int] = list(self.next_offset)
         self.written: list[int] = list(self.next_offset)
+        self.durable_offset: list[int] = list(self.next_offset)
+        # In a replica: everything before it is durable.
         self.committed_sequence = self.sequence
         # Appended and not yet taken; without batch headers.
         self.pending_bytes = 0
@@ -116,7 +161,10 @@ class Journal:
         # The next group starts a segment however much room there is.
         self._starts_segment = False
         self._open: list[BatchBuilder | None] = [None] * partitions
-        self._pending: list[BatchBuilder] = []
+        # Own ones and those of leaders, as they came.
+        self._pending: list[BatchBuilder | Batch] = []
+        # In a replica: groups whose end may still have to be moved back.
+        self._in_flight: deque[WriteGroup] = deque()
 
     def begin_at(self, next_offset: Sequence[int], sequence: int) -> None:
         """Let an empty journal go on where another one, or what was removed, ended."""
@@ -126,6 +174,7 @@ class Journal:
         self.next_offset = list(next_offset)
         self.high_watermark = list(next_offset)
         self.written = list(next_offset)
+        self.durable_offset = list(next_offset)
         self.sequence = sequence
         self.committed_sequence = sequence
         self._taken_sequence = sequence
@@ -135,7 +184,16 @@ class Journal:
         may still be open elsewhere. A last segment has records: the new one would get its name."""
         assert not self.segments or self.segments[-1].head.records
         self.epoch = epoch
+        for partition in range(self.partitions):
+            self.lead(partition, epoch)
         self._starts_segment = True
+
+    def lead(self, partition: int, epoch: int) -> None:
+        """What is appended to the partition from here on carries the epoch."""
+        self.epochs[partition] = epoch
+        builder = self._open[partition]
+        if builder is not None and builder.epoch != epoch:
+            self._open[partition] = None
 
     def follow_segment(self) -> Segment:
         """The segment that another process has begun, named by what was followed so far."""
@@ -161,12 +219,15 @@ class Journal:
             batch.base_timestamp_us,
             last_delta_us,
             topics,
+            batch.epoch,
         )
         segment.size_bytes = position + batch.length
         end = batch.end_offset
         self.next_offset[batch.partition] = end
         self.high_watermark[batch.partition] = end
         self.written[batch.partition] = end
+        self.durable_offset[batch.partition] = end
+        self._note_epoch(batch.partition, batch.epoch, batch.base_offset)
         self.sequence += batch.count
         self.committed_sequence = self.sequence
         self._taken_sequence = self.sequence
@@ -185,12 +246,16 @@ class Journal:
         properties: bytes,
         payload: bytes,
         state: bool,
+        ticket: int = 0,
     ) -> int:
         """Add a record, return its offset. `sequence` is the record's own (producer sequence or
         packet id); `state`: recovery must apply it."""
         builder = self._open[partition]
         if builder is None:
             builder = BatchBuilder(partition, self.next_offset[partition])
+            builder.epoch = self.epochs[partition]
+            if builder.epoch:
+                self._note_epoch(partition, builder.epoch, builder.base_offset)
             self._open[partition] = builder
             self._pending.append(builder)
         before = builder.body_bytes
@@ -206,6 +271,7 @@ class Journal:
             properties,
             payload,
             state,
+            ticket,
         )
         self.next_offset[partition] = offset + 1
         self.sequence += 1
@@ -222,12 +288,19 @@ class Journal:
             return None
         self._pending = []
         data: list[bytes] = []
+        built: list[tuple[int, int, int, bytes]] = []
         size_bytes = 0
-        for builder in pending:
-            self._open[builder.partition] = None
-            batch = builder.build(self.epoch)
-            data.append(batch)
-            size_bytes += len(batch)
+        for item in pending:
+            if isinstance(item, BatchBuilder):
+                self._open[item.partition] = None
+                content = item.build(item.epoch)
+                if self.replicated and item.count:
+                    end = item.base_offset + item.count
+                    built.append((item.partition, item.base_offset, end, content))
+            else:
+                content = item.content()
+            data.append(content)
+            size_bytes += len(content)
         self.pending_bytes = 0
         segments = self.segments
         segment = segments[-1] if segments else None
@@ -241,23 +314,29 @@ class Journal:
             self._starts_segment = False
             sealed = segment
             starts_segment = True
-            index = ActiveIndex(
-                self._taken_sequence,
-                segment.end_offsets() if segment is not None else self.start_offsets,
-            )
+            starts = segment.end_offsets() if segment is not None else self.start_offsets
+            if self.replicated:
+                starts = self._cut_starts(starts, pending)
+            index = ActiveIndex(self._taken_sequence, starts)
             segment = Segment(self._taken_sequence, index.head, index, 0)
             segments.append(segment)
         position = segment.size_bytes
         active = segment.index
         assert isinstance(active, ActiveIndex)
         at = position
-        for number, builder in enumerate(pending):
+        ends = active.head.end_offsets
+        for number, item in enumerate(pending):
             length = len(data[number])
-            active.add_built(at, length, builder)
+            if item.base_offset < ends[item.partition]:
+                self._override(item.partition, item.base_offset, 1)
+            if isinstance(item, BatchBuilder):
+                active.add_built(at, length, item)
+            else:
+                active.add_parsed(at, item)
             at += length
         segment.size_bytes = at
         self._taken_sequence = self.sequence
-        return WriteGroup(
+        group = WriteGroup(
             segment.sequence,
             position,
             data,
@@ -266,21 +345,200 @@ class Journal:
             list(self.next_offset),
             starts_segment,
             sealed,
+            built,
         )
+        if self.replicated:
+            self._in_flight.append(group)
+        return group
 
     def wrote(self, group: WriteGroup) -> None:
         """The group's bytes are in the file: readers may have them."""
         self.written[:] = group.end_offsets
+        while self._in_flight and self._in_flight[0] is not group:
+            self._in_flight.popleft()
 
     def commit(self, group: WriteGroup) -> None:
-        """The group is durable."""
-        self.high_watermark[:] = group.end_offsets
+        """The group is durable, and therefore committed unless other replicas have a say."""
+        self.durable_offset[:] = group.end_offsets
+        if not self.replicated:
+            self.high_watermark[:] = group.end_offsets
+        elif self._in_flight and self._in_flight[0] is group:
+            self._in_flight.popleft()
         self.committed_sequence = group.end_sequence
 
     def commit_appended(self) -> None:
-        """Everything appended so far counts as committed (durability "memory")."""
-        self.high_watermark[:] = self.next_offset
+        """Everything appended so far counts as durable (durability "memory")."""
+        self.durable_offset[:] = self.next_offset
+        if not self.replicated:
+            self.high_watermark[:] = self.next_offset
         self.committed_sequence = self.sequence
+
+    # In a replica
+
+    def append_batch(self, batch: Batch) -> None:
+        """Add a batch of the partition's leader as it is. Raises ValueError if it does not begin
+        where the partition ends."""
+        partition = batch.partition
+        if partition >= self.partitions:
+            raise ValueError(f"partition {partition}, the journal has {self.partitions}")
+        if batch.base_offset != self.next_offset[partition] or not batch.count:
+            raise ValueError(
+                f"{batch.count} records from offset {batch.base_offset} of partition {partition},"
+                f" which ends at {self.next_offset[partition]}"
+            )
+        self._open[partition] = None
+        self._pending.append(batch)
+        self._note_epoch(partition, batch.epoch, batch.base_offset)
+        self.next_offset[partition] = batch.end_offset
+        self.sequence += batch.count
+        self.pending_bytes += batch.length
+
+    def truncate(self, partition: int, offset: int) -> None:
+        """Drop what the partition holds from `offset` on, where a batch begins. Raises ValueError
+        if that is committed, or not there.
+
+        What is in a file stays there, and a restart before the partition goes on brings it back.
+        """
+        committed = self.high_watermark[partition]
+        end = self.next_offset[partition]
+        if not committed <= offset <= end:
+            raise ValueError(
+                f"partition {partition} cannot be cut at {offset}: it is committed to {committed}"
+                f" and ends at {end}"
+            )
+        if offset == end:
+            return
+        for item in self._pending:
+            inside = item.base_offset < offset < item.base_offset + item.count
+            if item.partition == partition and inside:
+                raise ValueError(f"partition {partition}: no batch begins at {offset}")
+        self._epoch_tables[partition].cut(offset)
+        self._cut(partition, offset)
+
+    def reset(self, partition: int, offset: int) -> None:
+        """Let the partition begin anew at `offset`, where its leader's log begins: what it holds
+        is void, and it is committed up to there. Nothing of it is durable before the next group
+        is, with the mark that tells a restart. If that is below the high watermark, the checkpoint
+        of the watermarks must be replaced before."""
+        self._epoch_tables[partition].clear()
+        self._cut(partition, 0)
+        mark = BatchBuilder(partition, offset)
+        mark.attributes = ATTRIBUTE_RESET
+        self._pending.append(mark)
+        self.pending_bytes += HEADER_BYTES
+        self.sequence += 1
+        self._floors[partition] = offset
+        self.start_offsets[partition] = offset
+        self.next_offset[partition] = offset
+        self.high_watermark[partition] = offset
+
+    def advance(self, partition: int, offset: int) -> None:
+        """What lies before the offset is committed. Never moves back, nor beyond what is here."""
+        offset = min(offset, self.next_offset[partition])
+        if offset > self.high_watermark[partition]:
+            self.high_watermark[partition] = offset
+
+    def checkpoint(self) -> list[int]:
+        """Per partition what is committed and durable here, for the file of watermarks. What is
+        committed but not durable here may lie where the file still holds what was cut off."""
+        return [min(pair) for pair in zip(self.high_watermark, self.durable_offset, strict=True)]
+
+    def last_epoch(self, partition: int) -> int:
+        """Of the newest batch, pending ones included; 0 for an empty log."""
+        return self._epoch_tables[partition].last_epoch()
+
+    def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
+        """The largest epoch here that is not above `epoch`, and the offset where it ends; epoch 0,
+        and where the log begins, if there is none."""
+        found, end = self._epoch_tables[partition].end_of(epoch, self.next_offset[partition])
+        return found, max(end, self.start_offsets[partition])
+
+    def epoch_starts(self, partition: int) -> list[tuple[int, int]]:
+        """(epoch, first offset), oldest first."""
+        return self._epoch_tables[partition].entries()
+
+    def start_epochs(self) -> list[tuple[int, int, int]]:
+        """Partition, epoch, and where that began: under which epochs the partitions begin. To be
+        kept when older segments are removed, or a restart would not know where nothing is left."""
+        result: list[tuple[int, int, int]] = []
+        if self.replicated:
+            for partition, table in enumerate(self._epoch_tables):
+                for epoch, start in table.entries()[:1]:
+                    if start < self.start_offsets[partition]:
+                        result.append((partition, epoch, start))
+        return result
+
+    def settled_sequence(self, offsets: Sequence[int]) -> int:
+        """A sequence before which no record that counts is at or behind these offsets: what a
+        snapshot of everything before them is called."""
+        for segment in reversed(self.segments):
+            if _is_at_most(segment.start_offsets(), offsets):
+                is_last = segment is self.segments[-1]
+                all_of_it = is_last and list(offsets) == self.next_offset
+                return self.sequence if all_of_it else segment.sequence
+        return self.segments[0].sequence if self.segments else self._taken_sequence
+
+    def _cut(self, partition: int, offset: int) -> None:
+        """Forget what the partition holds from `offset` on, as far as it is not in a file."""
+        self._open[partition] = None
+        kept: list[BatchBuilder | Batch] = []
+        self.pending_bytes = 0
+        for item in self._pending:
+            if item.partition == partition and item.base_offset >= offset and item.count:
+                self.sequence -= item.count
+            else:
+                kept.append(item)
+                self.pending_bytes += item.size_bytes
+        self._pending = kept
+        self.next_offset[partition] = offset
+        self.written[partition] = min(self.written[partition], offset)
+        self.durable_offset[partition] = min(self.durable_offset[partition], offset)
+        for group in self._in_flight:
+            group.end_offsets[partition] = min(group.end_offsets[partition], offset)
+
+    def _cut_starts(self, ends: list[int], pending: list[BatchBuilder | Batch]) -> list[int]:
+        """Where the partitions stand before these batches: at `ends`, or where they were cut. Then
+        the new segment overrides the ones before, whatever comes."""
+        starts = list(self.next_offset)
+        for item in reversed(pending):
+            starts[item.partition] = item.base_offset
+        for partition, end in enumerate(ends):
+            if starts[partition] < end:
+                self._override(partition, starts[partition])
+            else:
+                starts[partition] = end
+        return starts
+
+    def _override(self, partition: int, offset: int, last: int = 0) -> None:
+        """Segments hold nothing of the partition from `offset` on; the `last` ones excepted."""
+        for segment in reversed(self.segments[: len(self.segments) - last]):
+            if segment.end_offsets()[partition] <= offset:
+                break
+            segment.override(partition, offset)
+
+    def _note_epoch(self, partition: int, epoch: int, start: int) -> None:
+        table = self._epoch_tables[partition]
+        if table.last_epoch() != epoch:
+            table.add(epoch, start)
+
+    def _take_notes(self, head: IndexHead) -> None:
+        """Of a segment, after those of the ones before."""
+        if self.replicated:
+            for partition, start in enumerate(head.start_offsets):
+                self._epoch_tables[partition].cut(start)
+        for partition, offset in head.resets.items():
+            self._epoch_tables[partition].clear()
+            self._floors[partition] = offset
+        for partition, epoch, start in head.epochs:
+            self._epoch_tables[partition].add(epoch, start)
+
+    def _apply_floors(self) -> None:
+        """What lies before a partition's new beginning is not there."""
+        for partition, offset in self._floors.items():
+            if self.start_offsets[partition] < offset:
+                self.start_offsets[partition] = offset
+        for partition, start in enumerate(self.start_offsets):
+            self._epoch_tables[partition].forget_before(start)
 
     def active_sequence(self) -> int:
         """The sequence that names the active segment, or the first one to come."""
@@ -295,13 +553,19 @@ class Journal:
 
     def remove_oldest(self, count: int) -> list[Segment]:
         """Forget the oldest segments (never the active one) and return them; their files may be
-        removed after the new `start_offsets` are durable."""
+        removed after the new `start_offsets` are durable. In a replica fewer may go: not what a
+        restart would have to know of to tell what is void."""
         count = min(count, len(self.segments) - 1)
+        if self.replicated:
+            committed = self.high_watermark
+            while count > 0 and not _is_at_most(self.segments[count].head.start_offsets, committed):
+                count -= 1
         if count <= 0:
             return []
         removed = self.segments[:count]
         self.segments = self.segments[count:]
         self.start_offsets = list(self.segments[0].start_offsets())
+        self._apply_floors()
         return removed
 
     def replace_segment(self, segment: Segment) -> None:

@@ -7,7 +7,8 @@ A batch is the unit of append, checksum and replication. All integers are little
        4  length             u32  whole batch in bytes: header, heads, body, padding
        8  crc                u32  CRC-32 (zlib) of bytes 12 to length
       12  format             u8   1
-      13  attributes         u8   ATTRIBUTE_STATE: recovery must apply some record in here
+      13  attributes         u8   ATTRIBUTE_STATE: recovery must apply some record in here;
+                                  ATTRIBUTE_RESET: see there
       14  partition          u16
       16  base_offset        u64  offset of the first record; the others follow densely
       24  epoch              u32  leadership term under which the batch was appended
@@ -33,7 +34,7 @@ FORMAT: Final = 1
 HEADER: Final = struct.Struct("<4sIIBBHQIIqII")
 HEADER_BYTES: Final = 48
 # body_start, topic_len, client_id_len, producer_len, kind, flags, properties_len, payload_len,
-# timestamp_delta_us, producer_epoch, reserved, sequence
+# timestamp_delta_us, producer_epoch, ticket, sequence
 HEAD: Final = struct.Struct("<IHHHBBIIIIIQ")
 HEAD_BYTES: Final = 40
 # Of the same, what an index needs: body_start, topic_len, kind, timestamp_delta_us.
@@ -50,11 +51,14 @@ HEAD_FIELDS: Final = [
     ("payload_len", "<u4"),
     ("timestamp_delta_us", "<u4"),
     ("producer_epoch", "<u4"),
-    ("reserved", "<u4"),
+    ("ticket", "<u4"),
     ("sequence", "<u8"),
 ]
 
 ATTRIBUTE_STATE: Final = 0x01
+ATTRIBUTE_RESET: Final = 0x02
+"""A mark without records in a replica's journal: the partition begins anew at `base_offset`, and
+what lies before the mark is void. It never leaves the node."""
 
 MESSAGE: Final = 1
 """A published message; with FLAG_RETAIN it also sets (or, empty, clears) its retained topic."""
@@ -119,6 +123,7 @@ class Record:
         sequence: int,
         properties: bytes,
         payload: bytes,
+        ticket: int = 0,
     ) -> None:
         self.partition = partition
         self.offset = offset
@@ -132,6 +137,8 @@ class Record:
         self.sequence = sequence
         self.properties = properties
         self.payload = payload
+        # By which the node that the client is connected to knows its record again; 0: none.
+        self.ticket = ticket
 
 
 class BatchBuilder:
@@ -140,6 +147,8 @@ class BatchBuilder:
     def __init__(self, partition: int, base_offset: int) -> None:
         self.partition = partition
         self.base_offset = base_offset
+        # Whoever opens a batch says under which epoch; `build` is told.
+        self.epoch = 0
         self.base_timestamp_us = 0
         # Of the newest record.
         self.last_delta_us = 0
@@ -164,6 +173,7 @@ class BatchBuilder:
         properties: bytes,
         payload: bytes,
         state: bool,
+        ticket: int = 0,
     ) -> int:
         """Add a record, return its offset. `state`: recovery must apply it.
 
@@ -193,7 +203,7 @@ class BatchBuilder:
                 len(payload),
                 delta,
                 producer_epoch,
-                0,
+                ticket,
                 sequence,
             )
         )
@@ -275,6 +285,14 @@ class Batch:
     def end_offset(self) -> int:
         return self.base_offset + self.count
 
+    @property
+    def size_bytes(self) -> int:
+        return self.length
+
+    def content(self) -> bytes:
+        """The batch alone, as it was written."""
+        return self.data[self.start : self.start + self.length]
+
     def record(self, index: int) -> Record:
         """The record at `index` of this batch."""
         data = self.data
@@ -289,7 +307,7 @@ class Batch:
             payload_len,
             delta,
             producer_epoch,
-            _,
+            ticket,
             sequence,
         ) = HEAD.unpack_from(data, self.start + HEADER_BYTES + index * HEAD_BYTES)
         a = self.start + HEADER_BYTES + self.count * HEAD_BYTES + body_start
@@ -310,6 +328,7 @@ class Batch:
             sequence,
             data[d:e],
             data[e : e + payload_len],
+            ticket,
         )
 
     def topic(self, index: int) -> bytes:
@@ -341,6 +360,11 @@ class Batch:
             else:
                 topics.append(b"")
         return topics, newest_us
+
+    def tickets(self) -> list[int]:
+        """Of each record; 0: it has none."""
+        heads = memoryview(self.data)[self.start + HEADER_BYTES :]
+        return [fields[10] for fields in HEAD.iter_unpack(heads[: self.count * HEAD_BYTES])]
 
     def records(self) -> list[Record]:
         return [self.record(index) for index in range(self.count)]

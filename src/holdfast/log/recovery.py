@@ -7,6 +7,10 @@ os, through files.
 - A damaged place that valid batches follow is copied to quarantine, reported, and stays where it
   is. The offsets it held are missing from then on, and never given to other records.
 
+- In a replica's directory batches may override earlier ones, see holdfast.log.index. What is
+  committed is taken from the checkpoint of the watermarks. Damage at the end takes no offsets: the
+  partitions it may have touched are told, and must get what they lack from other replicas.
+
 It never refuses to start because of damage; an OSError from the disk is passed on.
 """
 
@@ -39,6 +43,9 @@ class OpenedJournal:
     removed: list[int] = field(default_factory=list)
     """Segments that retention had given up before it was interrupted."""
     scanned_bytes: int = 0
+    unsure: dict[int, int] = field(default_factory=dict)
+    """Of a replica: partitions that may lack committed records because of damage, and the first
+    offset they may lack. Such a one is not in sync, however much follows that offset."""
 
 
 def open_journal(
@@ -66,12 +73,13 @@ class _Opener:
         self._segment_bytes = segment_bytes
         self._writes = writes
         partitions = directory.manifest.partitions
+        self._replica = directory.manifest.is_replica
         self._segments: list[Segment] = []
         self._ends = [0] * partitions
         self._known_start = True
         self._uncertain: dict[int, int] = {}
         self._result = OpenedJournal(
-            Journal(partitions, segment_bytes),
+            Journal(partitions, segment_bytes, replicated=self._replica),
             SegmentStore(directory, writes=writes, on_damage=on_damage),
         )
 
@@ -99,8 +107,35 @@ class _Opener:
             self._open_sealed(sequence, sequences[at + 1])
             self._known_start = True
         self._open_last(sequences[-1])
-        result.journal = Journal(directory.manifest.partitions, self._segment_bytes, self._segments)
+        result.journal = Journal(
+            directory.manifest.partitions,
+            self._segment_bytes,
+            self._segments,
+            self._replica,
+            directory.read_start_epochs() if self._replica else (),
+        )
+        if self._replica:
+            self._take_watermarks(result.journal)
+            result.unsure = self._partitions_unsure(result.journal)
         return result
+
+    def _take_watermarks(self, journal: Journal) -> None:
+        """Retention removes nothing that is not committed. The end of the file may lack what was
+        committed: a replica that is behind hears of it before it has made its copy durable."""
+        known = self._directory.read_watermarks()
+        for partition, end in enumerate(journal.next_offset):
+            committed = max(known[partition], journal.start_offsets[partition])
+            journal.high_watermark[partition] = min(committed, end)
+
+    def _partitions_unsure(self, journal: Journal) -> dict[int, int]:
+        unsure = {partition: journal.next_offset[partition] for partition in self._uncertain}
+        for segment in reversed(journal.segments):
+            ends = segment.end_offsets()
+            for gap in reversed(segment.gaps()):
+                start = max(gap.start, journal.start_offsets[gap.partition])
+                if start < min(gap.end, ends[gap.partition]):
+                    unsure[gap.partition] = start
+        return unsure
 
     def _without_removed(self, sequences: list[int], first: int) -> list[int]:
         gone = [sequence for sequence in sequences if sequence < first]
@@ -119,7 +154,9 @@ class _Opener:
             self._follow(head)
             self._segments.append(Segment(sequence, head, None, size_bytes))
             return
-        scan = scan_segment(file, sequence, self._ends, known_start=self._known_start)
+        scan = scan_segment(
+            file, sequence, self._ends, known_start=self._known_start, replica=self._replica
+        )
         index = scan.index
         self._result.rebuilt.append(sequence)
         self._result.scanned_bytes += size_bytes
@@ -140,13 +177,16 @@ class _Opener:
     def _open_last(self, sequence: int) -> None:
         file = self._directory.open_segment(sequence)
         size_bytes = file.size()
-        scan = scan_segment(file, sequence, self._ends, known_start=self._known_start)
+        scan = scan_segment(
+            file, sequence, self._ends, known_start=self._known_start, replica=self._replica
+        )
         self._result.scanned_bytes += size_bytes
         if scan.torn is not None:
             self._result.truncated = scan.torn
         self._take_over(scan)
-        for partition, records in self._uncertain.items():
-            scan.index.add_gap(partition, self._ends[partition] + records)
+        if not self._replica:
+            for partition, records in self._uncertain.items():
+                scan.index.add_gap(partition, self._ends[partition] + records)
         self._segments.append(Segment(sequence, scan.index.head, scan.index, scan.end))
         if self._writes:
             self._end_file(sequence, scan, size_bytes)
@@ -172,7 +212,7 @@ class _Opener:
             return None
         if head is None or len(head.start_offsets) != len(self._ends):
             return None
-        if self._known_start:
+        if self._known_start and not self._replica:
             for start, end in zip(head.start_offsets, self._ends, strict=True):
                 if start < end:
                     return None
@@ -185,9 +225,20 @@ class _Opener:
                 if head.start_offsets[partition] > end:
                     # A whole segment is missing in between.
                     head.gaps.append(Gap(partition, end, head.start_offsets[partition]))
-            head.start_offsets = list(self._ends)
+                    head.missing += head.start_offsets[partition] - end
+                    head.start_offsets[partition] = end
+            self._override(head)
         self._ends = list(head.end_offsets)
         self._uncertain.clear()
+
+    def _override(self, head: IndexHead) -> None:
+        """A segment's batches may begin below the end of those before."""
+        for partition, start in enumerate(head.start_offsets):
+            if start < self._ends[partition]:
+                for segment in reversed(self._segments):
+                    if segment.end_offsets()[partition] <= start:
+                        break
+                    segment.override(partition, start)
 
     def _end_at(self, index: ActiveIndex, offsets: list[int]) -> None:
         for partition, offset in enumerate(offsets):
@@ -203,6 +254,8 @@ class _Opener:
             if head.end_offsets[partition] == self._ends[partition]:
                 scan.uncertain[partition] = scan.uncertain.get(partition, 0) + records
         self._uncertain = scan.uncertain
+        if self._known_start:
+            self._override(head)
         self._ends = list(head.end_offsets)
         self._result.damage.extend(scan.damage)
         if self._writes:
@@ -211,25 +264,36 @@ class _Opener:
 
 
 def replay(
-    opened: OpenedJournal, offsets: Sequence[int] | None = None, *, state_only: bool = True
+    opened: OpenedJournal,
+    offsets: Sequence[int] | None = None,
+    *,
+    limits: Sequence[int] | None = None,
+    state_only: bool = True,
 ) -> Iterator[Record]:
-    """The records from `offsets` (per partition; None: all there are) on, in journal order.
+    """The records from `offsets` (per partition; None: all there are) up to `limits` (None: the
+    end), in journal order.
 
     `state_only`: only batches with a record that recovery must apply; most are passed without
     being read. A batch that has become unreadable is reported and passed.
     """
     journal = opened.journal
-    first = list(offsets) if offsets is not None else list(journal.start_offsets)
+    first = list(journal.start_offsets)
+    if offsets is not None:
+        first = [max(pair) for pair in zip(first, offsets, strict=True)]
     for segment in journal.segments:
-        if all(end <= start for end, start in zip(segment.end_offsets(), first, strict=True)):
+        ends = segment.end_offsets()
+        if limits is not None:
+            ends = [min(pair) for pair in zip(ends, limits, strict=True)]
+        if all(end <= start for end, start in zip(ends, first, strict=True)):
             continue
         index = segment.index
         if index is None:
             index = opened.store.load_index(segment)
-        for batch in _batches(opened.store, segment, index, first, state_only):
+        for number, batch in _batches(opened.store, segment, index, first, ends, state_only):
             start = first[batch.partition] - batch.base_offset
-            for number in range(max(0, start), batch.count):
-                yield batch.record(number)
+            end = min(index.counts[number], ends[batch.partition] - batch.base_offset)
+            for inside in range(max(0, start), end):
+                yield batch.record(inside)
 
 
 def _batches(
@@ -237,15 +301,20 @@ def _batches(
     segment: Segment,
     index: SegmentIndex,
     first: list[int],
+    ends: list[int],
     state_only: bool,
-) -> Iterator[Batch]:
+) -> Iterator[tuple[int, Batch]]:
+    """With their numbers."""
     file = store.open_segment(segment.sequence)
     window = b""
     window_start = 0
     for number, attributes in enumerate(index.attributes):
         if state_only and not attributes & ATTRIBUTE_STATE:
             continue
-        if index.base_offsets[number] + index.counts[number] <= first[index.partitions[number]]:
+        base = index.base_offsets[number]
+        count = index.counts[number]
+        partition = index.partitions[number]
+        if not count or base + count <= first[partition] or base >= ends[partition]:
             continue
         position = index.positions[number]
         end = index.batch_end(number)
@@ -253,6 +322,6 @@ def _batches(
             window = file.read(position, max(end - position, READ_BYTES))
             window_start = position
         try:
-            yield Batch(window, position - window_start)
+            yield number, Batch(window, position - window_start)
         except CorruptBatch as error:
             store.note_damage(segment, position, end - position, str(error))

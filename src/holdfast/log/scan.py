@@ -14,6 +14,7 @@ from typing import Final
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.index import ActiveIndex
 from holdfast.log.record import (
+    ATTRIBUTE_RESET,
     BATCH_BYTES_MAX,
     FORMAT,
     HEAD_BYTES,
@@ -49,6 +50,7 @@ class SegmentScan:
     uncertain: dict[int, int] = field(default_factory=dict)
     """Partitions that may have lost records to damage nothing later told about, with an upper
     bound of how many."""
+    replica: bool = False
 
     def note_uncertain(self, length: int) -> None:
         """So many bytes may have held records of any partition."""
@@ -63,14 +65,15 @@ def scan_segment(
     end: int | None = None,
     *,
     known_start: bool = True,
+    replica: bool = False,
 ) -> SegmentScan:
     """Verify every batch of a segment up to `end` (None: of the file).
 
     `start_offsets`: where each partition stands before it; unless `known_start`, a partition's
-    first batch in here decides instead.
+    first batch in here decides instead. `replica`: a batch may override earlier ones.
     """
     index = ActiveIndex(sequence, start_offsets)
-    scan = SegmentScan(index)
+    scan = SegmentScan(index, replica=replica)
     window = _Window(file, file.size() if end is None else end)
     seen: set[int] = set()
     position = 0
@@ -82,7 +85,7 @@ def scan_segment(
                 if batch.partition not in seen:
                     _begin_partition(index, batch)
                 seen.add(batch.partition)
-            _check_place(index, batch)
+            _check_place(scan, batch)
         except CorruptBatch as error:
             following = _after_damage(window, index, position)
             if following is not None and looked_again != position:
@@ -97,17 +100,7 @@ def scan_segment(
             _note_lost(scan, window, position, following)
             position = following
             continue
-        topics, newest_us = batch.topics()
-        index.add_batch(
-            position,
-            batch.length,
-            batch.partition,
-            batch.base_offset,
-            batch.attributes,
-            batch.base_timestamp_us,
-            newest_us,
-            topics,
-        )
+        index.add_parsed(position, batch)
         scan.uncertain.pop(batch.partition, None)
         position += batch.length
         scan.end = position
@@ -146,11 +139,13 @@ class _Window:
         inside = self._load(position, HEADER_BYTES)
         if len(self._data) - inside < HEADER_BYTES:
             return 0
-        magic, length, _, format, _, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(
+        magic, length, _, format, attributes, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(
             self._data, inside
         )
         smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
-        if magic != MAGIC or format != FORMAT or not count or length > BATCH_BYTES_MAX:
+        if magic != MAGIC or format != FORMAT or length > BATCH_BYTES_MAX:
+            return 0
+        if not count and not attributes & ATTRIBUTE_RESET:
             return 0
         return int(length) if length == (smallest + 7) & ~7 else 0
 
@@ -214,12 +209,14 @@ def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
     index.head.end_offsets[batch.partition] = batch.base_offset
 
 
-def _check_place(index: ActiveIndex, batch: Batch) -> None:
+def _check_place(scan: SegmentScan, batch: Batch) -> None:
     """Raises CorruptBatch for a valid batch that cannot be where it is."""
-    ends = index.head.end_offsets
+    ends = scan.index.head.end_offsets
     if batch.partition >= len(ends):
         raise CorruptBatch(f"partition {batch.partition}, the journal has {len(ends)}")
-    if batch.base_offset < ends[batch.partition]:
+    if not batch.count and not (scan.replica and batch.attributes & ATTRIBUTE_RESET):
+        raise CorruptBatch("no records")
+    if batch.base_offset < ends[batch.partition] and not scan.replica:
         raise CorruptBatch(
             f"offset {batch.base_offset} of partition {batch.partition}"
             f" after {ends[batch.partition] - 1}"

@@ -55,7 +55,13 @@ class SegmentStore:
 
     def _scan(self, segment: Segment) -> SegmentIndex:
         file = self._directory.open_segment(segment.sequence)
-        scan = scan_segment(file, segment.sequence, segment.head.start_offsets, segment.size_bytes)
+        scan = scan_segment(
+            file,
+            segment.sequence,
+            segment.head.start_offsets,
+            segment.size_bytes,
+            replica=self._directory.manifest.is_replica,
+        )
         index = scan.index
         for partition, end in enumerate(segment.head.end_offsets):
             index.add_gap(partition, end)

@@ -5,6 +5,9 @@ has no mark of what the node has *committed* (fsynced and promised): that is kno
 only (reader_http.py). In its place the driver makes new records durable itself before it hands out
 their offsets, so nothing that Spark has read is lost in a power cut. What stays possible is that
 Spark reads a record a moment before its publisher is answered, or one whose publisher never is.
+
+Of a cluster's replica only what its checkpoint of the watermarks says counts: the rest of the
+journal may still be cut off, and what was cut off lies between what counts.
 """
 
 import os
@@ -44,6 +47,8 @@ class JournalMap:
         self._segments: list[SegmentMap] = []
         self._floor = array("q", [0] * self.partitions)
         """Where the journal begins; NO_OFFSET where that is not known."""
+        self._committed: list[int] | None = None
+        """Of a replica."""
 
     def refresh(self) -> None:
         """Map what was added and forget what was removed since the last call. Raises
@@ -57,7 +62,14 @@ class JournalMap:
             if directory.epoch != self.directory.epoch:
                 self.directory = directory
                 self._segments = []
+            if directory.manifest.is_replica:
+                # Looked at first: all of it is in the files.
+                self._committed = directory.read_watermarks()
             self._map_segments()
+            if self._committed is not None and any(each.has_shrunk for each in self._segments):
+                # The end that was cut off had perhaps overridden what is there again.
+                self._segments = []
+                self._map_segments()
             if self._newest_claimed() <= self.directory.epoch.number:
                 return
             time.sleep(CLAIM_PAUSE_S)
@@ -88,6 +100,7 @@ class JournalMap:
                         sequence,
                         ends[:],
                         self.directory.sealed.get(sequence),
+                        replica=self._committed is not None,
                     )
                     head = None if last else self._index_head(sequence)
                     if head is None or not segment.use_index(head):
@@ -96,6 +109,10 @@ class JournalMap:
                     segment.walk(last=last)
             except FileNotFoundError:
                 continue  # retention was faster
+            for partition, offset in segment.overrides.items():
+                for earlier in segments:
+                    earlier.cut(partition, offset)
+            segment.overrides.clear()
             ends = segment.ends
             segments.append(segment)
         self._segments = segments
@@ -109,11 +126,22 @@ class JournalMap:
         for partition in range(self.partitions):
             for start in starts:
                 if start[partition] != NO_OFFSET:
-                    result[partition] = Bounds(
-                        start[partition], max(start[partition], ends[partition])
-                    )
+                    first, end = start[partition], ends[partition]
+                    if self._committed is not None:
+                        first = self._start_of(partition, first)
+                        end = min(end, self._committed[partition])
+                    result[partition] = Bounds(first, max(first, end))
                     break
         return result
+
+    def _start_of(self, partition: int, start: int) -> int:
+        """Of a replica: where the partition began anew, or went on below where the journal begins,
+        which was void then."""
+        for segment in reversed(self._segments):
+            if partition in segment.resets:
+                return segment.resets[partition]
+        own = self._segments[0].start_ends[partition] if self._segments else NO_OFFSET
+        return start if own == NO_OFFSET else min(start, own)
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Per partition the first offset whose record is not older than the time; the end of the
@@ -123,11 +151,14 @@ class JournalMap:
         for segment in self._segments:
             if segment.time_us_max < timestamp_us - BATCH_SPAN_US:
                 continue
-            for batch in _batches(segment.piece_from(timestamp_us - BATCH_SPAN_US)):
-                if batch.partition not in found:
-                    index = _first_index_at(batch, timestamp_us)
-                    if index < batch.count:
-                        found[batch.partition] = batch.base_offset + index
+            piece = segment.piece_from(timestamp_us - BATCH_SPAN_US)
+            for position, batch in _batches(piece):
+                partition = batch.partition
+                if partition in bounds and partition not in found:
+                    offset = batch.base_offset + _first_index_at(batch, timestamp_us)
+                    end = min(batch.end_offset, segment.end_at(partition, position))
+                    if offset < end and batch.end_offset > bounds[partition].first:
+                        found[partition] = offset
                         if len(found) == len(bounds):
                             return found
         return {p: found.get(p, bound.end) for p, bound in bounds.items()}
@@ -160,8 +191,8 @@ class JournalMap:
             return None  # the node makes it anew; until then the segment is walked
 
 
-def _batches(piece: Piece) -> Iterator[Batch]:
-    """All valid batches of a piece."""
+def _batches(piece: Piece) -> Iterator[tuple[int, Batch]]:
+    """All valid batches of a piece, and where they are."""
     descriptor = os.open(piece.path, os.O_RDONLY)
     try:
         position: int | None = piece.start
@@ -173,7 +204,7 @@ def _batches(piece: Piece) -> Iterator[Batch]:
             except CorruptBatch:
                 position = find_batch(descriptor, position + 8, piece.end)
                 continue
-            yield batch
+            yield position, batch
             position += batch.length
     finally:
         os.close(descriptor)

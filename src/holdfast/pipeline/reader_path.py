@@ -30,6 +30,9 @@ class Piece:
     """Of the file that the positions are of: retention may put a shorter one in its place."""
     start: int
     end: int
+    cuts: tuple[tuple[int, int, int], ...] = ()
+    """Of a replica: (partition, place, offset): batches of the partition that begin before the
+    place count below the offset only."""
 
 
 def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
@@ -44,7 +47,8 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
         try:
             state = os.fstat(descriptor)
             if state.st_ino != piece.inode:
-                piece = replace(piece, start=0, end=state.st_size)
+                # Only where nothing was cut.
+                piece = replace(piece, start=0, end=state.st_size, cuts=())
             yield from _read_piece(descriptor, piece, coverage)
         finally:
             os.close(descriptor)
@@ -68,7 +72,7 @@ def _read_piece(descriptor: int, piece: Piece, coverage: Coverage) -> Iterator[C
     wanted = CHUNK_BYTES
     while position + HEADER_BYTES <= piece.end and not coverage.done:
         chunk = Chunk(os.pread(descriptor, min(wanted, piece.end - position), position))
-        stop = coverage.scan(chunk, 0, len(chunk.data))
+        stop = coverage.scan(chunk, 0, len(chunk.data), piece.cuts, position)
         if chunk.positions:
             yield chunk
         position += stop.position

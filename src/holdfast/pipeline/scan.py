@@ -4,7 +4,7 @@
 partition; a hole or a damaged batch raises DataLossError unless the reader may skip it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -71,11 +71,18 @@ class Coverage:
     def done(self) -> bool:
         return all(self.next[partition] >= end for partition, end in self.end.items())
 
-    def scan(self, chunk: Chunk, position: int, data_end: int) -> ScanStop:
+    def scan(
+        self,
+        chunk: Chunk,
+        position: int,
+        data_end: int,
+        cuts: Sequence[tuple[int, int, int]] = (),
+        place: int = 0,
+    ) -> ScanStop:
         """Add the wanted batches of `chunk.data[position:data_end]` to the chunk.
 
-        Stops before a batch that is not whole or not valid. Only wanted batches have their
-        checksum verified.
+        `cuts`: see Piece; `place`: where in the file the chunk's data begins. Stops before a batch
+        that is not whole or not valid. Only wanted batches have their checksum verified.
         """
         data = chunk.data
         view = memoryview(data)
@@ -91,6 +98,9 @@ class Coverage:
             start = self.next.get(partition)
             if start is not None:
                 end = min(self.end[partition], base + count)
+                for of, before, offset in cuts:
+                    if of == partition and place + position < before:
+                        end = min(end, offset)
                 if start < end and base < end:
                     if crc32(view[position + 12 : position + length]) != crc:
                         return ScanStop(position, 0, "wrong checksum")

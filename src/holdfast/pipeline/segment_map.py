@@ -2,6 +2,9 @@
 
 A segment that is finished is known by its index' head alone until a part of it is wanted. The one
 that is being written, or has no valid index, is walked batch by batch.
+
+In a replica's journal a batch may override what earlier ones of its partition hold from its first
+offset on. That is kept as *cuts*: batches before a place count below an offset only.
 """
 
 import os
@@ -14,7 +17,7 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.log.index import IndexHead
-from holdfast.log.record import HEADER, HEADER_BYTES
+from holdfast.log.record import ATTRIBUTE_RESET, HEADER, HEADER_BYTES
 from holdfast.pipeline.offsets import OffsetRange
 from holdfast.pipeline.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
 from holdfast.pipeline.scan import header_damage
@@ -24,6 +27,8 @@ WINDOW_BYTES: Final = 64 << 10
 MARK_BYTES: Final = 1 << 20
 NO_OFFSET: Final = -1
 """In place of an offset: nothing is known of the partition so far."""
+WHOLE: Final = sys.maxsize
+"""As the place of a cut: a later segment made it."""
 
 
 class SegmentMap:
@@ -36,8 +41,11 @@ class SegmentMap:
         sequence: int,
         start_ends: "array[int]",
         limit_bytes: int | None = None,
+        *,
+        replica: bool = False,
     ) -> None:
-        """`limit_bytes`: only so much of the file counts; None: all of it."""
+        """`limit_bytes`: only so much of the file counts; None: all of it. `replica`: batches may
+        override others."""
         self.path = path
         self.sequence = sequence
         self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
@@ -48,6 +56,14 @@ class SegmentMap:
         # Everything before it is known: whole batches, and damage that was passed.
         self.position = 0
         self.is_indexed = False
+        self.has_shrunk = False
+        # Per partition (place, offset), in the order they were made.
+        self.cuts: dict[int, list[tuple[int, int]]] = {}
+        # Partitions that begin anew in here, and at which offset.
+        self.resets: dict[int, int] = {}
+        # What batches in here override in earlier segments: from which offset on.
+        self.overrides: dict[int, int] = {}
+        self._replica = replica
         self._inode = 0
         # Positions of batches, and `ends` and `time_us_max` before them.
         self._mark_positions: list[int] = []
@@ -62,6 +78,9 @@ class SegmentMap:
             self.ends
         ):
             return False
+        if head.void or head.resets:
+            return False  # where, only the batches tell
+        self._note_overrides(head.start_offsets)
         self.start_ends = array("q", head.start_offsets)
         self.ends = array("q", head.end_offsets)
         self.time_us_max = head.last_timestamp_us
@@ -81,6 +100,7 @@ class SegmentMap:
             state = os.fstat(descriptor)
             size = min(state.st_size, self._limit_bytes)
             if size < self.position or state.st_ino != self._inode or self.is_indexed:
+                self.has_shrunk |= size < self.position
                 self._forget()
                 self._inode = state.st_ino
             start = self.position
@@ -99,6 +119,21 @@ class SegmentMap:
                 _make_durable(descriptor)
         finally:
             os.close(descriptor)
+        for partition, cuts in list(self.cuts.items()):
+            for place, offset in cuts:
+                if place == WHOLE:
+                    self._lower(partition, offset)
+
+    def cut(self, partition: int, offset: int) -> None:
+        """A later segment has what the partition holds from `offset` on."""
+        if self.ends[partition] > offset:
+            self.cuts.setdefault(partition, []).append((WHOLE, offset))
+            self._lower(partition, offset)
+
+    def end_at(self, partition: int, position: int) -> int:
+        """Below which offset a batch of the partition at `position` counts."""
+        offsets = [offset for place, offset in self.cuts.get(partition, ()) if position < place]
+        return min(offsets, default=sys.maxsize)
 
     def piece(self, ranges: Sequence[OffsetRange]) -> Piece | None:
         """The stretch that holds every record of the ranges that is in here; None if none is.
@@ -124,7 +159,7 @@ class SegmentMap:
             )
         start = self._mark_positions[low - 1] if low > 0 else 0
         end = self._mark_positions[high] if high < len(self._mark_positions) else self.position
-        return Piece(str(self.path), self._inode, start, end)
+        return Piece(str(self.path), self._inode, start, end, self._cut_list())
 
     def piece_from(self, base_time_us: int) -> Piece:
         """The end of the segment, from the last place before which every batch begins earlier.
@@ -132,7 +167,7 @@ class SegmentMap:
         self._bring_up_to_date()
         mark = bisect_left(self._mark_times_us, base_time_us) - 1
         start = self._mark_positions[mark] if mark > 0 else 0
-        return Piece(str(self.path), self._inode, start, self.position)
+        return Piece(str(self.path), self._inode, start, self.position, self._cut_list())
 
     def _bring_up_to_date(self) -> None:
         """Positions are needed: walk if only the index was read, or if the file was replaced by
@@ -164,7 +199,7 @@ class SegmentMap:
         ends = self.ends
         marked = self._mark_positions[-1] if self._mark_positions else -MARK_BYTES
         while inside + HEADER_BYTES <= len(data):
-            magic, length, crc, layout, _, partition, base, _, count, time_us, body, _ = (
+            magic, length, crc, layout, attributes, partition, base, _, count, time_us, body, _ = (
                 HEADER.unpack_from(data, inside)
             )
             position = start + inside
@@ -187,12 +222,39 @@ class SegmentMap:
                     marked = position
                 if ends[partition] == NO_OFFSET:
                     self.start_ends[partition] = base
+                elif self._replica and (attributes & ATTRIBUTE_RESET or base < ends[partition]):
+                    self._override(partition, base, position)
+                    if attributes & ATTRIBUTE_RESET:
+                        self.resets[partition] = base
                 if time_us > self.time_us_max:
                     self.time_us_max = time_us
                 ends[partition] = base + count
             inside += length
         self.position = start + inside
         return needed
+
+    def _override(self, partition: int, offset: int, position: int) -> None:
+        self.cuts.setdefault(partition, []).append((position, offset))
+        lowest = min(offset, self.overrides.get(partition, offset))
+        self.overrides[partition] = lowest
+        self._lower(partition, offset)
+
+    def _note_overrides(self, starts: Sequence[int]) -> None:
+        for partition, start in enumerate(starts):
+            if start < self.start_ends[partition]:
+                self.overrides[partition] = start
+
+    def _lower(self, partition: int, offset: int) -> None:
+        """Nothing so far counts from `offset` on. What is known of places stays in order."""
+        for ends in (self.start_ends, *self._mark_ends, self.ends):
+            ends[partition] = min(ends[partition], offset)
+
+    def _cut_list(self) -> tuple[tuple[int, int, int], ...]:
+        return tuple(
+            (partition, place, offset)
+            for partition, cuts in self.cuts.items()
+            for place, offset in cuts
+        )
 
     def _mark(self, position: int) -> None:
         self._mark_positions.append(position)
@@ -206,6 +268,10 @@ class SegmentMap:
         self.time_us_max = 0
         self.position = 0
         self.is_indexed = False
+        self.cuts = {
+            partition: [cut for cut in cuts if cut[0] == WHOLE]
+            for partition, cuts in self.cuts.items()
+        }
         self._mark_positions.clear()
         self._mark_ends.clear()
         self._mark_times_us.clear()

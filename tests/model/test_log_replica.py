@@ -1,0 +1,219 @@
+"""A replica's journal against a list per partition: whatever is appended, taken over from leaders,
+cut off, begun anew, written, crashed and opened again."""
+
+import random
+
+import pytest
+
+from holdfast.log.cursor import Interest
+from holdfast.log.record import Batch
+from tests.support.replica_bench import (
+    PartitionModel,
+    RandomReplica,
+    ReplicaBench,
+    model_of_files,
+)
+from tests.support.sim_disk import Crash, SimContent, SimDisk
+
+SEEDS = range(12)
+STEPS = 250
+
+
+def check_bookkeeping(bench: ReplicaBench, models: list[PartitionModel]) -> None:
+    journal = bench.journal
+    for partition, model in enumerate(models):
+        assert journal.start_offsets[partition] == model.start
+        assert journal.next_offset[partition] == model.end
+        assert journal.high_watermark[partition] == model.watermark
+        assert journal.durable_offset[partition] <= model.end
+        assert journal.last_epoch(partition) == model.last_epoch
+        for epoch in {0, *(epoch + more for epoch, _ in model.contents for more in (-1, 0, 1))}:
+            assert journal.epoch_end(partition, epoch) == model.epoch_end(epoch)
+
+
+def check_reading(bench: ReplicaBench, models: list[PartitionModel], limits: list[int]) -> None:
+    """Everything below the limits, which are in the file, is read as it must be, in every way."""
+    starts = [model.start for model in models]
+    for partition, model in enumerate(models):
+        limit = limits[partition]
+        expected = model.between(model.start, limit)
+        assert bench.contents(partition, model.start, limit) == expected
+        for offset in range(model.start, limit):
+            record = bench.reader.fetch(partition, offset)
+            assert record is not None
+            assert record.payload == expected[offset - model.start][1]
+        assert bench.reader.fetch(partition, model.start - 1) is None
+    payloads = [
+        [each[1] for each in model.between(model.start, limit)]
+        for model, limit in zip(models, limits, strict=True)
+    ]
+    assert bench.replayed(None, limits) == payloads
+    for interests in (
+        [Interest("#", None)],
+        [Interest(f"t/{number}", None) for number in range(5)],
+    ):
+        found: list[list[bytes]] = [[] for _ in models]
+        positions = starts
+        while any(position < limit for position, limit in zip(positions, limits, strict=True)):
+            result = bench.reader.read(positions, limits, interests, 7, 1 << 20)
+            assert result.lost == 0
+            for record in result.records:
+                found[record.partition].append(record.payload)
+            positions = result.positions
+            if result.done:
+                break
+        assert found == payloads
+
+
+def readable(bench: ReplicaBench) -> list[int]:
+    """Committed and in the file."""
+    journal = bench.journal
+    return [
+        max(start, min(pair))
+        for start, *pair in zip(
+            journal.start_offsets, journal.high_watermark, journal.written, strict=True
+        )
+    ]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_step(seed: int) -> None:
+    bench = ReplicaBench(SimDisk())
+    bench.writes_indexes = seed % 3 != 0
+    replica = RandomReplica(bench, seed)
+    for step in range(STEPS):
+        replica.step()
+        check_bookkeeping(bench, replica.models)
+        if step % 10 == 0:
+            check_reading(bench, replica.models, readable(bench))
+    bench.flush()
+    assert bench.journal.durable_offset == bench.journal.next_offset
+    check_reading(bench, replica.models, bench.journal.next_offset)
+    assert len(bench.journal.segments) + replica.removed > 5
+
+
+def check_opened(disk: SimDisk) -> ReplicaBench:
+    """Opens to what a plain walk through the files gives, and not more is committed than was."""
+    bench = ReplicaBench(disk)
+    known = bench.directory.read_watermarks()
+    models = model_of_files(bench.directory, bench.journal.partitions)
+    for partition, model in enumerate(models):
+        model.watermark = min(model.end, max(model.start, known[partition]))
+    check_bookkeeping(bench, models)
+    check_reading(bench, models, bench.journal.next_offset)
+    assert not bench.opened.damage
+    assert not bench.opened.unsure
+    return bench
+
+
+def check_kept(bench: ReplicaBench, models: list[PartitionModel], durable: list[int]) -> None:
+    """What was durable and not cut off is there, except for a partition that began anew in the
+    group that was lost."""
+    for partition, model in enumerate(models):
+        if durable[partition]:
+            start = bench.journal.start_offsets[partition]
+            # Later, if retention was interrupted.
+            assert model.start <= start <= model.watermark
+            kept = model.between(start, durable[partition])
+            assert bench.contents(partition, start, durable[partition]) == kept
+
+
+def check_recovery(bench: ReplicaBench, models: list[PartitionModel], snapshot: list[int]) -> None:
+    """From the newest snapshot on, everything committed is replayed, and nothing else."""
+    for partition, offset in enumerate(snapshot):
+        bench.journal.advance(partition, offset)
+    limits = list(bench.journal.high_watermark)
+    found = bench.replayed(snapshot, limits)
+    for partition, model in enumerate(models):
+        # Unless it had begun anew since, and that was lost or not.
+        if (
+            bench.journal.start_offsets[partition] <= snapshot[partition]
+            and model.start <= snapshot[partition]
+        ):
+            expected = model.between(snapshot[partition], limits[partition])
+            assert found[partition] == [each[1] for each in expected]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_crashes(seed: int) -> None:
+    disk = SimDisk()
+    replica = RandomReplica(ReplicaBench(disk), seed)
+    chance = random.Random(seed)
+    for _ in range(8):
+        bench = replica.bench
+        bench.writes_indexes = chance.random() < 0.7
+        disk.crash_at = disk.steps + chance.randint(20, 80)
+        try:
+            for _ in range(STEPS):
+                replica.step()
+        except Crash:
+            pass
+        durable = list(bench.journal.durable_offset)
+        disk = disk.after_crash(chance.choice(["none", "all", "torn"]), chance.randint(0, 1 << 20))
+        if chance.random() < 0.3:
+            for name in [name for name in disk.files if name.endswith(".idx")]:
+                if chance.random() < 0.5:
+                    del disk.files[name]
+        again = check_opened(disk)
+        check_kept(again, replica.models, durable)
+        if replica.snapshot is not None:
+            check_recovery(again, replica.models, replica.snapshot[1])
+        models = model_of_files(again.directory, 3)
+        for partition, model in enumerate(models):
+            model.watermark = again.journal.high_watermark[partition]
+        following = RandomReplica(again, chance.randint(0, 1 << 20))
+        following.models = models
+        following.epoch = replica.epoch
+        following.count = replica.count
+        following.snapshot = replica.snapshot
+        following.removed = replica.removed
+        replica = following
+    assert replica.removed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_truncation_of_the_last_segment(seed: int) -> None:
+    disk = SimDisk()
+    replica = RandomReplica(ReplicaBench(disk), seed)
+    for _ in range(120):
+        replica.step()
+    replica.bench.flush()
+    last = sorted(name for name in disk.files if name.endswith(".log"))[-1]
+    content = bytes(disk.files[last].now)
+    for length in range(0, len(content), 3):
+        cut = disk.copy()
+        cut.files[last] = SimContent(content[:length])
+        check_opened(cut)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_followers_bytes_are_the_leaders(seed: int) -> None:
+    """Whatever its own history, a follower that has cut off what differs and taken over the rest
+    holds the same batches."""
+    leader = RandomReplica(ReplicaBench(SimDisk()), seed)
+    follower = RandomReplica(ReplicaBench(SimDisk(), segment_bytes=900), seed + 1000)
+    for _ in range(100):
+        leader.step()
+        follower.step()
+    leader.bench.flush()
+    for partition, model in enumerate(leader.models):
+        mine = follower.models[partition]
+        journal = follower.bench.journal
+        if mine.start == mine.watermark == model.start:
+            journal.truncate(partition, model.start)
+        else:
+            journal.reset(partition, model.start)
+        start = model.start
+        while start < model.end:
+            for data in leader.bench.reader.read_batches(partition, start, model.end, 500):
+                journal.append_batch(Batch(data))
+                start = Batch(data).end_offset
+    follower.bench.flush()
+    follower.bench = ReplicaBench(follower.bench.directory.files.copy(), segment_bytes=900)  # type: ignore[attr-defined]
+    for partition, model in enumerate(leader.models):
+        expected = leader.bench.reader.read_batches(partition, model.start, model.end, 1 << 30)
+        found = follower.bench.reader.read_batches(partition, model.start, model.end, 1 << 30)
+        assert found == expected
+        own, other = follower.bench.journal, leader.bench.journal
+        for epoch, _ in model.contents:
+            assert own.epoch_end(partition, epoch) == other.epoch_end(partition, epoch)
