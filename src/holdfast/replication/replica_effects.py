@@ -1,0 +1,89 @@
+"""What replication asks its driver to do, in this order."""
+
+from holdfast.replication.metadata import PartitionInfo
+
+
+class ReplicationEffect:
+    """Base of all effects; the driver dispatches on the class."""
+
+
+class Send(ReplicationEffect):
+    """A frame for a node; one that is not connected does not get it. A list is one payload in
+    pieces, which other frames may share."""
+
+    def __init__(self, node: str, kind: int, payload: bytes | list[bytes]) -> None:
+        self.node = node
+        self.kind = kind
+        self.payload = payload
+
+
+class ReadBatches(ReplicationEffect):
+    """Read whole batches of a partition from the disk, the first one beginning at `start`, about
+    `bytes_max` of them; answer with Replication.handle_batches, with none if that failed."""
+
+    def __init__(self, request: int, node: str, partition: int, start: int, bytes_max: int) -> None:
+        self.request = request
+        # The follower they are for.
+        self.node = node
+        self.partition = partition
+        self.start = start
+        self.bytes_max = bytes_max
+
+
+class ProposeInSync(ReplicationEffect):
+    """Propose this change of the metadata: another in-sync set, or the same leader under a new
+    epoch. What becomes of it shows in the metadata; it is proposed again if nothing does."""
+
+    def __init__(self, partition: int, expected_version: int, info: PartitionInfo) -> None:
+        self.partition = partition
+        self.expected_version = expected_version
+        self.info = info
+
+
+class Committed(ReplicationEffect):
+    """Every record below `offset` is committed: the log's high watermark has moved there."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+
+
+class Truncated(ReplicationEffect):
+    """Records from `offset` on were never committed, and are gone."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+
+
+class Restarted(ReplicationEffect):
+    """The partition begins at `offset` now: the leader no longer has what is missing below. What
+    was derived from records below `offset` must come from elsewhere."""
+
+    def __init__(self, partition: int, offset: int) -> None:
+        self.partition = partition
+        self.offset = offset
+
+
+class BecameLeader(ReplicationEffect):
+    def __init__(self, partition: int, epoch: int) -> None:
+        self.partition = partition
+        self.epoch = epoch
+
+
+class StoppedLeading(ReplicationEffect):
+    """What was appended under this epoch and is not committed may never be."""
+
+    def __init__(self, partition: int, epoch: int) -> None:
+        self.partition = partition
+        self.epoch = epoch
+
+
+class Diverged(ReplicationEffect):
+    """This node and the leader disagree about committed records: a disk has lied, or was restored
+    from a copy. The partition is not followed any more; an operator must look."""
+
+    def __init__(self, partition: int, leader: str, text: str) -> None:
+        self.partition = partition
+        self.leader = leader
+        self.text = text

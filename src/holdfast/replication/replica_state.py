@@ -1,0 +1,34 @@
+"""What leading and following share on one node."""
+
+from holdfast.replication.metadata import ClusterMetadata, PartitionInfo
+from holdfast.replication.replica_config import ReplicationConfig
+from holdfast.replication.replica_effects import Committed, ReplicationEffect
+from holdfast.replication.replica_log import ReplicaLog
+
+
+class ReplicaState:
+    def __init__(self, node_id: str, log: ReplicaLog, config: ReplicationConfig) -> None:
+        self.node_id = node_id
+        self.log = log
+        self.config = config
+        self.effects: list[ReplicationEffect] = []
+        self.metadata: ClusterMetadata | None = None
+        partitions = len(log.next_offset)
+        # Per partition the highest epoch known from the metadata, from frames and from the log
+        # itself. The log's keeps a node that has restarted with old metadata from following a
+        # leader that was deposed.
+        self.epochs = [log.last_epoch(partition) for partition in range(partitions)]
+
+    def info(self, partition: int) -> PartitionInfo | None:
+        metadata = self.metadata
+        if metadata is None or partition >= len(metadata.partitions):
+            return None
+        return metadata.partitions[partition]
+
+    def commit(self, partition: int, offset: int) -> bool:
+        """Move the high watermark; False if it is there already."""
+        if offset <= self.log.high_watermark[partition]:
+            return False
+        self.log.advance(partition, offset)
+        self.effects.append(Committed(partition, offset))
+        return True

@@ -1,0 +1,158 @@
+"""Consensus on the metadata under everything that may go wrong: no term has two leaders, nothing
+that was committed is lost, all nodes come to the same metadata, and when all is well again they go
+on. See tests/support/sim_raft.py (elections) and sim_meta.py (whole nodes, files, membership).
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from holdfast.replication import raft, raft_leading
+from holdfast.replication.raft import RaftFailure, RaftNode, Ready
+from holdfast.replication.raft_core import Raft
+from tests.support.sim_meta import World
+from tests.support.sim_meta import Wrong as WrongMetadata
+from tests.support.sim_raft import ElectionWorld, Wrong
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
+"""How many worlds of whole nodes, and ten times as many of elections; `make sim` runs more. A
+failure names its seed."""
+BLOCKS = 8
+PLANTED_SEEDS = 1000
+"""A planted bug is found within so many worlds; most within 50."""
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_metadata_is_agreed(block: int) -> None:
+    for seed in range(block, SEEDS, BLOCKS):
+        world = World(seed)
+        try:
+            world.run()
+        except (WrongMetadata, RaftFailure) as error:
+            trace = "\n".join(world.trace)
+            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_elections_are_safe(block: int) -> None:
+    for seed in range(block, SEEDS * 10, BLOCKS):
+        world = ElectionWorld(seed)
+        try:
+            world.run()
+        except (Wrong, RaftFailure) as error:
+            trace = "\n".join(world.trace)
+            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+
+
+def test_a_seed_says_everything() -> None:
+    """What failed once can be looked at."""
+    worlds = [World(5), World(5)]
+    for world in worlds:
+        world.run()
+    assert worlds[0].trace == worlds[1].trace
+    assert worlds[0].agreed == worlds[1].agreed
+
+
+def test_the_worlds_are_rough() -> None:
+    """A world where nothing happens shows nothing."""
+    elections = [ElectionWorld(seed) for seed in range(20)]
+    for world in elections:
+        world.run()
+    assert sum(len(world.leaders) for world in elections) > 60
+    assert sum(len(world.agreed) for world in elections) > 200
+    nodes = [World(seed) for seed in range(4)]
+    for each in nodes:
+        each.run()
+    assert sum(each.elections for each in nodes) > 8
+    assert sum(each.outcome is not None for each in nodes for each in each.asked) > 50
+
+
+# Planted bugs: what the worlds must find.
+
+
+class ForgetfulWorld(ElectionWorld):
+    forgets_vote = True
+
+
+def no_bug(patch: pytest.MonkeyPatch) -> None:
+    """It is in the world."""
+
+
+def send_before_durable(patch: pytest.MonkeyPatch) -> None:
+    take_ready = RaftNode.take_ready
+
+    def take(self: RaftNode, now: float) -> Ready | None:
+        ready = take_ready(self, now)
+        if ready is None:
+            return None
+        return replace(ready, messages=ready.messages + ready.messages_after, messages_after=())
+
+    patch.setattr(RaftNode, "take_ready", take)
+
+
+def commit_by_counting(patch: pytest.MonkeyPatch) -> None:
+    """Entries of earlier terms too: Raft 5.4.2, figure 8."""
+
+    def advance_commit(state: Raft, now: float) -> None:
+        if state.followers is not None:
+            index = state.followers.committed(state.durable_index)
+            state.commit_to(max(index, state.commit))
+
+    patch.setattr(raft_leading, "advance_commit", advance_commit)
+    patch.setattr(raft, "advance_commit", advance_commit)
+
+
+def change_members_at_any_time(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(raft, "may_change_members", lambda state: state.role == "leader")
+
+
+def count_own_entries_before_durable(patch: pytest.MonkeyPatch) -> None:
+    take_write = Raft.take_write
+
+    def take(self: Raft) -> object:
+        write = take_write(self)
+        self.durable_index = self.log.last_index
+        return write
+
+    patch.setattr(Raft, "take_write", take)
+
+
+def vote_for_any_log(patch: pytest.MonkeyPatch) -> None:
+    handle = raft.handle_vote_request
+    patch.setattr(
+        raft,
+        "handle_vote_request",
+        lambda state, sender, request, now: handle(
+            state, sender, replace(request, last_term=1 << 40), now
+        ),
+    )
+
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind", "world_class"),
+    [
+        (no_bug, "votes", ForgetfulWorld),
+        (send_before_durable, "mixed", ElectionWorld),
+        (commit_by_counting, "backlogs", ElectionWorld),
+        (change_members_at_any_time, "members", ElectionWorld),
+        (count_own_entries_before_durable, "mixed", ElectionWorld),
+        (vote_for_any_log, "mixed", ElectionWorld),
+    ],
+)
+def test_a_planted_bug_is_found(
+    monkeypatch: pytest.MonkeyPatch, plant: Plant, kind: str, world_class: type[ElectionWorld]
+) -> None:
+    plant(monkeypatch)
+    for seed in range(PLANTED_SEEDS):
+        try:
+            world_class(seed, kind).run()
+        except (Wrong, RaftFailure):
+            return
+    raise AssertionError(f"{plant.__name__} was not found in {PLANTED_SEEDS} worlds")

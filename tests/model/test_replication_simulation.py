@@ -1,0 +1,48 @@
+"""Replicated partitions under crashes, power cuts, lost disks, cut and one-way links, stalls and
+leaders that move at any time: see tests/support/sim_replication.py for what is checked."""
+
+import os
+from collections import Counter
+
+import pytest
+
+from tests.support.sim_replica_log import Wrong
+from tests.support.sim_replication import World
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "16"))
+"""How many worlds; `make sim` runs more. A failure names its seed."""
+BLOCKS = 4
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_what_is_committed_stays(block: int) -> None:
+    for seed in range(block, SEEDS, BLOCKS):
+        world = World(seed)
+        try:
+            world.run()
+        except Wrong as error:
+            trace = "\n".join(world.trace)
+            raise AssertionError(f"seed {seed}: {error}\n{trace}") from error
+
+
+def test_a_seed_says_everything() -> None:
+    """What failed once can be looked at."""
+    worlds = [World(5), World(5)]
+    for world in worlds:
+        world.run()
+    assert worlds[0].trace == worlds[1].trace
+    assert worlds[0].ledger.ends == worlds[1].ledger.ends
+
+
+def test_the_worlds_are_rough() -> None:
+    """Leaders change in them, logs are cut and begun anew, and still much is committed."""
+    worlds = [World(seed) for seed in range(8)]
+    for world in worlds:
+        world.run()
+    counts = Counter(name for world in worlds for name in world.seen.elements())
+    assert sum(sum(world.ledger.ends) for world in worlds) > 2000
+    assert counts["BecameLeader"] > 60
+    assert counts["Truncated"] > 20
+    assert counts["Restarted"] > 3
+    assert counts["ReadBatches"] > 200

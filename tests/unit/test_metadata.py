@@ -1,0 +1,360 @@
+"""Changes of the cluster metadata: what comes through, what is refused, and that it is cheap."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.replication.commands import (
+    Applied,
+    ChangePartitions,
+    Command,
+    InitCluster,
+    PutNode,
+    RemoveNode,
+    apply,
+)
+from holdfast.replication.kinds import BadFrame
+from holdfast.replication.metadata import (
+    EPOCH_MAX,
+    WITNESS,
+    ClusterMetadata,
+    NodeInfo,
+    NodeState,
+    PartitionInfo,
+)
+from holdfast.replication.metadata_wire import (
+    decode_command,
+    decode_metadata,
+    encode_command,
+    encode_metadata,
+)
+
+
+def node(name: str, incarnation: str = "i1", role: str = "data") -> NodeInfo:
+    return NodeInfo(name, incarnation, f"{name}:7000", f"{name}:1883", "", role)
+
+
+def accepted(applied: Applied) -> ClusterMetadata:
+    assert applied.error == ""
+    assert applied.metadata is not None
+    return applied.metadata
+
+
+def refused(metadata: ClusterMetadata | None, command: Command) -> str:
+    applied = apply(metadata, command)
+    assert applied.error
+    assert applied.metadata is metadata
+    assert applied.changed_partitions == ()
+    return applied.error
+
+
+def cluster(partitions: int = 3) -> ClusterMetadata:
+    """Four data nodes and a witness; n1, n2 and n3 hold everything, n1 leads in epoch 1."""
+    metadata = accepted(apply(None, InitCluster("c", partitions, 3, 2, node("n1"))))
+    for name in ("n2", "n3", "n4"):
+        metadata = accepted(apply(metadata, PutNode(node(name), 0)))
+    metadata = accepted(apply(metadata, PutNode(node("w", role=WITNESS), 0)))
+    for made in (
+        PartitionInfo(("n1",), ("n2", "n3"), "n1", 1, ("n1",)),
+        PartitionInfo(("n1",), ("n2", "n3"), "n1", 1, ("n1", "n2", "n3")),
+        PartitionInfo(("n1", "n2", "n3"), (), "n1", 1, ("n1", "n2", "n3")),
+    ):
+        changes = tuple(
+            (number, old.version, made) for number, old in enumerate(metadata.partitions)
+        )
+        metadata = accepted(apply(metadata, ChangePartitions(changes)))
+    return metadata
+
+
+def change(metadata: ClusterMetadata, **fields: object) -> ChangePartitions:
+    """Of partition 0."""
+    old = metadata.partitions[0]
+    return ChangePartitions(((0, old.version, replace(old, **fields)),))  # type: ignore[arg-type]
+
+
+def test_a_new_cluster_has_one_node_that_leads_everything() -> None:
+    applied = apply(None, InitCluster("c", 4, 3, 2, node("n1")))
+    metadata = accepted(applied)
+    assert applied.changed_partitions == (0, 1, 2, 3)
+    assert metadata.nodes["n1"] == replace(node("n1"), version=1)
+    assert set(metadata.partitions) == {PartitionInfo(("n1",), (), "n1", 1, ("n1",), 1)}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        InitCluster("", 4, 3, 2, node("n1")),
+        InitCluster("c", 0, 3, 2, node("n1")),
+        InitCluster("c", 1 << 20, 3, 2, node("n1")),
+        InitCluster("c", 4, 0, 0, node("n1")),
+        InitCluster("c", 4, 2, 3, node("n1")),
+        InitCluster("c", 4, 2, 0, node("n1")),
+        InitCluster("c", 4, 3, 2, node("n1", role=WITNESS)),
+        InitCluster("c", 4, 3, 2, node("n 1")),
+        PutNode(node("n1"), 0),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(command: Command) -> None:
+    refused(None, command)
+
+
+def test_a_cluster_is_founded_once() -> None:
+    assert "already" in refused(cluster(), InitCluster("d", 4, 3, 2, node("n1")))
+
+
+def test_a_leader_fails_over_with_its_node() -> None:
+    metadata = cluster()
+    n1 = metadata.nodes["n1"]
+    changes = tuple(
+        (number, old.version, replace(old, leader="n2", epoch=2, in_sync=("n2", "n3")))
+        for number, old in enumerate(metadata.partitions)
+    )
+    command = ChangePartitions(changes, ((n1.version, replace(n1, state=NodeState.DOWN)),))
+    applied = apply(metadata, command)
+    after = accepted(applied)
+    assert applied.changed_partitions == (0, 1, 2)
+    assert after.nodes["n1"].state == NodeState.DOWN
+    assert all(each.leader == "n2" and each.epoch == 2 for each in after.partitions)
+    assert all(each.version == after.version for each in after.partitions)
+    # It was decided on what is not any more.
+    assert "version" in refused(after, command)
+
+
+def test_one_stale_version_refuses_all() -> None:
+    metadata = cluster()
+    first, second, _ = metadata.partitions
+    command = ChangePartitions(
+        (
+            (0, first.version, replace(first, epoch=2)),
+            (1, second.version - 1, replace(second, epoch=2)),
+        )
+    )
+    assert "partition 1 is at version" in refused(metadata, command)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"replicas": (), "leader": "", "in_sync": ()}, "no replicas"),
+        ({"replicas": ("n1", "n2", "n9")}, "n9 is no node"),
+        ({"replicas": ("n1", "n2", "n3", "w")}, "w is a witness"),
+        ({"replicas": ("n1", "n2", "n3", "n3")}, "twice"),
+        ({"adding": ("n3",)}, "twice"),
+        ({"in_sync": ("n1", "n1")}, "twice"),
+        ({"in_sync": ("n1", "n4")}, "no replica"),
+        ({"replicas": ("n1", "n2")}, "no replica"),
+        ({"leader": "n4", "epoch": 2}, "n4 is not in sync"),
+        ({"in_sync": ("n2", "n3")}, "n1 is not in sync"),
+        ({"leader": "n2"}, "above 1"),
+        ({"epoch": 0}, "epoch"),
+        ({"epoch": EPOCH_MAX + 1}, "epoch"),
+        ({"leader": "", "in_sync": ()}, "nobody else has"),
+        ({"replicas": ("n2", "n3"), "adding": ("n1",), "epoch": 2}, "still being added"),
+    ],
+)
+def test_a_partition_that_must_not_be_is_refused(fields: dict[str, object], text: str) -> None:
+    metadata = cluster()
+    assert text in refused(metadata, change(metadata, **fields))
+
+
+def test_there_is_no_such_partition() -> None:
+    metadata = cluster()
+    old = metadata.partitions[0]
+    assert "no partition 3" in refused(metadata, ChangePartitions(((3, old.version, old),)))
+    twice = ((0, old.version, old), (0, old.version, old))
+    assert "twice" in refused(metadata, ChangePartitions(twice))
+    assert "nothing" in refused(metadata, ChangePartitions(()))
+
+
+def test_only_the_leader_adds_to_the_in_sync_set() -> None:
+    metadata = accepted(apply(cluster(), change(cluster(), in_sync=("n1", "n2"))))
+    back = {"in_sync": ("n1", "n2", "n3")}
+    for fields in (
+        {**back, "leader": "n2", "epoch": 2},
+        {**back, "epoch": 2},
+        {**back, "leader": "n3", "epoch": 2},
+    ):
+        assert "can say that n3" in refused(metadata, change(metadata, **fields))
+    accepted(apply(metadata, change(metadata, **back)))
+    without = accepted(apply(metadata, change(metadata, leader="", in_sync=("n2",))))
+    assert "can say" in refused(without, change(without, in_sync=("n2", "n3")))
+
+
+def test_a_replica_that_was_not_in_sync_leads_only_if_an_operator_says_so() -> None:
+    metadata = accepted(apply(cluster(), change(cluster(), in_sync=("n1",))))
+    command = change(metadata, leader="n2", epoch=2, in_sync=("n2",))
+    refused(metadata, command)
+    after = accepted(apply(metadata, replace(command, accept_loss=True)))
+    assert after.partitions[0].leader == "n2"
+    # Not everything is lifted.
+    refused(metadata, replace(change(metadata, leader="n2", in_sync=("n2",)), accept_loss=True))
+
+
+def test_a_wiped_node_leaves_every_in_sync_set() -> None:
+    metadata = cluster()
+    n3 = metadata.nodes["n3"]
+    wiped = (n3.version, replace(n3, incarnation="i2"))
+    assert "new disk" in refused(metadata, PutNode(wiped[1], n3.version))
+    some = tuple(
+        (number, old.version, replace(old, in_sync=("n1", "n2")))
+        for number, old in enumerate(metadata.partitions)
+    )
+    assert "partition 2" in refused(metadata, ChangePartitions(some[:2], (wiped,)))
+    after = accepted(apply(metadata, ChangePartitions(some, (wiped,))))
+    assert after.nodes["n3"].incarnation == "i2"
+    # What a leader found out about the old disk comes too late.
+    late = [
+        (number, old.version, replace(old, in_sync=("n1", "n2", "n3")))
+        for number, old in enumerate(metadata.partitions)
+    ]
+    assert "version" in refused(after, ChangePartitions(tuple(late)))
+
+
+def test_what_a_leader_said_of_the_old_disk_comes_too_late_even_if_it_was_out_of_sync() -> None:
+    metadata = cluster(1)
+    metadata = accepted(apply(metadata, change(metadata, in_sync=("n1", "n2"))))
+    report = change(metadata, in_sync=("n1", "n2", "n3"))
+    n3 = metadata.nodes["n3"]
+    applied = apply(metadata, PutNode(replace(n3, incarnation="i2"), n3.version))
+    assert applied.changed_partitions == (0,)
+    refused(accepted(applied), report)
+
+
+def test_the_last_in_sync_disk_may_be_lost_and_nobody_leads_then() -> None:
+    metadata = accepted(apply(cluster(1), change(cluster(1), in_sync=("n1",))))
+    n1 = metadata.nodes["n1"]
+    old = metadata.partitions[0]
+    command = ChangePartitions(
+        ((0, old.version, replace(old, leader="", in_sync=())),),
+        ((n1.version, replace(n1, incarnation="i2")),),
+    )
+    after = accepted(apply(metadata, command))
+    refused(after, change(after, leader="n2", epoch=2, in_sync=("n2",)))
+    operator = replace(change(after, leader="n2", epoch=2, in_sync=("n2",)), accept_loss=True)
+    accepted(apply(after, operator))
+
+
+def test_nodes_come_and_go() -> None:
+    metadata = cluster()
+    n4 = metadata.nodes["n4"]
+    assert "no node n5" in refused(metadata, RemoveNode("n5", 1))
+    assert "version" in refused(metadata, RemoveNode("n4", n4.version + 1))
+    assert "holds 3" in refused(metadata, RemoveNode("n2", metadata.nodes["n2"].version))
+    voting = metadata.with_voters(("n1", "n4"))
+    assert "votes" in refused(voting, RemoveNode("n4", n4.version))
+    after = accepted(apply(metadata, RemoveNode("n4", n4.version)))
+    assert "n4" not in after.nodes
+    again = accepted(apply(after, PutNode(node("n4"), 0)))
+    # The version of the one before does not come again.
+    assert again.nodes["n4"].version > n4.version
+    refused(again, RemoveNode("n4", n4.version))
+    assert "exist" in refused(again, PutNode(node("n4"), 0)) or "version" in refused(
+        again, PutNode(node("n4"), 0)
+    )
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        replace(node("n4"), role=WITNESS),
+        replace(node("n4"), state="sleeping"),
+        replace(node("n4"), incarnation=""),
+    ],
+)
+def test_a_node_that_must_not_be_is_refused(info: NodeInfo) -> None:
+    metadata = cluster()
+    refused(metadata, PutNode(info, metadata.nodes["n4"].version))
+
+
+def test_a_change_shares_what_it_leaves_alone() -> None:
+    metadata = cluster()
+    after = accepted(apply(metadata, change(metadata, epoch=2)))
+    assert after.nodes is metadata.nodes
+    assert all(a is b for a, b in zip(after.partitions[1:], metadata.partitions[1:], strict=True))
+
+
+# Bytes
+
+NAMES = st.text("abcXYZ019_-", max_size=8)
+NODES = st.builds(
+    NodeInfo, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES, NAMES, st.integers(0, 1 << 40)
+)
+LISTS = st.lists(NAMES, max_size=4).map(tuple)
+NUMBERS = st.integers(0, 1 << 40)
+PARTITIONS = st.builds(
+    PartitionInfo, LISTS, LISTS, NAMES, st.integers(0, EPOCH_MAX), LISTS, NUMBERS
+)
+COMMANDS = st.one_of(
+    st.builds(InitCluster, NAMES, st.integers(0, 100), st.integers(0, 9), st.integers(0, 9), NODES),
+    st.builds(PutNode, NODES, NUMBERS),
+    st.builds(RemoveNode, NAMES, NUMBERS),
+    st.builds(
+        ChangePartitions,
+        st.lists(st.tuples(st.integers(0, 99), NUMBERS, PARTITIONS), max_size=3).map(tuple),
+        st.lists(st.tuples(NUMBERS, NODES), max_size=3).map(tuple),
+        st.booleans(),
+    ),
+)
+
+
+@given(COMMANDS)
+@settings(max_examples=100)
+def test_commands_come_back_from_their_bytes(command: Command) -> None:
+    assert decode_command(encode_command(command)) == command
+
+
+@given(COMMANDS)
+@settings(max_examples=100)
+def test_apply_never_raises(command: Command) -> None:
+    for metadata in (None, cluster()):
+        applied = apply(metadata, command)
+        assert applied.error or applied.metadata is not metadata
+
+
+@given(COMMANDS, st.data())
+@settings(max_examples=100)
+def test_damaged_commands_are_refused_or_are_commands(
+    command: Command, data: st.DataObject
+) -> None:
+    encoded = bytearray(encode_command(command))
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] = data.draw(st.integers(0, 255))
+    for piece in (bytes(encoded), bytes(encoded[:at])):
+        try:
+            apply(cluster(), decode_command(piece))
+        except BadFrame:
+            continue
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"[1]",
+        b'["nothing"]',
+        b'["remove","n1"]',
+        b'["remove","n1",-1]',
+        b'["remove","n1",true]',
+        b'["remove","n1",1.5]',
+        b'["remove","\\u00e9",1]',
+        b'["change",[],[],1]',
+        b'["change",[[0,1,[[],[],"",0,[]]]],[],false]',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_command_is_refused(data: bytes) -> None:
+    with pytest.raises(BadFrame):
+        decode_command(data)
+
+
+def test_metadata_comes_back_from_its_bytes() -> None:
+    metadata = cluster().with_voters(("n1", "n2", "n3"))
+    encoded = encode_metadata(metadata)
+    assert decode_metadata(encoded) == metadata
+    for end in range(0, len(encoded), 7):
+        with pytest.raises(BadFrame):
+            decode_metadata(encoded[:end])

@@ -1,0 +1,459 @@
+"""Raft, case by case; the simulations (tests/model/test_raft_simulation.py) do the rest."""
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from holdfast.replication.kinds import BadFrame
+from holdfast.replication.raft import RaftFailure, RaftNode, Ready
+from holdfast.replication.raft_leading import INSTALL_RETRY_S
+from holdfast.replication.raft_log import Entry, EntryKind, Membership, RaftState, Snapshot
+from holdfast.replication.raft_messages import (
+    Append,
+    AppendReply,
+    Install,
+    Message,
+    TimeoutNow,
+    VoteReply,
+    VoteRequest,
+)
+from holdfast.replication.raft_wire import (
+    decode_message,
+    decode_snapshot,
+    encode_message,
+    encode_snapshot,
+)
+from tests.support.sim_raft import carry_out
+
+
+class Group:
+    """Members whose messages and writes take no time, unless a test holds them back."""
+
+    def __init__(self, names: str, learners: str = "") -> None:
+        membership = Membership(tuple(names), tuple(learners))
+        first = Entry(1, 1, EntryKind.MEMBERS, membership.encode())
+        self.now = 0.0
+        self.cut: set[str] = set()
+        """Members that hear nothing and are not heard."""
+        self.stuck: set[str] = set()
+        """Members whose disks do not finish."""
+        self.sent: list[tuple[str, str, Message]] = []
+        self.disks = {name: RaftState(1, entries=[first]) for name in names + learners}
+        self.applied: dict[str, list[bytes]] = {name: [] for name in names + learners}
+        self.nodes: dict[str, RaftNode] = {}
+        self.waiting: dict[str, list[Ready]] = {}
+        for name in self.disks:
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        # Different waits, so that the first by name stands first.
+        wait = (ord(name) - ord("a")) / 10
+        self.nodes[name] = RaftNode(name, self.disks[name], lambda: wait, self.now)
+        self.waiting[name] = []
+        self.applied[name] = []
+
+    def settle(self) -> None:
+        """Until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            for name, node in list(self.nodes.items()):
+                ready = node.take_ready(self.now)
+                if ready is not None:
+                    moved = True
+                    self.deliver(name, ready.messages)
+                    if ready.installed is not None:
+                        self.applied[name] = [ready.installed.data]
+                    self.applied[name] += [
+                        entry.data for entry in ready.committed if entry.kind == EntryKind.COMMAND
+                    ]
+                    self.waiting[name].append(ready)
+                while self.waiting[name] and name not in self.stuck:
+                    moved = True
+                    done = self.waiting[name].pop(0)
+                    if done.write is not None:
+                        self.disks[name] = carry_out(self.disks[name], done.write)
+                    self.deliver(name, done.messages_after)
+                    node.persisted(done, self.now)
+
+    def deliver(self, sender: str, messages: Iterable[tuple[str, Message]]) -> None:
+        for receiver, message in messages:
+            self.sent.append((sender, receiver, message))
+            if not self.cut & {sender, receiver} and receiver in self.nodes:
+                self.nodes[receiver].handle_message(sender, message, self.now)
+
+    def run(self, duration_s: float) -> None:
+        self.settle()
+        end = self.now + duration_s
+        while self.now < end - 1e-9:
+            self.now += 0.01
+            for node in list(self.nodes.values()):
+                if self.now >= node.timer():
+                    node.handle_timers(self.now)
+            self.settle()
+
+    def leader(self) -> str:
+        (name,) = (name for name, node in self.nodes.items() if node.is_leader)
+        return name
+
+    def propose(self, data: bytes) -> None:
+        assert self.nodes[self.leader()].propose(data, self.now) is not None
+        self.settle()
+
+
+def elected(names: str = "abc", learners: str = "") -> Group:
+    group = Group(names, learners)
+    group.run(1.0)
+    return group
+
+
+def test_the_first_who_stands_leads_and_all_apply() -> None:
+    group = elected()
+    assert group.leader() == "a"
+    group.propose(b"x")
+    assert group.applied == {"a": [b"x"], "b": [b"x"], "c": [b"x"]}
+    assert all(node.leader == "a" for node in group.nodes.values())
+
+
+def test_one_voter_leads_at_once_but_not_before_its_vote_is_durable() -> None:
+    group = Group("a")
+    group.stuck = {"a"}
+    group.run(0.02)
+    assert not group.nodes["a"].is_leader
+    group.stuck = set()
+    group.settle()
+    assert group.leader() == "a"
+    group.propose(b"x")
+    assert group.applied["a"] == [b"x"]
+
+
+def test_nothing_is_committed_before_a_majority_has_it_on_disk() -> None:
+    group = elected()
+    group.stuck = {"b", "c"}
+    group.propose(b"x")
+    assert group.applied["a"] == []
+    group.stuck = {"a", "c"}
+    group.settle()
+    # Its own disk had finished before.
+    assert group.applied["a"] == [b"x"]
+    group.propose(b"y")
+    assert group.applied["a"] == [b"x"]
+    group.stuck = {"a"}
+    group.settle()
+    assert group.applied["a"] == [b"x", b"y"]
+
+
+def test_a_member_that_was_cut_off_does_not_depose_the_leader() -> None:
+    group = elected()
+    term = group.nodes["a"].term
+    group.cut = {"c"}
+    group.run(5.0)
+    group.cut = set()
+    group.run(1.0)
+    assert group.leader() == "a"
+    assert group.nodes["c"].term == term
+
+
+def test_a_leader_without_a_majority_is_none_any_more() -> None:
+    group = elected("abcde")
+    assert group.nodes["a"].has_majority(group.now)
+    assert group.nodes["b"].has_majority(group.now)
+    group.cut = {"a"}
+    group.run(0.7)
+    assert not group.nodes["a"].is_leader
+    assert not group.nodes["a"].has_majority(group.now)
+    group.run(1.0)
+    assert group.leader() == "b"
+    group.cut = {"c", "d", "e"}
+    group.run(1.0)
+    assert not any(node.is_leader for node in group.nodes.values())
+    assert not any(node.has_majority(group.now) for node in group.nodes.values())
+
+
+def test_a_dead_leader_is_replaced_without_waiting() -> None:
+    group = elected()
+    group.run(0.2)
+    del group.nodes["a"]
+    for node in group.nodes.values():
+        node.leader_gone(group.now)
+    group.run(0.05)
+    assert group.leader() == "b"
+
+
+def test_who_alone_takes_the_leader_for_dead_is_not_elected() -> None:
+    group = elected()
+    group.run(0.2)
+    term = group.nodes["a"].term
+    group.nodes["b"].leader_gone(group.now)
+    group.run(0.2)
+    assert group.leader() == "a"
+    assert group.nodes["b"].term == term
+    assert group.nodes["b"].leader == "a"
+
+
+def test_a_leader_hands_over() -> None:
+    group = elected()
+    group.propose(b"x")
+    assert group.nodes["a"].transfer("c", group.now)
+    assert group.nodes["a"].propose(b"refused", group.now) is None
+    group.run(0.02)
+    assert group.leader() == "c"
+    assert not group.nodes["a"].transfer("b", group.now)
+
+
+def test_a_hand_over_to_a_dead_member_is_given_up() -> None:
+    group = elected()
+    group.cut = {"c"}
+    group.nodes["a"].transfer("c", group.now)
+    assert group.nodes["a"].propose(b"refused", group.now) is None
+    group.run(0.8)
+    assert group.leader() == "a"
+    group.propose(b"x")
+    assert group.applied["b"] == [b"x"]
+
+
+def test_learners_apply_and_do_not_count() -> None:
+    group = elected("a", "xy")
+    group.propose(b"1")
+    assert group.applied == {"a": [b"1"], "x": [b"1"], "y": [b"1"]}
+    group.cut = {"x", "y"}
+    group.propose(b"2")
+    assert group.applied["a"] == [b"1", b"2"]
+    del group.nodes["a"]
+    group.cut = set()
+    group.run(3.0)
+    assert not any(node.is_leader for node in group.nodes.values())
+
+
+def test_members_change_one_voter_at_a_time() -> None:
+    group = elected("ab", "x")
+    leader = group.nodes["a"]
+    assert leader.change_members(Membership(("a", "b", "x", "y")), group.now) is None
+    assert leader.change_members(Membership(("b",), ("a", "x")), group.now) is None
+    group.cut = {"b", "x"}
+    assert leader.change_members(Membership(("a", "b", "x")), group.now) is not None
+    assert leader.change_members(Membership(("a", "b")), group.now) is None
+    group.cut = set()
+    group.run(0.3)
+    assert group.nodes["x"].membership == Membership(("a", "b", "x"))
+    assert leader.change_members(Membership(("a", "b"), ("x",)), group.now) is not None
+
+
+def test_a_new_leader_changes_no_members_before_it_has_committed() -> None:
+    group = elected()
+    group.cut = {"c"}
+    assert group.nodes["a"].transfer("b", group.now)
+    assert group.nodes["b"].term == group.nodes["a"].term
+    group.nodes["a"].take_ready(group.now)
+    group.nodes["b"].handle_message("a", TimeoutNow(group.nodes["a"].term), group.now)
+    while not group.nodes["b"].is_leader:
+        group.run(0.01)
+        group.stuck = {"a", "b"} if group.nodes["b"].is_leader else set()
+    group.start("b")
+    assert not group.nodes["b"].may_change_members
+
+
+def test_who_has_the_entry_that_takes_its_vote_may_still_be_needed() -> None:
+    """The leader takes a vote away, tells only that voter, and loses the entry in a crash."""
+    group = elected("ab")
+    group.stuck = {"a"}
+    assert group.nodes["a"].change_members(Membership(("a",), ("b",)), group.now) is not None
+    group.settle()
+    assert group.nodes["b"].membership == Membership(("a",), ("b",))
+    group.stuck = set()
+    group.start("a")
+    group.run(3.0)
+    assert group.leader() == "a"
+    assert group.nodes["a"].membership == Membership(("a",), ("b",))
+
+
+def test_a_log_that_has_gone_astray_is_mended_in_a_few_messages() -> None:
+    group = elected()
+    group.cut = {"a"}
+    for count in range(200):
+        group.nodes["a"].propose(b"lost %d" % count, group.now)
+    group.run(2.0)
+    for count in range(200):
+        group.propose(b"kept %d" % count)
+    # Its leader believes at first that all have what it has.
+    assert group.nodes["b"].transfer("c", group.now)
+    group.run(0.1)
+    group.sent = []
+    group.cut = set()
+    group.run(0.2)
+    assert group.applied["a"] == group.applied["b"]
+    assert len(group.applied["a"]) == 200
+    refusals = [
+        message
+        for sender, _, message in group.sent
+        if sender == "a" and isinstance(message, AppendReply) and not message.is_accepted
+    ]
+    assert 0 < len(refusals) < 8
+
+
+def test_a_member_that_is_far_behind_gets_a_snapshot() -> None:
+    group = elected()
+    group.cut = {"c"}
+    for count in range(300):
+        group.propose(b"%d" % count)
+    leader = group.nodes["a"]
+    leader.compact(b"all so far")
+    group.propose(b"after")
+    group.cut = set()
+    group.run(0.3)
+    assert group.applied["c"] == [b"all so far", b"after"]
+    assert group.disks["c"].snapshot == group.disks["a"].snapshot
+    # It goes on from there after a restart.
+    group.start("c")
+    group.propose(b"more")
+    group.run(0.3)
+    assert group.applied["c"] == [b"after", b"more"]
+
+
+def test_a_snapshot_that_got_lost_is_sent_again() -> None:
+    group = elected()
+    group.cut = {"c"}
+    for count in range(300):
+        group.propose(b"%d" % count)
+    group.nodes["a"].compact(b"all so far")
+    group.run(1.0)
+    group.cut = set()
+    deliver = group.deliver
+    lost = []
+
+    def lose_one(sender: str, messages: Iterable[tuple[str, Message]]) -> None:
+        for receiver, message in messages:
+            if isinstance(message, Install) and not lost:
+                lost.append(message)
+            else:
+                deliver(sender, [(receiver, message)])
+
+    group.deliver = lose_one  # type: ignore[method-assign]
+    group.run(2 * INSTALL_RETRY_S + 0.5)
+    assert lost
+    assert group.applied["c"] == [b"all so far"]
+
+
+def test_a_message_that_was_overtaken_does_not_shorten_the_log() -> None:
+    group = elected()
+    group.propose(b"x")
+    old = [message for _, to, message in group.sent if to == "b" and isinstance(message, Append)]
+    group.propose(b"y")
+    last = group.nodes["b"].last_index
+    for message in old:
+        group.nodes["b"].handle_message("a", message, group.now)
+    group.settle()
+    assert group.nodes["b"].last_index == last
+
+
+def test_two_leaders_of_one_term_stop_the_node() -> None:
+    group = elected()
+    with pytest.raises(RaftFailure, match="two leaders, a and c"):
+        group.nodes["b"].handle_message("c", Append(group.nodes["b"].term, 1, 1, 1), group.now)
+
+
+def test_another_entry_where_one_is_committed_stops_the_node() -> None:
+    group = elected()
+    group.propose(b"x")
+    term = group.nodes["b"].term + 1
+    for count in range(1, group.nodes["b"].commit):
+        entries = tuple(Entry(index, term, EntryKind.COMMAND, b"") for index in range(count + 1, 9))
+        # What is committed is skipped, not compared.
+        group.nodes["b"].handle_message("c", Append(term, count, 1, 1, entries), group.now)
+    group.settle()
+    assert group.applied["b"] == [b"x"]
+
+
+def test_a_full_leader_takes_no_more() -> None:
+    group = elected()
+    group.cut = {"b", "c"}
+    taken = 0
+    while group.nodes["a"].propose(b"x", group.now) is not None:
+        taken += 1
+    assert taken == 1024
+
+
+def test_a_cluster_is_founded_once() -> None:
+    node = RaftNode("a", RaftState(), lambda: 0.5, 0.0)
+    node.handle_timers(10.0)
+    assert not node.is_leader
+    node.bootstrap(b"first", 10.0)
+    with pytest.raises(ValueError, match="already"):
+        node.bootstrap(b"second", 10.0)
+
+
+# Bytes
+
+SNAPSHOT = Snapshot(7, 3, Membership(("a", "b"), ("c",)), b"state" * 1000)
+MESSAGES: list[Message] = [
+    VoteRequest(3, 9, 2, is_trial=True),
+    VoteRequest(3, 9, 2, is_transfer=True),
+    VoteReply(3, True),
+    VoteReply(3, False, is_trial=True),
+    Append(3, 9, 2, 8),
+    Append(
+        3,
+        9,
+        2,
+        8,
+        (
+            Entry(10, 3, EntryKind.NOTHING, b""),
+            Entry(11, 3, EntryKind.COMMAND, b"data"),
+            Entry(12, 3, EntryKind.MEMBERS, Membership(("a",)).encode()),
+        ),
+    ),
+    AppendReply(3, True, 9),
+    AppendReply(3, False, 9, 5, 2),
+    Install(3, SNAPSHOT),
+    TimeoutNow(3),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_come_back_from_their_bytes(message: Message) -> None:
+    payload = encode_message("n1.abc", "n2.def", message)
+    assert decode_message(payload) == ("n1.abc", "n2.def", message)
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_messages_that_are_cut_short_or_damaged_are_refused(message: Message) -> None:
+    payload = encode_message("n1.abc", "n2.def", message)
+    whole_entries = []
+    for end in range(len(payload)):
+        try:
+            whole_entries.append(decode_message(payload[:end]))
+        except BadFrame:
+            continue
+    # Cut between two entries it is a message with fewer of them.
+    assert len(whole_entries) <= len(getattr(message, "entries", ()))
+    for at in range(len(payload)):
+        for flip in (1, 0x80):
+            damaged = bytearray(payload)
+            damaged[at] ^= flip
+            _decode_or_refuse(decode_message, bytes(damaged))
+    if not isinstance(message, Append | Install):
+        with pytest.raises(BadFrame):
+            decode_message(payload + b"x")
+
+
+def _decode_or_refuse(decode: Callable[[bytes], object], data: bytes) -> None:
+    try:
+        decode(data)
+    except BadFrame:
+        return
+
+
+def test_snapshots_come_back_and_do_not_grow_beyond_what_they_say() -> None:
+    encoded = encode_snapshot(SNAPSHOT)
+    assert decode_snapshot(encoded) == SNAPSHOT
+    assert len(encoded) < 200
+    for end in range(len(encoded)):
+        with pytest.raises(BadFrame):
+            decode_snapshot(encoded[:end])
+    bomb = encode_snapshot(Snapshot(7, 3, Membership(), bytes(1 << 20)))
+    at = bomb.index((1 << 20).to_bytes(4, "little"))
+    small = bomb[:at] + (100).to_bytes(4, "little") + bomb[at + 4 :]
+    with pytest.raises(BadFrame, match="another size"):
+        decode_snapshot(small)
+    with pytest.raises(BadFrame, match="maximum"):
+        decode_snapshot(bomb[:at] + b"\xff\xff\xff\xff" + bomb[at + 4 :])
