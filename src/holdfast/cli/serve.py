@@ -28,11 +28,31 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--admin", metavar="ADDR:PORT", help="admin address (default 127.0.0.1:18083), or off"
     )
     parser.add_argument("--data", metavar="DIR", help="data directory (default ./holdfast-data)")
-    parser.add_argument("--id", metavar="NAME", help="name of this node (default n1)")
+    parser.add_argument(
+        "--node-id", "--id", dest="id", metavar="NAME", help="name of this node (default n1)"
+    )
     parser.add_argument(
         "--standby",
         action="store_true",
         help="share the data directory with other nodes and serve while holding its lease",
+    )
+    parser.add_argument(
+        "--peer-bind",
+        metavar="ADDR:PORT",
+        help="be a node of a cluster, with this address for the other nodes",
+    )
+    parser.add_argument(
+        "--join",
+        metavar="ADDR:PORT,...",
+        help="other nodes of the cluster; this one may be among them",
+    )
+    parser.add_argument(
+        "--witness", action="store_true", help="vote in the cluster, but store no messages"
+    )
+    parser.add_argument(
+        "--cluster-secret-file",
+        metavar="FILE",
+        help="secret of 32 characters or more that all nodes of the cluster share",
     )
     parser.add_argument(
         "--durability",
@@ -65,12 +85,33 @@ def _overrides(args: argparse.Namespace) -> dict[str, object]:
     if args.admin == "off":
         overrides["admin.enabled"] = False
     elif args.admin is not None:
-        bind, _, port = args.admin.rpartition(":")
-        if not bind or not port.isdecimal():
-            raise ConfigError(f"--admin {args.admin!r}: give ADDR:PORT, or off")
-        overrides["admin.bind"] = bind.strip("[]")
-        overrides["admin.port"] = int(port)
+        bind, port = _address("--admin", args.admin, "ADDR:PORT, or off")
+        overrides["admin.bind"] = bind
+        overrides["admin.port"] = port
+    return overrides | _cluster_overrides(args)
+
+
+def _cluster_overrides(args: argparse.Namespace) -> dict[str, object]:
+    overrides: dict[str, object] = {}
+    if args.peer_bind is not None:
+        bind, port = _address("--peer-bind", args.peer_bind, "ADDR:PORT")
+        overrides["cluster.peer_bind"] = bind
+        overrides["cluster.peer_port"] = port
+    if args.join is not None:
+        addresses = [address.strip() for address in args.join.split(",")]
+        overrides["cluster.join"] = [address for address in addresses if address]
+    if args.witness:
+        overrides["cluster.witness"] = True
+    if args.cluster_secret_file is not None:
+        overrides["cluster.secret_file"] = args.cluster_secret_file
     return overrides
+
+
+def _address(option: str, text: str, form: str) -> tuple[str, int]:
+    bind, _, port = text.rpartition(":")
+    if not bind or not port.isdecimal():
+        raise ConfigError(f"{option} {text!r}: give {form}")
+    return bind.strip("[]"), int(port)
 
 
 def run(args: argparse.Namespace) -> int:

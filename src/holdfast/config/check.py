@@ -7,33 +7,19 @@ and what is allowed. `warnings` is about settings that are allowed but probably 
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from ipaddress import IPv6Address, ip_address
 from math import isfinite
 from re import fullmatch, search
-from typing import Final, TypeAlias
+from typing import Final
 
 from msgspec import inspect
 
+from holdfast.config.addresses import address_problem, overlap
+from holdfast.config.check_cluster import cluster_problems
+from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import WEBSOCKET_PATH, Config, Listener
 from holdfast.topics.names import InvalidFilter, check_filter
 
 SCHEMA: Final = inspect.type_info(Config)
-VALUE_CHARACTERS_MAX: Final = 60
-"""A longer value is cut in a message."""
-
-Problem: TypeAlias = tuple[str, str]
-"""Key, and the rest of the line: value and what is allowed."""
-
-
-def shown(value: object) -> str:
-    """A value as TOML writes it, cut to a readable length."""
-    if isinstance(value, bool):
-        text = "true" if value else "false"
-    elif isinstance(value, str):
-        text = f'"{value}"'.encode("unicode_escape").decode()
-    else:
-        text = str(value)
-    return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 1] + "…"
 
 
 def allowed(kind: inspect.Type) -> str:
@@ -178,6 +164,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
             f" = {config.log.segment_bytes}, for only whole segments are deleted",
         )
     yield from _lease_problems(config)
+    yield from cluster_problems(config)
 
 
 def _lease_problems(config: Config) -> Iterator[Problem]:
@@ -197,7 +184,7 @@ def _lease_problems(config: Config) -> Iterator[Problem]:
 
 
 def _listener_problems(listener: Listener) -> Iterator[Problem]:
-    text = _address_problem(listener.bind)
+    text = address_problem(listener.bind)
     if text:
         yield "bind", f" = {shown(listener.bind)}: {text}"
     if listener.key and not listener.certificate:
@@ -223,47 +210,25 @@ def _listener_problems(listener: Listener) -> Iterator[Problem]:
             )
 
 
-def _address_problem(bind: str) -> str:
-    try:
-        ip_address(bind.strip("[]"))
-    except ValueError:
-        if ":" in bind or "/" in bind:
-            return "must be an IP address or a host name; the port has a key of its own"
-    return ""
-
-
 def _address_problems(config: Config) -> Iterator[Problem]:
     taken: list[tuple[str, str, int]] = []
     wanted = [(f"listeners[{i}]", one.bind, one.port) for i, one in enumerate(config.listeners)]
     if config.admin.enabled:
         wanted.append(("admin", config.admin.bind, config.admin.port))
-        text = _address_problem(config.admin.bind)
+        text = address_problem(config.admin.bind)
         if text:
             yield "admin.bind", f" = {shown(config.admin.bind)}: {text}"
+    if config.cluster.peer_bind:
+        wanted.append(("cluster", config.cluster.peer_bind, config.cluster.peer_port))
     for owner, bind, port in wanted:
         for other, other_bind, other_port in taken:
-            if port and port == other_port and _overlap(bind, other_bind):
+            if port and port == other_port and overlap(bind, other_bind):
                 yield (
-                    f"{owner}.port",
+                    "cluster.peer_port" if owner == "cluster" else f"{owner}.port",
                     f" = {port}: {other} already listens there; each needs its own address",
                 )
                 break
         taken.append((owner, bind, port))
-
-
-def _overlap(one: str, other: str) -> bool:
-    if one == other:
-        return True
-    return (_is_any(one) and ":" not in other) or (_is_any(other) and ":" not in one)
-
-
-def _is_any(bind: str) -> bool:
-    """Whether it stands for all IPv4 addresses; the IPv6 one does not take IPv4 ports."""
-    try:
-        address = ip_address(bind.strip("[]"))
-    except ValueError:
-        return False
-    return address.is_unspecified and not isinstance(address, IPv6Address)
 
 
 def _filter_problem(filter: str) -> str:
@@ -300,6 +265,12 @@ def warnings(config: Config) -> list[str]:
                     f"listeners[{index}].allowed_origins = []: without a password, whatever page a"
                     f" browser that reaches {listener.bind} shows may connect"
                 )
+    cluster = config.cluster
+    if cluster.peer_bind and not cluster.secret_file and not cluster.ca:
+        found.append(
+            "cluster.secret_file: not set, and no certificates either: whatever program on this"
+            " machine may take part in the cluster"
+        )
     if config.admin.enabled and not _loopback_admin(config):
         found.append(
             f"admin.bind = {shown(config.admin.bind)}: the admin port asks nobody for a password"

@@ -15,6 +15,10 @@ PACKET_BYTES_LIMIT: Final = 268_435_460
 
 WEBSOCKET_PATH: Final = "/mqtt"
 
+ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
+"""host:port; an IPv6 address in brackets."""
+ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
+
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
 """0 lets the system choose a free one."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -47,6 +51,56 @@ class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """At most a quarter of `timeout_s`."""
     kill_stale_holder: bool = True
     """Kill a holder that hangs, if it runs on the same machine: its clients then notice at once."""
+
+
+class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What makes this node one of several that replicate one log. The same for all of them but
+    for the addresses, `certificate`, `key` and `witness`."""
+
+    peer_bind: str = ""
+    """Address on which the other nodes are received; empty: no cluster."""
+    peer_port: Annotated[int, Meta(ge=1, le=65535)] = 21883
+    peer_advertise: Annotated[str, Meta(pattern=ADDRESS_OR_NONE, description="host:port")] = ""
+    """Where the other nodes reach this one; empty: `peer_bind` and `peer_port`."""
+    join: list[Annotated[str, Meta(pattern=ADDRESS, description="host:port")]] = field(
+        default_factory=list
+    )
+    """Nodes that are asked for the cluster at the start; this one may be among them."""
+    wait_for_init: bool = True
+    """A node that belongs to no cluster waits for `holdfast cluster init` on one of its peers.
+    False: it makes a cluster of its own, which others may join."""
+    witness: bool = False
+    """Votes on who leads and stores no messages: the third node of a site that has two."""
+    secret_file: str = ""
+    """A secret that all nodes share; each proves to the other that it knows it."""
+    certificate: str = ""
+    """PEM file with this node's chain, for TLS between the nodes. `key` and `ca` go with it."""
+    key: str = ""
+    ca: str = ""
+    """PEM file; a peer must present a certificate that is signed by one of these and has the
+    peer's node id as common name or DNS name."""
+    replication_factor: Annotated[int, Meta(ge=1, le=7)] = 3
+    """Nodes that store a partition and count for its acknowledgements. Taken at the creation."""
+    min_insync: Annotated[int, Meta(ge=1, le=7)] = 2
+    """With fewer replicas in sync, QoS 1 and 2 publishes are refused. Taken at the creation."""
+    partitions: Annotated[int, Meta(ge=1, le=4096)] = 64
+    """In place of `log.partitions`. Taken at the creation."""
+    heartbeat_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
+    suspect_s: Annotated[float, Meta(ge=0.05, le=60)] = 0.5
+    """Silence after which a node is taken for dead if another node finds so, too."""
+    silent_s: Annotated[float, Meta(ge=0.1, le=120)] = 1.0
+    """How long a replica may be behind and say nothing before the others go on without it."""
+    replace_after_s: Annotated[float, Meta(ge=1, le=604_800)] = 10.0
+    """How long a node is dead before its replicas are made anew on other nodes."""
+    catch_up_bytes_per_s: Bytes = 67_108_864
+    """What a leader sends at most to all replicas that are being made anew; 0: no limit."""
+
+    def peer_address(self) -> str:
+        """Where the other nodes reach this one, host:port."""
+        if self.peer_advertise:
+            return self.peer_advertise
+        bind = self.peer_bind.strip("[]")
+        return f"[{bind}]:{self.peer_port}" if ":" in bind else f"{bind}:{self.peer_port}"
 
 
 class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -166,6 +220,7 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     listeners: list[Listener] = field(default_factory=lambda: [Listener()])
     admin: Admin = field(default_factory=Admin)
     lease: Lease = field(default_factory=Lease)
+    cluster: Cluster = field(default_factory=Cluster)
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar, cast
 
@@ -28,6 +28,8 @@ from holdfast.node.effects import (
     ResumeInput,
 )
 from holdfast.node.node import Node
+from holdfast.node.recovery import snapshot_entries
+from holdfast.node.state import NodeState
 
 logger = logging.getLogger("holdfast")
 
@@ -93,6 +95,7 @@ class Broker:
         when = node.timer()
         if when is not None and when <= state.now:
             node.handle_timers()
+        self.advance()
         self.write_journal(False)
         while state.effects or state.dirty:
             effects = state.effects
@@ -109,13 +112,32 @@ class Broker:
                     if transport is not None:
                         assert isinstance(transport, ClientTransport)
                         transport.flush(connection)
+        self.advance()
         self.write_journal(False)
-        when = node.timer()
+        self.finish_turn()
+        when = self.next_timer()
         if when is not None and (self.timer is None or when < self.timer_at):
             if self.timer is not None:
                 self.timer.cancel()
             self.timer_at = when
             self.timer = self.loop.call_at(when, self.fire)
+
+    def advance(self) -> None:
+        """For what has a part in each turn besides the node."""
+
+    def finish_turn(self) -> None:
+        """The last of a turn, with everything handed out."""
+
+    def next_timer(self) -> float | None:
+        return self.node.timer()
+
+    def recorded_state(self) -> NodeState:
+        """What the log's committed records say."""
+        return self.node.state
+
+    def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
+        """See node.recovery.snapshot_entries."""
+        return snapshot_entries(self.node.state)
 
     def fire(self) -> None:
         self.timer = None
@@ -143,7 +165,11 @@ class Broker:
                     waiter.set_result(None)
             return
         self.group_in_flight = True
+        self.group_taken(group)
         self.writer.submit(group)
+
+    def group_taken(self, group: WriteGroup) -> None:
+        """The group goes to the writer."""
 
     def flush_due(self) -> None:
         self.flush_timer = None

@@ -1,0 +1,33 @@
+"""What an address to listen on covers."""
+
+from ipaddress import IPv6Address, ip_address
+
+
+def address_problem(bind: str) -> str:
+    """What is wrong with an address to listen on, "" if nothing is."""
+    try:
+        ip_address(bind.strip("[]"))
+    except ValueError:
+        if ":" in bind or "/" in bind:
+            return "must be an IP address or a host name; the port has a key of its own"
+    return ""
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether two listeners on these addresses would need the same port."""
+    if one == other:
+        return True
+    return (_is_any_ipv4(one) and ":" not in other) or (_is_any_ipv4(other) and ":" not in one)
+
+
+def is_any(bind: str) -> bool:
+    """Whether it stands for all addresses of the machine, so that nobody can dial it."""
+    try:
+        return ip_address(bind.strip("[]")).is_unspecified
+    except ValueError:
+        return False
+
+
+def _is_any_ipv4(bind: str) -> bool:
+    # Listeners on the IPv6 one do not take IPv4 ports.
+    return is_any(bind) and not isinstance(ip_address(bind.strip("[]")), IPv6Address)

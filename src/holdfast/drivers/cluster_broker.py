@@ -1,0 +1,180 @@
+"""The event loop's side of a node of a cluster: a broker whose turns also carry frames between
+the nodes, and the metadata's writes."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from holdfast.cluster.images import Images
+from holdfast.cluster.member import Member
+from holdfast.drivers.broker import Broker
+from holdfast.drivers.peers import PeerIdentity, PeerLinks
+from holdfast.drivers.raft_writer import RaftWriter
+from holdfast.drivers.storage import Storage
+from holdfast.log.journal import WriteGroup
+from holdfast.node.state import NodeState
+from holdfast.replication.health import Presence
+from holdfast.replication.replica_effects import ReadBatches
+
+logger = logging.getLogger("holdfast")
+
+WATERMARKS_S: Final = 1.0
+"""How often the high watermarks are written down."""
+
+
+class ClusterBroker(Broker):
+    """A PeerHandler. `links` and `raft` are set before the first turn."""
+
+    def __init__(
+        self,
+        member: Member,
+        loop: "object",
+        storage: Storage,
+        verify_password: Callable[[str, bytes], bool] | None,
+        memory_flush_s: float,
+        on_failed: Callable[[BaseException], None],
+        on_turn: Callable[[], None],
+    ) -> None:
+        """`on_turn`: after a turn in which the cluster's nodes may have changed, or proposals have
+        come back; after every one while `is_watched`."""
+        super().__init__(
+            member.node,
+            loop,  # type: ignore[arg-type]
+            storage,
+            verify_password,
+            memory_flush_s,
+            on_failed,
+        )
+        self.member = member
+        self.images: Images = member.images
+        self.links: PeerLinks | None = None
+        self.raft: RaftWriter | None = None
+        self.directory = storage.directory
+        self.on_turn = on_turn
+        self.is_watched = True
+        self._watermarks_at = 0.0
+        self._written_watermarks: list[int] = []
+
+    def touch(self) -> None:
+        if not self.turn_scheduled:
+            super().touch()
+            state = self.node.state
+            images = self.images.state
+            images.now = state.now
+            images.wall_us = state.wall_us
+
+    def advance(self) -> None:
+        member = self.member
+        now = self.node.state.now
+        if member.timer() <= now:
+            member.handle_timers(now)
+        member.end_turn(now)
+
+    def next_timer(self) -> float | None:
+        when = self.node.timer()
+        member = self.member.timer()
+        return member if when is None or member < when else when
+
+    def finish_turn(self) -> None:
+        member = self.member
+        outgoing = member.fabric.outgoing
+        links = self.links
+        if outgoing and links is not None:
+            member.fabric.outgoing = []
+            for node, kind, payload in outgoing:
+                links.send(node, kind, payload)
+            links.flush()
+        if member.persists and self.raft is not None:
+            persists = member.persists
+            member.persists = []
+            for write in persists:
+                self.raft.submit(write)
+        if member.reads:
+            reads = member.reads
+            member.reads = []
+            for read in reads:
+                self._read_batches(read)
+        if member.nodes_changed or member.outcomes or self.is_watched:
+            self.on_turn()
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        now = self.node.state.now
+        if now < self._watermarks_at + WATERMARKS_S:
+            return
+        watermarks = self.node.state.journal.checkpoint()
+        if watermarks != self._written_watermarks:
+            self._watermarks_at = now
+            self._written_watermarks = watermarks
+            directory = self.directory
+            self.writer.housekeeping.submit(
+                lambda: directory.write_watermarks(watermarks, sync=False)
+            )
+
+    def group_taken(self, group: WriteGroup) -> None:
+        self.member.handle_taken(group, self.node.state.now)
+
+    def group_written(self, group: WriteGroup) -> None:
+        super().group_written(group)
+        self.member.handle_durable(self.node.state.now)
+
+    def write_journal(self, at_once: bool) -> None:
+        super().write_journal(at_once)
+        if self.node.state.memory:
+            self.member.handle_durable(self.node.state.now)
+
+    def _read_batches(self, effect: ReadBatches) -> None:
+        reader = self.reader
+        end = self.node.state.journal.next_offset[effect.partition]
+
+        def work() -> object:
+            return reader.read_batches(effect.partition, effect.start, end, effect.bytes_max)
+
+        def done(result: object, error: BaseException | None) -> None:
+            self.touch()
+            if error is not None:
+                self.fail("log_read_failed", error)
+                return
+            assert isinstance(result, list)
+            self.member.handle_batches(effect.request, result, self.node.state.now)
+
+        self.read_pool.submit(work, done)
+
+    def raft_written(self) -> None:
+        self.touch()
+        self.member.handle_persisted(self.node.state.now)
+
+    def recorded_state(self) -> NodeState:
+        return self.images.state
+
+    def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
+        return self.images.snapshot()
+
+    # PeerHandler
+
+    def on_connected(self, identity: PeerIdentity) -> None:
+        self.touch()
+        presence = Presence(
+            identity.incarnation,
+            identity.peer_address,
+            identity.client_address,
+            identity.admin_address,
+        )
+        self.member.handle_connected(identity.node_id, presence, identity.role, self.node.state.now)
+
+    def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
+        self.touch()
+        self.member.handle_frame(node_id, kind, payload, self.node.state.now)
+
+    def on_disconnected(self, node_id: str) -> None:
+        self.touch()
+        self.member.handle_disconnected(node_id, self.node.state.now)
+
+    def on_refused(self, node_id: str) -> None:
+        self.touch()
+        self.member.handle_refused(node_id, self.node.state.now)
+
+    def close(self) -> None:
+        if self.raft is not None:
+            self.raft.close()
+        super().close()

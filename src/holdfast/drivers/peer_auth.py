@@ -1,0 +1,50 @@
+"""What a node shows its peers and asks of them: a secret, certificates, both or (on loopback)
+neither."""
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from holdfast.config.schema import Cluster
+from holdfast.security.peer_secret import read_secret
+from holdfast.security.tls import TlsError, server_context
+
+
+@dataclass(frozen=True)
+class PeerAuth:
+    secret: bytes = b""
+    server: ssl.SSLContext | None = None
+    client: ssl.SSLContext | None = None
+
+    @classmethod
+    def load(cls, cluster: Cluster) -> "PeerAuth":
+        """From the files the configuration names. Raises SecretError and TlsError."""
+        secret = read_secret(Path(cluster.secret_file)) if cluster.secret_file else b""
+        if not cluster.ca:
+            return cls(secret)
+        certificate, key, ca = Path(cluster.certificate), Path(cluster.key), Path(cluster.ca)
+        server = server_context(certificate, key, ca, require_certificate=True)
+        server.minimum_version = ssl.TLSVersion.TLSv1_3
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.minimum_version = ssl.TLSVersion.TLSv1_3
+        # Nodes are known by their ids, which certificate_names has; addresses may change.
+        client.check_hostname = False
+        try:
+            client.load_cert_chain(certificate, key)
+            client.load_verify_locations(ca)
+        except ssl.SSLError as error:
+            raise TlsError(f"{certificate}: cannot be used to dial: {error.reason}") from None
+        return cls(secret, server, client)
+
+
+def certificate_names(certificate: object) -> frozenset[str]:
+    """Common names and DNS names of a verified certificate as `getpeercert` returns it."""
+    if not isinstance(certificate, dict):
+        return frozenset()
+    fields = cast("dict[str, tuple[tuple[tuple[str, str], ...], ...]]", certificate)
+    names = {
+        value for group in fields.get("subject", ()) for key, value in group if key == "commonName"
+    }
+    alternatives = cast("tuple[tuple[str, str], ...]", fields.get("subjectAltName", ()))
+    return frozenset(names | {value for key, value in alternatives if key == "DNS"})

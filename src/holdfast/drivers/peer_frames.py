@@ -1,0 +1,79 @@
+"""Frames between nodes: u32 length of the payload, u8 kind, payload.
+
+The reader hands out its buffer to be read into (asyncio.BufferedProtocol), so that a payload is
+copied once: out of that buffer.
+"""
+
+import struct
+from typing import Final
+
+HEADER: Final = struct.Struct(">IB")
+READ_BYTES: Final = 262_144
+READ_BYTES_MIN: Final = 65_536
+"""With less room behind them, bytes are moved to the front of the buffer."""
+KEPT_BYTES: Final = 4_194_304
+"""A buffer that grew beyond this for one frame is given back after it."""
+
+
+class FrameTooLong(Exception):
+    pass
+
+
+class FrameReader:
+    """Invariant: 0 <= start <= end < capacity; the bytes between are not parsed yet."""
+
+    def __init__(self, payload_bytes_max: int) -> None:
+        self._payload_bytes_max = payload_bytes_max
+        self._view = memoryview(bytearray(READ_BYTES))
+        self._start = 0
+        self._end = 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; `filled` tells how many they were."""
+        return self._view[self._end :]
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """For what was read elsewhere before: at most READ_BYTES."""
+        self._view[: len(data)] = data
+        return self.filled(len(data))
+
+    def filled(self, count: int) -> list[tuple[int, bytes]]:
+        """The frames that are complete now, kind and payload. Raises FrameTooLong."""
+        self._end += count
+        view, start, end = self._view, self._start, self._end
+        frames: list[tuple[int, bytes]] = []
+        needed = HEADER.size
+        while end - start >= HEADER.size:
+            length, kind = HEADER.unpack_from(view, start)
+            if length > self._payload_bytes_max:
+                raise FrameTooLong(
+                    f"sent a frame of kind {kind} with {length} bytes,"
+                    f" more than {self._payload_bytes_max}"
+                )
+            needed = HEADER.size + length
+            if end - start < needed:
+                break
+            frames.append((kind, view[start + HEADER.size : start + needed].tobytes()))
+            start += needed
+            needed = HEADER.size
+        self._start = start
+        self._make_room(needed)
+        return frames
+
+    def _make_room(self, needed: int) -> None:
+        """For a whole frame from `start`, and for a read that is worth it. A view that was handed
+        out may still be in use: bytes move within the buffer or into a new one, it is never
+        resized."""
+        view, start, end = self._view, self._start, self._end
+        capacity = max(needed, READ_BYTES)
+        too_large = len(view) > KEPT_BYTES >= capacity
+        if start == end and not too_large:
+            self._start = self._end = 0
+            return
+        if too_large or capacity > len(view):
+            self._view = memoryview(bytearray(capacity))
+        elif len(view) - start >= needed and (start == 0 or len(view) - end >= READ_BYTES_MIN):
+            return
+        self._view[: end - start] = view[start:end]
+        self._start = 0
+        self._end = end - start

@@ -1,0 +1,321 @@
+"""How two nodes of a cluster get to know each other on a new connection.
+
+    dialler                                    acceptor
+    preamble: magic, wire version, nonce  ──▶
+                                          ◀──  preamble
+    PROOF                                 ──▶
+                                          ◀──  IDENTITY
+    IDENTITY                              ──▶
+                                          ◀──  ACCEPT          only where the dialler decides
+    ESTABLISH            from the node with the smaller id
+
+Every message behind the preambles carries an HMAC-SHA-256 with the cluster's secret over the side,
+the kind and everything said before (both nonces included) and its own body, so none can be
+replayed, reflected or moved to another connection. Nobody learns more than the wire version who
+has not shown that it knows the secret: the acceptor answers nothing but magic, the dialler shows
+only a proof first. Without a secret (mutual TLS, or loopback) the key is empty and the same
+messages are exchanged.
+
+The node with the smaller id decides which connection is *the* link: it alone says ESTABLISH. So
+two nodes that dial each other at the same time end with one link, whatever the order of events.
+
+The first ten bytes of the preamble are the same in every wire version. Sans I/O: bytes in, bytes
+out, no clock; who drives it limits the time.
+"""
+
+import hmac
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from re import fullmatch
+from typing import Final
+
+WIRE_VERSION: Final = 1
+"""Of the handshake, the frames and their payloads together."""
+
+MAGIC: Final = b"HOLDFAST"
+NONCE_BYTES: Final = 32
+BODY_BYTES_MAX: Final = 4096
+TEXT_CHARACTERS_MAX: Final = 256
+NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
+ROLES: Final = ("data", "witness")
+QUIET_REASONS: Final = ("linked", "self")
+"""Refusals that are no mistake of anybody's."""
+
+PROOF: Final = 1
+IDENTITY: Final = 2
+ACCEPT: Final = 3
+ESTABLISH: Final = 4
+REFUSE: Final = 5
+
+_VERSION: Final = struct.Struct(">H")
+_HEADER: Final = struct.Struct(">HB")
+_MAC_BYTES: Final = 32
+_FIXED_BYTES: Final = len(MAGIC) + _VERSION.size
+_PREAMBLE_BYTES: Final = _FIXED_BYTES + NONCE_BYTES
+_TLS_RECORD: Final = b"\x16\x03"
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """What a node tells those that have proved to belong to the cluster."""
+
+    node_id: str
+    incarnation: str
+    """Made with the data directory: tells a wiped disk from a restart."""
+    cluster_id: str = ""
+    """Empty until the node belongs to a cluster."""
+    wire_version: int = WIRE_VERSION
+    role: str = "data"
+    peer_address: str = ""
+    client_address: str = ""
+    admin_address: str = ""
+    process: str = ""
+    """Made at every start of the process."""
+
+
+class Refusal(Exception):
+    """Why a connection does not become a link. `reason` is a word for counters; `quiet`: nothing
+    is wrong, not worth a line in the log."""
+
+    def __init__(self, reason: str, text: str, quiet: bool = False) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.text = text
+        self.quiet = quiet
+
+
+class Handshake:
+    """One side of one connection's handshake.
+
+    `judge(identity, last)` is asked what to think of the peer: once when its identity has arrived
+    (`last` false), and, on the side that decides, right before it says ESTABLISH (`last` true).
+    It returns None or why it is refused.
+    """
+
+    def __init__(
+        self,
+        dials: bool,
+        identity: PeerIdentity,
+        secret: bytes,
+        nonce: bytes,
+        judge: Callable[[PeerIdentity, bool], Refusal | None],
+    ) -> None:
+        assert len(nonce) == NONCE_BYTES
+        self.peer: PeerIdentity | None = None
+        self.authenticated = False
+        """Whether the peer has proved that it knows the secret."""
+        self.established = False
+        self.heard = False
+        """Whether the peer has said anything."""
+        self.rest = b""
+        """What came behind the peer's last message: frames."""
+        self._out: list[bytes] = []
+        self._dials = dials
+        self._identity = identity
+        self._secret = secret
+        self._judge = judge
+        self._buffer = b""
+        self._transcript = sha256()
+        self._own_preamble = MAGIC + _VERSION.pack(identity.wire_version) + nonce
+        self._expected = 0
+        """The kind of message that comes next; 0: the preamble."""
+        if dials:
+            self._out.append(self._own_preamble)
+
+    def take_out(self) -> bytes:
+        """What is to be sent now."""
+        out = b"".join(self._out)
+        self._out.clear()
+        return out
+
+    def receive(self, data: bytes) -> bool:
+        """Take bytes of the peer; True: the link is established and `rest` is what follows.
+
+        Raises Refusal; `take_out` may then have something to say to the peer before the end.
+        """
+        self.heard = True
+        self._buffer += data
+        if not self._expected and not self._receive_preamble():
+            return False
+        while not self.established:
+            message = self._next_message()
+            if message is None:
+                return False
+            self._handle(*message)
+        self.rest = self._buffer
+        self._buffer = b""
+        return True
+
+    def cut_short(self) -> Refusal:
+        """What it means that the peer closed the connection now."""
+        if not self._dials:
+            return Refusal(
+                "closed", "closed the connection during the handshake", quiet=not self.heard
+            )
+        if not self._expected:
+            return Refusal(
+                "closed",
+                "closed the connection without a word: it is no Holdfast node, or its"
+                " cluster.certificate, key and ca do not go with those here",
+            )
+        if not self.authenticated:
+            return Refusal(
+                "secret_there",
+                "closed the connection when this node proved to know the secret: has it the same"
+                " cluster.secret_file?",
+            )
+        return Refusal("closed", "closed the connection during the handshake")
+
+    def _receive_preamble(self) -> bool:
+        start = self._buffer[:_FIXED_BYTES]
+        if start[: len(MAGIC)] != MAGIC[: len(start)]:
+            if start.startswith(_TLS_RECORD):
+                raise Refusal("tls", "speaks TLS, and this node has no cluster.certificate")
+            raise Refusal("magic", "is no Holdfast node")
+        if len(start) < _FIXED_BYTES:
+            return False
+        ours = self._identity.wire_version
+        theirs: int = _VERSION.unpack_from(start, len(MAGIC))[0]
+        if theirs != ours:
+            if not self._dials:
+                self._out.append(self._own_preamble)
+            raise Refusal(
+                "version",
+                f"speaks wire version {theirs}, this node speaks {ours}: upgrade"
+                f" {'this node' if theirs > ours else 'that node'}",
+            )
+        if len(self._buffer) < _PREAMBLE_BYTES:
+            return False
+        theirs_whole = self._buffer[:_PREAMBLE_BYTES]
+        self._buffer = self._buffer[_PREAMBLE_BYTES:]
+        first, second = self._own_preamble, theirs_whole
+        if not self._dials:
+            self._out.append(self._own_preamble)
+            first, second = second, first
+        self._transcript.update(first + second)
+        if self._dials:
+            self._say(PROOF)
+        self._expected = IDENTITY if self._dials else PROOF
+        return True
+
+    def _next_message(self) -> tuple[int, bytes] | None:
+        """Kind and body of a message whose code is right."""
+        buffer = self._buffer
+        if len(buffer) < _HEADER.size:
+            return None
+        length, kind = _HEADER.unpack_from(buffer)
+        if kind != self._expected and (kind != REFUSE or self._expected == PROOF):
+            raise Refusal("handshake", f"sent message {kind} where {self._expected} was due")
+        if length > (0 if kind == PROOF else BODY_BYTES_MAX):
+            raise Refusal("handshake", f"sent message {kind} with {length} bytes")
+        end = _HEADER.size + _MAC_BYTES + length
+        if len(buffer) < end:
+            return None
+        code, body = buffer[_HEADER.size : end - length], buffer[end - length : end]
+        if not hmac.compare_digest(code, self._code(not self._dials, kind, body)):
+            raise Refusal("secret", "does not know this cluster's secret (cluster.secret_file)")
+        self._transcript.update(buffer[:end])
+        self._buffer = buffer[end:]
+        self.authenticated = True
+        return kind, body
+
+    def _handle(self, kind: int, body: bytes) -> None:
+        if kind == REFUSE:
+            raise _refused(body)
+        if kind == PROOF:
+            self._say(IDENTITY, _encode(self._identity))
+            self._expected = IDENTITY
+        elif kind == IDENTITY:
+            self.peer = _decode(body, self._identity.wire_version)
+            self._ask(self.peer, last=False)
+            self._go_on(self.peer)
+        elif kind == ACCEPT:
+            assert self.peer is not None
+            self._establish(self.peer)
+        else:
+            self.established = True
+
+    def _go_on(self, peer: PeerIdentity) -> None:
+        decides = self._identity.node_id < peer.node_id
+        if self._dials:
+            self._say(IDENTITY, _encode(self._identity))
+            self._expected = ACCEPT if decides else ESTABLISH
+        elif decides:
+            self._establish(peer)
+        else:
+            self._say(ACCEPT)
+            self._expected = ESTABLISH
+
+    def _establish(self, peer: PeerIdentity) -> None:
+        self._ask(peer, last=True)
+        self._say(ESTABLISH)
+        self.established = True
+
+    def _ask(self, peer: PeerIdentity, last: bool) -> None:
+        refusal = self._judge(peer, last)
+        if refusal is not None:
+            self._say(REFUSE, json.dumps({"reason": refusal.reason, "text": refusal.text}).encode())
+            raise refusal
+
+    def _say(self, kind: int, body: bytes = b"") -> None:
+        message = _HEADER.pack(len(body), kind) + self._code(self._dials, kind, body) + body
+        self._transcript.update(message)
+        self._out.append(message)
+
+    def _code(self, dialler: bool, kind: int, body: bytes) -> bytes:
+        said = self._transcript.digest()
+        side = b"D" if dialler else b"A"
+        return hmac.digest(self._secret, side + bytes((kind,)) + said + body, "sha256")
+
+
+def _encode(identity: PeerIdentity) -> bytes:
+    return json.dumps(asdict(identity)).encode()
+
+
+def _decode(body: bytes, wire_version: int) -> PeerIdentity:
+    fields = _json_object(body)
+    texts = {
+        name: fields.get(name)
+        for name in PeerIdentity.__dataclass_fields__
+        if name != "wire_version"
+    }
+    for name, text in texts.items():
+        if not _is_short_text(text):
+            raise Refusal("handshake", f"sent an identity whose {name} is no short text")
+    identity = PeerIdentity(wire_version=wire_version, **texts)  # type: ignore[arg-type]
+    if not fullmatch(NODE_ID, identity.node_id) or identity.role not in ROLES:
+        raise Refusal(
+            "handshake", f"sent the node id {identity.node_id!r} and the role {identity.role!r}"
+        )
+    return identity
+
+
+def _refused(body: bytes) -> Refusal:
+    fields = _json_object(body)
+    reason, text = fields.get("reason"), fields.get("text")
+    if not isinstance(reason, str) or not isinstance(text, str) or not _is_short_text(text):
+        raise Refusal("handshake", "sent a refusal that says nothing")
+    if reason in QUIET_REASONS:
+        return Refusal(reason, text, quiet=True)
+    return Refusal("refused_there", f"refuses this node: {text}")
+
+
+def _is_short_text(value: object) -> bool:
+    return (
+        isinstance(value, str)
+        and len(value) <= TEXT_CHARACTERS_MAX
+        and (not value or value.isprintable())
+    )
+
+
+def _json_object(body: bytes) -> dict[str, object]:
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise Refusal("handshake", "sent a message that is no JSON object")
+    return fields

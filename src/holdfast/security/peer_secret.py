@@ -1,0 +1,46 @@
+"""The secret that the nodes of a cluster share."""
+
+import stat
+from pathlib import Path
+from typing import Final
+
+SECRET_CHARACTERS_MIN: Final = 32
+"""A node that dials shows a proof of the secret to whoever answers; a short one could be guessed
+from it."""
+SECRET_BYTES_MAX: Final = 4096
+HOW: Final = "make one with: (umask 077; openssl rand -hex 32 > {path})"
+
+
+class SecretError(ValueError):
+    """The secret cannot be used. The text names the file and what to do."""
+
+
+def read_secret(path: Path) -> bytes:
+    """The secret without the white space around it. Raises SecretError.
+
+    The file must not be readable by everybody nor writable by its group; a group that may read it
+    is what secrets mounted into containers have.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            text = file.read(SECRET_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise SecretError(
+            f"{path}: there is no such file; {HOW.format(path=path)} and give every node the same"
+        ) from None
+    except OSError as error:
+        raise SecretError(f"{path}: cannot read the cluster secret: {error.strerror}") from None
+    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+        raise SecretError(
+            f"{path}: the cluster secret is open to others (mode {mode:04o}): chmod 600 {path}"
+        )
+    if len(text) > SECRET_BYTES_MAX:
+        raise SecretError(f"{path}: the cluster secret has more than {SECRET_BYTES_MAX} bytes")
+    secret = text.strip()
+    if len(secret) < SECRET_CHARACTERS_MIN:
+        raise SecretError(
+            f"{path}: the cluster secret has {len(secret)} characters, it needs"
+            f" {SECRET_CHARACTERS_MIN}; {HOW.format(path=path)}"
+        )
+    return secret
