@@ -1,12 +1,14 @@
 """HTTP on the admin port.
 
-- /healthz: the process lives. /readyz: it serves clients; 503 from a standby, with its role.
+- /healthz: the process lives. /readyz: it serves clients; 503 from a standby, with its role, and
+  from a node of a cluster that is not made yet, or whose majority it does not reach.
   /metrics: Prometheus.
 - /api/v1/log...: committed records as raw batches, for Spark and other readers:
   `GET /api/v1/log` -> {"node", "partitions", "ranges": [[first offset, high watermark], ...]};
   `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole batches covering offsets from A up to at
   most B (the reader trims the first and the last), about M bytes; 410 below the retention floor;
   `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
+- /cluster...: the cluster, see `holdfast.api.cluster_admin`.
 """
 
 import asyncio
@@ -21,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from holdfast.api.cluster_admin import ClusterAdmin, ClusterRoutes
 from holdfast.api.metrics import registry_for, render
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
@@ -50,6 +53,7 @@ class Served(Protocol):
     broker: Broker | None
     """None while it stands by."""
     sharing: Sharing | None
+    cluster: ClusterAdmin | None
 
 
 class NotServing(Exception):
@@ -77,6 +81,7 @@ class Admin:
                 Route("/api/v1/log", self.log_ranges),
                 Route("/api/v1/log/{partition:int}", self.log_read),
                 Route("/api/v1/log/{partition:int}/offset", self.log_offset),
+                *ClusterRoutes(self._server).routes(),
             ],
             exception_handlers={BadRequest: _bad_request, NotServing: _not_serving},
         )
@@ -99,6 +104,15 @@ class Admin:
             body["node"] = state.config.node_id
             body["disk_full"] = state.disk_full
             body["connections"] = state.connections
+        cluster = self._server.cluster
+        if cluster is not None:
+            figures = cluster.figures()
+            body["node"] = figures.node
+            body["initialised"] = figures.initialised
+            body["majority"] = figures.has_majority
+            is_whole = figures.initialised and figures.has_majority
+            # A witness has no clients: it is ready when it can vote.
+            body["ready"] = is_whole and (bool(body["ready"]) or figures.is_witness)
         return JSONResponse(body, 200 if body["ready"] else 503)
 
     async def metrics(self, request: Request) -> Response:

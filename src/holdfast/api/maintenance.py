@@ -20,7 +20,6 @@ from holdfast.log.retention import (
 )
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.recording import group_positions, is_durable_group
-from holdfast.node.recovery import snapshot_entries
 from holdfast.session.session import Session
 
 logger = logging.getLogger("holdfast")
@@ -105,13 +104,20 @@ class Maintenance:
             journal = self._storage.journal
             grown = self._grown_bytes()
             # What was appended after it is not in the state yet (NodeState.hold): it is replayed.
+            offsets = list(journal.high_watermark)
+            newest = self._storage.snapshots[-1] if self._storage.snapshots else -1
             sequence = journal.committed_sequence
-            if self._storage.snapshots and self._storage.snapshots[-1] == sequence:
+            if journal.replicated:
+                # Coarse, and with what is appended it may fall back; what was settled stays so.
+                sequence = max(newest, journal.settled_sequence(offsets))
+            if sequence == newest and not (
+                journal.replicated and grown >= self._config.log.snapshot_bytes
+            ):
                 return
-            encoder = SnapshotEncoder(sequence, journal.high_watermark, state.wall_us)
+            encoder = SnapshotEncoder(sequence, offsets, state.wall_us)
             file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))
             try:
-                for count, (kind, data) in enumerate(snapshot_entries(state), 1):
+                for count, (kind, data) in enumerate(broker.snapshot_entries(), 1):
                     pieces = encoder.add(kind, data)
                     if pieces:
                         await asyncio.to_thread(file.write, pieces)
@@ -125,7 +131,8 @@ class Maintenance:
                 file.discard()
                 raise
             self._snapshot_at += grown
-            self._storage.snapshots.append(sequence)
+            if sequence != newest:
+                self._storage.snapshots.append(sequence)
             while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
                 old = self._storage.snapshots.pop(0)
                 await asyncio.to_thread(self._storage.directory.remove_snapshot, old)
@@ -138,7 +145,7 @@ class Maintenance:
 
     def _holds(self) -> list[Hold]:
         """Sessions and groups that have not finished with everything."""
-        state = self._broker.node.state
+        state = self._broker.recorded_state()
         limit = self._config.log.retention.session_bytes or None
         holds: list[Hold] = []
         for session in state.sessions.values():

@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from holdfast.api.cluster_admin import ClusterAdmin
+from holdfast.api.cluster_metrics import ClusterCollector
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
 
@@ -45,6 +47,7 @@ REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
 class Observed(Protocol):
     broker: Broker | None
     sharing: Sharing | None
+    cluster: ClusterAdmin | None
 
 
 class LeaseCollector(Collector):
@@ -113,6 +116,9 @@ class NodeCollector(Collector):
         )
         for reason, attribute in REFUSED.items():
             refused.add_metric([node, reason], getattr(stats, attribute))
+        if self._server.cluster is not None:
+            figures = self._server.cluster.figures()
+            refused.add_metric([node, "min_insync"], figures.refused_min_insync)
         yield refused
         for name, text, value in self._gauges():
             gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=labels)
@@ -160,6 +166,7 @@ def registry_for(server: Observed) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(NodeCollector(server))
     registry.register(LeaseCollector(server))
+    registry.register(ClusterCollector(server))
     return registry
 
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from holdfast.api.admin import AdminServer
 from holdfast.api.cluster_admin import ClusterAdmin
+from holdfast.api.clustering import Clustering
 from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
@@ -62,7 +63,9 @@ def node_config(config: Config) -> NodeConfig:
     limits = config.limits
     return NodeConfig(
         node_id=config.node.id,
-        partitions=config.log.partitions,
+        partitions=(
+            config.cluster.partitions if config.cluster.peer_bind else config.log.partitions
+        ),
         memory_durability=config.log.durability == "memory",
         qos_max=limits.qos_max,
         retain_available=limits.retain_available,
@@ -124,6 +127,7 @@ class Server:
         self.maintenance: Maintenance | None = None
         self.sharing: Sharing | None = None
         self.cluster: ClusterAdmin | None = None
+        self._clustering: Clustering | None = None
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
         self.admin_port = 0
@@ -137,6 +141,9 @@ class Server:
 
     async def start(self) -> None:
         """Serve, or begin to stand by. Raises StartError."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
         config = self.config
         security = self._security = self._load_security()
         self._contexts = [self._tls_context(listener) for listener in config.listeners]
@@ -150,6 +157,9 @@ class Server:
         if config.node.standby:
             self.sharing = self._share(security)
             await self._start_admin()
+            return
+        if config.cluster.peer_bind:
+            await self._start_cluster(security)
             return
         try:
             storage = Storage.open(
@@ -184,6 +194,36 @@ class Server:
                     raise
             await asyncio.sleep(PORT_PAUSE_S)
 
+    async def _start_cluster(self, security: Security) -> None:
+        passwords = security.passwords
+        try:
+            clustering = Clustering(
+                self.config,
+                lambda journal: new_node(self.config, security, journal),
+                passwords.verify if passwords is not None else None,
+                self.fail,
+            )
+            self.cluster = self._clustering = clustering
+            self.storage = clustering.storage
+            await clustering.start()
+        except (StorageError, OSError) as error:
+            raise StartError(str(error)) from error
+        await self._start_admin()
+        self._serving = asyncio.create_task(self._serve_in_cluster(clustering))
+
+    async def _serve_in_cluster(self, cluster: Clustering) -> None:
+        """Once this node is in line with the others."""
+        await cluster.wait_until_ready()
+        if cluster.is_witness:
+            logger.info("ready witness=%s", self.config.node.id)
+            return
+        try:
+            await self._open(cluster.broker, cluster.storage)
+        except StartError as error:
+            self.fail(error)
+            return
+        self._log_ready()
+
     def _share(self, security: Security) -> Sharing:
         try:
             sharing = Sharing(
@@ -213,23 +253,29 @@ class Server:
         self._log_ready()
 
     async def _serve(self, node: Node, storage: Storage) -> None:
-        """Open the doors. Raises StartError."""
-        loop = asyncio.get_running_loop()
+        """Raises StartError."""
         config = self.config
         passwords = self._security.passwords
         sharing = self.sharing
         broker = Broker(
             node,
-            loop,
+            asyncio.get_running_loop(),
             storage,
             passwords.verify if passwords is not None else None,
             config.log.memory_flush_ms / 1000,
             self.fail,
             sharing.confirm if sharing is not None else None,
         )
+        await self._open(broker, storage)
+        if sharing is not None:
+            sharing.serving()
+
+    async def _open(self, broker: Broker, storage: Storage) -> None:
+        """Open the doors. Raises StartError."""
+        config = self.config
         self.maintenance = Maintenance(broker, storage, config)
-        node.tick(loop.time(), time.time_ns() // 1000)
-        node.start()
+        broker.node.tick(broker.loop.time(), time.time_ns() // 1000)
+        broker.node.start()
         try:
             for listener, context, sockets in zip(
                 config.listeners, self._contexts, self._sockets, strict=True
@@ -242,20 +288,17 @@ class Server:
         self.broker = broker
         broker.touch()
         self.maintenance.start()
-        if sharing is not None:
-            sharing.serving()
 
     async def _start_admin(self) -> None:
         admin = self.config.admin
         if admin.enabled:
             try:
-                self.admin = await self._when_free(
-                    lambda: AdminServer(self, admin.bind, admin.port)
-                )
+                server = await self._when_free(lambda: AdminServer(self, admin.bind, admin.port))
             except OSError as error:
                 raise StartError(f"cannot listen: {error}") from error
-            self.admin_port = self.admin.port
-            self.admin.start()
+            self.admin = server
+            self.admin_port = server.port
+            server.start()
 
     def _log_ready(self) -> None:
         config = self.config
@@ -311,9 +354,6 @@ class Server:
 
     async def run(self) -> int:
         """Until a signal, a failure or a hand-over; the exit code, or STAND_BY_AGAIN."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
         await self._stop.wait()
         if isinstance(self._failure, LeaseLost):
             # Nothing is promised any more; there is nothing to save, and no time to lose.
@@ -341,6 +381,9 @@ class Server:
         sharing = self.sharing
         broker = self.broker
         reference = "" if sharing is None else await sharing.others()
+        if self._clustering is not None:
+            await self._leave_cluster(self._clustering)
+            return
         if self._serving is not None:
             await self._serving
         for server in self.listeners:
@@ -369,4 +412,29 @@ class Server:
             await self.admin.stop()
         if self.storage is not None:
             self.storage.close()
+        logger.info("stopped")
+
+    async def _leave_cluster(self, cluster: Clustering) -> None:
+        """Hand over what this node leads, then tell its clients where to go."""
+        logger.info("shutting down")
+        if self._serving is not None:
+            self._serving.cancel()
+        for server in self.listeners:
+            server.close()
+        broker = cluster.broker
+        reference = await cluster.leave()
+        broker.touch()
+        broker.node.shut_down(reference)
+        broker.turn()
+        await broker.wait_for_disconnects(SHUTDOWN_S)
+        is_drained = await self._within_shutdown(broker.drain_journal())
+        if self.maintenance is not None:
+            await self.maintenance.stop()
+            if is_drained:
+                await self.maintenance.take_snapshot()
+        await cluster.stop()
+        broker.close()
+        if self.admin is not None:
+            await self.admin.stop()
+        cluster.storage.close()
         logger.info("stopped")

@@ -66,7 +66,7 @@ class Sharing:
             path,
             manifest,
             config.log.segment_bytes,
-            NodeInfo(config.node.id, address_of(config), _admin_of(config)),
+            NodeInfo(config.node.id, address_of(config), admin_of(config)),
             times,
             file_system=kind,
             kills_stale_holder=config.lease.kill_stale_holder,
@@ -163,6 +163,6 @@ def address_of(config: Config) -> str:
     return f"[{host.strip('[]')}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
 
 
-def _admin_of(config: Config) -> str:
+def admin_of(config: Config) -> str:
     admin = config.admin
     return f"{admin.bind}:{admin.port}" if admin.enabled and admin.port else ""

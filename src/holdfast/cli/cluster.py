@@ -1,194 +1,138 @@
-"""`holdfast cluster`: the nodes that share a data directory.
+"""`holdfast cluster`: nodes that replicate one log, or that share a data directory.
 
-status     who holds the lease, since when, who stands by; exit code 1 if nobody holds it
-handover   let the holder hand over to a standby, without losing or doubting anything
+Of a cluster, asked from a node's admin port (`--admin`):
+init        make a cluster of the node that is asked
+status      a verdict, and every node; exit code 0 healthy, 1 degraded, 2 error
+nodes       every node
+partitions  every partition; with --topic the one of a topic
+drain       take leaderships and replicas away from a node; undrain: let it take part again
+remove      a node that is drained, or dead, for good
+rebalance   give every partition its preferred leader
+unsafe-recover  lead again what has lost every disk that had all
+watch       what changes, a line each
+local       a whole cluster on this machine, for trying
 
-Both work on the directory itself, so they need no admin port, only the rights of a node.
+Of a shared data directory (`--data`): status, handover. See `holdfast.cli.cluster_pair`.
 """
 
 import argparse
-import json
 import sys
-import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.lease.directory import LeaseDirectory, NodeInfo
-from holdfast.log.epochs import LEASE, CorruptEpoch, Epoch, newest_epoch
-from holdfast.log.files import DataDirectoryError, read_manifest
-from holdfast.log.filesystem import OsFileSystem
+from holdfast.cli import cluster_commands, cluster_local, cluster_pair, cluster_watch
+from holdfast.cli.cluster_http import DEFAULT_ADMIN, AdminError, AdminPort
 
-EXIT_NOBODY: Final = 1
-EXIT_UNREADABLE: Final = 2
-WATCH_S: Final = 1.0
-"""How long a counter is watched before its holder is called silent."""
-POLL_S: Final = 0.02
-HANDOVER_TIMEOUT_S: Final = 15.0
+EXIT_ERROR: Final = 2
+DRAIN_TIMEOUT_S: Final = 600.0
+SHARED_DEFAULT: Final = Path("holdfast-data")
 
+Command = Callable[[AdminPort, argparse.Namespace], int]
 
-class NotShared(Exception):
-    """The text says what to do."""
-
-
-@dataclass(frozen=True)
-class Status:
-    epoch: Epoch
-    holder: NodeInfo | None
-    """None: nobody holds the lease now."""
-    is_renewing: bool
-    """Whether the holder's counter moved while we looked."""
-    nodes: list[NodeInfo]
-
-    @property
-    def standbys(self) -> list[NodeInfo]:
-        holder = "" if self.holder is None else self.holder.node_id
-        return [node for node in self.nodes if node.node_id != holder]
-
-    def as_json(self) -> dict[str, object]:
-        return {
-            "epoch": self.epoch.number,
-            "began": self.epoch.began,
-            "holder": None if self.holder is None else _node_json(self.holder),
-            "renewing": self.is_renewing,
-            "standbys": [_node_json(node) for node in self.standbys],
-        }
+_COMMANDS: Final[dict[str, tuple[Command, str]]] = {
+    "init": (cluster_commands.make_cluster, "make a cluster of this node; others join it"),
+    "status": (cluster_commands.show_status, "is it healthy; every node; or of a shared directory"),
+    "nodes": (cluster_commands.show_nodes, "every node"),
+    "partitions": (cluster_commands.show_partitions, "every partition, or that of a topic"),
+    "drain": (cluster_commands.drain, "take leaderships and replicas away from a node"),
+    "undrain": (cluster_commands.undrain, "let a drained node take part again"),
+    "remove": (cluster_commands.remove, "remove a node that is drained or dead, for good"),
+    "rebalance": (cluster_commands.rebalance, "give every partition its preferred leader"),
+    "unsafe-recover": (
+        cluster_commands.unsafe_recover,
+        "let a node lead lost partitions with what it has: messages may be lost",
+    ),
+    "watch": (cluster_watch.watch, "print what changes, until Ctrl-C"),
+}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "cluster",
-        help="the nodes that share a data directory",
-        description="Show the nodes that share a data directory, or let the holder hand over.",
+        help="nodes that replicate one log, or share a data directory",
+        description="Make, look at and change a cluster; or the nodes of a shared data directory.",
     )
     commands = parser.add_subparsers(dest="cluster_command", metavar="COMMAND", required=True)
-    status = commands.add_parser("status", help="who holds the lease, and who stands by")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    handover = commands.add_parser("handover", help="let the holder hand over to a standby")
-    handover.add_argument(
-        "--timeout",
-        type=float,
-        default=HANDOVER_TIMEOUT_S,
-        metavar="SECONDS",
-        help=f"how long to wait for the new holder (default {HANDOVER_TIMEOUT_S:g})",
-    )
-    for each in (status, handover):
+    parsers = {name: commands.add_parser(name, help=text) for name, (_, text) in _COMMANDS.items()}
+    for each in parsers.values():
+        each.add_argument("--json", action="store_true", help="print JSON")
         each.add_argument(
-            "--data",
-            type=Path,
-            default=Path("holdfast-data"),
-            metavar="DIR",
-            help="the shared data directory (default ./holdfast-data)",
+            "--admin",
+            metavar="ADDR:PORT",
+            help=f"admin port of a node of the cluster (default {DEFAULT_ADMIN})",
         )
+    parsers["status"].add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=f"look at a shared data directory instead (default ./{SHARED_DEFAULT}, if shared)",
+    )
+    for name in ("drain", "undrain", "remove", "unsafe-recover"):
+        parsers[name].add_argument("node", metavar="NODE", help="its id")
+    parsers["partitions"].add_argument(
+        "--topic", type=cluster_commands.topic_argument, metavar="T", help="only where this one is"
+    )
+    parsers["unsafe-recover"].add_argument(
+        "--accept-loss", action="store_true", help="you know that messages are lost for good"
+    )
+    _add_drain_options(parsers["drain"])
+    _add_handover(commands)
+    cluster_local.add_options(
+        commands.add_parser("local", help="run a whole cluster on this machine, for trying")
+    )
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace) -> int:
-    try:
-        directory = _open(args.data)
-        if args.cluster_command == "status":
-            return _print_status(directory, args.json)
-        return _hand_over(directory, args.timeout)
-    except (DataDirectoryError, NotShared, CorruptEpoch) as error:
-        print(f"holdfast: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"holdfast: {args.data}: {error.strerror or error}", file=sys.stderr)
-    return EXIT_UNREADABLE
-
-
-def _open(path: Path) -> LeaseDirectory:
-    files = OsFileSystem(path)
-    read_manifest(files, path)
-    if not files.list(LEASE):
-        raise NotShared(f"{path} is not shared: start its nodes with --standby")
-    return LeaseDirectory(files)
-
-
-def read_status(directory: LeaseDirectory) -> Status:
-    """Watches the holder for up to WATCH_S. Raises OSError, CorruptEpoch."""
-    epoch = newest_epoch(directory.root)
-    nodes = directory.nodes()
-    holder = directory.read_claim(epoch.number) if epoch.number else None
-    if holder is None or directory.newest_claimed() != epoch.number:
-        return Status(epoch, None, False, nodes)
-    first = directory.read_beat(epoch.number)
-    if first.is_released or not directory.is_locked(epoch.number):
-        return Status(epoch, None, False, nodes)
-    deadline = time.monotonic() + WATCH_S
-    while time.monotonic() < deadline:
-        if directory.read_beat(epoch.number).counter != first.counter:
-            return Status(epoch, holder, True, nodes)
-        time.sleep(POLL_S)
-    return Status(epoch, holder, False, nodes)
-
-
-def _print_status(directory: LeaseDirectory, as_json: bool) -> int:
-    status = read_status(directory)
-    if as_json:
-        print(json.dumps(status.as_json(), indent=1))
-    else:
-        print("\n".join(status_lines(status, time.time_ns() // 1000)))
-    return 0 if status.holder is not None and status.is_renewing else EXIT_NOBODY
-
-
-def status_lines(status: Status, now_us: int) -> list[str]:
-    lines = [f"epoch    {status.epoch.number}"]
-    if status.holder is None:
-        lines.append("holder   nobody")
-    else:
-        silent = "" if status.is_renewing else ", does not renew the lease"
-        lines.append(f"holder   {_node_text(status.holder, now_us)}{silent}")
-    lines += [f"standby  {_node_text(node, now_us)}" for node in status.standbys]
-    if not status.standbys:
-        lines.append("standby  none: nobody would take over")
-    return lines
-
-
-def _node_text(node: NodeInfo, now_us: int) -> str:
-    address = node.address or "address not known"
-    admin = f", admin {node.admin}" if node.admin else ""
-    return f"{node.node_id} at {address}{admin}, {_duration(now_us - node.since_us)}"
-
-
-def _duration(us: int) -> str:
-    seconds = max(0, us) / 1_000_000
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"for {seconds / size:.0f} {unit}"
-    return f"for {seconds:.1f} s"
-
-
-def _node_json(node: NodeInfo) -> dict[str, object]:
-    return {
-        "node": node.node_id,
-        "address": node.address,
-        "admin": node.admin,
-        "pid": node.pid,
-        "since_us": node.since_us,
-    }
-
-
-def _hand_over(directory: LeaseDirectory, timeout_s: float) -> int:
-    before = read_status(directory)
-    if before.holder is None:
-        raise NotShared("nobody holds the lease: there is nothing to hand over")
-    if not before.standbys:
-        raise NotShared(f"no standby would take over from {before.holder.node_id}: start one first")
-    started = time.monotonic()
-    directory.request_handover(before.epoch.number)
-    while time.monotonic() - started < timeout_s:
-        epoch = newest_epoch(directory.root)
-        if epoch.number > before.epoch.number:
-            took_s = time.monotonic() - started
-            print(
-                f"{before.holder.node_id} handed over to {epoch.node_id} in {took_s:.2f} s,"
-                f" epoch {epoch.number}"
-            )
-            return 0
-        time.sleep(POLL_S)
-    print(
-        f"holdfast: {before.holder.node_id} has not handed over within {timeout_s:g} s: look at"
-        " its log",
-        file=sys.stderr,
+def _add_drain_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DRAIN_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait; the draining goes on (default {DRAIN_TIMEOUT_S:g})",
     )
-    return EXIT_NOBODY
+
+
+def _add_handover(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    handover = commands.add_parser(
+        "handover", help="of a shared directory: let the holder hand over to a standby"
+    )
+    handover.add_argument(
+        "--timeout",
+        type=float,
+        default=cluster_pair.HANDOVER_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for the new holder (default {cluster_pair.HANDOVER_TIMEOUT_S:g})",
+    )
+    handover.add_argument(
+        "--data",
+        type=Path,
+        default=SHARED_DEFAULT,
+        metavar="DIR",
+        help=f"the shared data directory (default ./{SHARED_DEFAULT})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    name = args.cluster_command
+    try:
+        if name == "local":
+            return cluster_local.run(args)
+        if name == "handover" or (name == "status" and _asks_for_directory(args)):
+            return cluster_pair.run(args)
+        args.admin = args.admin or DEFAULT_ADMIN
+        return _COMMANDS[name][0](AdminPort(args.admin), args)
+    except AdminError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _asks_for_directory(args: argparse.Namespace) -> bool:
+    """A pair's node has no need to say so in its own working directory. Raises AdminError."""
+    if args.data is not None and args.admin is not None:
+        raise AdminError("give --admin for a cluster, or --data for a shared directory")
+    if args.data is None and args.admin is None and cluster_pair.is_shared(SHARED_DEFAULT):
+        args.data = SHARED_DEFAULT
+    return args.data is not None

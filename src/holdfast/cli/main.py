@@ -25,7 +25,7 @@ COMMANDS: Final = {
     "serve": "run a broker",
     "pub": "publish messages (options of mosquitto_pub)",
     "sub": "subscribe and print messages (options of mosquitto_sub)",
-    "cluster": "show the nodes that share a data directory, hand over",
+    "cluster": "make, look at and change a cluster; try one on this machine",
     "log": "inspect, verify, dump or follow a data directory",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }

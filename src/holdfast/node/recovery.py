@@ -379,16 +379,22 @@ def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
 
 def _clamped(state: NodeState, positions: list[int]) -> list[int]:
     """With durability "memory" a crash may take records that a snapshot has seen: a position
-    beyond the log's end would skip what is written there next."""
+    beyond the log's end would skip what is written there next. In a replica what is beyond is
+    committed, and only not here yet."""
+    if state.journal.replicated:
+        return positions
     return list(map(min, positions, state.journal.next_offset))
 
 
 def _first_starts(state: NodeState, session: Session) -> list[int]:
     """A session that never logged its cursor begins where its subscriptions do."""
     positions = list(state.delivered)
-    for subscription in session.subscriptions.values():
-        if subscription.start is not None:
-            positions = list(map(min, positions, subscription.start))
+    starts = [each.start for each in session.subscriptions.values() if each.start is not None]
+    if state.journal.replicated and starts:
+        # What was delivered here is not the same on every node.
+        positions = list(starts[0])
+    for start in starts:
+        positions = list(map(min, positions, start))
     return positions
 
 

@@ -1,0 +1,398 @@
+"""A node's part in a cluster: what is opened for it, when it is ready for clients, and what an
+operator may ask of it."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from holdfast.api.cluster_admin import ClusterError, ClusterFigures
+from holdfast.api.sharing import address_of, admin_of
+from holdfast.cluster.images import Images
+from holdfast.cluster.member import Member, MemberConfig
+from holdfast.config.schema import Config
+from holdfast.drivers.cluster_broker import ClusterBroker
+from holdfast.drivers.peer_auth import PeerAuth
+from holdfast.drivers.peers import PeerIdentity, PeerLinks
+from holdfast.drivers.raft_files import DamagedRaft, RaftFiles
+from holdfast.drivers.raft_writer import RaftWriter
+from holdfast.drivers.storage import Storage, StorageError
+from holdfast.log.journal import Journal
+from holdfast.node.node import Node
+from holdfast.node.state import NodeState
+from holdfast.replication import operations
+from holdfast.replication.commands import Command
+from holdfast.replication.controller import ControllerConfig
+from holdfast.replication.detector import DetectorConfig
+from holdfast.replication.health import Presence
+from holdfast.replication.metadata import DATA, WITNESS, ClusterMetadata, NodeInfo
+from holdfast.replication.metastate import member_id
+from holdfast.replication.metastore import MetaStore
+from holdfast.replication.proposals import Accepted, Outcome, Refused
+from holdfast.replication.replica_config import ReplicationConfig
+from holdfast.replication.status import cluster_status
+
+logger = logging.getLogger("holdfast")
+
+LEAVE_S: Final = 3.0
+"""How long the others have, at shutdown, to take over what this node leads."""
+PENDING_BYTES: Final = 8 << 20
+"""Read at a time of what is above the high watermark, at the start."""
+
+
+class Clustering:
+    """See ClusterAdmin. Opens the data directory; raises StorageError."""
+
+    def __init__(
+        self,
+        config: Config,
+        new_node: Callable[[Journal], Node],
+        verify_password: Callable[[str, bytes], bool] | None,
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        self.config = config
+        cluster = config.cluster
+        self._loop = asyncio.get_running_loop()
+        self._requests: dict[int, asyncio.Future[Outcome]] = {}
+        self._ready = asyncio.Event()
+        # At the end: nobody waits any more for what this node leads.
+        self._relieved: asyncio.Event | None = None
+        try:
+            auth = PeerAuth.load(cluster)
+        except (ValueError, OSError) as error:
+            raise StorageError(str(error)) from error
+        storage = Storage.open(
+            Path(config.node.data),
+            config.node.id,
+            cluster.partitions,
+            config.log.segment_bytes,
+            secrets.token_hex(8),
+        )
+        self.storage = storage
+        manifest = storage.directory.manifest
+        node = new_node(storage.journal)
+        images = _recovered(storage, node)
+        member_name = member_id(config.node.id, manifest.incarnation)
+        is_new = not manifest.cluster_id
+        try:
+            files = RaftFiles(storage.directory.files, member_name, is_new=is_new)
+        except DamagedRaft as error:
+            storage.close()
+            raise StorageError(str(error)) from error
+        random = secrets.SystemRandom().random
+        now = self._loop.time()
+        meta = MetaStore(
+            config.node.id,
+            manifest.incarnation,
+            files.state,
+            nonce=secrets.token_hex(8),
+            random=random,
+            now=now,
+        )
+        self.presence = Presence(
+            manifest.incarnation, cluster.peer_address(), address_of(config), admin_of(config)
+        )
+        self.member = Member(
+            node,
+            images,
+            storage.journal,
+            meta,
+            self.presence,
+            member_config(config, manifest.incarnation),
+            random,
+            now,
+        )
+        _load_uncommitted(self.member, storage)
+        self.broker = ClusterBroker(
+            self.member,
+            self._loop,
+            storage,
+            verify_password,
+            config.log.memory_flush_ms / 1000,
+            on_failed,
+            self._after_turn,
+        )
+        self.broker.raft = RaftWriter(
+            files,
+            self._loop.call_soon_threadsafe,
+            on_written=self.broker.raft_written,
+            on_failed=on_failed,
+        )
+        self.links = PeerLinks(
+            self._loop,
+            PeerIdentity(
+                config.node.id,
+                manifest.incarnation,
+                manifest.cluster_id,
+                role=WITNESS if cluster.witness else DATA,
+                peer_address=self.presence.peer_address,
+                client_address=self.presence.client_address,
+                admin_address=self.presence.admin_address,
+            ),
+            auth,
+            self.broker,
+            cluster.peer_bind,
+            cluster.peer_port,
+        )
+        self.broker.links = self.links
+
+    async def start(self) -> None:
+        """Be reached by the others, and reach them. Raises OSError."""
+        await self.links.start()
+        self.links.set_join(self.config.cluster.join)
+        self.broker.touch()
+        if not self.config.cluster.wait_for_init and self.member.meta.metadata is None:
+            await self.init()
+
+    async def wait_until_ready(self) -> None:
+        """Return when this node can serve clients: it belongs to a cluster, and for each partition
+        it leads or follows whoever does."""
+        await self._ready.wait()
+
+    def _is_ready(self) -> bool:
+        member = self.member
+        metadata = member.fabric.metadata
+        if metadata is None or self.config.node.id not in metadata.nodes:
+            return False
+        if self.config.cluster.witness:
+            return True
+        for partition, info in enumerate(metadata.partitions):
+            if member.fabric.leads(partition):
+                continue
+            if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
+                return False
+        return member.meta.has_majority(self._loop.time())
+
+    def _after_turn(self) -> None:
+        """See ClusterBroker."""
+        member = self.member
+        if member.nodes_changed:
+            member.nodes_changed = False
+            metadata = member.fabric.metadata
+            assert metadata is not None
+            if self.links.identity.cluster_id != metadata.cluster_id:
+                logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
+                self.storage.directory.join_cluster(metadata.cluster_id)
+                self.links.set_cluster(metadata.cluster_id)
+            self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
+        outcomes = member.outcomes
+        member.outcomes = []
+        for request, outcome in outcomes:
+            future = self._requests.pop(request, None)
+            if future is not None and not future.done():
+                future.set_result(outcome)
+        if not self._ready.is_set() and self._is_ready():
+            self._ready.set()
+            self.broker.is_watched = False
+        if self._relieved is not None and (
+            not any(member.fabric.leading) or not member.fabric.connected
+        ):
+            self._relieved.set()
+
+    # ClusterAdmin
+
+    def status(self) -> dict[str, object]:
+        member = self.member
+        now = self._loop.time()
+        metadata = member.fabric.metadata
+        found: dict[str, object] = {
+            "cluster_id": "",
+            "node": self.config.node.id,
+            "initialised": metadata is not None,
+            "metadata_leader": member.meta.leader_id,
+            "has_majority": metadata is not None and member.meta.has_majority(now),
+            "version": 0,
+            "replication_factor": self.config.cluster.replication_factor,
+            "min_insync": self.config.cluster.min_insync,
+            "nodes": [],
+            "partitions": [],
+            "under_replicated": 0,
+            "leaderless": 0,
+            "moving": 0,
+            "sessions_here": len(member.state.sessions),
+        }
+        if metadata is not None:
+            found.update(cluster_status(metadata, member.health(now)))
+            partitions = found["partitions"]
+            assert isinstance(partitions, list)
+            for number, partition in enumerate(partitions):
+                partition["high_watermark"] = member.fabric.journal.high_watermark[number]
+        return found
+
+    def figures(self) -> ClusterFigures:
+        member = self.member
+        metadata = member.fabric.metadata
+        node = self.config.node.id
+        if metadata is None:
+            return ClusterFigures(node, is_witness=self.config.cluster.witness)
+        factor = metadata.replication_factor
+        now = self._loop.time()
+        return ClusterFigures(
+            node,
+            True,
+            member.meta.has_majority(now),
+            self.config.cluster.witness,
+            member.meta.is_leader,
+            metadata.version,
+            sum(len(info.in_sync) < factor for info in metadata.partitions),
+            sum(not info.leader for info in metadata.partitions),
+            sum(bool(info.adding) for info in metadata.partitions),
+            len(member.state.sessions),
+            {other: other in member.fabric.connected for other in metadata.nodes if other != node},
+            member.replication.lag_records(),
+            member.failovers,
+            member.admission.refused,
+            member.forwarding.forwarded,
+        )
+
+    async def init(self) -> dict[str, object]:
+        member = self.member
+        if member.meta.metadata is not None:
+            raise ClusterError(
+                f"the cluster is initialised already, with id {member.meta.metadata.cluster_id}"
+            )
+        cluster = self.config.cluster
+        if cluster.witness:
+            raise ClusterError("a witness cannot hold the first partitions: ask a data node")
+        for peer in self.links.connected():
+            if peer.cluster_id:
+                raise ClusterError(
+                    f"{peer.node_id} belongs to the cluster {peer.cluster_id} already: this node"
+                    " is about to join it"
+                )
+        info = NodeInfo(
+            self.config.node.id,
+            self.presence.incarnation,
+            self.presence.peer_address,
+            self.presence.client_address,
+            self.presence.admin_address,
+        )
+        self.broker.touch()
+        request = member.meta.create_cluster(
+            secrets.token_hex(8),
+            cluster.partitions,
+            cluster.replication_factor,
+            cluster.min_insync,
+            info,
+            self._loop.time(),
+        )
+        await self._outcome(request)
+        return self.status()
+
+    async def drain(self, node: str) -> None:
+        await self._operate(lambda: operations.drain(self._metadata(), node))
+
+    async def undrain(self, node: str) -> None:
+        await self._operate(lambda: operations.undrain(self._metadata(), node))
+
+    async def rebalance(self) -> None:
+        await self._operate(lambda: operations.rebalance(self._metadata()))
+
+    async def unsafe_recover(self, node: str) -> None:
+        await self._operate(lambda: operations.unsafe_recover(self._metadata(), node))
+
+    async def remove(self, node: str) -> None:
+        try:
+            operations.remove(self._metadata(), node)
+        except operations.OperationError as error:
+            raise ClusterError(str(error)) from error
+        self.broker.touch()
+        await self._outcome(self.member.meta.remove(node, self._loop.time()))
+
+    def _metadata(self) -> ClusterMetadata:
+        metadata = self.member.fabric.metadata
+        if metadata is None:
+            raise ClusterError("the cluster is not initialised: holdfast cluster init")
+        return metadata
+
+    async def _operate(self, make: Callable[[], Command | None]) -> None:
+        try:
+            command = make()
+        except operations.OperationError as error:
+            raise ClusterError(str(error)) from error
+        if command is not None:
+            self.broker.touch()
+            await self._outcome(self.member.meta.propose(command, self._loop.time()))
+
+    async def _outcome(self, request: int) -> None:
+        """Raises ClusterError unless it was accepted."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._requests[request] = future
+        outcome = await future
+        if isinstance(outcome, Accepted):
+            return
+        if isinstance(outcome, Refused):
+            raise ClusterError(f"{outcome.text}: somebody else may have changed it, try again")
+        raise ClusterError(outcome.text)
+
+    @property
+    def is_witness(self) -> bool:
+        return self.config.cluster.witness
+
+    # The end
+
+    async def leave(self) -> str:
+        """Let the others take over what this node leads. Returns where its clients may go."""
+        member = self.member
+        metadata = member.fabric.metadata
+        if metadata is None:
+            return ""
+        member.detector.leave(self._loop.time())
+        self._relieved = asyncio.Event()
+        self.broker.is_watched = True
+        self.broker.touch()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                await self._relieved.wait()
+        self.broker.touch()
+        member.meta.hand_over(self._loop.time())
+        addresses = [
+            info.client_address
+            for node, info in sorted(metadata.nodes.items())
+            if node in member.fabric.connected and info.role == DATA and info.client_address
+        ]
+        return " ".join(addresses)
+
+    async def stop(self) -> None:
+        await self.links.stop()
+        watermarks = self.storage.journal.checkpoint()
+        await asyncio.to_thread(self.storage.directory.write_watermarks, watermarks, sync=True)
+
+
+def member_config(config: Config, incarnation: str) -> MemberConfig:
+    cluster = config.cluster
+    return MemberConfig(
+        DetectorConfig(heartbeat_s=cluster.heartbeat_s, suspect_s=cluster.suspect_s),
+        ControllerConfig(replace_after_s=cluster.replace_after_s),
+        ReplicationConfig(
+            incarnation=incarnation,
+            silent_s=cluster.silent_s,
+            catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
+        ),
+    )
+
+
+def _recovered(storage: Storage, node: Node) -> Images:
+    state = NodeState(node.state.config, storage.journal)
+    state.now = node.state.now
+    state.wall_us = time.time_ns() // 1000
+    images = Images(state)
+    storage.replay_into(images)
+    return images
+
+
+def _load_uncommitted(member: Member, storage: Storage) -> None:
+    """What lies above the high watermark is kept in memory until it is committed, or cut off."""
+    journal = storage.journal
+    for partition, end in enumerate(journal.next_offset):
+        start = journal.high_watermark[partition]
+        while start < end:
+            batches = storage.reader.read_batches(partition, start, end, PENDING_BYTES)
+            if not batches:
+                break
+            member.load_uncommitted(batches, partition)
+            start = member.log.uncommitted[partition][-1].end_offset

@@ -1,0 +1,95 @@
+"""Nodes as child processes that never outlive the one who started them."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+STOP_S: Final = 30.0
+"""How long the nodes get to stop in order."""
+POLL_S: Final = 0.05
+LOG_TAIL_BYTES: Final = 2000
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class Child:
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        """Starts `holdfast` with `arguments`; what it prints goes to the end of `log`. Only from
+        the main thread: to the system, the thread that starts a child is its parent. Raises
+        OSError."""
+        self.name = name
+        self.command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
+        self._log = log
+        parent = os.getpid()
+        # Loaded here: between fork and exec there should be nothing but system calls.
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+        def die_with_parent() -> None:
+            if libc is not None:
+                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != parent:
+                    os._exit(1)  # it has died before we asked
+
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=die_with_parent,
+                # Ctrl-C is for whoever started them, who tells them.
+                process_group=0,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end_text(self) -> str:
+        """How it ended."""
+        code = self._process.returncode
+        if code >= 0:
+            return f"ended with exit code {code}"
+        try:
+            return f"was killed by {signal.Signals(-code).name}"
+        except ValueError:
+            return f"was killed by signal {-code}"
+
+    def log_end(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(max(0, self._log.stat().st_size - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace").rstrip()
+
+    def tell_to_stop(self) -> None:
+        # One that is held by SIGSTOP would never learn of it.
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def stop_all(
+    children: Sequence[Child], is_hurried: Callable[[], bool], timeout_s: float = STOP_S
+) -> list[Child]:
+    """All at the same time. Those that have not stopped in time, or when `is_hurried` says so, are
+    killed, and returned."""
+    for child in children:
+        child.tell_to_stop()
+    deadline = time.monotonic() + timeout_s
+    while (left := [child for child in children if child.is_alive()]) and not is_hurried():
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    for child in children:
+        child.kill()
+    return left

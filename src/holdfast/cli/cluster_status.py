@@ -1,0 +1,176 @@
+"""What a node says about its cluster (`GET /cluster`), as values, and what to think of it."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from holdfast.cli.log_text import count_text
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    state: str
+    """up, down or draining."""
+    role: str
+    """data or witness."""
+    voter: bool
+    connected: bool
+    """Whether the node that was asked has a link to it, or is it."""
+    peer_address: str
+    client_address: str
+    admin_address: str
+    leaders: int
+    replicas: int
+    in_sync: int
+    adding: int = 0
+    """Replicas that are being made on it."""
+
+    @property
+    def held(self) -> int:
+        return self.replicas + self.adding
+
+
+class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    partition: int
+    leader: str
+    """Empty: nobody may lead it now."""
+    epoch: int
+    replicas: list[str]
+    in_sync: list[str]
+    adding: list[str]
+    high_watermark: int
+    """Of the node that was asked."""
+    version: int
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    cluster_id: str
+    node: str
+    initialised: bool
+    metadata_leader: str
+    has_majority: bool
+    version: int
+    replication_factor: int
+    min_insync: int
+    nodes: list[NodeStatus]
+    partitions: list[PartitionStatus]
+    under_replicated: int
+    leaderless: int
+    moving: int
+    sessions_here: int
+    lost: int = 0
+    """Of the leaderless ones, those of which every disk that had all is gone."""
+
+    def node_status(self, node: str) -> NodeStatus | None:
+        return next((each for each in self.nodes if each.node == node), None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    is_healthy: bool
+    text: str
+
+
+def verdict(status: ClusterStatus) -> Verdict:
+    """One line. A node that is being drained and replicas on the move are no defect."""
+    if not status.initialised:
+        return Verdict(False, f"no cluster yet: {status.node} waits for `holdfast cluster init`")
+    wrong = []
+    if not status.has_majority:
+        wrong.append(f"{status.node} reaches no majority, so it promises nothing")
+    elif not status.metadata_leader:
+        wrong.append("nobody leads the metadata")
+    for node in status.nodes:
+        if node.state == "down":
+            wrong.append(f"{node.node} is down")
+        elif not node.connected and node.node != status.node:
+            wrong.append(f"{status.node} has no link to {node.node}")
+    if status.leaderless:
+        wrong.append(f"{count_text(status.leaderless, 'partition')} without a leader")
+    if status.lost:
+        wrong.append(f"{status.lost} of them lost: see `holdfast cluster unsafe-recover --help`")
+    if status.under_replicated:
+        wrong.append(f"{count_text(status.under_replicated, 'partition')} under-replicated")
+    if wrong:
+        return Verdict(False, "degraded: " + "; ".join(wrong))
+    nodes, partitions = len(status.nodes), len(status.partitions)
+    parts = [count_text(nodes, "node"), count_text(partitions, "partition")]
+    if status.partitions:
+        fewest = min(len(each.in_sync) for each in status.partitions)
+        parts.append(f"all with {fewest} in sync")
+    if status.moving:
+        parts.append(f"{status.moving} getting new replicas")
+    parts += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
+    return Verdict(True, "healthy: " + ", ".join(parts))
+
+
+def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    """What has changed, a line each; what befalls many partitions alike is one line."""
+    lines = []
+    if not before.initialised and now.initialised:
+        lines.append(f"cluster {now.cluster_id} made")
+    if before.has_majority != now.has_majority:
+        lines.append(f"{now.node} {'reaches' if now.has_majority else 'has lost'} the majority")
+    if before.metadata_leader != now.metadata_leader:
+        lines.append(f"metadata leader {_moved(before.metadata_leader, now.metadata_leader)}")
+    return lines + _node_changes(before, now) + _partition_changes(before, now)
+
+
+def _node_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    lines = []
+    old = {node.node: node for node in before.nodes}
+    for node in now.nodes:
+        was = old.pop(node.node, None)
+        if was is None:
+            lines.append(f"node {node.node} joined as {node.role}, {node.state}")
+            continue
+        if was.state != node.state:
+            lines.append(f"node {node.node} {node.state}")
+        # A link of the node that is asked says nothing where another node is asked.
+        if was.connected != node.connected and before.node == now.node:
+            lines.append(f"link to {node.node} {'made' if node.connected else 'lost'}")
+        if was.voter != node.voter:
+            lines.append(f"node {node.node} {'votes' if node.voter else 'votes no more'}")
+    return lines + [f"node {node} removed" for node in old]
+
+
+def _partition_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    lines = []
+    alike: dict[str, list[int]] = {}
+    for was, is_now in zip(before.partitions, now.partitions, strict=False):
+        number = is_now.partition
+        if (was.leader, was.epoch) != (is_now.leader, is_now.epoch):
+            moved = _moved(was.leader, is_now.leader)
+            lines.append(f"partition {number} leader {moved} epoch {is_now.epoch}")
+        for name, old, new in (
+            ("in sync", was.in_sync, is_now.in_sync),
+            ("replicas", was.replicas, is_now.replicas),
+            ("adding", was.adding, is_now.adding),
+        ):
+            if set(old) != set(new):
+                alike.setdefault(f"{name} {_difference(old, new)}", []).append(number)
+    return lines + [f"{_partitions_text(numbers)} {text}" for text, numbers in alike.items()]
+
+
+def _moved(before: str, now: str) -> str:
+    return f"{before or 'nobody'} -> {now or 'nobody'}"
+
+
+def _difference(before: list[str], now: list[str]) -> str:
+    gone = [f"-{node}" for node in sorted(before) if node not in now]
+    return " ".join([f"+{node}" for node in sorted(now) if node not in before] + gone)
+
+
+def _partitions_text(numbers: list[int]) -> str:
+    """`partition 4`, `partitions 0-3 7`."""
+    if len(numbers) == 1:
+        return f"partition {numbers[0]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return "partitions " + " ".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in runs
+    )

@@ -1,0 +1,329 @@
+"""The leader's side of appending: what is stored already is not stored again.
+
+Repetitions are QoS 2 packet ids, producer sequences and wills. What the committed records say of
+them is in the images; what is appended and not committed yet is in a partition's `Tail`, made anew
+from the log when this node becomes its leader, and forgotten when it stops.
+
+A repetition is acknowledged only when everything appended before it is committed: the record that
+it repeats may be among that.
+"""
+
+from collections import deque
+from typing import Final
+
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import Appender, Forwarding, Pending, encode_result
+from holdfast.cluster.images import STATE_FLAGS, Images
+from holdfast.log import record as log_record
+from holdfast.log.record import Batch
+from holdfast.mqtt import reasons
+from holdfast.node.state import NodeState
+from holdfast.replication.kinds import FORWARD_RESULT
+
+HOLES_MAX: Final = 10_000
+"""Producers of one partition that have a refused sequence to send again; more are refused."""
+
+STORE: Final = 0
+REPEATED: Final = 1
+REFUSED: Final = 2
+
+
+class Tail:
+    """Of a partition that this node leads: what its uncommitted records say."""
+
+    def __init__(self) -> None:
+        # (client id, packet id) -> (stored: True, released: False; offset)
+        self.inbound: dict[tuple[bytes, int], tuple[bool, int]] = {}
+        # producer id -> (epoch, sequence, offset)
+        self.producers: dict[bytes, tuple[int, int, int]] = {}
+        # client id -> (session epoch, offset)
+        self.wills: dict[bytes, tuple[int, int]] = {}
+        # (offset, record kind or flag, key) in order.
+        self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
+        # producer id -> (epoch, sequence) refused for want of replicas or space: nothing later of
+        # the producer is stored before it.
+        self.holes: dict[bytes, tuple[int, int]] = {}
+        # Repetitions that wait: (offset that must be committed, origin, ticket)
+        self.repeated: deque[tuple[int, str, int]] = deque()
+
+    def note(
+        self,
+        offset: int,
+        kind: int,
+        flags: int,
+        client_id: bytes,
+        producer: bytes,
+        epoch: int,
+        sequence: int,
+    ) -> None:
+        if kind == log_record.RELEASE:
+            key = (client_id, sequence)
+            self.inbound[key] = (False, offset)
+            self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
+        elif kind == log_record.WILL or flags & log_record.FLAG_WILL:
+            self.wills[client_id] = (sequence, offset)
+            self._entries.append((offset, log_record.FLAG_WILL, (client_id, 0)))
+        elif kind != log_record.MESSAGE:
+            return
+        elif flags & log_record.FLAG_PACKET_ID:
+            key = (client_id, sequence)
+            self.inbound[key] = (True, offset)
+            self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
+        elif flags & log_record.FLAG_PRODUCER:
+            self.producers[producer] = (epoch, sequence, offset)
+            self._entries.append((offset, log_record.FLAG_PRODUCER, (producer, 0)))
+
+    def forget_below(self, offset: int) -> None:
+        """The images know it."""
+        entries = self._entries
+        while entries and entries[0][0] < offset:
+            at, flag, key = entries.popleft()
+            if flag == log_record.FLAG_PACKET_ID:
+                if self.inbound.get(key, (False, -1))[1] == at:
+                    del self.inbound[key]
+            elif flag == log_record.FLAG_WILL:
+                if self.wills.get(key[0], (0, -1))[1] == at:
+                    del self.wills[key[0]]
+            elif self.producers.get(key[0], (0, 0, -1))[2] == at:
+                del self.producers[key[0]]
+
+
+class Admission(Appender):
+    def __init__(self, state: NodeState, fabric: Fabric, images: Images) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._images = images
+        self.forwarding: Forwarding | None = None
+        self._tails: dict[int, Tail] = {}
+        self._text = ""
+        self._reason = 0
+        # node -> (ticket, reason, text) that are to leave.
+        self._results: dict[str, list[tuple[int, int, str]]] = {}
+        self.repeated = 0
+        self.refused = 0
+        self.strayed = 0
+
+    def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
+        tail = Tail()
+        for batch in uncommitted:
+            for record in batch.records():
+                tail.note(
+                    record.offset,
+                    record.kind,
+                    record.flags,
+                    record.client_id,
+                    record.producer,
+                    record.producer_epoch,
+                    record.sequence,
+                )
+        self._tails[partition] = tail
+
+    def stop_leading(self, partition: int) -> None:
+        self._tails.pop(partition, None)
+
+    def committed(self, partition: int, offset: int) -> None:
+        tail = self._tails.get(partition)
+        if tail is None:
+            return
+        tail.forget_below(offset)
+        while tail.repeated and tail.repeated[0][0] <= offset:
+            _, origin, ticket = tail.repeated.popleft()
+            self._answer(origin, ticket, reasons.SUCCESS, "")
+
+    def append(self, pending: Pending) -> None:
+        """A record of this node."""
+        self._append(
+            self._fabric.node_id,
+            pending.partition,
+            pending.kind,
+            pending.flags,
+            pending.timestamp_us,
+            pending.topic,
+            pending.client_id,
+            pending.producer,
+            pending.producer_epoch,
+            pending.sequence,
+            pending.properties,
+            pending.payload,
+            pending.ticket,
+        )
+
+    def forwarded(self, origin: str, epoch: int, batch: Batch) -> None:
+        """Records of another node. Those for a partition that we do not lead, or not under that
+        epoch, are left lying: their node learns of the next leader as we have."""
+        partition = batch.partition
+        if partition >= len(self._fabric.leading) or self._fabric.leading[partition] != epoch:
+            self.strayed += batch.count
+            return
+        for index in range(batch.count):
+            record = batch.record(index)
+            self._append(
+                origin,
+                partition,
+                record.kind,
+                record.flags,
+                record.timestamp_us,
+                record.topic,
+                record.client_id,
+                record.producer,
+                record.producer_epoch,
+                record.sequence,
+                record.properties,
+                record.payload,
+                record.ticket,
+            )
+
+    def _append(
+        self,
+        origin: str,
+        partition: int,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+        ticket: int,
+    ) -> None:
+        tail = self._tails[partition]
+        outcome = STORE
+        if kind == log_record.MESSAGE:
+            outcome = self._admit(
+                tail, partition, flags, client_id, producer, producer_epoch, sequence
+            )
+        if outcome == REFUSED:
+            self.refused += 1
+            self._answer(origin, ticket, self._reason, self._text)
+            return
+        journal = self._fabric.journal
+        if outcome == REPEATED:
+            self.repeated += 1
+            end = journal.next_offset[partition]
+            if journal.high_watermark[partition] >= end:
+                self._answer(origin, ticket, reasons.SUCCESS, "")
+            else:
+                tail.repeated.append((end, origin, ticket))
+            return
+        is_state = kind != log_record.MESSAGE or flags & STATE_FLAGS != 0
+        offset = journal.append(
+            partition,
+            kind,
+            flags,
+            timestamp_us,
+            topic,
+            client_id,
+            producer,
+            producer_epoch,
+            sequence,
+            properties,
+            payload,
+            is_state,
+            ticket,
+        )
+        if is_state:
+            tail.note(offset, kind, flags, client_id, producer, producer_epoch, sequence)
+
+    def _refuse(self, reason: int, text: str) -> int:
+        self._reason = reason
+        self._text = text
+        return REFUSED
+
+    def _admit(
+        self,
+        tail: Tail,
+        partition: int,
+        flags: int,
+        client_id: bytes,
+        producer: bytes,
+        epoch: int,
+        sequence: int,
+    ) -> int:
+        if flags & log_record.FLAG_PACKET_ID:
+            known = tail.inbound.get((client_id, sequence))
+            if known is not None:
+                if known[0]:
+                    return REPEATED
+            elif self._images.is_inbound(client_id.decode(), partition, sequence, epoch):
+                return REPEATED
+        elif flags & log_record.FLAG_PRODUCER:
+            outcome = self._admit_sequence(tail, partition, producer, epoch, sequence)
+            if outcome != STORE:
+                return outcome
+        elif flags & log_record.FLAG_WILL:
+            pending = tail.wills.get(client_id)
+            if pending is not None and pending[0] >= sequence:
+                return REPEATED
+            if self._images.has_fired(client_id.decode(), sequence):
+                return REPEATED
+        if not self._fabric.can_commit(partition):
+            self._note_hole(tail, flags, producer, epoch, sequence)
+            return self._refuse(reasons.QUOTA_EXCEEDED, "too few replicas are in sync")
+        if self._state.disk_full:
+            self._note_hole(tail, flags, producer, epoch, sequence)
+            return self._refuse(reasons.QUOTA_EXCEEDED, "the leader's disk is full")
+        return STORE
+
+    def _admit_sequence(
+        self, tail: Tail, partition: int, producer_id: bytes, epoch: int, sequence: int
+    ) -> int:
+        """See node.sequencing.admit."""
+        stored_epoch = -1
+        stored_sequence = 0
+        pending = tail.producers.get(producer_id)
+        if pending is not None:
+            stored_epoch, stored_sequence, _ = pending
+        else:
+            table = self._images.state.producers
+            producer = table.find(producer_id, self._state.wall_us)
+            place = None if producer is None else producer.place(partition)
+            if place is not None:
+                stored_epoch = place.epoch
+                stored_sequence = place.sequence
+        if epoch < stored_epoch:
+            self._state.stats.producer_fenced += 1
+            return self._refuse(
+                reasons.IMPLEMENTATION_SPECIFIC_ERROR,
+                f"producer epoch is fenced: {epoch} is below {stored_epoch}",
+            )
+        hole = tail.holes.get(producer_id)
+        if hole is not None:
+            if epoch == hole[0] and sequence > hole[1]:
+                return self._refuse(
+                    reasons.QUOTA_EXCEEDED,
+                    "an earlier sequence of the producer was refused: send that first",
+                )
+            del tail.holes[producer_id]
+        if epoch == stored_epoch and sequence <= stored_sequence:
+            self._state.stats.producer_duplicates += 1
+            return REPEATED
+        if hole is None and len(tail.holes) >= HOLES_MAX:
+            return self._refuse(reasons.QUOTA_EXCEEDED, "too many producers wait")
+        return STORE
+
+    def _note_hole(
+        self, tail: Tail, flags: int, producer: bytes, epoch: int, sequence: int
+    ) -> None:
+        if flags & log_record.FLAG_PRODUCER:
+            tail.holes[producer] = (epoch, sequence)
+
+    def _answer(self, origin: str, ticket: int, reason: int, text: str) -> None:
+        if not ticket:
+            return
+        if origin == self._fabric.node_id:
+            assert self.forwarding is not None
+            self.forwarding.refuse(ticket, reason, text)
+            return
+        self._results.setdefault(origin, []).append((ticket, reason, text))
+
+    def flush(self) -> None:
+        """End of a turn."""
+        if not self._results:
+            return
+        results = self._results
+        self._results = {}
+        for origin, answers in results.items():
+            self._fabric.send(origin, FORWARD_RESULT, encode_result(answers))

@@ -1,0 +1,135 @@
+"""From committed batches to the images and to live receivers.
+
+`ApplyingLog` is the journal as replication sees it; it keeps what is appended until it is
+committed, so that nothing has to be read back.
+
+Invariant: `delivered[p]` is the first offset of partition p that was not applied; it never passes
+the high watermark, and every record below it was applied once, in order.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from holdfast.cluster.images import Images, changes_images
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.record import Batch, Record
+from holdfast.node.catching_up import message_of
+from holdfast.node.delivery import deliver
+from holdfast.node.routing import find_route
+from holdfast.node.state import NodeState
+from holdfast.topics.names import InvalidTopic
+
+
+class ApplyingLog:
+    """See replication.replica_log.ReplicaLog. Batches that this node makes itself come by `built`,
+    those of other leaders through `append_batch`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.uncommitted: list[deque[Batch]] = [deque() for _ in range(journal.partitions)]
+
+    @property
+    def next_offset(self) -> list[int]:
+        return self._journal.next_offset
+
+    @property
+    def durable_offset(self) -> list[int]:
+        return self._journal.durable_offset
+
+    @property
+    def high_watermark(self) -> list[int]:
+        return self._journal.high_watermark
+
+    @property
+    def start_offsets(self) -> list[int]:
+        return self._journal.start_offsets
+
+    def lead(self, partition: int, epoch: int) -> None:
+        self._journal.lead(partition, epoch)
+
+    def append_batch(self, batch: Batch) -> None:
+        self._journal.append_batch(batch)
+        self.uncommitted[batch.partition].append(batch)
+
+    def built(self, partition: int, data: bytes) -> None:
+        self.uncommitted[partition].append(Batch(data, check=False))
+
+    def truncate(self, partition: int, offset: int) -> None:
+        self._journal.truncate(partition, offset)
+        batches = self.uncommitted[partition]
+        while batches and batches[-1].end_offset > offset:
+            batches.pop()
+
+    def reset(self, partition: int, offset: int) -> None:
+        self._journal.reset(partition, offset)
+        self.uncommitted[partition].clear()
+
+    def advance(self, partition: int, offset: int) -> None:
+        self._journal.advance(partition, offset)
+
+    def last_epoch(self, partition: int) -> int:
+        return self._journal.last_epoch(partition)
+
+    def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
+        return self._journal.epoch_end(partition, epoch)
+
+
+class Applier:
+    def __init__(
+        self,
+        state: NodeState,
+        images: Images,
+        log: ApplyingLog,
+        settle: Callable[[int, int, bytes], None],
+        on_session: Callable[[Record], None],
+    ) -> None:
+        """`settle(ticket, partition, client id)`: a record with a ticket was applied.
+        `on_session`: a SESSION record was."""
+        self._state = state
+        self._images = images
+        self._log = log
+        self._settle = settle
+        self._on_session = on_session
+
+    def apply_to(self, partition: int, high_watermark: int) -> None:
+        batches = self._log.uncommitted[partition]
+        while batches and batches[0].base_offset < high_watermark:
+            batch = batches[0]
+            self._apply(partition, batch, high_watermark)
+            if batch.end_offset > high_watermark:
+                return
+            batches.popleft()
+
+    def _apply(self, partition: int, batch: Batch, high_watermark: int) -> None:
+        state = self._state
+        delivered = state.delivered
+        first = delivered[partition] - batch.base_offset
+        last = min(batch.count, high_watermark - batch.base_offset)
+        for index in range(max(0, first), last):
+            record = batch.record(index)
+            if changes_images(record):
+                self._images.apply(record)
+            if record.kind == log_record.MESSAGE and record.flags & log_record.FLAG_QOS_MASK:
+                self._deliver(record)
+            delivered[partition] = record.offset + 1
+            if record.kind == log_record.SESSION:
+                self._on_session(record)
+            if record.ticket:
+                self._settle(record.ticket, partition, record.client_id)
+
+    def _deliver(self, record: Record) -> None:
+        state = self._state
+        try:
+            route = find_route(state, record.topic)
+        except InvalidTopic:
+            return
+        if route.targets or route.groups:
+            deliver(state, route, message_of(record))
+
+    def tickets(self, partition: int) -> set[int]:
+        """Of the records that are in the log and not committed."""
+        found: set[int] = set()
+        for batch in self._log.uncommitted[partition]:
+            found.update(batch.tickets())
+        return found

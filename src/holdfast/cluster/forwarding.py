@@ -1,0 +1,330 @@
+"""Records on their way to the leaders of their partitions.
+
+A record gets a ticket, a number of this node, that stays with it in the log. It is done when it
+comes back committed, through the replication that every node takes part in: no answer is needed,
+and none can be lost. What a leader did not take or already had is told by FORWARD_RESULT.
+
+Invariants
+- A record is `pending` until it is seen committed, or refused.
+- Per partition, records leave in the order they were appended, to one leader under one epoch.
+- When that leader, its epoch or the link to it is lost, nothing leaves until this node's log has
+  everything that the next leader has (`aligned`): what is in there is not sent again, the rest
+  is, in order. So a failover neither loses a record nor stores it twice.
+"""
+
+import struct
+from typing import Final
+
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.promises import Promise, enqueue, settled
+from holdfast.log import record as log_record
+from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
+from holdfast.mqtt import reasons
+from holdfast.node.state import Held, NodeState
+from holdfast.replication.kinds import FORWARD, BadFrame
+
+PENDING_BYTES_MAX: Final = 64 << 20
+"""Of records that wait to be committed; publishers are not read above it."""
+WAIT_S: Final = 5.0
+"""How long a message waits for a leader before it is refused."""
+TICKET_MAX: Final = (1 << 32) - 1
+FORWARD_BYTES_MAX: Final = 8 << 20
+"""A FORWARD frame is closed at this size; a single larger record makes one of its own."""
+
+_EPOCH: Final = struct.Struct("<I")
+_RESULT: Final = struct.Struct("<IBH")
+
+
+class Pending:
+    def __init__(
+        self,
+        ticket: int,
+        partition: int,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+        state: bool,
+        since: float,
+    ) -> None:
+        self.ticket = ticket
+        self.partition = partition
+        self.kind = kind
+        self.flags = flags
+        self.timestamp_us = timestamp_us
+        self.topic = topic
+        self.client_id = client_id
+        self.producer = producer
+        self.producer_epoch = producer_epoch
+        self.sequence = sequence
+        self.properties = properties
+        self.payload = payload
+        self.state = state
+        self.since = since
+        self.size_bytes = 200 + len(topic) + len(properties) + len(payload)
+        # A leader may have it: whether it does is known once this node is aligned.
+        self.in_doubt = False
+        self.promise: Promise | None = None
+        # Committed or refused; `reason` and `text` as in Promise.
+        self.done = False
+        self.reason = 0
+        self.text = ""
+
+
+class Appender:
+    """The leader's side, for records of this very node; see admission.Admission."""
+
+    def append(self, pending: Pending) -> None:
+        raise NotImplementedError
+
+
+class Forwarding:
+    def __init__(self, state: NodeState, fabric: Fabric, appender: Appender) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._appender = appender
+        self._ticket = 0
+        self.pending: dict[int, Pending] = {}
+        self.pending_bytes = 0
+        # Per partition, in order.
+        self._queues: list[dict[int, Pending]] = [{} for _ in range(fabric.journal.partitions)]
+        # Per partition: to whom records leave, and under which epoch; "": they wait.
+        self._targets: list[str] = [""] * fabric.journal.partitions
+        self._epochs: list[int] = [0] * fabric.journal.partitions
+        # Appended since the last promise: that one is about them.
+        self._recent: list[Pending] = []
+        # What leaves at the end of the turn: (leader, partition) -> builder.
+        self._builders: dict[tuple[str, int], BatchBuilder] = {}
+        self._outbound_bytes = 0
+        self.forwarded = 0
+        self.sent_again = 0
+
+    def begin_at(self, ticket: int) -> None:
+        """Tickets start after this one. A random place: another process of this node, or another
+        node for the same client, may have used low ones shortly before."""
+        self._ticket = ticket
+
+    def append(
+        self,
+        partition: int,
+        kind: int,
+        flags: int,
+        timestamp_us: int,
+        topic: bytes,
+        client_id: bytes,
+        producer: bytes,
+        producer_epoch: int,
+        sequence: int,
+        properties: bytes,
+        payload: bytes,
+        state: bool,
+    ) -> None:
+        ticket = self._ticket + 1
+        if ticket > TICKET_MAX:
+            ticket = 1
+        self._ticket = ticket
+        pending = Pending(
+            ticket,
+            partition,
+            kind,
+            flags,
+            timestamp_us,
+            topic,
+            client_id,
+            producer,
+            producer_epoch,
+            sequence,
+            properties,
+            payload,
+            state,
+            self._state.now,
+        )
+        self.pending[ticket] = pending
+        self.pending_bytes += pending.size_bytes
+        self._queues[partition][ticket] = pending
+        self._recent.append(pending)
+        if self._targets[partition]:
+            self._dispatch(pending)
+
+    def hold(self, held: Held) -> None:
+        """Of everything appended since the last call."""
+        promise = Promise(held)
+        for pending in self._recent:
+            # It may have been refused at once.
+            if pending.done:
+                promise.reason = pending.reason
+                promise.text = pending.text
+            else:
+                pending.promise = promise
+                promise.waiting += 1
+        self._recent = []
+        enqueue(self._state, promise)
+
+    def forget_recent(self) -> None:
+        """What was appended without a promise is no part of the next one."""
+        if self._recent:
+            self._recent = []
+
+    def _dispatch(self, pending: Pending) -> None:
+        partition = pending.partition
+        target = self._targets[partition]
+        if target == self._fabric.node_id:
+            self._appender.append(pending)
+            return
+        pending.in_doubt = True
+        self.forwarded += 1
+        key = (target, partition)
+        builder = self._builders.get(key)
+        if builder is None:
+            builder = BatchBuilder(partition, 0)
+            self._builders[key] = builder
+        builder.add(
+            pending.kind,
+            pending.flags,
+            pending.timestamp_us,
+            pending.topic,
+            pending.client_id,
+            pending.producer,
+            pending.producer_epoch,
+            pending.sequence,
+            pending.properties,
+            pending.payload,
+            pending.state,
+            pending.ticket,
+        )
+        self._outbound_bytes += pending.size_bytes
+        if self._outbound_bytes > FORWARD_BYTES_MAX:
+            self.flush()
+
+    def flush(self) -> None:
+        """End of a turn: one frame for each leader."""
+        self.forget_recent()
+        builders = self._builders
+        if not builders:
+            return
+        self._builders = {}
+        self._outbound_bytes = 0
+        frames: dict[str, list[bytes]] = {}
+        for (target, partition), builder in builders.items():
+            if self._targets[partition] == target:
+                parts = frames.setdefault(target, [])
+                parts.append(_EPOCH.pack(self._epochs[partition]))
+                parts.append(builder.build(0))
+        for target, parts in frames.items():
+            self._fabric.send(target, FORWARD, b"".join(parts))
+
+    def settle(self, ticket: int, partition: int, client_id: bytes) -> None:
+        """A record with this ticket is committed; whether it is ours shows here."""
+        pending = self.pending.get(ticket)
+        if pending is None or pending.partition != partition or pending.client_id != client_id:
+            return
+        self._done(pending)
+
+    def refuse(self, ticket: int, reason: int, text: str) -> None:
+        """The leader has answered: below 0x80 it has it already, else it does not take it."""
+        pending = self.pending.get(ticket)
+        if pending is None:
+            return
+        pending.reason = reason
+        pending.text = text
+        if pending.promise is not None:
+            pending.promise.reason = reason
+            pending.promise.text = text
+        self._done(pending)
+
+    def _done(self, pending: Pending) -> None:
+        del self.pending[pending.ticket]
+        del self._queues[pending.partition][pending.ticket]
+        self.pending_bytes -= pending.size_bytes
+        pending.done = True
+        if pending.promise is not None:
+            settled(self._state, pending.promise)
+
+    def stop(self, partition: int) -> None:
+        """The leader of the partition, or the link to it, is lost: nothing leaves until the next
+        one is known and this node is aligned with it."""
+        self._targets[partition] = ""
+
+    def target(self, partition: int) -> str:
+        return self._targets[partition]
+
+    def aligned(self, partition: int, leader: str, epoch: int, known: set[int]) -> None:
+        """This node's log has everything that `leader` had when it answered. `known`: tickets in
+        it that are not committed yet. The rest leaves now."""
+        self._targets[partition] = leader
+        self._epochs[partition] = epoch
+        self._builders.pop((leader, partition), None)
+        for pending in list(self._queues[partition].values()):
+            if pending.ticket in known:
+                continue
+            if pending.in_doubt:
+                self.sent_again += 1
+            self._dispatch(pending)
+
+    def waiting_partitions(self) -> list[int]:
+        """Those with records that have no leader to go to."""
+        return [
+            partition
+            for partition, target in enumerate(self._targets)
+            if not target and self._queues[partition]
+        ]
+
+    def refuse_overdue(self, now: float) -> None:
+        """Messages that no leader can have and that have waited too long; records of state wait on,
+        and so does what may be stored already."""
+        for partition in self.waiting_partitions():
+            for pending in list(self._queues[partition].values()):
+                if pending.since > now - WAIT_S:
+                    break
+                if pending.kind == log_record.MESSAGE and not pending.in_doubt:
+                    self.refuse(
+                        pending.ticket,
+                        reasons.QUOTA_EXCEEDED,
+                        "no leader for the topic's partition",
+                    )
+
+
+def decode_forward(payload: bytes) -> list[tuple[int, Batch]]:
+    """(epoch, batch) each. Raises BadFrame."""
+    found: list[tuple[int, Batch]] = []
+    at = 0
+    try:
+        while at < len(payload):
+            (epoch,) = _EPOCH.unpack_from(payload, at)
+            batch = Batch(payload, at + _EPOCH.size)
+            found.append((epoch, batch))
+            at += _EPOCH.size + batch.length
+    except (struct.error, CorruptBatch) as error:
+        raise BadFrame(f"forwarded records: {error}") from None
+    return found
+
+
+def encode_result(results: list[tuple[int, int, str]]) -> bytes:
+    """(ticket, reason, text) each."""
+    parts: list[bytes] = []
+    for ticket, reason, text in results:
+        data = text.encode()
+        parts.append(_RESULT.pack(ticket, reason, len(data)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def decode_result(payload: bytes) -> list[tuple[int, int, str]]:
+    """Raises BadFrame."""
+    found: list[tuple[int, int, str]] = []
+    at = 0
+    try:
+        while at < len(payload):
+            ticket, reason, length = _RESULT.unpack_from(payload, at)
+            at += _RESULT.size
+            found.append((ticket, reason, payload[at : at + length].decode()))
+            at += length
+    except (struct.error, ValueError) as error:
+        raise BadFrame(f"results of forwarding: {error}") from None
+    return found

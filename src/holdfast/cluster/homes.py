@@ -1,0 +1,399 @@
+"""At the leader of a session's home partition: who owns the session.
+
+A node that has a CONNECT asks here. The owner before it closes its connection and leaves what it
+knows in the log; then an `open` record with a higher epoch makes the asker the owner, and the
+session as the log has it goes to it. A record of an owner before, with a lower epoch, counts for
+nothing from there on, on every node: the log itself is the fence.
+
+The leader also does what nobody else can for a session without a connection: publishes its will
+when that is due, ends it when it expires, and closes it when its owner is lost.
+
+Invariants
+- An epoch of a session is given to one owner.
+- A session is opened for one asker at a time; the next waits.
+- SESSION_OPENED leaves after the `open` record is committed and in the images, if there is one.
+- A new leader decides nothing before it has applied what leaders before it have appended: an epoch
+  may have been given in there.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from holdfast.cluster.fabric import Fabric, fields_of, number_of, text_of
+from holdfast.cluster.images import Images
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.closing import log_close, log_end
+from holdfast.node.delivery import append_state
+from holdfast.node.publishing import publish_will
+from holdfast.node.recording import session_opened, will_from
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Held, NodeState
+from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, BadFrame
+from holdfast.session.session import Session
+
+CLOSE_WAIT_S: Final = 1.0
+"""How long the owner before has to let go of a session; then it goes without its last words."""
+EPOCH_ORIGIN_S: Final = 1_577_836_800
+"""2020. Epochs of a session that nobody remembers begin with the seconds since then, so that they
+lie above those of an earlier life."""
+
+GIVEN_MAX: Final = 20_000
+"""Clients whose newest epoch is remembered though no record tells it."""
+
+
+class Owner:
+    """`recorded`: the log knows."""
+
+    def __init__(self, node: str, epoch: int, recorded: bool) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.recorded = recorded
+
+
+class Request:
+    def __init__(self, node: str, fields: dict[str, object]) -> None:
+        self.node = node
+        self.number = number_of(fields, "request")
+        self.client_id = text_of(fields, "client")
+        self.clean_start = bool(fields["clean"])
+        self.expiry_s = number_of(fields, "expiry_s")
+        username = fields["username"]
+        self.username = None if username is None else str(username)
+        will = fields.get("will")
+        try:
+            self.will = will_from(will) if isinstance(will, dict) else None
+        except (KeyError, ValueError, TypeError) as error:
+            raise BadFrame(f"will: {error!r}") from None
+        # Until when the owner before is waited for.
+        self.deadline = 0.0
+        self.waits_for = ""
+
+    @property
+    def recorded(self) -> bool:
+        return self.expiry_s > 0 or self.will is not None
+
+
+class HeldOpened(Held):
+    """SESSION_OPENED of a session that the log must know first."""
+
+    def __init__(self, homes: "Homes", request: Request, epoch: int, present: bool) -> None:
+        super().__init__()
+        self.homes = homes
+        self.request = request
+        self.epoch = epoch
+        self.present = present
+
+    def release(self, state: NodeState) -> None:
+        self.homes.opened(self.request, self.epoch, self.present)
+
+
+class Homes:
+    def __init__(self, state: NodeState, fabric: Fabric, images: Images) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._images = images
+        # Of clients whose home this node leads: owners that no record tells, or not yet.
+        self._owners: dict[str, Owner] = {}
+        # The newest epoch that this node gave each client.
+        self._given: OrderedDict[str, int] = OrderedDict()
+        # Askers per client, the first one being served.
+        self._requests: dict[str, deque[Request]] = {}
+        # Partitions that this node leads newly: what must be applied before it decides, and what it
+        # is asked and told meanwhile. Whoever asks asks once per request.
+        self._begins_at: dict[int, int] = {}
+        self._early: dict[int, list[Callable[[], None]]] = {}
+        # Sessions without a connection whose will or end was due while another node led.
+        self._overdue: dict[Session, int] = {}
+        # Answers to this node itself; opening.Opener takes them.
+        self.local: list[dict[str, object]] = []
+        self.taken_over = 0
+
+    def home(self, client_id: str) -> int:
+        return partition_of(client_id.encode(), self._state.config.partitions)
+
+    def image(self, client_id: str) -> Session | None:
+        return self._images.state.sessions.get(client_id)
+
+    def handle_open(self, node: str, payload: bytes) -> None:
+        self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
+
+    def open(self, node: str, fields: dict[str, object]) -> None:
+        request = Request(node, fields)
+        home = self.home(request.client_id)
+        if not self._fabric.leads(home):
+            # It asks again when it knows who does.
+            return
+        if home in self._begins_at:
+            self._early[home].append(partial(self.open, node, fields))
+            return
+        queue = self._requests.setdefault(request.client_id, deque())
+        for other in queue:
+            if other.node == node and other.number == request.number:
+                return
+        queue.append(request)
+        if len(queue) == 1:
+            self._begin(request)
+
+    def _owner(self, client_id: str) -> Owner | None:
+        owner = self._owners.get(client_id)
+        image = self._images.state.sessions.get(client_id)
+        if image is not None and image.owner and (owner is None or image.epoch >= owner.epoch):
+            return Owner(image.owner, image.epoch, True)
+        return owner
+
+    def _begin(self, request: Request) -> None:
+        owner = self._owner(request.client_id)
+        if owner is None or owner.node == request.node or self._is_lost(owner.node):
+            self._open(request)
+            return
+        request.waits_for = owner.node
+        request.deadline = self._state.now + CLOSE_WAIT_S
+        self.taken_over += 1
+        fields: dict[str, object] = {"client": request.client_id, "epoch": owner.epoch}
+        if owner.node == self._fabric.node_id:
+            self.local.append({"close": True, **fields})
+        else:
+            self._fabric.send_fields(owner.node, SESSION_CLOSE, fields)
+
+    def _is_lost(self, node: str) -> bool:
+        if node == self._fabric.node_id:
+            return False
+        return node not in self._fabric.connected or self._fabric.is_gone(node)
+
+    def handle_closed(self, node: str, payload: bytes) -> None:
+        fields = fields_of(payload, "client", "epoch")
+        self.closed(node, text_of(fields, "client"), number_of(fields, "epoch"))
+
+    def closed(self, node: str, client_id: str, epoch: int) -> None:
+        """The node does not have the session any more; what it left in the log came before."""
+        home = self.home(client_id)
+        if home in self._begins_at:
+            self._early[home].append(partial(self.closed, node, client_id, epoch))
+            return
+        owner = self._owners.get(client_id)
+        if owner is not None and owner.node == node and owner.epoch <= epoch:
+            del self._owners[client_id]
+        queue = self._requests.get(client_id)
+        if queue and queue[0].waits_for == node:
+            queue[0].waits_for = ""
+            self._open(queue[0])
+
+    def _open(self, request: Request) -> None:
+        client_id = request.client_id
+        image = self._images.state.sessions.get(client_id)
+        owner = self._owners.get(client_id)
+        known = max(
+            0 if image is None else image.epoch,
+            0 if owner is None else owner.epoch,
+            self._images.fired.get(client_id, 0),
+            self._images.ended.get(client_id, 0),
+            self._given.get(client_id, 0),
+        )
+        epoch = known + 1
+        if not known:
+            epoch = max(1, self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S)
+        self._given[client_id] = epoch
+        self._given.move_to_end(client_id)
+        if len(self._given) > GIVEN_MAX:
+            self._given.popitem(last=False)
+        self._owners[client_id] = Owner(request.node, epoch, request.recorded)
+        if image is None and not request.recorded:
+            self.opened(request, epoch, False)
+            return
+        session = Session(client_id, client_id.encode())
+        session.epoch = epoch
+        session.expiry_s = request.expiry_s
+        session.username = request.username
+        session.will = request.will
+        if image is not None and request.clean_start:
+            self._publish_due_will(image)
+        append_state(
+            self._state,
+            log_record.SESSION,
+            session.key,
+            session_opened(session, request.clean_start, request.node),
+            epoch,
+        )
+        present = image is not None and not request.clean_start
+        self._state.hold(HeldOpened(self, request, epoch, present))
+
+    def _publish_due_will(self, image: Session) -> None:
+        """A session that ends by a clean start publishes the will that was still to come, as at
+        any other end. [MQTT-3.1.2-8]"""
+        if image.will is not None and not image.owner:
+            publish_will(self._state, image, image.will)
+
+    def opened(self, request: Request, epoch: int, present: bool) -> None:
+        client_id = request.client_id
+        queue = self._requests.get(client_id)
+        if queue and queue[0] is request:
+            queue.popleft()
+        image = self._images.state.sessions.get(client_id)
+        fields: dict[str, object] = {
+            "request": request.number,
+            "client": client_id,
+            "epoch": epoch,
+            "present": present,
+            "session": None,
+        }
+        if present and image is not None:
+            fields["session"] = self._images.fields(image)
+        if request.node == self._fabric.node_id:
+            self.local.append(fields)
+        else:
+            self._fabric.send_fields(request.node, SESSION_OPENED, fields)
+        if queue:
+            self._begin(queue[0])
+        else:
+            self._requests.pop(client_id, None)
+
+    def handle_owned(self, node: str, payload: bytes) -> None:
+        fields = fields_of(payload, "partitions", "owned", "asking")
+        owned = fields["owned"]
+        partitions = fields["partitions"]
+        asking = fields["asking"]
+        if (
+            not isinstance(owned, list)
+            or not isinstance(partitions, list)
+            or not isinstance(asking, list)
+        ):
+            raise BadFrame("no lists")
+        self.owned(node, partitions, {str(client): int(epoch) for client, epoch in owned}, asking)
+
+    def owned(
+        self, node: str, partitions: list[int], owned: dict[str, int], asking: list[str]
+    ) -> None:
+        """Everything of these home partitions that a node has; of `asking` it does not know yet.
+        What it does not have any more is closed."""
+        for partition in partitions:
+            if partition in self._begins_at:
+                again = partial(self.owned, node, [partition], owned, asking)
+                self._early[partition].append(again)
+        led = {partition for partition in partitions if self._decides(partition)}
+        for client_id, epoch in owned.items():
+            if self.home(client_id) not in led:
+                continue
+            known = self._owner(client_id)
+            if known is None or known.epoch < epoch:
+                self._owners[client_id] = Owner(node, epoch, False)
+        for client_id, owner in list(self._owners.items()):
+            if (
+                owner.node == node
+                and client_id not in owned
+                and client_id not in asking
+                and not owner.recorded
+                and self.home(client_id) in led
+            ):
+                del self._owners[client_id]
+        for session in list(self._images.open):
+            if (
+                session.owner == node
+                and session.client_id not in owned
+                and session.client_id not in asking
+                and self.home(session.client_id) in led
+            ):
+                self._close(session)
+
+    def node_gone(self, node: str) -> None:
+        """By the metadata; its sessions are without a connection."""
+        for client_id, owner in list(self._owners.items()):
+            if owner.node == node and not owner.recorded:
+                del self._owners[client_id]
+        for session in list(self._images.open):
+            if session.owner == node and self._decides(self.home(session.client_id)):
+                self._close(session)
+        self._go_on_without(node)
+
+    def disconnected(self, node: str) -> None:
+        """The link is lost; the node may live."""
+        self._go_on_without(node)
+
+    def _go_on_without(self, node: str) -> None:
+        for queue in list(self._requests.values()):
+            if queue and queue[0].waits_for == node:
+                queue[0].waits_for = ""
+                self._open(queue[0])
+
+    def _close(self, session: Session) -> None:
+        """In place of an owner that is lost. Its will follows when the record has come back."""
+        log_close(self._state, session)
+
+    def _decides(self, partition: int) -> bool:
+        return self._fabric.leads(partition) and partition not in self._begins_at
+
+    def start_leading(self, partition: int) -> None:
+        self._begins_at[partition] = self._fabric.journal.next_offset[partition]
+        self._early[partition] = []
+        self.committed(partition)
+
+    def committed(self, partition: int) -> None:
+        """More of the partition is applied."""
+        begins_at = self._begins_at.get(partition)
+        if begins_at is None or self._state.delivered[partition] < begins_at:
+            return
+        del self._begins_at[partition]
+        for session in list(self._images.open):
+            if self._fabric.is_gone(session.owner) and self.home(session.client_id) == partition:
+                self._close(session)
+        for session, kind in list(self._overdue.items()):
+            if self.home(session.client_id) == partition:
+                del self._overdue[session]
+                self.due(session, kind)
+        for again in self._early.pop(partition):
+            again()
+
+    def stop_leading(self, partition: int) -> None:
+        """The askers ask again, at the next leader."""
+        self._begins_at.pop(partition, None)
+        self._early.pop(partition, None)
+        for client_id in list(self._requests):
+            if self.home(client_id) == partition:
+                del self._requests[client_id]
+        for client_id in list(self._owners):
+            if self.home(client_id) == partition:
+                del self._owners[client_id]
+
+    def applied(self, record: Record) -> None:
+        """A SESSION record is in the images: a session without a connection has its will and its
+        end before it."""
+        session = self._images.state.sessions.get(record.client_id.decode())
+        if session is None:
+            return
+        if session.owner:
+            if self._fabric.is_gone(session.owner) and self._decides(record.partition):
+                # It went while it was given the session.
+                self._close(session)
+        elif not self._images.settle_one(session):
+            self.due(session, SESSION_EXPIRY)
+
+    def due(self, session: Session, kind: int) -> None:
+        """A timer of an image has fired."""
+        state = self._images.state
+        if state.sessions.get(session.client_id) is not session or session.owner:
+            return
+        if not self._decides(self.home(session.client_id)):
+            self._overdue[session] = kind
+            return
+        will = session.will
+        if will is not None and not self._images.has_fired(session.client_id, session.epoch):
+            publish_will(self._state, session, will)
+        if kind == SESSION_EXPIRY:
+            self._state.stats.sessions_expired += 1
+            log_end(self._state, session)
+
+    def handle_timers(self) -> None:
+        now = self._state.now
+        for queue in list(self._requests.values()):
+            if queue and queue[0].waits_for and queue[0].deadline <= now:
+                queue[0].waits_for = ""
+                self._open(queue[0])
+
+    def timer(self) -> float | None:
+        due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
+        return min(due) if due else None
+
+
+IMAGE_TIMERS: Final = (WILL_DUE, SESSION_EXPIRY)

@@ -1,0 +1,214 @@
+"""QoS 0 between nodes: each tells the others the filters of its live subscriptions, and gets the
+messages that match one of them.
+
+Invariant: what a peer has acknowledged covers every filter with an older number. A SUBACK waits
+until every peer that is there has acknowledged its filters, so that what is published anywhere
+after it arrives; a peer that does not answer within WAIT_S is not waited for.
+"""
+
+import json
+from collections import deque
+from typing import Final
+
+from holdfast.cluster.fabric import Fabric, fields_of, number_of
+from holdfast.cluster.promises import Promise, enqueue, settled
+from holdfast.log import record as log_record
+from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
+from holdfast.mqtt.properties import expiry_of
+from holdfast.node.delivery import deliver
+from holdfast.node.routing import find_route
+from holdfast.node.state import Held, NodeState
+from holdfast.replication.kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
+from holdfast.session.message import Message
+from holdfast.topics.names import InvalidTopic, is_shared, split_shared
+from holdfast.topics.trie import SubscriptionTrie
+
+WAIT_S: Final = 0.5
+QOS0_BYTES_MAX: Final = 4 << 20
+"""Of one turn for one node; beyond it they are dropped and counted."""
+
+
+class _Waiting:
+    def __init__(self, number: int, promise: Promise, since: float) -> None:
+        self.number = number
+        self.promise = promise
+        self.since = since
+
+
+class Interest:
+    def __init__(self, state: NodeState, fabric: Fabric) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._counts: dict[str, int] = {}
+        # Grows with every change; `_changes` are those that are not told yet.
+        self._number = 0
+        self._changes: dict[str, bool] = {}
+        self._acknowledged: dict[str, int] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._peers: SubscriptionTrie = SubscriptionTrie()
+        self._of_peer: dict[str, set[str]] = {}
+        self._routes: dict[str, tuple[str, ...]] = {}
+        self._outbound: dict[str, BatchBuilder] = {}
+        self.dropped = 0
+
+    def subscribed(self, filter: str) -> None:
+        inner = split_shared(filter)[1] if is_shared(filter) else filter
+        count = self._counts.get(inner, 0)
+        self._counts[inner] = count + 1
+        if not count:
+            self._change(inner, True)
+
+    def unsubscribed(self, filter: str) -> None:
+        inner = split_shared(filter)[1] if is_shared(filter) else filter
+        count = self._counts.get(inner, 0) - 1
+        if count > 0:
+            self._counts[inner] = count
+        else:
+            self._counts.pop(inner, None)
+            self._change(inner, False)
+
+    def _change(self, filter: str, wanted: bool) -> None:
+        self._number += 1
+        self._changes[filter] = wanted
+
+    def hold(self, held: Held) -> None:
+        promise = Promise(held)
+        if self._laggards(self._number):
+            promise.waiting = 1
+            self._waiting.append(_Waiting(self._number, promise, self._state.now))
+        enqueue(self._state, promise)
+
+    def _laggards(self, number: int) -> list[str]:
+        return [
+            node
+            for node in self._fabric.connected
+            if self._acknowledged.get(node, -1) < number and not self._fabric.is_gone(node)
+        ]
+
+    def connected(self, node: str) -> None:
+        """It gets everything, whatever it knew."""
+        self._acknowledged[node] = -1
+        self._tell(node, list(self._counts), [], True)
+
+    def disconnected(self, node: str) -> None:
+        self._acknowledged.pop(node, None)
+        self._outbound.pop(node, None)
+        for filter in self._of_peer.pop(node, set()):
+            self._peers.remove(filter, node)
+        self._routes = {}
+        self.release()
+
+    def _tell(self, node: str, added: list[str], removed: list[str], whole: bool) -> None:
+        self._fabric.send_fields(
+            node,
+            INTEREST,
+            {"number": self._number, "whole": whole, "added": added, "removed": removed},
+        )
+
+    def flush(self) -> None:
+        """End of a turn."""
+        if self._changes:
+            changes = self._changes
+            self._changes = {}
+            added = [filter for filter, wanted in changes.items() if wanted]
+            removed = [filter for filter, wanted in changes.items() if not wanted]
+            for node in self._fabric.connected:
+                self._tell(node, added, removed, False)
+        if self._outbound:
+            outbound = self._outbound
+            self._outbound = {}
+            for node, builder in outbound.items():
+                self._fabric.send(node, QOS0, builder.build(0))
+
+    def handle_interest(self, node: str, payload: bytes) -> None:
+        fields = fields_of(payload, "number", "whole", "added", "removed")
+        known = self._of_peer.setdefault(node, set())
+        added = fields["added"]
+        removed = fields["removed"]
+        if not isinstance(added, list) or not isinstance(removed, list):
+            raise BadFrame("filters are no list")
+        if fields["whole"]:
+            removed = list(known - set(added))
+        for filter in removed:
+            if filter in known:
+                known.discard(filter)
+                self._peers.remove(filter, node)
+        for filter in added:
+            if not isinstance(filter, str):
+                raise BadFrame("a filter is no text")
+            if filter not in known:
+                known.add(filter)
+                self._peers.add(filter, node, node)
+        self._routes = {}
+        answer = json.dumps({"number": number_of(fields, "number")}).encode()
+        self._fabric.send(node, INTEREST_ACK, answer)
+
+    def handle_ack(self, node: str, payload: bytes) -> None:
+        number = number_of(fields_of(payload, "number"), "number")
+        self._acknowledged[node] = max(number, self._acknowledged.get(node, -1))
+        self.release()
+
+    def release(self) -> None:
+        """Keep what all have acknowledged, or has waited long enough."""
+        waiting = self._waiting
+        while waiting:
+            first = waiting[0]
+            if self._laggards(first.number) and first.since + WAIT_S > self._state.now:
+                return
+            waiting.popleft()
+            settled(self._state, first.promise)
+
+    def timer(self) -> float | None:
+        return self._waiting[0].since + WAIT_S if self._waiting else None
+
+    def spread(self, message: Message, topic: str) -> None:
+        nodes = self._routes.get(topic)
+        if nodes is None:
+            if len(self._routes) > 10_000:
+                self._routes = {}
+            nodes = tuple({str(node) for node in self._peers.match(topic)})
+            self._routes[topic] = nodes
+        for node in nodes:
+            builder = self._outbound.get(node)
+            if builder is None:
+                builder = BatchBuilder(0, 0)
+                self._outbound[node] = builder
+            elif builder.body_bytes > QOS0_BYTES_MAX:
+                self.dropped += 1
+                continue
+            builder.add(
+                log_record.MESSAGE,
+                log_record.FLAG_RETAIN if message.retain else 0,
+                message.timestamp_us,
+                message.topic,
+                message.publisher,
+                b"",
+                0,
+                0,
+                message.properties,
+                message.payload,
+                False,
+            )
+
+    def handle_qos0(self, payload: bytes) -> None:
+        try:
+            batch = Batch(payload)
+        except CorruptBatch as error:
+            raise BadFrame(f"messages: {error}") from None
+        state = self._state
+        for record in batch.records():
+            message = Message(
+                record.topic,
+                record.payload,
+                0,
+                record.flags & log_record.FLAG_RETAIN != 0,
+                record.properties,
+                expiry_of(record.properties),
+                record.timestamp_us,
+                record.client_id,
+            )
+            try:
+                route = find_route(state, record.topic)
+            except InvalidTopic:
+                continue
+            deliver(state, route, message)

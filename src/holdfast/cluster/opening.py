@@ -1,0 +1,313 @@
+"""The side of the node that a client has come to: become the owner of its session, and know when
+this node is it no longer.
+
+A resumed session begins only when this node has applied everything that was committed anywhere
+before: what the owner before has acknowledged is then known here too (`Barrier`).
+"""
+
+import struct
+from typing import Final
+
+from holdfast.cluster.fabric import Fabric, fields_of, number_of, text_of
+from holdfast.cluster.homes import Homes
+from holdfast.log.record import Record
+from holdfast.mqtt import reasons
+from holdfast.node.closing import close_connection, drop_session, log_close
+from holdfast.node.connecting import Opening, finish_open
+from holdfast.node.recording import log_progress, will_fields
+from holdfast.node.recovery import Recovery
+from holdfast.node.state import NodeState
+from holdfast.replication.kinds import (
+    BARRIER,
+    SESSION_CLOSED,
+    SESSION_OPEN,
+    SESSION_OWNED,
+    BadFrame,
+)
+from holdfast.session.connection import CLOSED, OPENING, Connection
+from holdfast.session.session import Session
+
+ASK_AGAIN_S: Final = 0.3
+"""After a SESSION_OPEN or BARRIER without an answer."""
+
+_REQUEST: Final = struct.Struct("<Q")
+_RESULT: Final = struct.Struct("<HIQ")
+
+
+class Asking:
+    """A CONNECT that waits for its session."""
+
+    def __init__(
+        self, number: int, connection: Connection, client_id: str, opening: Opening
+    ) -> None:
+        self.number = number
+        self.connection = connection
+        self.client_id = client_id
+        self.opening = opening
+        self.asked_at = -1.0
+        # Then there will be an answer, and a session to close if the client has gone.
+        self.is_asked = False
+        # Once it is ours.
+        self.answer: dict[str, object] | None = None
+        # Per partition the offset that must be applied here first; -1: its leader has not said.
+        self.barrier: list[int] = []
+
+
+class Opener:
+    def __init__(self, state: NodeState, fabric: Fabric, homes: Homes) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._homes = homes
+        self._number = 0
+        self.asking: dict[int, Asking] = {}
+
+    def begin_at(self, number: int) -> None:
+        """Requests are numbered after this one, so that answers to an earlier process of this node
+        are not taken for answers to this one."""
+        self._number = number
+
+    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+        assert isinstance(opening, Opening)
+        self._number += 1
+        asking = Asking(self._number, connection, client_id, opening)
+        self.asking[asking.number] = asking
+        self._ask(asking)
+
+    def _ask(self, asking: Asking) -> None:
+        asking.asked_at = self._state.now
+        opening = asking.opening
+        fields: dict[str, object] = {
+            "request": asking.number,
+            "client": asking.client_id,
+            "clean": opening.clean_start,
+            "expiry_s": opening.expiry_s,
+            "username": asking.connection.username,
+        }
+        if opening.will is not None:
+            fields["will"] = will_fields(opening.will)
+        home = self._homes.home(asking.client_id)
+        leader = self._fabric.leader(home)
+        asking.is_asked = asking.is_asked or leader != ""
+        if leader == self._fabric.node_id:
+            self._homes.open(leader, fields)
+        elif leader:
+            self._fabric.send_fields(leader, SESSION_OPEN, fields)
+
+    def handle_opened(self, payload: bytes) -> None:
+        self.opened(fields_of(payload, "request", "client", "epoch", "present", "session"))
+
+    def opened(self, fields: dict[str, object]) -> None:
+        asking = self.asking.get(number_of(fields, "request"))
+        client_id = text_of(fields, "client")
+        if asking is None or asking.client_id != client_id or asking.answer is not None:
+            # Asked twice, answered twice: the later epoch is the one that counts, and is ours.
+            self._renew(client_id, number_of(fields, "epoch"))
+            return
+        asking.answer = fields
+        if fields["present"]:
+            asking.barrier = [-1] * len(self._fabric.leading)
+            self._ask_barrier(asking)
+        self._finish_if_ready(asking)
+
+    def _renew(self, client_id: str, epoch: int) -> None:
+        session = self._state.sessions.get(client_id)
+        if session is not None and session.epoch < epoch:
+            session.epoch = epoch
+            return
+        for asking in self.asking.values():
+            if asking.client_id == client_id and asking.answer is not None:
+                asking.answer["epoch"] = max(epoch, number_of(asking.answer, "epoch"))
+
+    def _ask_barrier(self, asking: Asking) -> None:
+        asking.asked_at = self._state.now
+        leaders: set[str] = set()
+        journal = self._fabric.journal
+        for partition, known in enumerate(asking.barrier):
+            if known >= 0:
+                continue
+            if self._fabric.leads(partition):
+                asking.barrier[partition] = journal.next_offset[partition]
+            else:
+                leaders.add(self._fabric.leader(partition))
+        request = barrier_request(asking.number)
+        for leader in leaders:
+            self._fabric.send(leader, BARRIER, request)
+
+    def barrier_answered(self, number: int, entries: list[tuple[int, int, int]]) -> None:
+        asking = self.asking.get(number)
+        if asking is None:
+            return
+        for partition, _, offset in entries:
+            if partition < len(asking.barrier) and asking.barrier[partition] < 0:
+                asking.barrier[partition] = offset
+        self._finish_if_ready(asking)
+
+    def applied(self) -> None:
+        """Records were applied."""
+        for asking in list(self.asking.values()):
+            if asking.answer is not None:
+                self._finish_if_ready(asking)
+
+    def _finish_if_ready(self, asking: Asking) -> None:
+        delivered = self._state.delivered
+        for partition, offset in enumerate(asking.barrier):
+            if offset < 0 or delivered[partition] < offset:
+                return
+        del self.asking[asking.number]
+        answer = asking.answer
+        assert answer is not None
+        session = self._session(answer)
+        session.epoch = number_of(answer, "epoch")
+        connection = asking.connection
+        if connection.state == OPENING:
+            finish_open(self._state, connection, session, bool(answer["present"]), asking.opening)
+            return
+        # The client has gone meanwhile.
+        session.will = asking.opening.will
+        session.expiry_s = asking.opening.expiry_s
+        session.recorded = session.expiry_s > 0 or session.will is not None
+        if session.recorded:
+            log_close(self._state, session)
+        drop_session(self._state, session)
+        self._tell_closed(session.client_id, session.epoch)
+
+    def _session(self, answer: dict[str, object]) -> Session:
+        client_id = text_of(answer, "client")
+        found = answer["session"]
+        if isinstance(found, dict):
+            try:
+                return Recovery(self._state).take_over(found)
+            except (KeyError, ValueError, TypeError, AssertionError) as error:
+                raise BadFrame(f"session of {client_id!r}: {error!r}") from None
+        return Session(client_id, client_id.encode())
+
+    def detached(self, session: Session) -> None:
+        """Its connection is gone. What it leaves is in the log, or on its way there."""
+        if self._state.sessions.get(session.client_id) is session:
+            log_progress(self._state)
+            drop_session(self._state, session)
+        self._tell_closed(session.client_id, session.epoch)
+
+    def _tell_closed(self, client_id: str, epoch: int) -> None:
+        leader = self._fabric.leader(self._homes.home(client_id))
+        if leader == self._fabric.node_id:
+            self._homes.closed(leader, client_id, epoch)
+        elif leader:
+            fields = {"client": client_id, "epoch": epoch}
+            self._fabric.send_fields(leader, SESSION_CLOSED, fields)
+
+    def handle_close(self, payload: bytes) -> None:
+        fields = fields_of(payload, "client", "epoch")
+        self.close(text_of(fields, "client"), number_of(fields, "epoch"))
+
+    def close(self, client_id: str, epoch: int) -> None:
+        """Another node is to have the session."""
+        session = self._state.sessions.get(client_id)
+        if session is not None and session.epoch <= epoch and session.connection is not None:
+            self._state.stats.sessions_taken_over += 1
+            close_connection(
+                self._state,
+                session.connection,
+                reasons.SESSION_TAKEN_OVER,
+                "another connection uses this client id",
+            )
+            return
+        self._tell_closed(client_id, epoch)
+
+    def session_changed(self, record: Record) -> None:
+        """A SESSION record was applied: is a session of ours somebody else's by it?"""
+        client_id = record.client_id.decode()
+        session = self._state.sessions.get(client_id)
+        if session is None or session.connection is None:
+            return
+        image = self._homes.image(client_id)
+        if image is not None and image.owner == self._fabric.node_id:
+            session.epoch = max(session.epoch, image.epoch)
+        elif record.sequence > session.epoch:
+            self._lose(session, reasons.SESSION_TAKEN_OVER, "another connection has the session")
+        elif record.sequence == session.epoch and session.recorded:
+            # The others have taken this node for lost.
+            self._lose(session, reasons.SERVER_BUSY, "the cluster has closed the session")
+
+    def _lose(self, session: Session, reason: int, text: str) -> None:
+        """What is appended for it from here on counts for nothing, by its epoch."""
+        connection = session.connection
+        assert connection is not None
+        self._state.stats.sessions_taken_over += 1
+        close_connection(self._state, connection, reason, text)
+
+    def tell_owned(self, leader: str, partitions: list[int]) -> None:
+        """`leader` leads these home partitions, newly or at a new link: it should know what lives
+        here."""
+        wanted = set(partitions)
+        owned: list[tuple[str, int]] = []
+        for session in self._state.sessions.values():
+            if self._homes.home(session.client_id) in wanted:
+                owned.append((session.client_id, session.epoch))
+        asking: list[str] = []
+        for each in self.asking.values():
+            if self._homes.home(each.client_id) in wanted:
+                asking.append(each.client_id)
+        if leader == self._fabric.node_id:
+            self._homes.owned(leader, partitions, dict(owned), asking)
+            return
+        fields = {"partitions": partitions, "owned": owned, "asking": asking}
+        self._fabric.send_fields(leader, SESSION_OWNED, fields)
+
+    def leader_changed(self, partition: int) -> None:
+        """Ask the new one what the old one has not answered."""
+        for asking in list(self.asking.values()):
+            if asking.answer is None and self._homes.home(asking.client_id) == partition:
+                self._ask(asking)
+
+    def take_local(self) -> None:
+        """Answers and orders of this node's own homes."""
+        while self._homes.local:
+            local = self._homes.local
+            self._homes.local = []
+            for fields in local:
+                if "close" in fields:
+                    self.close(text_of(fields, "client"), number_of(fields, "epoch"))
+                else:
+                    self.opened(fields)
+
+    def handle_timers(self) -> None:
+        again = self._state.now - ASK_AGAIN_S
+        for asking in list(self.asking.values()):
+            if asking.connection.state == CLOSED and not asking.is_asked:
+                del self.asking[asking.number]
+            elif asking.asked_at <= again:
+                if asking.answer is None:
+                    self._ask(asking)
+                else:
+                    self._ask_barrier(asking)
+                    self._finish_if_ready(asking)
+
+    def timer(self) -> float | None:
+        if not self.asking:
+            return None
+        return min(asking.asked_at for asking in self.asking.values()) + ASK_AGAIN_S
+
+
+def barrier_request(number: int) -> bytes:
+    return _REQUEST.pack(number)
+
+
+def barrier_answer(fabric: Fabric, payload: bytes) -> bytes:
+    """Where the partitions end that this node leads. Raises BadFrame."""
+    if len(payload) != _REQUEST.size:
+        raise BadFrame(f"barrier of {len(payload)} bytes")
+    parts = [payload]
+    for partition, epoch in enumerate(fabric.leading):
+        if epoch:
+            parts.append(_RESULT.pack(partition, epoch, fabric.journal.next_offset[partition]))
+    return b"".join(parts)
+
+
+def decode_barrier(payload: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """The request, and (partition, epoch, end) each. Raises BadFrame."""
+    try:
+        (number,) = _REQUEST.unpack_from(payload)
+        return number, list(_RESULT.iter_unpack(payload[_REQUEST.size :]))
+    except struct.error as error:
+        raise BadFrame(f"answer to a barrier: {error}") from None
