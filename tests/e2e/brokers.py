@@ -56,12 +56,20 @@ class Broker:
 
     def start(self) -> None:
         """Start and wait until it serves. Raises RuntimeError with its log when it does not."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
         assert self.process is None, "already running"
         environment = dict(os.environ, PYTHONPATH=str(SOURCE), PYTHONUNBUFFERED="1")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
             )
+
+    def await_ready(self) -> None:
+        """Raises RuntimeError with its log when it does not serve in time."""
+        assert self.process is not None, "not launched"
         deadline = time.monotonic() + START_S
         while not self.ready():
             if self.process.poll() is not None or time.monotonic() > deadline:

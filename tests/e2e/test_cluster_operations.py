@@ -1,0 +1,157 @@
+"""`holdfast cluster` against real nodes: drain, remove, watch, and the metrics they have."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.brokers import SOURCE
+from tests.e2e.cluster_processes import ClusterProcesses, until
+from tests.e2e.wire import Wire
+
+SETTINGS: dict[str, dict[str, Any]] = {"cluster": {"partitions": 12}}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterProcesses]:
+    with ClusterProcesses(tmp_path_factory.mktemp("cluster"), 3, SETTINGS) as started:
+        yield started
+
+
+@pytest.fixture
+def cluster(processes: ClusterProcesses) -> ClusterProcesses:
+    """Of three nodes that are fine, whatever the test before has left."""
+    dead = [name for name, node in processes.nodes.items() if node.process is None]
+    processes.restart(*dead)
+    processes.wait_healthy()
+    return processes
+
+
+def command(cluster: ClusterProcesses, name: str, *arguments: str) -> list[str]:
+    return [
+        *[sys.executable, "-m", "holdfast.cli.main", "cluster", *arguments],
+        *["--admin", f"127.0.0.1:{cluster.nodes[name].admin_port}"],
+    ]
+
+
+def ask(cluster: ClusterProcesses, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(cluster, name, *arguments),
+        env={"PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def led_by(cluster: ClusterProcesses, name: str) -> int:
+    """How many partitions."""
+    return sum(each["leader"] == name for each in cluster.status()["partitions"])
+
+
+def publish(cluster: ClusterProcesses, name: str, count: int = 12) -> None:
+    """To as many topics, so to several partitions."""
+    with Wire(cluster.nodes[name].port) as wire:
+        wire.connect(f"publisher-{name}")
+        for number in range(count):
+            assert wire.publish(f"t/{number}", b"x", 1) == 0
+
+
+def test_any_node_tells_the_same(cluster: ClusterProcesses) -> None:
+    results = {name: ask(cluster, name, "status", "--json") for name in cluster.nodes}
+    assert {result.returncode for result in results.values()} == {0}
+    views = [json.loads(result.stdout) for result in results.values()]
+    assert [view["node"] for view in views] == ["n1", "n2", "n3"]
+    assert len({view["cluster_id"] for view in views}) == 1
+    assert all(view["healthy"] for view in views)
+    leaders = {node["node"]: node["leaders"] for node in views[0]["nodes"]}
+    assert sum(leaders.values()) == 12
+    assert [node["client_address"] for node in views[0]["nodes"]] == cluster.addresses
+    assert ask(cluster, "n1", "init").returncode == 2
+    topic = ask(cluster, "n2", "partitions", "--json", "--topic", "a/b")
+    (partition,) = json.loads(topic.stdout)
+    assert partition["partition"] == cluster.partition_of("a/b")
+    assert partition["leader"] == cluster.leader_of(partition["partition"])
+
+
+def test_watch_tells_a_failover(cluster: ClusterProcesses) -> None:
+    assert ask(cluster, "n2", "rebalance").returncode == 0
+    until(lambda: led_by(cluster, "n3") > 0, "n3 leads something")
+    watch = subprocess.Popen(
+        command(cluster, "n1", "watch"),
+        env={"PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        assert watch.stdout is not None
+        assert "healthy: 3 nodes" in watch.stdout.readline()
+        cluster.kill9("n3")
+        text = ""
+        for line in watch.stdout:
+            text += line
+            if "node n3 down" in text and "leader n3 -> " in text:
+                break
+        else:
+            pytest.fail(text)
+    finally:
+        watch.kill()
+        watch.wait()
+        if watch.stdout is not None:
+            watch.stdout.close()
+    cluster.wait_healthy({"n3"})
+    publish(cluster, "n1")
+
+
+def test_metrics_of_a_cluster(cluster: ClusterProcesses) -> None:
+    for name in cluster.nodes:
+        publish(cluster, name)
+    texts = {name: node.admin("/metrics")[1] for name, node in cluster.nodes.items()}
+    assert sum('holdfast_metadata_leader{node="' in text for text in texts.values()) == 3
+    assert sum(f'leader{{node="{name}"}} 1' in text for name, text in texts.items()) == 1
+    for name, text in texts.items():
+        assert f'holdfast_metadata_majority{{node="{name}"}} 1' in text
+        assert f'holdfast_partitions_under_replicated{{node="{name}"}} 0' in text
+        assert f'holdfast_refused_total{{node="{name}",reason="min_insync"}} 0' in text
+        for peer in cluster.nodes.keys() - {name}:
+            assert f'holdfast_peer_connected{{node="{name}",peer="{peer}"}} 1' in text
+        forwarded = next(
+            line
+            for line in text.splitlines()
+            if line.startswith("holdfast_publish_forwarded_total")
+        )
+        assert float(forwarded.split()[-1]) > 0
+
+
+def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:
+    assert cluster.nodes["n1"].readiness() == 200
+    cluster.kill9("n2", "n3")
+    until(lambda: cluster.nodes["n1"].readiness() == 503, "n1 is not ready alone")
+    result = ask(cluster, "n1", "status")
+    assert result.returncode == 1
+    assert "reaches no majority" in result.stdout.splitlines()[0]
+
+
+def test_drain_and_remove(cluster: ClusterProcesses) -> None:
+    """The last one: afterwards there are two nodes."""
+    refused = ask(cluster, "n1", "remove", "n3")
+    assert refused.returncode == 2
+    assert "drain it first" in refused.stderr
+    drained = ask(cluster, "n1", "drain", "n3", "--timeout", "60")
+    assert (drained.returncode, drained.stderr.count("Traceback")) == (0, 0), drained.stderr
+    assert drained.stdout == "n3 is drained: it leads nothing and holds no replica\n"
+    # It still serves its clients.
+    publish(cluster, "n3")
+    back = ask(cluster, "n2", "undrain", "n3")
+    assert (back.returncode, back.stderr) == (0, "")
+    cluster.wait_healthy()
+    assert ask(cluster, "n1", "drain", "n3", "--timeout", "60").returncode == 0
+    assert cluster.stop("n3") == 0
+    removed = ask(cluster, "n2", "remove", "n3")
+    assert (removed.returncode, removed.stdout) == (0, "n3 removed\n"), removed.stderr
+    until(lambda: len(cluster.status("n1")["nodes"]) == 2, "n1 knows of it")
+    publish(cluster, "n2")

@@ -1,0 +1,159 @@
+"""The cluster on the admin port: HTTP, readiness, metrics."""
+
+import json
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from tests.support.fake_cluster import FakeCluster, admin_port
+
+CHANGES = {
+    "/cluster/init": "init",
+    "/cluster/rebalance": "rebalance",
+    "/cluster/drain?node=n2": "drain n2",
+    "/cluster/undrain?node=n2": "undrain n2",
+    "/cluster/unsafe-recover?node=n1": "unsafe-recover n1",
+    "/cluster/remove?node=n%202%26": "remove n 2&",
+}
+
+
+def ask(
+    port: int, path: str, method: str = "GET", headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", method=method, headers=headers or {}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            code, body = answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        code, body = error.code, error.read()
+    return code, json.loads(body) if body.startswith(b"{") else body.decode()
+
+
+def test_status_is_what_the_cluster_says() -> None:
+    cluster = FakeCluster()
+    with admin_port(cluster) as port:
+        assert ask(port, "/cluster") == (200, cluster.status())
+
+
+def test_changes_reach_the_cluster() -> None:
+    cluster = FakeCluster()
+    with admin_port(cluster) as port:
+        for path, asked in CHANGES.items():
+            code, body = ask(port, path, "POST")
+            assert (code, cluster.asked[-1]) == (200, asked)
+            assert body == (cluster.status() if asked == "init" else {})
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_a_refusal_is_409_with_its_reason(path: str) -> None:
+    cluster = FakeCluster()
+    cluster.refusal = "not now"
+    with admin_port(cluster) as port:
+        assert ask(port, path, "POST") == (409, {"error": "not now"})
+
+
+@pytest.mark.parametrize("path", CHANGES)
+def test_changes_need_post_and_no_browser(path: str) -> None:
+    """A page on another site can make a browser send a POST here, but not without an Origin."""
+    cluster = FakeCluster()
+    with admin_port(cluster) as port:
+        assert ask(port, path)[0] == 405
+        assert ask(port, path, "POST", {"Origin": "http://evil.example"})[0] == 403
+        assert ask(port, path, "POST", {"Origin": f"http://127.0.0.1:{port}"})[0] == 403
+        assert ask(port, path, "POST", {"Origin": "null"})[0] == 403
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize("path", ["/cluster", *CHANGES])
+def test_a_node_of_no_cluster_is_404(path: str) -> None:
+    with admin_port(None) as port:
+        code, body = ask(port, path, "GET" if path == "/cluster" else "POST")
+        assert code == 404
+        assert "--peer-bind" in body["error"]
+
+
+def test_wrong_requests() -> None:
+    cluster = FakeCluster()
+    with admin_port(cluster) as port:
+        assert ask(port, "/cluster/drain", "POST") == (400, {"error": "parameter node is missing"})
+        assert ask(port, "/cluster/drain?node=", "POST")[0] == 400
+        assert ask(port, "/cluster/drian?node=n1", "POST")[0] == 404
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("initialised", "majority", "witness", "expected"),
+    [
+        (True, True, True, 200),
+        (True, False, True, 503),
+        (False, True, True, 503),
+        (True, True, False, 503),  # it has no broker that serves
+    ],
+)
+def test_readiness(initialised: bool, majority: bool, witness: bool, expected: int) -> None:
+    cluster = FakeCluster()
+    cluster.values = replace(
+        cluster.values, initialised=initialised, has_majority=majority, is_witness=witness
+    )
+    with admin_port(cluster) as port:
+        code, body = ask(port, "/readyz")
+    assert code == expected
+    assert body == {
+        "ready": expected == 200,
+        "node": "n1",
+        "initialised": initialised,
+        "majority": majority,
+    }
+
+
+def metrics(port: int) -> dict[tuple[str, ...], float]:
+    """Name and labels, the node's own first -> value."""
+    text = ask(port, "/metrics")[1]
+    families = text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
+    return {
+        (sample.name, sample.labels.pop("node"), *sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_metrics() -> None:
+    cluster = FakeCluster()
+    cluster.values = replace(
+        cluster.values,
+        is_metadata_leader=True,
+        metadata_version=9,
+        under_replicated=4,
+        leaderless=2,
+        moving=1,
+        peers={"n2": True, "n3": False},
+        lag_records={"n2": 12},
+        failovers=3,
+        forwarded_publishes=77,
+    )
+    with admin_port(cluster) as port:
+        found = metrics(port)
+    assert found == {
+        ("holdfast_metadata_leader", "n1"): 1,
+        ("holdfast_metadata_majority", "n1"): 1,
+        ("holdfast_metadata_version", "n1"): 9,
+        ("holdfast_partitions_under_replicated", "n1"): 4,
+        ("holdfast_partitions_leaderless", "n1"): 2,
+        ("holdfast_partitions_moving", "n1"): 1,
+        ("holdfast_failovers_total", "n1"): 3,
+        ("holdfast_publish_forwarded_total", "n1"): 77,
+        ("holdfast_peer_connected", "n1", "n2"): 1,
+        ("holdfast_peer_connected", "n1", "n3"): 0,
+        ("holdfast_replication_lag_records", "n1", "n2"): 12,
+    }
+
+
+def test_no_metrics_without_a_cluster() -> None:
+    with admin_port(None) as port:
+        assert metrics(port) == {}
