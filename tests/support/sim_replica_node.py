@@ -44,7 +44,7 @@ class SimNode:
         self.world = world
         self.name = name
         self.disk = SimDisk(partitions)
-        self.incarnation = f"{name}-0"
+        self.incarnation = f"{name}x0"
         self.life = 0
         self.is_alive = False
         self.is_paused = False

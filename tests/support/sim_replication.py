@@ -99,7 +99,7 @@ class World:
         replicas = tuple(names[:3])
         info = PartitionInfo(replicas, (), names[0], 1, replicas, 1)
         nodes = {
-            name: NodeInfo(name, f"{name}-0", f"{name}:1", "", "", version=1) for name in names
+            name: NodeInfo(name, f"{name}x0", f"{name}:1", "", "", version=1) for name in names
         }
         min_insync = self.random.choice(self.faults.min_insync)
         return ClusterMetadata("c", 3, min_insync, nodes, (info,) * PARTITIONS, 1)
@@ -331,7 +331,7 @@ class World:
         if node.is_alive:
             self.crash(node, self.random.uniform(0.01, 1.0), power=True)
         node.disk = SimDisk(PARTITIONS)
-        node.incarnation = f"{node.name}-{node.life}"
+        node.incarnation = f"{node.name}x{node.life}"
         node.is_registered = False
         self.schedule(self.random.uniform(0.0, 1.0), lambda: self.register(node))
 

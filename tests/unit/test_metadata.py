@@ -246,7 +246,11 @@ def test_nodes_come_and_go() -> None:
     assert "votes" in refused(voting, RemoveNode("n4", n4.version))
     after = accepted(apply(metadata, RemoveNode("n4", n4.version)))
     assert "n4" not in after.nodes
-    again = accepted(apply(after, PutNode(node("n4"), 0)))
+    assert after.removed == (("n4", "i1"),)
+    assert "was removed" in refused(after, PutNode(node("n4"), 0))
+    again = accepted(apply(after, PutNode(node("n4", "i2"), 0)))
+    back = replace(node("n4"), version=again.nodes["n4"].version)
+    assert "was removed" in refused(again, PutNode(back, back.version))
     # The version of the one before does not come again.
     assert again.nodes["n4"].version > n4.version
     refused(again, RemoveNode("n4", n4.version))
@@ -261,6 +265,8 @@ def test_nodes_come_and_go() -> None:
         replace(node("n4"), role=WITNESS),
         replace(node("n4"), state="sleeping"),
         replace(node("n4"), incarnation=""),
+        replace(node("n4"), incarnation="x" * 65),
+        replace(node("n4"), incarnation="a.b"),
     ],
 )
 def test_a_node_that_must_not_be_is_refused(info: NodeInfo) -> None:

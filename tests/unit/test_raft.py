@@ -240,17 +240,18 @@ def test_members_change_one_voter_at_a_time() -> None:
 
 
 def test_a_new_leader_changes_no_members_before_it_has_committed() -> None:
-    group = elected()
-    group.cut = {"c"}
-    assert group.nodes["a"].transfer("b", group.now)
-    assert group.nodes["b"].term == group.nodes["a"].term
-    group.nodes["a"].take_ready(group.now)
-    group.nodes["b"].handle_message("a", TimeoutNow(group.nodes["a"].term), group.now)
-    while not group.nodes["b"].is_leader:
-        group.run(0.01)
-        group.stuck = {"a", "b"} if group.nodes["b"].is_leader else set()
-    group.start("b")
-    assert not group.nodes["b"].may_change_members
+    first = Entry(1, 1, EntryKind.MEMBERS, Membership(("a",)).encode())
+    node = RaftNode("a", RaftState(1, entries=[first]), lambda: 0.5, 0.0)
+    node.handle_timers(0.0)
+    vote = node.take_ready(0.0)
+    assert vote is not None
+    node.persisted(vote, 0.0)
+    assert node.is_leader
+    assert node.change_members(Membership(("a",), ("x",)), 0.0) is None
+    entry = node.take_ready(0.0)
+    assert entry is not None
+    node.persisted(entry, 0.0)
+    assert node.change_members(Membership(("a",), ("x",)), 0.0) is not None
 
 
 def test_who_has_the_entry_that_takes_its_vote_may_still_be_needed() -> None:

@@ -2,8 +2,12 @@
 
 import pytest
 
+from holdfast.log.epoch_table import EpochTable
 from holdfast.log.record import MESSAGE, BatchBuilder
 from holdfast.replication.kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
+from holdfast.replication.log_matching import compare, cut_offset
+from holdfast.replication.metadata import PartitionInfo
+from holdfast.replication.progress import IDLE, Led, Peer, Progress
 from holdfast.replication.replica_config import ReplicationConfig
 from holdfast.replication.replica_effects import (
     Diverged,
@@ -12,14 +16,18 @@ from holdfast.replication.replica_effects import (
     Truncated,
 )
 from holdfast.replication.replica_wire import (
+    CUT,
     EPOCH,
     FOLLOW_FROM_ENTRY,
     GO_ON,
+    RESET,
     decode_ack,
     decode_follow,
+    decode_follow_from,
     replicate_parts,
 )
 from tests.support.replica_cores import Cores
+from tests.support.sim_replica_log import SimDisk, SimReplicaLog
 
 
 def lone_append(cores: Cores, name: str, *numbers: int) -> None:
@@ -251,7 +259,7 @@ def test_what_cannot_be_read_is_tried_again_after_a_while() -> None:
 def test_logs_that_differ_below_the_watermark_are_left_alone() -> None:
     cores = Cores()
     cores.write("a", 1, 2)
-    for name in "bc":
+    for name in ("b", "c"):
         cores[name].disk.entries.clear()
         cores[name].disk.synced, cores[name].disk.watermarks = 0, [0]
         cores.restart(name)
@@ -391,3 +399,70 @@ def test_a_read_for_an_earlier_term_is_void() -> None:
     assert cores.batches_for("a", "d") == 0
     cores.settle()
     assert cores.numbers("d") == [1, 2]
+
+
+class FixedLog(SimReplicaLog):
+    def __init__(self, start: int, end: int, epochs: list[tuple[int, int]]) -> None:
+        super().__init__(SimDisk(1))
+        self.start_offsets, self.next_offset, self.durable_offset = [start], [end], [end]
+        self.high_watermark = [start]
+        self._table = EpochTable()
+        for epoch, at in epochs:
+            self._table.add(epoch, at)
+
+    def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
+        return self._table.end_of(epoch, self.next_offset[partition])
+
+
+class TestMatching:
+    """The leader's log: epoch 2 in [10, 20), 4 in [20, 30), 7 in [30, 40)."""
+
+    LOG = FixedLog(start=10, end=40, epochs=[(2, 10), (4, 20), (7, 30)])
+
+    @pytest.mark.parametrize(
+        ("last_epoch", "end", "is_in_sync", "expected"),
+        [
+            (7, 40, True, (GO_ON, 40)),
+            (7, 35, True, (GO_ON, 35)),
+            (7, 30, False, (GO_ON, 30)),
+            (4, 30, False, (GO_ON, 30)),
+            (4, 25, False, (GO_ON, 25)),
+            (4, 33, False, (CUT, 30)),
+            (5, 33, False, (CUT, 30)),
+            (3, 25, False, (CUT, 20)),
+            (9, 45, False, (CUT, 40)),
+            (2, 15, False, (GO_ON, 15)),
+            (1, 15, False, (RESET, 10)),
+            (1, 15, True, (CUT, 10)),
+            (1, 10, True, (GO_ON, 10)),
+            (1, 10, False, (RESET, 10)),
+            (2, 9, False, (RESET, 10)),
+            (2, 9, True, None),
+            (0, 0, False, (RESET, 10)),
+            (0, 10, False, (GO_ON, 10)),
+            (0, 25, False, (GO_ON, 25)),
+            (0, 41, False, (RESET, 10)),
+            (0, 0, True, None),
+        ],
+    )
+    def test_where_a_follower_goes_on(
+        self, last_epoch: int, end: int, is_in_sync: bool, expected: tuple[int, int] | None
+    ) -> None:
+        led = Led(0, PartitionInfo(("a", "b"), epoch=9), 40)
+        progress = Progress(Peer("b"), led, 0.0)
+        progress.is_counted = is_in_sync
+        answer = compare(self.LOG, led, progress, (0, 9, 77, last_epoch, end, end))
+        if expected is None:
+            assert answer == b""
+            return
+        ((_, epoch, request, action, _, offset, _),) = decode_follow_from(answer)
+        assert (epoch, request) == (9, 77)
+        assert (action, offset) == expected
+        assert (progress.state != IDLE) == (action == GO_ON)
+
+    @pytest.mark.parametrize(
+        ("cut_epoch", "offset", "expected"),
+        [(7, 35, 35), (7, 45, 40), (5, 38, 30), (4, 25, 25), (3, 5, 20), (0, 12, 12)],
+    )
+    def test_where_a_follower_cuts(self, cut_epoch: int, offset: int, expected: int) -> None:
+        assert cut_offset(self.LOG, 0, cut_epoch, offset) == expected

@@ -2,7 +2,6 @@
 
 import pytest
 
-from holdfast.replication import catch_up
 from holdfast.replication.kinds import REPLICATE, REPLICATE_ACK, BadFrame
 from holdfast.replication.metadata import PartitionInfo
 from holdfast.replication.replica_config import ReplicationConfig
@@ -58,11 +57,8 @@ def test_one_frame_a_turn_for_each_follower_with_the_same_bytes() -> None:
     assert [cores.watermark("c", partition) for partition in range(3)] == [2, 2, 2]
 
 
-def test_a_turn_with_very_much_in_it_becomes_several_frames(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(catch_up, "FRAME_BYTES", 250)
-    cores = Cores(count=2, partitions=5)
+def test_a_turn_with_very_much_in_it_becomes_several_frames() -> None:
+    cores = Cores(count=2, partitions=5, config=ReplicationConfig(frame_bytes=250))
     for partition in range(5):
         cores["a"].log.append(partition, partition)
     cores["a"].core.handle_taken(cores["a"].log.take(), cores.now)

@@ -135,6 +135,11 @@ class Broker:
         """What the log's committed records say."""
         return self.node.state
 
+    def snapshot_offsets(self) -> list[int]:
+        """Of a snapshot that is begun now: where the records begin that it does not have."""
+        # What was appended after it is not in the state yet (NodeState.hold): it is replayed.
+        return list(self.node.state.journal.high_watermark)
+
     def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
         """See node.recovery.snapshot_entries."""
         return snapshot_entries(self.node.state)
@@ -159,10 +164,7 @@ class Broker:
             return
         group = journal.take()
         if group is None:
-            while self.idle_waiters:
-                waiter = self.idle_waiters.popleft()
-                if not waiter.done():
-                    waiter.set_result(None)
+            self.wake_waiters()
             return
         self.group_in_flight = True
         self.group_taken(group)
@@ -189,6 +191,7 @@ class Broker:
         state.release_stalled()
         state.effects.extend(self.deferred)
         self.deferred.clear()
+        self.wake_waiters()
 
     def writer_full(self) -> None:
         """The group in flight waits for space, and so do all the promises behind it."""
@@ -233,13 +236,24 @@ class Broker:
 
     async def drain_journal(self) -> None:
         """Return once everything appended so far is with the disk."""
-        while self.group_in_flight or self.node.state.journal.pending_bytes:
+        state = self.node.state
+        journal = state.journal
+        target = journal.sequence
+        while self.group_in_flight or journal.pending_bytes:
+            if not state.memory and journal.committed_sequence >= target:
+                return
             waiter: asyncio.Future[None] = self.loop.create_future()
             self.idle_waiters.append(waiter)
             self.write_journal(True)
-            if not self.group_in_flight and not self.node.state.journal.pending_bytes:
+            if not self.group_in_flight and not journal.pending_bytes:
                 return
             await waiter
+
+    def wake_waiters(self) -> None:
+        while self.idle_waiters:
+            waiter = self.idle_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
 
     def carry_out(self, effect: Effect) -> None:
         if isinstance(effect, ReadLog):

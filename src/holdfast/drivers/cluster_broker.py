@@ -12,6 +12,7 @@ from holdfast.drivers.peers import PeerIdentity, PeerLinks
 from holdfast.drivers.raft_writer import RaftWriter
 from holdfast.drivers.storage import Storage
 from holdfast.log.journal import WriteGroup
+from holdfast.log.watermarks import Checkpoint
 from holdfast.node.state import NodeState
 from holdfast.replication.health import Presence
 from holdfast.replication.replica_effects import ReadBatches
@@ -36,7 +37,7 @@ class ClusterBroker(Broker):
         on_turn: Callable[[], None],
     ) -> None:
         """`on_turn`: after a turn in which the cluster's nodes may have changed, or proposals have
-        come back; after every one while `is_watched`."""
+        come back, or a snapshot is wanted; after every one while `is_watched`."""
         super().__init__(
             member.node,
             loop,  # type: ignore[arg-type]
@@ -53,7 +54,7 @@ class ClusterBroker(Broker):
         self.on_turn = on_turn
         self.is_watched = True
         self._watermarks_at = 0.0
-        self._written_watermarks: list[int] = []
+        self._written_watermarks: Checkpoint | None = None
 
     def touch(self) -> None:
         if not self.turn_scheduled:
@@ -94,7 +95,8 @@ class ClusterBroker(Broker):
             member.reads = []
             for read in reads:
                 self._read_batches(read)
-        if member.nodes_changed or member.outcomes or self.is_watched:
+        wants_save = member.transfer.wants_save()
+        if member.nodes_changed or member.outcomes or self.is_watched or wants_save:
             self.on_turn()
         self._checkpoint()
 
@@ -146,6 +148,9 @@ class ClusterBroker(Broker):
 
     def recorded_state(self) -> NodeState:
         return self.images.state
+
+    def snapshot_offsets(self) -> list[int]:
+        return self.member.transfer.offsets()
 
     def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
         return self.images.snapshot()

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("holdfast")
 
 FRAME_BYTES_MAX: Final = 268_435_460 + (1 << 20)
 """Payload of a frame: the largest MQTT packet as a record, and what is around it."""
-SEND_BYTES_MAX: Final = 67_108_864
+SEND_BYTES_MAX: Final = FRAME_BYTES_MAX + 67_108_864
 """Unsent to one peer; one frame more than that may be queued."""
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 2 * CLOSE_TIMEOUT_S
@@ -77,6 +77,7 @@ class PeerLinks:
         self._unflushed: list[PeerLink] = []
         self._join: list[str] = []
         self._peers: dict[str, str] = {}
+        self._removed: frozenset[tuple[str, str]] = frozenset()
         self._own_addresses: set[str] = set()
         self._dialers: dict[tuple[str, str], Dialer] = {}
         self._listener = PeerListener(
@@ -141,6 +142,15 @@ class PeerLinks:
             assert link.peer is not None
             if link.peer.cluster_id not in ("", cluster_id):
                 self.close(node_id, f"belongs to the cluster {link.peer.cluster_id}")
+
+    def set_removed(self, removed: Collection[tuple[str, str]]) -> None:
+        """Nodes that were members, each with its incarnation, and are not to come back: links to
+        them are closed, and on_disconnected is called before this returns."""
+        self._removed = frozenset(removed)
+        for node_id, link in list(self._links.items()):
+            assert link.peer is not None
+            if (node_id, link.peer.incarnation) in self._removed:
+                self.close(node_id, "was removed from the cluster")
 
     def _arrange(self) -> None:
         """Make the dialers what peers, join addresses and links call for."""
@@ -213,6 +223,12 @@ class PeerLinks:
                 "cluster",
                 f"{peer.node_id} belongs to the cluster {peer.cluster_id}, {own.node_id} to"
                 f" {own.cluster_id}",
+            )
+        if (peer.node_id, peer.incarnation) in self._removed:
+            return Refusal(
+                "removed",
+                f"{peer.node_id} was removed from the cluster: stop it; with an empty data"
+                " directory it may join again",
             )
         if self._stopped:
             return Refusal("stopping", f"{own.node_id} is stopping", quiet=True)
@@ -321,7 +337,7 @@ class PeerLinks:
                 await connecting
                 await link.settled
         except TimeoutError:
-            self._give_up(link, Refusal("timeout", "did not finish the handshake in time"))
+            self._give_up(link, Refusal("timeout", "gave no answer in time"))
         except OSError as error:
             self._give_up(link, failure(error))
         except asyncio.CancelledError:

@@ -83,6 +83,8 @@ class Storage:
         self.snapshots: list[int] = []
         # What a replica recovers from; found when it is opened, because it says what is committed.
         self._snapshot: Snapshot | None = None
+        # Per partition where the records begin that were applied over the snapshot.
+        self._replayed_from: list[int] = [0] * opened.journal.partitions
         self._lock = lock
 
     @classmethod
@@ -159,6 +161,7 @@ class Storage:
             for kind, data in snapshot.entries():
                 recovery.apply_snapshot_entry(kind, data)
             offsets = snapshot.offsets
+            self._replayed_from = offsets
         limits = self.journal.high_watermark if replica else None
         for record in replay(self.opened, offsets, limits=limits):
             recovery.apply(record)
@@ -169,6 +172,12 @@ class Storage:
             "none" if snapshot is None else f"{snapshot.sequence:020d}",
             time.monotonic() - started,
         )
+
+    def lacking(self) -> list[int]:
+        """Of a replica, after replay_into: partitions whose log begins behind what the snapshot
+        has, so that what was derived from the records between is not known here."""
+        pairs = zip(self._replayed_from, self.journal.start_offsets, strict=True)
+        return [partition for partition, (known, start) in enumerate(pairs) if known < start]
 
     def _newest_snapshot(self) -> Snapshot | None:
         found: Snapshot | None = None

@@ -14,8 +14,6 @@ from holdfast.replication.replica_effects import ReadBatches, Send
 from holdfast.replication.replica_state import ReplicaState
 from holdfast.replication.replica_wire import place, replicate_parts
 
-FRAME_BYTES: Final = 16 << 20
-"""A frame with more than one batch is not larger."""
 READ_AGAIN_S: Final = 0.1
 """After a read that found nothing of use: what it was for is not in the file yet, or damaged."""
 
@@ -179,10 +177,11 @@ def flush(state: ReplicaState, peer: Peer) -> None:
     epochs = peer.epochs
     peer.epochs = []
     peer.batches = []
+    largest = state.config.frame_bytes
     start = 0
     size = 0
     for at, batch in enumerate(batches):
-        if size and size + len(batch) > FRAME_BYTES:
+        if size and size + len(batch) > largest:
             parts = replicate_parts(epochs[start:at], batches[start:at])
             state.effects.append(Send(peer.node, REPLICATE, parts))
             start = at

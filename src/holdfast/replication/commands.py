@@ -8,20 +8,24 @@ Every change names the version it was decided on and is refused if something els
 - a new leader that was not in sync before (it might lack committed records);
 - a member added to the in-sync set by anybody but the leader under its epoch: nobody else knows;
 - an in-sync set that loses its last member, unless that one's disk is gone;
-- a node with a new incarnation (an empty disk) that stays in an in-sync set.
+- a node with a new incarnation (an empty disk) that stays in an in-sync set;
+- a node that was removed, with the disk it had then.
 
 An operator who gives up records sets `accept_loss`, which lifts the third, fourth and fifth.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from holdfast.replication.metadata import (
     DATA,
     EPOCH_MAX,
+    INCARNATION,
     NODE_ID,
     NODES_MAX,
     PARTITIONS_MAX,
+    REMOVED_MAX,
     REPLICAS_MAX,
     ROLES,
     STATES,
@@ -29,6 +33,10 @@ from holdfast.replication.metadata import (
     NodeInfo,
     PartitionInfo,
 )
+
+
+CHANGES_NOTHING: Final = "the command changes nothing"
+"""Why an empty command is refused, by the one who applies it."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +153,7 @@ def _put_node(metadata: ClusterMetadata, command: PutNode) -> Applied:
         len(metadata.nodes) < NODES_MAX, f"a cluster has at most {NODES_MAX} nodes, it has them"
     )
     _check_node(command.info)
+    _check_not_removed(metadata, command.info)
     version = metadata.version + 1
     nodes = dict(metadata.nodes)
     nodes[command.info.node_id] = replace(command.info, version=version)
@@ -153,16 +162,18 @@ def _put_node(metadata: ClusterMetadata, command: PutNode) -> Applied:
 
 def _remove_node(metadata: ClusterMetadata, command: RemoveNode) -> Applied:
     node_id = command.node_id
-    _expect_node(metadata.nodes, node_id, command.expected_version)
+    node = _expect_node(metadata.nodes, node_id, command.expected_version)
     _require(node_id not in metadata.voters, f"{node_id} still votes on the metadata")
     held = sum(1 for partition in metadata.partitions if node_id in partition.members)
     _require(held == 0, f"{node_id} still holds {held} partitions")
     nodes = {name: info for name, info in metadata.nodes.items() if name != node_id}
-    return Applied(replace(metadata, nodes=nodes, version=metadata.version + 1))
+    removed = (*metadata.removed, (node_id, node.incarnation))[-REMOVED_MAX:]
+    made = replace(metadata, nodes=nodes, removed=removed, version=metadata.version + 1)
+    return Applied(made)
 
 
 def _change_partitions(metadata: ClusterMetadata, command: ChangePartitions) -> Applied:
-    _require(bool(command.changes or command.nodes), "the command changes nothing")
+    _require(bool(command.changes or command.nodes), CHANGES_NOTHING)
     return _change(metadata, command.changes, command.nodes, command.accept_loss)
 
 
@@ -176,26 +187,34 @@ def _change(
     nodes = metadata.nodes
     wiped: set[str] = set()
     if node_changes:
+        for _, info in node_changes:
+            _check_not_removed(metadata, info)
         nodes, wiped = _changed_nodes(metadata.nodes, node_changes, version)
     partitions = list(metadata.partitions)
     changed: set[int] = set()
+    checked: set[tuple[str, ...]] = set()
     for number, expected, new in changes:
-        _require(
-            0 <= number < len(partitions),
-            f"there is no partition {number}, the last one is {len(partitions) - 1}",
-        )
-        _require(number not in changed, f"partition {number} is changed twice")
+        if not 0 <= number < len(partitions):
+            raise _Refusal(f"there is no partition {number}, the last one is {len(partitions) - 1}")
+        if number in changed:
+            raise _Refusal(f"partition {number} is changed twice")
         old = partitions[number]
         if old.version != expected:
             raise _Refusal(f"partition {number} is at version {old.version}, not {expected}")
         try:
-            _check_members(new, nodes)
+            # Many partitions have the same members.
+            if new.members not in checked:
+                _check_members(new, nodes)
+                checked.add(new.members)
+            _check_subset(new)
             _check_leader(old, new)
             if not accept_loss:
                 _check_in_sync(old, new, wiped)
         except _Refusal as error:
             raise _Refusal(f"partition {number}: {error}") from None
-        partitions[number] = replace(new, version=version)
+        partitions[number] = PartitionInfo(
+            new.replicas, new.adding, new.leader, new.epoch, new.in_sync, version
+        )
         changed.add(number)
     if wiped:
         changed.update(_after_wipe(partitions, wiped, version))
@@ -240,14 +259,24 @@ def _check_node(info: NodeInfo) -> None:
         NODE_ID.fullmatch(info.node_id) is not None,
         f"node id {info.node_id!r}: 1 to 32 letters, digits, - and _ are possible",
     )
-    _require(info.incarnation != "", f"node {info.node_id} has no incarnation")
+    _require(
+        INCARNATION.fullmatch(info.incarnation) is not None,
+        f"node {info.node_id}: incarnation {info.incarnation!r:.100} is not 1 to 64 letters and "
+        "digits",
+    )
     _require(info.role in ROLES, f"node {info.node_id}: unknown role {info.role!r}")
     _require(info.state in STATES, f"node {info.node_id}: unknown state {info.state!r}")
 
 
+def _check_not_removed(metadata: ClusterMetadata, info: NodeInfo) -> None:
+    _require(
+        (info.node_id, info.incarnation) not in metadata.removed,
+        f"{info.node_id} was removed: it may join again with an empty data directory",
+    )
+
+
 def _check_members(new: PartitionInfo, nodes: Mapping[str, NodeInfo]) -> None:
     members = new.members
-    _require(bool(new.replicas), "no replicas")
     _require(len(members) <= REPLICAS_MAX, f"more than {REPLICAS_MAX} replicas")
     _require(len(set(members)) == len(members), "a node is named twice among the replicas")
     for node_id in members:
@@ -255,34 +284,36 @@ def _check_members(new: PartitionInfo, nodes: Mapping[str, NodeInfo]) -> None:
         if node is None:
             raise _Refusal(f"replica {node_id} is no node of the cluster")
         _require(node.role == DATA, f"replica {node_id} is a {node.role} node")
-    _require(len(set(new.in_sync)) == len(new.in_sync), "a node is named twice as in sync")
-    _require(set(members).issuperset(new.in_sync), "a node in sync is no replica")
+
+
+def _check_subset(new: PartitionInfo) -> None:
+    if not new.replicas:
+        raise _Refusal("no replicas")
+    in_sync = set(new.in_sync)
+    if not in_sync.issubset(new.members) or len(in_sync) != len(new.in_sync):
+        raise _Refusal("a node in sync is no replica, or is named twice")
 
 
 def _check_leader(old: PartitionInfo, new: PartitionInfo) -> None:
-    _require(old.epoch <= new.epoch <= EPOCH_MAX, f"the epoch cannot become {new.epoch}")
-    if not new.leader:
+    if not old.epoch <= new.epoch <= EPOCH_MAX:
+        raise _Refusal(f"the epoch cannot become {new.epoch}")
+    leader = new.leader
+    if not leader:
         return
-    _require(new.leader in new.in_sync, f"leader {new.leader} is not in sync")
-    _require(new.leader in new.replicas, f"leader {new.leader} is still being added")
-    _require(
-        new.leader == old.leader or new.epoch > old.epoch,
-        f"a new leader needs an epoch above {old.epoch}",
-    )
+    if leader not in new.in_sync:
+        raise _Refusal(f"leader {leader} is not in sync")
+    if leader not in new.replicas:
+        raise _Refusal(f"leader {leader} is still being added")
+    if leader != old.leader and new.epoch == old.epoch:
+        raise _Refusal(f"a new leader needs an epoch above {old.epoch}")
 
 
 def _check_in_sync(old: PartitionInfo, new: PartitionInfo, wiped: set[str]) -> None:
-    grown = [node_id for node_id in new.in_sync if node_id not in old.in_sync]
-    if grown:
-        _require(
-            new.leader == old.leader != "" and new.epoch == old.epoch,
-            f"only the leader under its epoch can say that {grown[0]} is in sync",
-        )
-    if not new.in_sync:
-        _require(
-            wiped.issuperset(old.in_sync),
-            f"{', '.join(old.in_sync)} may have records that nobody else has",
-        )
+    grown = set(new.in_sync).difference(old.in_sync)
+    if grown and not (new.leader == old.leader != "" and new.epoch == old.epoch):
+        raise _Refusal(f"only the leader under its epoch can say that {min(grown)} is in sync")
+    if not new.in_sync and not wiped.issuperset(old.in_sync):
+        raise _Refusal(f"{', '.join(old.in_sync)} may have records that nobody else has")
 
 
 def _after_wipe(partitions: list[PartitionInfo], wiped: set[str], version: int) -> list[int]:

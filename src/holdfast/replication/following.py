@@ -33,7 +33,7 @@ from holdfast.replication.replica_wire import (
 )
 
 WAITING: Final = 0
-"""No leader, or no link to it, or newer metadata must come first."""
+"""No leader, or no link to it, or newer metadata must come first, or it is held."""
 ASKING: Final = 1
 FOLLOWING: Final = 2
 STUCK: Final = 3
@@ -93,8 +93,22 @@ class Following:
         followed.leader = leader
         followed.epoch = epoch
         followed.leader_watermark = 0
-        source = self._sources.get(leader)
-        if source is not None:
+        self._begin(followed, now)
+
+    def hold(self, partition: int) -> None:
+        """Do not follow it before `resume`."""
+        self._state.held.add(partition)
+        self._wait(self._partitions[partition])
+
+    def resume(self, partition: int, now: float) -> None:
+        self._state.held.discard(partition)
+        followed = self._partitions[partition]
+        if followed.state == WAITING:
+            self._begin(followed, now)
+
+    def _begin(self, followed: Followed, now: float) -> None:
+        source = self._sources.get(followed.leader)
+        if source is not None and followed.partition not in self._state.held:
             self._ask(followed, source, now)
 
     def stop(self, partition: int) -> None:
@@ -110,7 +124,7 @@ class Following:
         for followed in self._partitions:
             if followed.leader == node:
                 self._wait(followed)
-                self._ask(followed, source, now)
+                self._begin(followed, now)
 
     def handle_disconnected(self, node: str) -> None:
         if self._sources.pop(node, None) is not None:
@@ -155,7 +169,7 @@ class Following:
                 f"partition {partition}: go on from {offset}, "
                 f"the log ends at {log.next_offset[partition]}"
             )
-        if followed.state == STUCK:
+        if followed.state != ASKING:
             return
         if action != GO_ON:
             self._ask(followed, source, now)
@@ -170,11 +184,16 @@ class Following:
         partition = followed.partition
         log = self._state.log
         offset = cut_offset(log, partition, cut_epoch, offset)
+        if offset >= log.next_offset[partition]:
+            raise BadFrame(
+                f"partition {partition}: cut at {offset}, "
+                f"the log ends at {log.next_offset[partition]}"
+            )
         if offset < log.high_watermark[partition]:
             self._diverged(followed, f"asks to cut at {offset}")
-        elif offset < log.next_offset[partition]:
-            log.truncate(partition, offset)
-            self._state.effects.append(Truncated(partition, offset))
+            return
+        log.truncate(partition, offset)
+        self._state.effects.append(Truncated(partition, offset))
 
     def _reset(self, followed: Followed, offset: int) -> None:
         partition = followed.partition
@@ -184,6 +203,8 @@ class Following:
             return
         log.reset(partition, offset)
         self._state.effects.append(Restarted(partition, offset))
+        if self._state.config.holds_restarted:
+            self.hold(partition)
 
     def _diverged(self, followed: Followed, what: str) -> None:
         watermark = self._state.log.high_watermark[followed.partition]

@@ -65,7 +65,6 @@ class InSync:
         led.proposed_at = now
         for node in wanted:
             if node != self._state.node_id and node not in led.info.in_sync:
-                led.proposed.add(node)
                 progress = led.followers[node]
                 if not progress.is_counted:
                     progress.is_counted = True

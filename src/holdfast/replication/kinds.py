@@ -43,6 +43,9 @@ QOS0: Final = 42
 """Messages that are not in the log."""
 GROUP: Final = 43
 """Shared subscriptions across nodes."""
+IMAGE_REQUEST: Final = 44
+"""From a node that lacks what was derived from records that are gone: the next piece of it."""
+IMAGE: Final = 45
 
 
 class BadFrame(Exception):

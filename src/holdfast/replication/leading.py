@@ -81,7 +81,6 @@ class Leading:
     def update(self, led: Led, info: PartitionInfo, now: float) -> None:
         """The metadata says something new under the same epoch."""
         led.info = info
-        led.proposed.clear()
         led.proposal = None
         self._count(led, now)
         self._in_sync.judge(led, now)

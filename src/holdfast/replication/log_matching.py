@@ -63,10 +63,12 @@ def _action(
         return RESET
     if cut_epoch == last_epoch and end <= offset:
         return GO_ON
-    if cut_epoch == 0 and not progress.is_counted:
+    if cut_epoch == 0:
         # What is left here is all newer. Somebody in sync has everything below our start, which is
         # committed, and can cut there; of anybody else we cannot tell.
-        return RESET
+        if not progress.is_counted:
+            return RESET
+        return GO_ON if end == offset else CUT
     return CUT
 
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 NODE_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
+INCARNATION: Final = re.compile(r"[A-Za-z0-9]{1,64}")
 EPOCH_MAX: Final = (1 << 32) - 1
 PARTITIONS_MAX: Final = 65_536
 NODES_MAX: Final = 1024
 REPLICAS_MAX: Final = 16
 """Of one partition, those being added included."""
 VOTERS_MAX: Final = 5
+REMOVED_MAX: Final = 256
 
 DATA: Final = "data"
 WITNESS: Final = "witness"
@@ -88,6 +90,9 @@ class ClusterMetadata:
     """Grows by one with every change."""
     voters: tuple[str, ...] = ()
     """Who votes on the metadata, sorted; they follow the entries of the Raft log that say so."""
+    removed: tuple[tuple[str, str], ...] = ()
+    """Nodes that were removed, each with its incarnation: with that it does not come back. The
+    newest REMOVED_MAX of them, the oldest first."""
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
         if voters == self.voters:

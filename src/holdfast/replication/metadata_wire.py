@@ -3,6 +3,7 @@ makes sense is decided by `commands.apply`."""
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from holdfast.replication.commands import (
@@ -17,8 +18,8 @@ from holdfast.replication.metadata import (
     EPOCH_MAX,
     NODES_MAX,
     PARTITIONS_MAX,
+    REMOVED_MAX,
     REPLICAS_MAX,
-    VOTERS_MAX,
     ClusterMetadata,
     NodeInfo,
     PartitionInfo,
@@ -76,19 +77,24 @@ def decode_command(data: bytes) -> Command:
         return RemoveNode(_text(node_id, "node id"), _version(version))
     if name == "change":
         changes, nodes, accept_loss = _row(fields, "change", 3)
+        names = _NameLists()
         if not isinstance(accept_loss, bool):
             raise BadFrame("accept_loss is neither true nor false")
         return ChangePartitions(
-            _each(changes, "changes", PARTITIONS_MAX, _partition_change),
+            _each(changes, "changes", PARTITIONS_MAX, partial(_partition_change, names)),
             _each(nodes, "nodes", NODES_MAX, _node_change),
             accept_loss,
         )
     raise BadFrame(f"an unknown command {name!r:.100}")
 
 
-def _partition_change(content: object) -> tuple[int, int, PartitionInfo]:
+def _partition_change(names: "_NameLists", content: object) -> tuple[int, int, PartitionInfo]:
     number, version, info = _row(content, "change of a partition", 3)
-    return _number(number, "partition", PARTITIONS_MAX), _version(version), _partition(info)
+    return (
+        _number(number, "partition", PARTITIONS_MAX),
+        _number(version, "version", VERSION_MAX),
+        _partition(names, info),
+    )
 
 
 def _node_change(content: object) -> tuple[int, NodeInfo]:
@@ -106,24 +112,31 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
             [_partition_row(partition) for partition in metadata.partitions],
             metadata.version,
             metadata.voters,
+            metadata.removed,
         ]
     )
 
 
 def decode_metadata(data: bytes) -> ClusterMetadata:
     """Raises BadFrame."""
-    row = _row(_load(data, "metadata"), "metadata", 7)
-    cluster_id, factor, min_insync, nodes, partitions, version, voters = row
+    row = _row(_load(data, "metadata"), "metadata", 8)
+    cluster_id, factor, min_insync, nodes, partitions, version, voters, removed = row
     infos = _each(nodes, "nodes", NODES_MAX, _node)
     return ClusterMetadata(
         _text(cluster_id, "cluster id"),
         _number(factor, "replication factor", REPLICAS_MAX),
         _number(min_insync, "min_insync", REPLICAS_MAX),
         {info.node_id: info for info in infos},
-        _each(partitions, "partitions", PARTITIONS_MAX, _partition),
+        _each(partitions, "partitions", PARTITIONS_MAX, partial(_partition, _NameLists())),
         _version(version),
-        _names(voters, "voters", 2 * VOTERS_MAX),
+        _NameLists().decode(voters, "voters"),
+        _each(removed, "removed nodes", REMOVED_MAX, _removed),
     )
+
+
+def _removed(content: object) -> tuple[str, str]:
+    node_id, incarnation = _row(content, "removed node", 2)
+    return _text(node_id, "node id"), _text(incarnation, "incarnation")
 
 
 def _node_row(info: NodeInfo) -> list[object]:
@@ -151,16 +164,34 @@ def _partition_row(info: PartitionInfo) -> list[object]:
     return [info.replicas, info.adding, info.leader, info.epoch, info.in_sync, info.version]
 
 
-def _partition(content: object) -> PartitionInfo:
+def _partition(names: "_NameLists", content: object) -> PartitionInfo:
     replicas, adding, leader, epoch, in_sync, version = _row(content, "partition", 6)
     return PartitionInfo(
-        _names(replicas, "replicas", REPLICAS_MAX),
-        _names(adding, "adding", REPLICAS_MAX),
+        names.decode(replicas, "replicas"),
+        names.decode(adding, "adding"),
         _text(leader, "leader"),
         _number(epoch, "epoch", EPOCH_MAX),
-        _names(in_sync, "in-sync set", REPLICAS_MAX),
-        _version(version),
+        names.decode(in_sync, "in-sync set"),
+        _number(version, "version", VERSION_MAX),
     )
+
+
+class _NameLists:
+    """Short lists of names. Thousands of partitions share a few: each is checked and kept once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def decode(self, content: object, what: str) -> tuple[str, ...]:
+        names = tuple(_list(content, what, REPLICAS_MAX))
+        try:
+            known = self._known.get(names)  # type: ignore[arg-type]
+        except TypeError:
+            raise BadFrame(f"{what}: not a list of names") from None
+        if known is None:
+            known = tuple([_text(name, what) for name in names])
+            self._known[known] = known
+        return known
 
 
 def _dump(content: object) -> bytes:
@@ -191,10 +222,6 @@ def _each(
     content: object, what: str, length_max: int, decode: Callable[[object], T]
 ) -> tuple[T, ...]:
     return tuple([decode(item) for item in _list(content, what, length_max)])
-
-
-def _names(content: object, what: str, length_max: int) -> tuple[str, ...]:
-    return tuple([_text(item, what) for item in _list(content, what, length_max)])
 
 
 def _text(content: object, what: str) -> str:

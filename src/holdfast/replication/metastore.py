@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
-from holdfast.replication.commands import Command, InitCluster, PutNode, RemoveNode
+from holdfast.replication.commands import Command, InitCluster, PutNode, RemoveNode, apply
 from holdfast.replication.kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, BadFrame
 from holdfast.replication.metadata import ClusterMetadata, NodeInfo
 from holdfast.replication.metadata_wire import decode_command, encode_command
@@ -79,6 +79,15 @@ class ProposalDone:
 MetaEffect = Send | Persist | Changed | LeaderChanged | ProposalDone
 
 
+@dataclass
+class Removal:
+    """A request to remove a node that voted when it came."""
+
+    request_id: str
+    command: bytes
+    is_in_log: bool = False
+
+
 class MetaStore:
     """Raises RaftFailure from any input if the node must stop."""
 
@@ -107,8 +116,8 @@ class MetaStore:
         self._unwritten: list[Ready] = []
         self._in_log: set[str] = set()
         """As leader: requests that are in the log and not applied yet."""
-        self._removals: dict[str, bytes] = {}
-        """As leader: requests to remove nodes that still vote, by node."""
+        self._removals: dict[str, Removal] = {}
+        """As leader: by node, until they are applied."""
         self._told = LeaderChanged("", False)
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
@@ -156,8 +165,15 @@ class MetaStore:
     ) -> int:
         """Found a cluster of this node alone; others are admitted later. Returns the request.
         Raises ValueError if this node belongs to one already."""
+        if not self._raft.is_new:
+            raise ValueError("this node belongs to a cluster already")
         command = InitCluster(cluster_id, partitions, replication_factor, min_insync, node)
         request = self._proposals.next_request()
+        # What would be refused must not leave a cluster without metadata behind.
+        error = apply(None, command).error
+        if error:
+            self.effects.append(ProposalDone(request, Refused(error)))
+            return request
         self._proposals.add(request, encode_command(command), now)
         (pending,) = self._proposals.take_due(now)
         self._raft.bootstrap(encode_request(pending.request_id, pending.command), now)
@@ -283,7 +299,7 @@ class MetaStore:
         data = encode_request(request_id, encoded)
         if isinstance(command, RemoveNode) and self._votes(command.node_id):
             if len(self._removals) < REMOVALS_MAX:
-                self._removals[command.node_id] = data
+                self._removals[command.node_id] = Removal(request_id, encoded)
             return True
         if len(self._unwritten) >= UNWRITTEN_MAX or self._raft.propose(data, now) is None:
             return False
@@ -297,9 +313,9 @@ class MetaStore:
         raft, metadata = self._raft, self.metadata
         if metadata is None or not raft.may_change_members or raft.is_transferring:
             return
-        for node_id in [node_id for node_id in self._removals if not self._votes(node_id)]:
-            request_id, command = decode_request(self._removals.pop(node_id))
-            self._take_request(request_id, command, now)
+        for node_id, removal in self._removals.items():
+            if not removal.is_in_log and not self._votes(node_id):
+                removal.is_in_log = self._take_request(removal.request_id, removal.command, now)
         step = plan(
             raft.member,
             raft.membership,
@@ -356,6 +372,11 @@ class MetaStore:
                 f"entry {entry.index} of the metadata log is none that this version knows: {error}"
             ) from error
         self._in_log.discard(request_id)
+        self._removals = {
+            node_id: removal
+            for node_id, removal in self._removals.items()
+            if removal.request_id != request_id
+        }
         self._finish(request_id)
 
     def _finish(self, request_id: str) -> None:

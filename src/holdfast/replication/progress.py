@@ -96,8 +96,7 @@ class Led:
         self.counted: list[Progress] = []
         # Replicas in sync that are not silent, this node included.
         self.alive = len(info.in_sync)
-        # Proposed at the present version of the metadata, the newest of them and when.
-        self.proposed: set[str] = set()
+        # The in-sync set proposed last at the present version of the metadata, and when.
         self.proposal: tuple[str, ...] | None = None
         self.proposed_at = 0.0
         # Among those whose high watermark is to be looked at when more is durable.

@@ -106,6 +106,11 @@ class RaftNode:
         return self._raft.log.last_index
 
     @property
+    def is_new(self) -> bool:
+        """It has never heard of a cluster."""
+        return not (self._raft.term or self.last_index or self.membership.members)
+
+    @property
     def may_change_members(self) -> bool:
         return may_change_members(self._raft)
 
@@ -136,9 +141,9 @@ class RaftNode:
 
     def bootstrap(self, command: bytes, now: float) -> None:
         """Found a cluster of this one member. Raises ValueError if it has ever been in one."""
-        raft = self._raft
-        if raft.term or raft.log.last_index or raft.log.membership.members:
+        if not self.is_new:
             raise ValueError("this node belongs to a cluster already")
+        raft = self._raft
         raft.term = 1
         raft.append(EntryKind.COMMAND, command)
         raft.append(EntryKind.MEMBERS, Membership((raft.member,)).encode())

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 class ReplicationConfig:
     incarnation: str = ""
     """Of this node's data directory. A node leads only while the metadata knows it by this one."""
+    holds_restarted: bool = False
+    """After Restarted, or `hold`, a partition is not followed before `resume`."""
     silent_s: float = 1.0
     """A replica that is behind and acknowledges nothing for so long leaves the in-sync set."""
     lag_s: float = 0.2
@@ -26,5 +28,7 @@ class ReplicationConfig:
     push_window_bytes: int = 32 << 20
     """The same for what was just appended: beyond it, the node has to catch up. Below what may wait
     unsent on a link (drivers.peers)."""
+    frame_bytes: int = 16 << 20
+    """A frame with more than one batch in it is not larger."""
     recent_bytes_max: int = 32 << 20
     """Batches of all partitions kept in memory for followers that are slightly behind."""

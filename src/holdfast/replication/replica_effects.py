@@ -58,11 +58,19 @@ class Truncated(ReplicationEffect):
 
 class Restarted(ReplicationEffect):
     """The partition begins at `offset` now: the leader no longer has what is missing below. What
-    was derived from records below `offset` must come from elsewhere."""
+    was derived from records below `offset` must come from elsewhere; see
+    ReplicationConfig.holds_restarted."""
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition = partition
         self.offset = offset
+
+
+class GivenUp(ReplicationEffect):
+    """Nobody else is in sync in a partition that is held: this node leads it with what it has."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
 
 
 class BecameLeader(ReplicationEffect):

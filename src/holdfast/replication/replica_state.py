@@ -18,6 +18,9 @@ class ReplicaState:
         # itself. The log's keeps a node that has restarted with old metadata from following a
         # leader that was deposed.
         self.epochs = [log.last_epoch(partition) for partition in range(partitions)]
+        # Partitions of which this node lacks what was derived from records that are gone: it
+        # neither follows nor leads them.
+        self.held: set[int] = set()
 
     def info(self, partition: int) -> PartitionInfo | None:
         metadata = self.metadata

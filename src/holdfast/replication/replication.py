@@ -24,9 +24,9 @@ from holdfast.replication.kinds import (
     BadFrame,
 )
 from holdfast.replication.leading import Leading
-from holdfast.replication.metadata import ClusterMetadata, PartitionInfo
+from holdfast.replication.metadata import ClusterMetadata, NodeState, PartitionInfo
 from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import ProposeInSync, ReplicationEffect
+from holdfast.replication.replica_effects import GivenUp, ProposeInSync, ReplicationEffect
 from holdfast.replication.replica_log import ReplicaLog
 from holdfast.replication.replica_state import ReplicaState
 from holdfast.replication.replica_wire import (
@@ -76,6 +76,16 @@ class Replication:
             and len(led.info.in_sync) >= metadata.min_insync
             and led.alive >= metadata.min_insync
         )
+
+    def hold(self, partition: int) -> None:
+        """Neither follow nor lead it before `resume`. Where the metadata names this node as the
+        leader another one in sync gets it; GivenUp if there is none."""
+        self._following.hold(partition)
+
+    def resume(self, partition: int, now: float) -> None:
+        """After `hold`, or Restarted (see ReplicationConfig.holds_restarted)."""
+        self._following.resume(partition, now)
+        self._finish()
 
     def lag_records(self) -> dict[str, int]:
         """Per follower, the records of the partitions led here that it does not have durably."""
@@ -128,7 +138,10 @@ class Replication:
 
     def _may_lead(self, partition: int, info: PartitionInfo) -> bool:
         return (
-            self._is_current and self._is_known() and info.epoch != self._unled.get(partition, -1)
+            self._is_current
+            and self._is_known()
+            and partition not in self._state.held
+            and info.epoch != self._unled.get(partition, -1)
         )
 
     def _is_known(self) -> bool:
@@ -146,7 +159,25 @@ class Replication:
             info = self._state.info(partition)
             assert info is not None
             renewed = replace(info, epoch=epoch + 1)
+            if partition in self._state.held:
+                renewed = self._handed_over(partition, renewed)
             self._state.effects.append(ProposeInSync(partition, info.version, renewed))
+
+    def _handed_over(self, partition: int, info: PartitionInfo) -> PartitionInfo:
+        """To somebody in sync; to nobody, if those are all down, until one is back."""
+        metadata = self._state.metadata
+        assert metadata is not None
+        others = tuple(node for node in info.in_sync if node != self._state.node_id)
+        if not others:
+            self._state.held.discard(partition)
+            self._state.effects.append(GivenUp(partition))
+            return info
+        able = [
+            node
+            for node in others
+            if node in info.replicas and metadata.nodes[node].state != NodeState.DOWN
+        ]
+        return replace(info, leader=able[0] if able else "", in_sync=others)
 
     def _learn(self, newer: list[tuple[int, int]]) -> None:
         """There are epochs above those that the metadata here names."""

@@ -11,7 +11,6 @@ from holdfast.replication.planning import is_led_by_another
 def cluster_status(metadata: ClusterMetadata, health: Health) -> dict[str, object]:
     """`connected` of a node is what the answering node sees; all else is agreed."""
     partitions = metadata.partitions
-    down = {node for node, info in metadata.nodes.items() if info.state == NodeState.DOWN}
     return {
         "cluster_id": metadata.cluster_id,
         "version": metadata.version,
@@ -19,15 +18,21 @@ def cluster_status(metadata: ClusterMetadata, health: Health) -> dict[str, objec
         "min_insync": metadata.min_insync,
         "nodes": _nodes(metadata, health),
         "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
-        "under_replicated": sum(
-            sum(node not in down for node in info.in_sync) < metadata.replication_factor
-            for info in partitions
-        ),
+        "under_replicated": under_replicated(metadata),
         "leaderless": sum(not info.leader for info in partitions),
         "lost": len(lost_partitions(metadata)),
         "moving": sum(bool(info.adding) for info in partitions),
         "not_preferred": sum(is_led_by_another(info) for info in partitions),
     }
+
+
+def under_replicated(metadata: ClusterMetadata) -> int:
+    """Partitions with fewer replicas in sync, on nodes that are not down, than there should be."""
+    down = {node for node, info in metadata.nodes.items() if info.state == NodeState.DOWN}
+    return sum(
+        sum(node not in down for node in info.in_sync) < metadata.replication_factor
+        for info in metadata.partitions
+    )
 
 
 def _partition(number: int, info: PartitionInfo) -> dict[str, object]:

@@ -49,7 +49,9 @@ def plan(
         if _is_good(member, own, wanted, leaving) and is_live(member)
     ]
     spares.sort(key=lambda member: (wanted[member].role != WITNESS, member))
-    step = _step(own, membership, bad, spares, leaving, is_live)
+    # A node with another disk takes the place of the one it was; of one that is gone nobody does.
+    going = {voter for voter in bad if node_of(voter) in leaving or node_of(voter) not in nodes}
+    step = _step(own, membership, bad, spares, going, is_live)
     if step is not None and _has_live_majority(own, step, is_live):
         return step
     return None
@@ -80,13 +82,13 @@ def _step(
     membership: Membership,
     bad: list[str],
     spares: list[str],
-    leaving: Collection[str],
+    going: Collection[str],
     is_live: Callable[[str], bool],
 ) -> Membership | None:
     count = len(membership.voters)
     others = [voter for voter in bad if voter != own]
     # Those that do not answer first.
-    others.sort(key=lambda voter: (node_of(voter) not in leaving, is_live(voter), voter))
+    others.sort(key=lambda voter: (voter not in going, is_live(voter), voter))
     if count % 2 == 0:
         if others:
             return membership.with_learner(others[0])
@@ -99,7 +101,7 @@ def _step(
         return membership.with_learner(rest[-1])
     if bad and spares:
         return membership.with_voter(spares[0])
-    if others and (node_of(others[0]) in leaving or (len(bad) >= 2 and count >= VOTERS_MAX)):
+    if others and (others[0] in going or (len(bad) >= 2 and count >= VOTERS_MAX)):
         return membership.with_learner(others[0])
     if not bad and len(spares) >= 2 and count + 2 <= VOTERS_MAX:
         return membership.with_voter(spares[0])

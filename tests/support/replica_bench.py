@@ -1,0 +1,355 @@
+"""A replica's journal that a test drives step by step, beside a list per partition that says what
+it must hold."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.drivers.disk import GroupWriter
+from holdfast.log.cursor import LogReader
+from holdfast.log.files import DataDirectory, Manifest, create, read_manifest
+from holdfast.log.filesystem import FileSystem
+from holdfast.log.index import ActiveIndex
+from holdfast.log.journal import Journal, WriteGroup
+from holdfast.log.record import ATTRIBUTE_RESET, MESSAGE, Batch, BatchBuilder
+from holdfast.log.recovery import OpenedJournal, open_journal, replay
+from tests.support.journal_files import batches_of
+
+TIME_US = 1_700_000_000_000_000
+Content = tuple[int, bytes]
+"""Epoch and payload."""
+
+
+@dataclass
+class PartitionModel:
+    """What one partition holds."""
+
+    start: int = 0
+    contents: list[Content] = field(default_factory=list)
+    bases: set[int] = field(default_factory=set)
+    """Where batches begin."""
+    watermark: int = 0
+    removed_epoch: int = 0
+    """Of the newest record that retention has removed."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.contents)
+
+    @property
+    def last_epoch(self) -> int:
+        return self.contents[-1][0] if self.contents else self.removed_epoch
+
+    def cut(self, offset: int) -> None:
+        del self.contents[max(0, offset - self.start) :]
+        self.bases = {base for base in self.bases if base < offset}
+
+    def begin_at(self, offset: int) -> None:
+        self.start = self.watermark = offset
+        self.removed_epoch = 0
+        self.contents = []
+        self.bases = set()
+
+    def begin_later(self, start: int) -> None:
+        """Retention has removed what is before."""
+        assert self.start <= start <= self.watermark
+        if start > self.start:
+            self.removed_epoch = self.contents[start - self.start - 1][0]
+        del self.contents[: start - self.start]
+        self.start = start
+        self.bases = {base for base in self.bases if base >= start}
+
+    def epoch_end(self, epoch: int) -> tuple[int, int]:
+        epochs = [self.removed_epoch, *(each[0] for each in self.contents)]
+        found = max((each for each in epochs if each <= epoch), default=0)
+        if not found:
+            return 0, self.start
+        return found, self.start + max(at for at, each in enumerate(epochs) if each == found)
+
+    def between(self, start: int, end: int) -> list[Content]:
+        return self.contents[max(0, start - self.start) : max(0, end - self.start)]
+
+
+def build_batch(partition: int, base: int, epoch: int, payloads: list[bytes]) -> Batch:
+    builder = BatchBuilder(partition, base)
+    for payload in payloads:
+        builder.add(
+            MESSAGE,
+            1,
+            TIME_US,
+            topic_of(payload),
+            b"c",
+            b"",
+            0,
+            0,
+            b"",
+            payload,
+            len(payload) % 2 == 0,
+        )
+    # As in a frame: other bytes around it.
+    return Batch(b"frame..." + builder.build(epoch) + b"rest", 8)
+
+
+def topic_of(payload: bytes) -> bytes:
+    return b"t/%d" % (len(payload) % 5)
+
+
+class ReplicaBench:
+    """Opens (or creates) what is on `files`."""
+
+    def __init__(self, files: FileSystem, partitions: int = 3, segment_bytes: int = 2048) -> None:
+        if "manifest.json" not in files.list(""):
+            create(files, Manifest("n1", partitions, "", "c", "0123"))
+        self.directory = DataDirectory(files, read_manifest(files, Path("/data")))
+        self.opened: OpenedJournal = open_journal(self.directory, segment_bytes)
+        self.journal: Journal = self.opened.journal
+        self.reader = LogReader(self.journal, self.opened.store)
+        self.writer = GroupWriter(self.directory, durable=True, allocate_bytes=0)
+        self.in_flight: WriteGroup | None = None
+        self.writes_indexes = True
+
+    def append(self, partition: int, payload: bytes) -> int:
+        return self.journal.append(
+            partition,
+            MESSAGE,
+            1,
+            TIME_US,
+            topic_of(payload),
+            b"c",
+            b"",
+            0,
+            0,
+            b"",
+            payload,
+            len(payload) % 2 == 0,
+        )
+
+    def write(self) -> bool:
+        """Take a group and write it; `finish` reports it."""
+        assert self.in_flight is None
+        group = self.in_flight = self.journal.take()
+        if group is not None:
+            self.writer.write(group)
+        return group is not None
+
+    def finish(self) -> None:
+        group, self.in_flight = self.in_flight, None
+        if group is None:
+            return
+        self.journal.wrote(group)
+        self.journal.commit(group)
+        if group.sealed is not None and self.writes_indexes:
+            index = group.sealed.index
+            assert isinstance(index, ActiveIndex)
+            data = index.encode(self.opened.store.pause)
+            self.directory.write_index(group.sealed.sequence, data)
+            group.sealed.index = None
+
+    def flush(self) -> None:
+        self.finish()
+        self.write()
+        self.finish()
+
+    def contents(self, partition: int, start: int, end: int) -> list[Content]:
+        """As a follower would be sent them; what is beyond the last batch's part is left out."""
+        found: list[Content] = []
+        expected = start
+        while start < end:
+            batches = self.reader.read_batches(partition, start, end, 300)
+            if not batches:
+                break
+            for data in batches:
+                batch = Batch(data)
+                assert batch.partition == partition
+                assert batch.base_offset <= expected < batch.end_offset
+                for record in batch.records()[expected - batch.base_offset :]:
+                    if record.offset < end:
+                        found.append((batch.epoch, record.payload))
+                expected = start = batch.end_offset
+        return found
+
+    def replayed(
+        self, starts: list[int] | None = None, limits: list[int] | None = None
+    ) -> list[list[bytes]]:
+        """Payloads per partition, checked to be dense."""
+        found: list[list[bytes]] = [[] for _ in range(self.journal.partitions)]
+        expected = [
+            max(pair)
+            for pair in zip(
+                self.journal.start_offsets, starts or self.journal.start_offsets, strict=True
+            )
+        ]
+        for record in replay(self.opened, starts, limits=limits, state_only=False):
+            assert record.offset == expected[record.partition]
+            expected[record.partition] += 1
+            found[record.partition].append(record.payload)
+        return found
+
+
+def model_of_files(directory: DataDirectory, partitions: int) -> list[PartitionModel]:
+    """What a plain walk through all whole batches gives, and through the indexes as far as they
+    know of more: the end that was cut off when a segment was begun."""
+    models = [PartitionModel() for _ in range(partitions)]
+    start = directory.read_start()
+    if start is not None:
+        for model, offset in zip(models, start[1], strict=True):
+            model.begin_at(offset)
+        for partition, epoch, _ in directory.read_start_epochs():
+            models[partition].removed_epoch = epoch
+    sequences = directory.segments()
+    for sequence in sequences:
+        file = directory.open_segment(sequence)
+        data = file.read(0, file.size())
+        head = directory.read_index_head(sequence)
+        if head is not None and head.log_bytes == len(data) and sequence != sequences[-1]:
+            first: dict[int, int] = {}
+            for batch in batches_of(data):
+                first.setdefault(batch.partition, batch.base_offset)
+            for number, model in enumerate(models):
+                offset = head.start_offsets[number]
+                if first.get(number, offset) <= offset < model.end:
+                    model.cut(offset)
+                    model.start = min(model.start, offset)
+        for batch in batches_of(data):
+            model = models[batch.partition]
+            if batch.attributes & ATTRIBUTE_RESET:
+                model.begin_at(batch.base_offset)
+            else:
+                if not model.contents and batch.base_offset > model.end:
+                    # What is void in the oldest segment; the journal began below it.
+                    model.start = batch.base_offset
+                assert batch.base_offset <= model.end
+                model.cut(batch.base_offset)
+                model.start = min(model.start, batch.base_offset)
+                model.bases.add(batch.base_offset)
+                model.contents += [(batch.epoch, each.payload) for each in batch.records()]
+    return models
+
+
+class RandomReplica:
+    """Random steps on a bench and its models."""
+
+    def __init__(self, bench: ReplicaBench, seed: int) -> None:
+        self.bench = bench
+        self.chance = random.Random(seed)
+        self.models = [PartitionModel() for _ in range(bench.journal.partitions)]
+        self.epoch = 0
+        self.count = 0
+        self.leads = [False] * bench.journal.partitions
+        self.open_base: dict[int, int] = {}
+        # Sequence and offsets of what would be the newest snapshot.
+        self.snapshot: tuple[int, list[int]] | None = None
+        self.removed = 0
+
+    def step(self) -> None:
+        chance = self.chance
+        choice = chance.choices(
+            [
+                self.append,
+                self.follow,
+                self.truncate,
+                self.reset,
+                self.advance,
+                self.write,
+                self.checkpoint,
+                self.retain,
+            ],
+            [6, 6, 2, 0.3, 6, 6, 1, 2],
+        )[0]
+        choice(chance.randrange(len(self.models)))
+
+    def payload(self) -> bytes:
+        self.count += 1
+        return b"%d " % self.count + b"x" * self.chance.randint(0, 150)
+
+    def lead(self, partition: int) -> None:
+        self.epoch += 1
+        self.bench.journal.lead(partition, self.epoch)
+        self.leads[partition] = True
+        self.open_base.pop(partition, None)
+
+    def append(self, partition: int) -> None:
+        model = self.models[partition]
+        if not self.leads[partition] or self.chance.random() < 0.1:
+            self.lead(partition)
+        epoch = self.bench.journal.epochs[partition]
+        for _ in range(self.chance.randint(1, 3)):
+            payload = self.payload()
+            assert self.bench.append(partition, payload) == model.end
+            if partition not in self.open_base:
+                self.open_base[partition] = model.end
+                model.bases.add(model.end)
+            model.contents.append((epoch, payload))
+
+    def follow(self, partition: int) -> None:
+        model = self.models[partition]
+        if self.leads[partition] or self.chance.random() < 0.2:
+            self.epoch += 1
+            epoch = self.epoch
+        else:
+            epoch = max(1, model.last_epoch)
+        self.leads[partition] = False
+        payloads = [self.payload() for _ in range(self.chance.randint(1, 3))]
+        self.bench.journal.append_batch(build_batch(partition, model.end, epoch, payloads))
+        self.open_base.pop(partition, None)
+        model.bases.add(model.end)
+        model.contents += [(epoch, payload) for payload in payloads]
+
+    def truncate(self, partition: int) -> None:
+        model = self.models[partition]
+        places = sorted(base for base in model.bases if base >= model.watermark)
+        if places:
+            offset = self.chance.choice(places)
+            self.bench.journal.truncate(partition, offset)
+            model.cut(offset)
+            self.leads[partition] = False
+            self.open_base.pop(partition, None)
+
+    def reset(self, partition: int) -> None:
+        model = self.models[partition]
+        offset = model.watermark + self.chance.randint(0, 60)
+        self.bench.journal.reset(partition, offset)
+        model.begin_at(offset)
+        self.leads[partition] = False
+        self.open_base.pop(partition, None)
+
+    def advance(self, partition: int) -> None:
+        model = self.models[partition]
+        durable = self.bench.journal.durable_offset[partition]
+        if durable > model.watermark:
+            model.watermark = self.chance.randint(model.watermark, durable)
+            self.bench.journal.advance(partition, model.watermark)
+
+    def write(self, _: int) -> None:
+        if self.bench.in_flight is not None:
+            self.bench.finish()
+        else:
+            self.bench.write()
+            self.open_base.clear()
+
+    def retain(self, _: int) -> None:
+        """Remember where a snapshot would begin, and remove what an earlier one has."""
+        journal = self.bench.journal
+        if self.snapshot is not None:
+            sequence = self.snapshot[0]
+            names = [segment.sequence for segment in journal.segments]
+            removed = journal.remove_oldest(sum(name <= sequence for name in names[1:]))
+            if removed:
+                oldest = journal.segments[0]
+                self.bench.directory.write_start(
+                    oldest.sequence, oldest.head.start_offsets, journal.start_epochs()
+                )
+                for segment in removed:
+                    self.bench.directory.remove_segment(segment.sequence)
+                    self.bench.reader.forget_segment(segment.sequence)
+                self.bench.directory.sync_journal()
+                self.removed += len(removed)
+                for model, start in zip(self.models, journal.start_offsets, strict=True):
+                    model.begin_later(start)
+        offsets = list(journal.high_watermark)
+        # As of a snapshot, which waits until what it has is durable.
+        if journal.checkpoint().offsets == offsets:
+            self.snapshot = journal.settled_sequence(offsets), offsets
+
+    def checkpoint(self, _: int) -> None:
+        self.bench.directory.write_watermarks(self.bench.journal.checkpoint(), sync=True)
