@@ -57,14 +57,19 @@ class Probe:
     """One publisher and one subscriber of timed QoS 1 messages.
 
     A message carries the moment it was handed to the socket. Publishing follows the clock
-    alone, so a broker that stalls is shown every message that became due meanwhile.
+    alone, so a broker that stalls is shown every message that became due meanwhile. `sink_port`:
+    of the subscriber, where it is another node's; `topics`: published to in turn.
     """
 
-    def __init__(self, port: int, rate: float) -> None:
-        self.frame = Frame("bench/0000", 1, PAYLOAD_BYTES)
+    def __init__(
+        self, port: int, rate: float, *, sink_port: int | None = None, topics: int = 1
+    ) -> None:
+        self.frames = [Frame(f"bench/{topic:04}", 1, PAYLOAD_BYTES) for topic in range(topics)]
+        self.frame = self.frames[0]
+        """All are of one size."""
         self.rate = rate
-        self.sink = Connection(port, "sub")
-        self.sink.subscribe("bench/0000", 1)
+        self.sink = Connection(sink_port or port, "sub")
+        self.sink.subscribe("bench/0000" if topics == 1 else "bench/+", 1)
         self.source = Connection(port, "pub")
         self.sent = 0
         self.acked = 0
@@ -80,7 +85,8 @@ class Probe:
         packet_id = struct.pack("!H", self.sent % 0xFFFF + 1)
         if packet_id in self.sent_ns:
             raise ValueError("65,535 messages are unacknowledged: the broker does not keep up")
-        packet = self.frame.batch(wire.Ids(packet_id[:1], packet_id[1:]))
+        frame = self.frames[self.sent % len(self.frames)]
+        packet = frame.batch(wire.Ids(packet_id[:1], packet_id[1:]))
         now_ns = time.monotonic_ns()
         _TIME.pack_into(packet, self.frame.payload_at, now_ns)
         if self.source.socket.send(packet) != len(packet):

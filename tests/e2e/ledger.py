@@ -1,21 +1,14 @@
-"""What clients saw of a broker, and whether the broker kept its promise.
+"""What clients saw of a broker or a cluster; `ledger_checks` says whether the promise was kept.
 
 The ledger is told by the clients themselves: what they sent, what was acknowledged to them and
 what was delivered to them, in the order in which it happened. It knows nothing of the broker.
-
-Promise, per durable subscriber and message that its filters match:
-- a message whose PUBACK or PUBREC the publisher holds is delivered (else `lost`);
-- published and subscribed with QoS 2, it is delivered once (else `duplicate`);
-- first deliveries of one publisher's messages on one topic come in sending order (`reordered`);
-- every subscriber sees the messages of a topic, whoever sent them, in one order (`disagreement`);
-- nothing is delivered that nobody sent (`invented`).
-Clients add what only they can see (`session lost`, `packet id reused`) with `accuse`.
+Times are monotonic seconds of one machine, the same for all of its processes.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, field
+from math import inf
 
 Key = tuple[str, str, int]
 """Publisher, topic, sequence number of the publisher on that topic."""
@@ -26,6 +19,8 @@ class Violation:
     kind: str
     who: str
     text: str
+    key: Key | None = None
+    """The message it is about."""
 
 
 @dataclass(frozen=True)
@@ -44,93 +39,152 @@ class Interest:
         )
 
 
+@dataclass(slots=True)
+class Sent:
+    qos: int
+    at_s: float
+    """When it was sent for the first time."""
+    sends: int = 1
+    """How often it left the publisher: above 1, the outcome of the one before was unknown."""
+    retain: bool = False
+    is_will: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    key: Key
+    at_s: float
+    member: str
+    """The client: of a shared group one of its members, else the subscriber itself."""
+    connection: int
+    """The client's connections are counted from 1."""
+    dup: bool
+
+
+@dataclass
+class Subscription:
+    """Of one durable client, or of a shared group of them."""
+
+    interests: list[Interest]
+    since_s: float = inf
+    """SUBACK: what is sent from then on is owed."""
+    is_group: bool = False
+    history: list[Delivery] = field(default_factory=list)
+    _granted: dict[str, int | None] = field(default_factory=dict)
+
+    def granted_qos(self, topic: str) -> int | None:
+        """None when none of its filters matches."""
+        if topic not in self._granted:
+            found = [one.qos for one in self.interests if one.matches(topic)]
+            self._granted[topic] = max(found) if found else None
+        return self._granted[topic]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something was broken, and the cluster not yet whole again."""
+
+    kind: str
+    from_s: float
+    to_s: float
+
+
 class Ledger:
     def __init__(self) -> None:
-        self.sent: dict[Key, int] = {}
-        """QoS with which it was sent."""
-        self.acknowledged: set[Key] = set()
+        self.sent: dict[Key, Sent] = {}
+        self.acknowledged: dict[Key, float] = {}
+        """When: at PUBACK or PUBREC; for a will, when the connection was lost."""
         self.refused: set[Key] = set()
-        self.interests: dict[str, list[Interest]] = {}
-        self.deliveries: dict[str, list[Key]] = defaultdict(list)
-        self._accusations: list[Violation] = []
+        self.withdrawn: dict[Key, float] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.connections: dict[str, list[float]] = defaultdict(list)
+        """Of each client: when each of its connections was accepted."""
+        self.nodes: dict[str, list[str]] = defaultdict(list)
+        """Of each client: by whom."""
+        self.ends: dict[tuple[str, int], float] = {}
+        """Of each client and connection: when the client lost it or let go of it."""
+        self.delivered: set[Key] = set()
+        """To anybody."""
+        self.former: list[tuple[str, int, Key]] = []
+        self.retained: list[tuple[str, str, Key | None]] = []
+        self.faults: list[Fault] = []
+        self.unordered: set[str] = set()
+        """Publishers whose library may let a new message overtake one that it sends again."""
+        self.accusations: list[Violation] = []
+        self._group_of: dict[str, str] = {}
 
-    def send(self, key: Key, qos: int) -> None:
-        self.sent[key] = qos
+    def send(
+        self, key: Key, qos: int, at_s: float, *, retain: bool = False, is_will: bool = False
+    ) -> None:
+        """Also each time it is sent again. A will is sent with CONNECT."""
+        known = self.sent.get(key)
+        if known is None:
+            self.sent[key] = Sent(qos, at_s, retain=retain, is_will=is_will)
+        else:
+            known.sends += 1
 
-    def acknowledge(self, key: Key) -> None:
-        self.acknowledged.add(key)
+    def acknowledge(self, key: Key, at_s: float) -> None:
+        self.acknowledged.setdefault(key, at_s)
 
     def refuse(self, key: Key) -> None:
         """The broker answered with an error: no promise was made."""
         self.refused.add(key)
 
-    def subscribe(self, subscriber: str, interests: list[Interest]) -> None:
-        """Call it with the SUBACK, before any message is sent that the subscriber must get."""
-        self.interests[subscriber] = interests
+    def withdraw(self, key: Key, at_s: float) -> None:
+        """A will whose client said goodbye, and whose server closed the connection upon it."""
+        self.withdrawn[key] = at_s
 
-    def deliver(self, subscriber: str, key: Key) -> None:
+    def connected(self, client: str, at_s: float, node: str = "") -> None:
+        """A connection was accepted: its number is the count of these calls."""
+        self.connections[client].append(at_s)
+        self.nodes[client].append(node)
+
+    def disconnected(self, client: str, at_s: float) -> None:
+        """The newest connection is over, as far as the client knows."""
+        self.ends.setdefault((client, len(self.connections[client])), at_s)
+
+    def subscribe(self, client: str, interests: list[Interest], group: str = "") -> None:
+        """With SUBSCRIBE. The members of a group must have no other filters, and all the same."""
+        name = group or client
+        self._group_of[client] = name
+        self.subscriptions.setdefault(name, Subscription(interests, is_group=bool(group)))
+
+    def subscribed(self, client: str, at_s: float) -> None:
+        """With SUBACK; of a group, the first one counts."""
+        subscription = self.subscriptions[self._group_of[client]]
+        subscription.since_s = min(subscription.since_s, at_s)
+
+    def deliver(
+        self, client: str, key: Key, at_s: float, connection: int = 1, dup: bool = False
+    ) -> None:
         """To the application: a QoS 2 message counts once, however often it is retransmitted."""
-        self.deliveries[subscriber].append(key)
+        subscription = self.subscriptions[self._group_of[client]]
+        subscription.history.append(Delivery(key, at_s, client, connection, dup))
+        self.delivered.add(key)
+
+    def deliver_former(self, client: str, connection: int, key: Key) -> None:
+        """On a connection whose client has another one since, and that it answers no more."""
+        self.former.append((client, connection, key))
+
+    def find_retained(self, topic: str, reader: str, key: Key | None) -> None:
+        """What a new subscriber was given as the retained message, when all was quiet."""
+        self.retained.append((topic, reader, key))
+
+    def fault(self, kind: str, from_s: float, to_s: float) -> None:
+        self.faults.append(Fault(kind, from_s, to_s))
 
     def accuse(self, kind: str, who: str, text: str) -> None:
-        self._accusations.append(Violation(kind, who, text))
-
-    def granted_qos(self, subscriber: str, topic: str) -> int | None:
-        """None when none of its filters matches."""
-        found = [one.qos for one in self.interests[subscriber] if one.matches(topic)]
-        return max(found) if found else None
+        """What only the client can see: `session lost`, `packet id reused`."""
+        self.accusations.append(Violation(kind, who, text))
 
     def missing(self) -> Iterator[tuple[str, Key]]:
         """Acknowledged messages that a durable subscriber has not got (yet)."""
-        for subscriber in self.interests:
-            seen = set(self.deliveries[subscriber])
-            for key in self.acknowledged - seen:
-                if self.granted_qos(subscriber, key[1]):
-                    yield subscriber, key
-
-    def check(self) -> list[Violation]:
-        """Every broken promise; empty when all were kept."""
-        found = list(self._accusations)
-        for subscriber, key in self.missing():
-            found.append(Violation("lost", subscriber, f"{key} was acknowledged"))
-        for subscriber, history in self.deliveries.items():
-            found += self._check_history(subscriber, history)
-        found += self._check_agreement()
-        return found
-
-    def _check_history(self, subscriber: str, history: list[Key]) -> Iterator[Violation]:
-        seen: set[Key] = set()
-        newest: dict[tuple[str, str], int] = {}
-        for key in history:
-            publisher, topic, sequence = key
-            if key not in self.sent:
-                yield Violation("invented", subscriber, f"{key} was never sent")
-                continue
-            if key in seen:
-                if min(self.sent[key], self.granted_qos(subscriber, topic) or 0) == 2:
-                    yield Violation("duplicate", subscriber, f"{key} at QoS 2")
-                continue
-            seen.add(key)
-            before = newest.get((publisher, topic), -1)
-            if sequence < before:
-                yield Violation("reordered", subscriber, f"{key} came after {before}")
-            newest[publisher, topic] = max(before, sequence)
-
-    def _check_agreement(self) -> Iterator[Violation]:
-        firsts: dict[str, dict[str, list[Key]]] = defaultdict(dict)
-        for subscriber, history in self.deliveries.items():
-            for key in dict.fromkeys(history):
-                firsts[key[1]].setdefault(subscriber, []).append(key)
-        for topic, orders in firsts.items():
-            for (one, first), (other, second) in combinations(orders.items(), 2):
-                common = set(first) & set(second)
-                left = [key for key in first if key in common]
-                right = [key for key in second if key in common]
-                if left != right:
-                    at = next(
-                        i
-                        for i, pair in enumerate(zip(left, right, strict=True))
-                        if pair[0] != pair[1]
-                    )
-                    text = f"{topic}: {left[at]} here, {right[at]} at {other}"
-                    yield Violation("disagreement", one, text)
+        for name, subscription in self.subscriptions.items():
+            seen = {delivery.key for delivery in subscription.history}
+            for key in self.acknowledged.keys() - seen:
+                if (
+                    subscription.granted_qos(key[1])
+                    and key in self.sent
+                    and self.sent[key].at_s > subscription.since_s
+                ):
+                    yield name, key

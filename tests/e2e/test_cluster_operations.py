@@ -144,8 +144,9 @@ def test_drain_and_remove(cluster: ClusterProcesses) -> None:
     drained = ask(cluster, "n1", "drain", "n3", "--timeout", "60")
     assert (drained.returncode, drained.stderr.count("Traceback")) == (0, 0), drained.stderr
     assert drained.stdout == "n3 is drained: it leads nothing and holds no replica\n"
-    # It still serves its clients.
-    publish(cluster, "n3")
+    # Clients are sent away.
+    with Wire(cluster.ports["n3"]) as late:
+        assert late.connect("late").reason == 0x9C
     back = ask(cluster, "n2", "undrain", "n3")
     assert (back.returncode, back.stderr) == (0, "")
     cluster.wait_healthy()

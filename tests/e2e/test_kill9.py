@@ -15,6 +15,7 @@ from tests.e2e.brokers import Broker, Mosquitto
 from tests.e2e.chaos import crowd, shake
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.ledger import Ledger
+from tests.e2e.ledger_checks import check
 
 ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", "4"))
 SEED = int(os.environ.get("HOLDFAST_CHAOS_SEED", str(time.time_ns() % 1_000_000)))
@@ -27,7 +28,7 @@ def restarting(broker: Broker) -> None:
 
 def describe(ledger: Ledger) -> str:
     """Violations by kind and the first few of each."""
-    violations = ledger.check()
+    violations = check(ledger)
     counts = Counter(violation.kind for violation in violations)
     examples = [
         next(str(v) for v in violations if v.kind == kind and v.who == who)
@@ -38,8 +39,9 @@ def describe(ledger: Ledger) -> str:
 
 def assert_load_was_real(ledger: Ledger, rounds: int) -> None:
     assert len(ledger.acknowledged) > 50 * rounds
-    assert all(len(history) > 10 * rounds for history in ledger.deliveries.values())
-    assert len(ledger.deliveries) == 5
+    histories = [subscription.history for subscription in ledger.subscriptions.values()]
+    assert len(histories) == 5
+    assert all(len(history) > 10 * rounds for history in histories)
 
 
 @pytest.mark.timeout(60 + 20 * ROUNDS)
@@ -54,7 +56,7 @@ def test_kill_9_under_load(start_holdfast: StartHoldfast) -> None:
     finally:
         group.close()
     assert_load_was_real(ledger, ROUNDS)
-    assert not ledger.check(), describe(ledger)
+    assert not check(ledger), describe(ledger)
 
 
 def test_connections_cut_under_load(start_holdfast: StartHoldfast) -> None:
@@ -72,7 +74,7 @@ def test_connections_cut_under_load(start_holdfast: StartHoldfast) -> None:
     finally:
         group.close()
     assert_load_was_real(ledger, 4)
-    assert not ledger.check(), describe(ledger)
+    assert not check(ledger), describe(ledger)
 
 
 def test_clients_and_ledger_find_mosquitto_right(mosquitto: Broker) -> None:
@@ -89,7 +91,7 @@ def test_clients_and_ledger_find_mosquitto_right(mosquitto: Broker) -> None:
     finally:
         group.close()
     assert_load_was_real(ledger, 3)
-    assert not ledger.check(), describe(ledger)
+    assert not check(ledger), describe(ledger)
 
 
 def test_a_forgetful_broker_is_found_out(tmp_path: Path, mosquitto: Mosquitto) -> None:
@@ -100,5 +102,5 @@ def test_a_forgetful_broker_is_found_out(tmp_path: Path, mosquitto: Mosquitto) -
         shake(group, 1, random.Random(SEED), lambda: restarting(mosquitto), drain_s=2.0)
     finally:
         group.close()
-    found = {violation.kind for violation in ledger.check()}
+    found = {violation.kind for violation in check(ledger)}
     assert {"lost", "session lost"} <= found

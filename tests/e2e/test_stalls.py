@@ -21,8 +21,11 @@ from holdfast.log.files import DataDirectory, read_manifest
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.record import Batch
 from holdfast.log.segment_reader import SegmentReader
-from tests.e2e.chaos import Crowd, Party, Publisher, Subscriber, shake
+from tests.e2e.chaos import Crowd, shake
+from tests.e2e.chaos_clients import Publisher, Subscriber
+from tests.e2e.chaos_parties import on_loopback
 from tests.e2e.ledger import Interest, Ledger
+from tests.e2e.ledger_checks import check
 from tests.e2e.pair import Node
 from tests.e2e.test_kill9 import describe
 from tests.e2e.test_shared_storage import verify
@@ -50,44 +53,25 @@ class StallingNode(Node):
         return len(re.findall(r"lease_lost error='epoch", self.log_text()))
 
 
-class Roaming(Party):
-    """Tries one node after the other."""
-
-    ports: list[int]
-
-    def open(self) -> bool:
-        self.ports.append(self.ports.pop(0))
-        self.port = self.ports[0]
-        return super().open()
-
-
-class RoamingPublisher(Roaming, Publisher):
-    pass
-
-
-class RoamingSubscriber(Roaming, Subscriber):
-    pass
-
-
 def crowd(ports: list[int], ledger: Ledger) -> Crowd:
-    def subscriber(name: str, version: int, *filters: tuple[str, int]) -> RoamingSubscriber:
+    servers = on_loopback(*ports)
+
+    def subscriber(name: str, version: int, *filters: tuple[str, int]) -> Subscriber:
         interests = [Interest(filter_, qos) for filter_, qos in filters]
-        return RoamingSubscriber(name, ports[0], version, ledger, interests)
+        return Subscriber(name, servers, version, ledger, interests)
 
-    def publisher(name: str, version: int, topics: list[str], qos: int) -> RoamingPublisher:
-        return RoamingPublisher(name, ports[0], version, ledger, topics, qos)
+    def publisher(name: str, version: int, topics: list[str], qos: int) -> Publisher:
+        return Publisher(name, servers, version, ledger, topics, qos)
 
-    parties: list[Party] = [
-        publisher("p1", 4, ["load/one/a", "load/one/b", "shared/1"], 1),
-        publisher("p2", 5, ["load/two/a", "shared/1"], 2),
-        publisher("p3", 5, ["load/three/a"], 1),
-        subscriber("exact-1", 5, ("load/one/a", 1), ("shared/1", 1)),
-        subscriber("all-2", 4, ("#", 2)),
-    ]
-    for party in parties:
-        assert isinstance(party, Roaming)
-        party.ports = list(ports)
-    return Crowd(parties)
+    return Crowd(
+        [
+            publisher("p1", 4, ["load/one/a", "load/one/b", "shared/1"], 1),
+            publisher("p2", 5, ["load/two/a", "shared/1"], 2),
+            publisher("p3", 5, ["load/three/a"], 1),
+            subscriber("exact-1", 5, ("load/one/a", 1), ("shared/1", 1)),
+            subscriber("all-2", 4, ("#", 2)),
+        ]
+    )
 
 
 def beyond_seals(data: Path) -> int:
@@ -151,7 +135,7 @@ def test_stalls_under_load(tmp_path: Path) -> None:
     )
     assert sum(by_label.values()) >= STALLS
     assert len(ledger.acknowledged) > 20 * STALLS
-    assert not ledger.check(), describe(ledger)
+    assert not check(ledger), describe(ledger)
     verify(data)
     for node in nodes:
         assert "Traceback" not in node.log_text(), node.log_text()[-6000:]

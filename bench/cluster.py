@@ -1,0 +1,171 @@
+"""What a cluster costs, and how long it is without service when it is hurt.
+
+    python -m bench.cluster [--quick] [--only speed] [--json PATH] [--rounds FAULT=COUNT]
+
+speed: three nodes with every message on all of them, fsync everywhere, beside a single node: QoS 1
+latency and CPU a message. faults: kill -9, SIGSTOP, partition and loss of a host under the load of
+`make chaos`: the time without a confirmed publish on a partition whose leader was hurt, at nodes
+that were not; and whether anything acknowledged was lost, repeated at QoS 2, or out of order.
+idle: control traffic by nodes and partitions. The last two need root, for network namespaces. In
+full about 25 minutes.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from bench import process
+from bench.cluster_idle import measure, print_heading, print_idle
+from bench.cluster_speed import compare, print_comparison
+from bench.connection import ConnectionLost
+from tests.e2e.chaos_campaign import Outcome, play
+from tests.e2e.chaos_faults import OF_A_CLUSTER
+from tests.e2e.chaos_site import cluster_site
+from tests.support.namespaces import missing
+
+COUNTS: Final = {"kill -9 leader": 100, "SIGSTOP": 20, "partition": 20, "host lost": 20}
+QUICK_COUNTS: Final = {"kill -9 leader": 4, "SIGSTOP": 2, "partition": 2}
+TARGETS_S: Final[dict[str, tuple[float | None, float]]] = {
+    "kill -9 leader": (0.3, 1.0),
+    "SIGSTOP": (None, 1.5),
+    "partition": (None, 1.5),
+    "host lost": (None, 1.5),
+}
+"""Median and 99th percentile of the stalls."""
+SHAPES: Final = [(nodes, partitions) for nodes in (3, 5) for partitions in (64, 256, 1024)]
+QUICK_SHAPES: Final = [(3, 64), (3, 1024)]
+SEED: Final = 1
+
+
+def run_speed(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
+    rounds, measure_s = (1, 3.0) if arguments.quick else (5, 8.0)
+    found = compare(directory, rounds, measure_s)
+    print_comparison(found)
+    return found.as_json(), found.is_met()
+
+
+def misses(outcome: Outcome) -> list[str]:
+    """Targets that were not met, in words."""
+    found = []
+    for kind, (median_target_s, p99_target_s) in TARGETS_S.items():
+        stalls = outcome.stalls(kind)
+        if not stalls:
+            continue
+        median_s, p99_s = stalls[len(stalls) // 2], stalls[int(len(stalls) * 0.99)]
+        if median_target_s is not None and median_s >= median_target_s:
+            found.append(f"{kind}: median {median_s:.3f} s, target < {median_target_s:g} s")
+        if p99_s >= p99_target_s:
+            found.append(f"{kind}: p99 {p99_s:.3f} s, target < {p99_target_s:g} s")
+    return found
+
+
+def run_faults(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
+    kinds = [kind for kind, count in arguments.counts.items() for _ in range(count)]
+    random.Random(SEED).shuffle(kinds)
+    with cluster_site(directory, 3) as site:
+        faults = [(kind, OF_A_CLUSTER[kind]) for kind in kinds]
+        outcome = play(site, faults, SEED, directory)
+    print(outcome.report())
+    missed = misses(outcome)
+    if outcome.violations:
+        print("FAILED: a promise was broken")
+    else:
+        print(f"MISS: {'; '.join(missed)}" if missed else "pass")
+    figures = {
+        "rounds": [asdict(each) for each in outcome.rounds],
+        "violations": [asdict(each) for each in outcome.violations],
+        "acknowledged": outcome.acknowledged,
+        "missed": missed,
+    }
+    return figures, not missed and not outcome.violations
+
+
+def run_idle(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
+    print_heading()
+    figures = []
+    for nodes, partitions in QUICK_SHAPES if arguments.quick else SHAPES:
+        where = directory / f"{nodes}x{partitions}"
+        found = measure(where, nodes, partitions, 3.0 if arguments.quick else 10.0)
+        print_idle(found)
+        figures.append(asdict(found))
+    return figures, True
+
+
+PARTS: Final[dict[str, Callable[[argparse.Namespace, Path], tuple[object, bool]]]] = {
+    "speed": run_speed,
+    "faults": run_faults,
+    "idle": run_idle,
+}
+
+
+def _counts(rounds: list[str], quick: bool) -> dict[str, int]:
+    """Raises ValueError."""
+    counts = {}
+    for each in rounds:
+        name, _, count = each.rpartition("=")
+        if name not in OF_A_CLUSTER or not count.isdecimal() or not int(count):
+            raise ValueError(f"--rounds {each!r}: give FAULT=COUNT, e.g. 'kill -9 leader=3'")
+        counts[name] = int(count)
+    return counts or dict(QUICK_COUNTS if quick else COUNTS)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a few rounds of each")
+    parser.add_argument("--only", action="append", choices=PARTS, help="may be repeated")
+    parser.add_argument("--json", type=Path, help="write everything measured there")
+    parser.add_argument(
+        "--rounds",
+        action="append",
+        default=[],
+        metavar="FAULT=COUNT",
+        help=f"FAULT one of: {', '.join(OF_A_CLUSTER)}; only those named are played",
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="where the data goes meanwhile",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.counts = _counts(arguments.rounds, arguments.quick)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse(argv)
+    print(
+        f"data on {process.filesystem_of(arguments.directory)}, where an append with fdatasync "
+        f"takes {process.fdatasync_ms(arguments.directory):.2f} ms"
+    )
+    figures: dict[str, object] = {}
+    is_well = True
+    for name in arguments.only or PARTS:
+        print(f"\n{name}", flush=True)
+        if name != "speed" and missing():
+            print(f"left out: {missing()}")
+            continue
+        with tempfile.TemporaryDirectory(prefix="cluster-", dir=arguments.directory) as directory:
+            try:
+                figures[name], is_met = PARTS[name](arguments, Path(directory))
+            except (AssertionError, ConnectionLost, OSError, RuntimeError) as error:
+                notes = "\n".join(getattr(error, "__notes__", []))
+                print(f"FAILED: {error}\n{notes}")
+                is_met = False
+        is_well = is_well and is_met
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Rounds of faults under load, the measurements, and the verdict of the ledger."""
+
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Final
+
+from holdfast.log.partition import partition_of
+from tests.e2e.chaos_clients import Publisher
+from tests.e2e.chaos_faults import Fault, Scene, wait_whole
+from tests.e2e.chaos_site import Site
+from tests.e2e.chaos_workload import Workload
+from tests.e2e.ledger import Ledger, Violation
+from tests.e2e.ledger_checks import check, legal_duplicates
+from tests.e2e.ledger_story import tell_all
+
+SETTLE_S: Final = (0.5, 1.5)
+WHOLE_S: Final = 60.0
+DRAIN_S: Final = 60.0
+AFTERWARDS_S: Final = 10.0
+"""For a connection through which nothing went: its sender tries again ever more seldom."""
+COLUMNS: Final = "{:<24} {:>6} {:>8} {:>8} {:>8}  {}"
+
+
+@dataclass(frozen=True)
+class Round:
+    kind: str
+    victims: tuple[str, ...]
+    stall_s: float | None
+    """The longest time without an acknowledgement, to probes at nodes that were not hurt (at all
+    nodes when all were), on partitions that a victim led; None when it led none of theirs."""
+    whole_s: float
+    """From the fault until all nodes were in sync again."""
+
+
+@dataclass
+class Outcome:
+    seed: int
+    rounds: list[Round] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
+    stories: list[str] = field(default_factory=list)
+    duplicates: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[int] = field(default_factory=Counter)
+    sent: int = 0
+    acknowledged: int = 0
+    delivered: int = 0
+    wills: int = 0
+
+    def stalls(self, kind: str) -> list[float]:
+        return sorted(
+            each.stall_s for each in self.rounds if each.kind == kind and each.stall_s is not None
+        )
+
+    def report(self) -> str:
+        lines = [COLUMNS.format("fault", "rounds", "p50 s", "p99 s", "worst s", "whole again s")]
+        for kind in dict.fromkeys(each.kind for each in self.rounds):
+            stalls, rounds = self.stalls(kind), [one for one in self.rounds if one.kind == kind]
+            whole = statistics.median(each.whole_s for each in rounds)
+            figures = (
+                [statistics.median(stalls), stalls[int(len(stalls) * 0.99)], stalls[-1]]
+                if stalls
+                else []
+            )
+            texts = [f"{figure:.3f}" for figure in figures] or ["-"] * 3
+            lines.append(COLUMNS.format(kind, len(rounds), *texts, f"{whole:.1f}"))
+        refusals = {f"{reason:#x}": count for reason, count in sorted(self.refusals.items())}
+        lines.append(
+            f"seed {self.seed}: {self.sent:,} sent, {self.acknowledged:,} acknowledged,"
+            f" {self.delivered:,} deliveries, {self.wills} wills; more than once:"
+            f" {dict(self.duplicates)}; refused: {refusals}"
+        )
+        kinds = Counter(violation.kind for violation in self.violations)
+        lines.append(f"broken promises: {dict(kinds) or 'none'}")
+        return "\n".join([*lines, *self.stories])
+
+
+def topics_of(workload: Workload) -> list[str]:
+    return [topic for probe in workload.probes.values() for topic in probe.topics]
+
+
+def play(
+    site: Site,
+    faults: Sequence[tuple[str, Fault]],
+    seed: int,
+    directory: Path,
+    *,
+    pause_max_s: float = 8.0,
+) -> Outcome:
+    """Each fault in turn, under load; returns when everything is healed and delivered, or is not
+    going to be. `directory` is for the clients' own files. Raises AssertionError when the site
+    does not become whole again."""
+    rng = random.Random(seed)
+    ledger = Ledger()
+    workload = Workload(site.servers(), ledger, rng, directory, site.clients_prefix)
+    outcome = Outcome(seed)
+    try:
+        workload.begin()
+        for kind, fault in faults:
+            scene = Scene(site, rng, topics_of(workload), pause_max_s)
+            outcome.rounds.append(_play_one(workload, scene, kind, fault))
+        workload.end(DRAIN_S)
+    except BaseException as error:
+        _judge(outcome, workload)
+        error.add_note(outcome.report())
+        raise
+    finally:
+        workload.close()
+    _judge(outcome, workload)
+    return outcome
+
+
+def _judge(outcome: Outcome, workload: Workload) -> None:
+    ledger = workload.ledger
+    outcome.violations = check(ledger)
+    outcome.stories = tell_all(ledger, outcome.violations)
+    outcome.duplicates = legal_duplicates(ledger)
+    outcome.sent, outcome.acknowledged = len(ledger.sent), len(ledger.acknowledged)
+    outcome.delivered = sum(len(one.history) for one in ledger.subscriptions.values())
+    outcome.wills = sum(mortal.deaths for mortal in workload.mortals)
+    for party in workload.crowd.parties:
+        outcome.refusals += party.refusals
+
+
+def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault) -> Round:
+    crowd, rng = workload.crowd, scene.rng
+    crowd.pump(rng.uniform(*SETTLE_S))
+    absent = workload.stir()
+    crowd.pump(rng.uniform(0, 0.3))
+    leaders = scene.site.leaders()
+    at = time.monotonic()
+    for pause_s in fault(scene):
+        crowd.pump(pause_s)
+    for party in absent:
+        party.away = False
+    for pause_s in wait_whole(scene, WHOLE_S):
+        crowd.pump(pause_s)
+    whole_at = time.monotonic()
+    workload.ledger.fault(kind, at, whole_at)
+    affected = {
+        topic
+        for topic in scene.busy
+        if leaders and leaders[partition_of(topic.encode(), len(leaders))] in scene.victims
+    }
+    judged = [name for name in workload.probes if name not in scene.victims]
+    watched = [Watched(workload.probes[name], affected, at) for name in judged or workload.probes]
+    crowd.pump(AFTERWARDS_S, lambda: all(one.newest_s() > whole_at for one in watched))
+    stall_s = max((one.stall_s() for one in watched if one.topics), default=None)
+    return Round(kind, tuple(sorted(scene.victims)), stall_s, whole_at - at)
+
+
+class Watched:
+    """One probe's acknowledgements on the partitions that were affected, from the last one before
+    a fault on."""
+
+    def __init__(self, probe: Publisher, affected: set[str], at: float) -> None:
+        self._probe = probe
+        self.topics = affected.intersection(probe.topics)
+        self._at = at
+        self._first = len(probe.answers)
+        while self._first and not self._is_before(probe.answers[self._first - 1]):
+            self._first -= 1
+        self._first = max(0, self._first - 1)
+
+    def _is_before(self, answer: tuple[float, str]) -> bool:
+        return answer[0] <= self._at and answer[1] in self.topics
+
+    def newest_s(self) -> float:
+        for when, topic in reversed(self._probe.answers):
+            if topic in self.topics:
+                return when
+        return 0.0 if self.topics else inf
+
+    def stall_s(self) -> float:
+        """The longest silence that ended after the fault; the last may not have ended yet."""
+        answers = self._probe.answers[self._first :]
+        times = [when for when, topic in answers if topic in self.topics]
+        silences = pairwise([*times, time.monotonic()])
+        return max(after - before for before, after in silences if after > self._at)

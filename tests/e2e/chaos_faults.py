@@ -1,0 +1,236 @@
+"""What is done to a cluster. A fault is a generator: it hurts, yields how many seconds the load
+goes on, and heals what it hurt; when it is over, every node runs again or is about to."""
+
+import math
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.e2e.chaos_site import CLIENTS, Site, busiest
+from tests.e2e.cluster_processes import ClusterNode
+
+STOP_TIMEOUT_S: Final = 30.0
+SECOND_FAULT_S: Final = (0.02, 0.8)
+"""After the first one: in the middle of the failover."""
+
+
+@dataclass
+class Scene:
+    """`busy`: the topics that probes publish to. `pause_max_s`: the longest SIGSTOP."""
+
+    site: Site
+    rng: random.Random
+    busy: list[str]
+    pause_max_s: float = 8.0
+    victims: set[str] = field(default_factory=set)
+    """The nodes that this fault hurt, for the measurements."""
+
+    @property
+    def nodes(self) -> dict[str, ClusterNode]:
+        return self.site.nodes
+
+    def hit(self, name: str) -> ClusterNode:
+        self.victims.add(name)
+        return self.nodes[name]
+
+    def busy_leader(self) -> str:
+        return busiest(self.site.leaders(), self.busy) or self.any_node()
+
+    def any_node(self, *but: str) -> str:
+        return self.rng.choice([name for name in self.nodes if name not in but])
+
+    def others(self, name: str) -> list[str]:
+        return [other for other in self.nodes if other != name]
+
+    def hold_s(self) -> float:
+        return self.rng.uniform(1.0, 3.0)
+
+    def pause_s(self) -> float:
+        """As often below a second as above it."""
+        return math.exp(self.rng.uniform(math.log(0.1), math.log(self.pause_max_s)))
+
+
+Fault = Callable[[Scene], Iterator[float]]
+
+
+def _kill(scene: Scene, *names: str) -> None:
+    """At the same moment, as near as can be."""
+    nodes = [scene.hit(name) for name in names]
+    for node in nodes:
+        assert node.process is not None
+        node.process.kill()
+    for node in nodes:
+        node.kill()
+
+
+def _kill_and_launch(scene: Scene, *names: str) -> Iterator[float]:
+    _kill(scene, *names)
+    yield scene.hold_s()
+    for name in names:
+        scene.nodes[name].launch()
+
+
+def kill_leader(scene: Scene) -> Iterator[float]:
+    yield from _kill_and_launch(scene, scene.busy_leader())
+
+
+def kill_metadata_leader(scene: Scene) -> Iterator[float]:
+    yield from _kill_and_launch(scene, scene.site.metadata_leader() or scene.any_node())
+
+
+def kill_two(scene: Scene) -> Iterator[float]:
+    first = scene.busy_leader()
+    yield from _kill_and_launch(scene, first, scene.any_node(first))
+
+
+def kill_all(scene: Scene) -> Iterator[float]:
+    yield from _kill_and_launch(scene, *scene.nodes)
+
+
+def pause_leader(scene: Scene) -> Iterator[float]:
+    node = scene.hit(scene.busy_leader())
+    node.pause()
+    yield scene.pause_s()
+    node.resume()
+
+
+def part_from_peers(scene: Scene) -> Iterator[float]:
+    """Its clients still reach it; it must not promise them anything."""
+    name = scene.busy_leader()
+    scene.hit(name)
+    scene.site.network.part([name], scene.others(name))
+    yield scene.hold_s() + 1
+    scene.site.network.heal()
+
+
+def lose_host(scene: Scene) -> Iterator[float]:
+    """Nothing gets in or out."""
+    name = scene.busy_leader()
+    scene.hit(name)
+    scene.site.network.part([name], [*scene.others(name), CLIENTS])
+    yield scene.hold_s() + 1
+    scene.site.network.heal()
+
+
+def part_one_way(scene: Scene) -> Iterator[float]:
+    """It hears the others and is not heard, or the other way round."""
+    name = scene.busy_leader()
+    scene.hit(name)
+    is_mute = scene.rng.random() < 0.5
+    for other in scene.others(name):
+        scene.site.network.cut(*((name, other) if is_mute else (other, name)))
+    yield scene.hold_s() + 1
+    scene.site.network.heal()
+
+
+def part_bridge(scene: Scene) -> Iterator[float]:
+    """Two sides that see one another only through the node in the middle."""
+    _bridge, *rest = scene.rng.sample(list(scene.nodes), len(scene.nodes))
+    left, right = rest[::2], rest[1::2]
+    scene.victims.update(left if len(left) < len(right) else right)
+    scene.site.network.part(left, right)
+    yield scene.hold_s() + 1
+    scene.site.network.heal()
+
+
+def fill_disk(scene: Scene) -> Iterator[float]:
+    disk = scene.site.small_disk
+    assert disk is not None
+    scene.hit(list(scene.nodes)[-1])
+    hog = disk / "hog"
+    with hog.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1 << 20)):
+                pass
+        except OSError:
+            pass
+    yield scene.hold_s() + 1
+    hog.unlink()
+
+
+def rolling_restart(scene: Scene) -> Iterator[float]:
+    """SIGTERM, one node after the other, each as soon as the one before serves again."""
+    for name in list(scene.nodes):
+        node = scene.hit(name)
+        assert node.process is not None
+        node.process.send_signal(signal.SIGTERM)
+        waited_s = 0.0
+        while node.process.poll() is None and waited_s < STOP_TIMEOUT_S:
+            yield 0.1
+            waited_s += 0.1
+        assert node.process.poll() is not None, f"{name} does not stop"
+        node.process = None
+        node.launch()
+        yield from wait_whole(scene, STOP_TIMEOUT_S)
+
+
+def wipe_disk(scene: Scene) -> Iterator[float]:
+    name = scene.busy_leader()
+    _kill(scene, name)
+    yield scene.hold_s()
+    for path in scene.nodes[name].data.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    scene.nodes[name].launch()
+
+
+def kill_during_failover(scene: Scene) -> Iterator[float]:
+    """The second one is the next to decide: the metadata leader, or any other."""
+    first = scene.busy_leader()
+    _kill(scene, first)
+    yield scene.rng.uniform(*SECOND_FAULT_S)
+    second = scene.site.metadata_leader()
+    if second in ("", first):
+        second = scene.any_node(first)
+    _kill(scene, second)
+    yield scene.hold_s()
+    for name in (second, first):
+        scene.nodes[name].launch()
+
+
+def pause_during_failover(scene: Scene) -> Iterator[float]:
+    """One node is killed, another one stops in the middle, for longer than it may be silent."""
+    first = scene.busy_leader()
+    _kill(scene, first)
+    yield scene.rng.uniform(*SECOND_FAULT_S)
+    node = scene.hit(scene.any_node(first))
+    node.pause()
+    yield scene.rng.uniform(0.5, 3.0)
+    node.resume()
+    yield scene.hold_s()
+    scene.nodes[first].launch()
+
+
+def wait_whole(scene: Scene, timeout_s: float) -> Iterator[float]:
+    """Raises AssertionError."""
+    began = time.monotonic()
+    while not scene.site.whole_since(began):
+        assert time.monotonic() - began < timeout_s, f"not whole within {timeout_s:g} s"
+        yield 0.1
+
+
+OF_ONE_NODE: Final[dict[str, Fault]] = {
+    "kill -9": kill_leader,
+    "SIGSTOP": pause_leader,
+    "host lost": lose_host,
+    "full disk": fill_disk,
+}
+OF_A_CLUSTER: Final[dict[str, Fault]] = {
+    "kill -9 leader": kill_leader,
+    "kill -9 metadata leader": kill_metadata_leader,
+    "kill -9 two": kill_two,
+    "kill -9 all": kill_all,
+    "SIGSTOP": pause_leader,
+    "partition": part_from_peers,
+    "host lost": lose_host,
+    "one-way partition": part_one_way,
+    "bridge partition": part_bridge,
+    "full disk": fill_disk,
+    "rolling restart": rolling_restart,
+    "wiped disk": wipe_disk,
+    "kill during failover": kill_during_failover,
+    "pause during failover": pause_during_failover,
+}

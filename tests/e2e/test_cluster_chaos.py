@@ -1,0 +1,68 @@
+"""Clusters on hosts of their own under every fault, with every kind of client: what was
+acknowledged stays, once and in order. `make chaos`; here a short form.
+
+`HOLDFAST_CHAOS_ROUNDS` (default 2) faults, `HOLDFAST_CHAOS_SEED` to repeat their choice,
+`HOLDFAST_CHAOS_FAULTS` to play only those (their names, separated by commas),
+`HOLDFAST_CHAOS_REPORT` names a file for the report.
+"""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.chaos_campaign import Outcome, play
+from tests.e2e.chaos_faults import OF_A_CLUSTER, Fault
+from tests.e2e.chaos_site import cluster_site
+from tests.e2e.test_kill9 import SEED
+from tests.support.namespaces import missing
+
+IS_CAMPAIGN = "HOLDFAST_CHAOS_ROUNDS" in os.environ
+ONLY = [name for name in os.environ.get("HOLDFAST_CHAOS_FAULTS", "").split(",") if name]
+SHORT = ["kill -9 leader", "partition"]
+ROUNDS = int(os.environ.get("HOLDFAST_CHAOS_ROUNDS", str(len(SHORT))))
+PAUSE_MAX_S = 30.0 if IS_CAMPAIGN else 2.0
+
+
+def schedule(rounds: int, rng: random.Random) -> list[tuple[str, Fault]]:
+    """Every kind in turn, each turn in another order."""
+    names = ONLY or (list(OF_A_CLUSTER) if IS_CAMPAIGN else SHORT)
+    found: list[str] = []
+    while len(found) < rounds:
+        found += rng.sample(names, len(names))
+    return [(name, OF_A_CLUSTER[name]) for name in found[:rounds]]
+
+
+def judge(outcome: Outcome) -> None:
+    report = outcome.report()
+    print(f"\n{report}")
+    if path := os.environ.get("HOLDFAST_CHAOS_REPORT"):
+        with Path(path).open("a") as file:
+            file.write(f"{report}\n")
+    assert not outcome.violations, report
+    assert outcome.acknowledged > 50 * len(outcome.rounds)
+    assert outcome.delivered > outcome.acknowledged
+    assert any(each.stall_s is not None for each in outcome.rounds)
+
+
+def run(directory: Path, nodes: int, rounds: int) -> None:
+    if missing():
+        pytest.skip(missing())
+    faults = schedule(rounds, random.Random(SEED))
+    with cluster_site(directory, nodes) as site:
+        playable = [one for one in faults if one[0] != "full disk" or site.small_disk is not None]
+        outcome = play(site, playable, SEED, directory, pause_max_s=PAUSE_MAX_S)
+        judge(outcome)
+        assert not site.tracebacks()
+
+
+@pytest.mark.timeout(180 + 60 * ROUNDS)
+def test_three_nodes(tmp_path: Path) -> None:
+    run(tmp_path, 3, ROUNDS)
+
+
+@pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
+@pytest.mark.timeout(180 + 60 * ROUNDS)
+def test_five_nodes(tmp_path: Path) -> None:
+    run(tmp_path, 5, ROUNDS)
