@@ -47,6 +47,8 @@ class ClusterFigures:
     """Publishes refused because fewer than `min_insync` replicas are in sync."""
     forwarded_publishes: int = 0
     """Publishes of clients of this node that were sent to another node, their leader."""
+    lacking: int = 0
+    """Partitions whose sessions and retained messages this node must get from others first."""
 
 
 class ClusterAdmin(Protocol):

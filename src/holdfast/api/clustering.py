@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -29,12 +29,20 @@ from holdfast.replication.commands import Command
 from holdfast.replication.controller import ControllerConfig
 from holdfast.replication.detector import DetectorConfig
 from holdfast.replication.health import Presence
-from holdfast.replication.metadata import DATA, WITNESS, ClusterMetadata, NodeInfo
+from holdfast.replication.metadata import (
+    DATA,
+    WITNESS,
+    ClusterMetadata,
+    NodeInfo,
+)
+from holdfast.replication.metadata import (
+    NodeState as StateOfNode,
+)
 from holdfast.replication.metastate import member_id
 from holdfast.replication.metastore import MetaStore
 from holdfast.replication.proposals import Accepted, Outcome, Refused
 from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.status import cluster_status
+from holdfast.replication.status import cluster_status, under_replicated
 
 logger = logging.getLogger("holdfast")
 
@@ -42,6 +50,8 @@ LEAVE_S: Final = 3.0
 """How long the others have, at shutdown, to take over what this node leads."""
 PENDING_BYTES: Final = 8 << 20
 """Read at a time of what is above the high watermark, at the start."""
+SAVE_AGAIN_S: Final = 1.0
+"""After a snapshot that could not be written."""
 
 
 class Clustering:
@@ -61,6 +71,9 @@ class Clustering:
         self._ready = asyncio.Event()
         # At the end: nobody waits any more for what this node leads.
         self._relieved: asyncio.Event | None = None
+        # Writes one, whether or not there is anything new in the log; raises OSError.
+        self.take_snapshot: Callable[[], Coroutine[object, object, None]]
+        self._saving: asyncio.Task[None] | None = None
         try:
             auth = PeerAuth.load(cluster)
         except (ValueError, OSError) as error:
@@ -105,6 +118,7 @@ class Clustering:
             member_config(config, manifest.incarnation),
             random,
             now,
+            storage.lacking(),
         )
         _load_uncommitted(self.member, storage)
         self.broker = ClusterBroker(
@@ -165,7 +179,7 @@ class Clustering:
                 continue
             if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
                 return False
-        return member.meta.has_majority(self._loop.time())
+        return member.fabric.is_whole and member.meta.has_majority(self._loop.time())
 
     def _after_turn(self) -> None:
         """See ClusterBroker."""
@@ -178,20 +192,40 @@ class Clustering:
                 logger.info("cluster_joined cluster_id=%s", metadata.cluster_id)
                 self.storage.directory.join_cluster(metadata.cluster_id)
                 self.links.set_cluster(metadata.cluster_id)
+            self.links.set_removed(metadata.removed)
             self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
+            self._redirect()
         outcomes = member.outcomes
         member.outcomes = []
         for request, outcome in outcomes:
             future = self._requests.pop(request, None)
             if future is not None and not future.done():
                 future.set_result(outcome)
+        if member.transfer.wants_save() and self._saving is None:
+            self._saving = asyncio.create_task(self._save_images())
         if not self._ready.is_set() and self._is_ready():
             self._ready.set()
+            self._redirect()
             self.broker.is_watched = False
         if self._relieved is not None and (
             not any(member.fabric.leading) or not member.fabric.connected
         ):
             self._relieved.set()
+
+    async def _save_images(self) -> None:
+        """What other nodes have sent counts once it is durable."""
+        transfer = self.member.transfer
+        covered = transfer.begin_save()
+        try:
+            await self.take_snapshot()
+            self.broker.touch()
+            transfer.saved(covered)
+        except OSError as error:
+            logger.error("snapshot_failed error=%r", str(error))
+            await asyncio.sleep(SAVE_AGAIN_S)
+            self.broker.touch()
+        finally:
+            self._saving = None
 
     # ClusterAdmin
 
@@ -229,7 +263,6 @@ class Clustering:
         node = self.config.node.id
         if metadata is None:
             return ClusterFigures(node, is_witness=self.config.cluster.witness)
-        factor = metadata.replication_factor
         now = self._loop.time()
         return ClusterFigures(
             node,
@@ -238,7 +271,7 @@ class Clustering:
             self.config.cluster.witness,
             member.meta.is_leader,
             metadata.version,
-            sum(len(info.in_sync) < factor for info in metadata.partitions),
+            under_replicated(metadata),
             sum(not info.leader for info in metadata.partitions),
             sum(bool(info.adding) for info in metadata.partitions),
             len(member.state.sessions),
@@ -247,6 +280,7 @@ class Clustering:
             member.failovers,
             member.admission.refused,
             member.forwarding.forwarded,
+            len(member.transfer.missing) + len(member.transfer.unsaved),
         )
 
     async def init(self) -> dict[str, object]:
@@ -350,14 +384,34 @@ class Clustering:
                 await self._relieved.wait()
         self.broker.touch()
         member.meta.hand_over(self._loop.time())
+        return self._other_servers(metadata)
+
+    def _other_servers(self, metadata: ClusterMetadata) -> str:
+        """Where clients may go instead, as in a Server Reference."""
         addresses = [
             info.client_address
             for node, info in sorted(metadata.nodes.items())
-            if node in member.fabric.connected and info.role == DATA and info.client_address
+            if node in self.member.fabric.connected
+            and info.state == StateOfNode.UP
+            and info.role == DATA
+            and info.client_address
         ]
         return " ".join(addresses)
 
+    def _redirect(self) -> None:
+        """A node that is being drained sends its clients away."""
+        metadata = self.member.fabric.metadata
+        if metadata is None or not self._ready.is_set():
+            return
+        info = metadata.nodes.get(self.config.node.id)
+        is_draining = info is not None and info.state == StateOfNode.DRAINING
+        self.broker.touch()
+        self.member.node.redirect(self._other_servers(metadata) if is_draining else "")
+
     async def stop(self) -> None:
+        if self._saving is not None:
+            self._saving.cancel()
+            await asyncio.gather(self._saving, return_exceptions=True)
         await self.links.stop()
         watermarks = self.storage.journal.checkpoint()
         await asyncio.to_thread(self.storage.directory.write_watermarks, watermarks, sync=True)
@@ -373,6 +427,7 @@ def member_config(config: Config, incarnation: str) -> MemberConfig:
             silent_s=cluster.silent_s,
             catch_up_bytes_per_s=cluster.catch_up_bytes_per_s or 1 << 40,
         ),
+        is_witness=cluster.witness,
     )
 
 

@@ -96,23 +96,22 @@ class Maintenance:
         if self._grown_bytes() >= self._config.log.snapshot_bytes:
             await self.take_snapshot()
 
-    async def take_snapshot(self) -> None:
-        """Write the derived state while it moves on (see node.recovery), a slice at a time."""
+    async def take_snapshot(self, *, always: bool = False) -> None:
+        """Write the derived state while it moves on (see node.recovery), a slice at a time.
+        `always`: it holds more than the records say, so even if there is one for all of them."""
         async with self._snapshot_lock:
             broker = self._broker
             state = broker.node.state
             journal = self._storage.journal
             grown = self._grown_bytes()
-            # What was appended after it is not in the state yet (NodeState.hold): it is replayed.
-            offsets = list(journal.high_watermark)
+            offsets = broker.snapshot_offsets()
             newest = self._storage.snapshots[-1] if self._storage.snapshots else -1
             sequence = journal.committed_sequence
             if journal.replicated:
                 # Coarse, and with what is appended it may fall back; what was settled stays so.
-                sequence = max(newest, journal.settled_sequence(offsets))
-            if sequence == newest and not (
-                journal.replicated and grown >= self._config.log.snapshot_bytes
-            ):
+                sequence = max(newest, journal.settled_sequence(journal.high_watermark))
+            is_due = journal.replicated and grown >= self._config.log.snapshot_bytes
+            if sequence == newest and not is_due and not always:
                 return
             encoder = SnapshotEncoder(sequence, offsets, state.wall_us)
             file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))

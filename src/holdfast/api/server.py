@@ -205,6 +205,10 @@ class Server:
             )
             self.cluster = self._clustering = clustering
             self.storage = clustering.storage
+            self.maintenance = maintenance = Maintenance(
+                clustering.broker, clustering.storage, self.config
+            )
+            clustering.take_snapshot = partial(maintenance.take_snapshot, always=True)
             await clustering.start()
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error
@@ -273,7 +277,8 @@ class Server:
     async def _open(self, broker: Broker, storage: Storage) -> None:
         """Open the doors. Raises StartError."""
         config = self.config
-        self.maintenance = Maintenance(broker, storage, config)
+        if self.maintenance is None:
+            self.maintenance = Maintenance(broker, storage, config)
         broker.node.tick(broker.loop.time(), time.time_ns() // 1000)
         broker.node.start()
         try:

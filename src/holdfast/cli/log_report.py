@@ -114,6 +114,19 @@ def examine(directory: DataDirectory, path: Path, *, deep: bool) -> Report:
     return report
 
 
+@dataclass(frozen=True)
+class _Missing:
+    """Offsets of a partition that are missing before, or in, a segment."""
+
+    partition: int
+    start: int
+    end: int
+    problem: str
+    """What the report says of it."""
+    segment: int
+    """How many there are before it."""
+
+
 class _JournalExaminer:
     """Goes through the segments, oldest first, and keeps what the next one must continue."""
 
@@ -125,8 +138,7 @@ class _JournalExaminer:
         """What the next segment must be named."""
         self.ends: dict[int, int] = {}
         """Per partition the offset that must come next, where that is known."""
-        self.gaps: dict[int, list[tuple[int, str]]] = {}
-        """Per partition where offsets are missing, and the problems that say so."""
+        self.gaps: list[_Missing] = []
 
     def run(self) -> None:
         sequences = self.directory.segments()
@@ -203,7 +215,7 @@ class _JournalExaminer:
             segment.missing += self._check_offset(number, start, segment.name)
             if number in head.resets:
                 start = head.resets[number]
-                self._begin_anew(segment.name, number, start)
+                segment.missing -= self._begin_anew(segment.name, number, start)
             self.ends[number] = end
             if end > start:
                 partition = self._partition(number, start)
@@ -260,7 +272,7 @@ class _JournalExaminer:
         segment.last_us = rebuilt.head.last_timestamp_us
         segment.superseded = rebuilt.head.void
         if batch.attributes & ATTRIBUTE_RESET and self.directory.manifest.is_replica:
-            self._begin_anew(where, batch.partition, batch.base_offset)
+            segment.missing -= self._begin_anew(where, batch.partition, batch.base_offset)
             return
         epoch = batch.epoch
         segment.missing += self._check_offset(batch.partition, batch.base_offset, where, epoch)
@@ -272,16 +284,18 @@ class _JournalExaminer:
     def _partition(self, number: int, start: int) -> PartitionReport:
         return self.report.partitions.setdefault(number, PartitionReport(start, start))
 
-    def _begin_anew(self, where: str, number: int, start: int) -> None:
+    def _begin_anew(self, where: str, number: int, start: int) -> int:
+        """Returns how many offsets missed in this segment do not count any more."""
         self.report.notes.append(
             f"{where}: partition {number} begins anew at offset {start}, what lies before is void"
         )
         self.report.partitions[number] = PartitionReport(start, start)
         self.ends[number] = start
-        self._withdraw_gaps(number, 0)
+        return self._withdraw_gaps(number, 0)
 
     def _check_offset(self, partition: int, start: int, where: str, epoch: int = -1) -> int:
-        """How many offsets are missing before `start`. `epoch`: of the batch there, if known."""
+        """How many offsets are missing before `start`; less than 0 if some were that do not count
+        any more. `epoch`: of the batch there, if known."""
         expected = self.ends.get(partition, start)
         if start > expected:
             self._report_gap(where, partition, expected, start)
@@ -295,7 +309,7 @@ class _JournalExaminer:
             known.records -= expected - max(start, known.start)
             known.start = min(known.start, start)
             known.end = start
-            self._withdraw_gaps(partition, start)
+            return -self._withdraw_gaps(partition, start)
         elif start < expected:
             self.report.problems.append(
                 f"{where}: offset {start} of partition {partition} again, after {expected} was"
@@ -306,13 +320,18 @@ class _JournalExaminer:
     def _report_gap(self, where: str, partition: int, start: int, end: int) -> None:
         problem = f"{where}: offsets {start} to {end} of partition {partition} are missing"
         self.report.problems.append(problem)
-        self.gaps.setdefault(partition, []).append((start, problem))
+        self.gaps.append(_Missing(partition, start, end, problem, len(self.report.segments)))
 
-    def _withdraw_gaps(self, partition: int, offset: int) -> None:
-        """What is missing there was cut off anyway."""
-        for start, problem in self.gaps.get(partition, ()):
-            if start >= offset and problem in self.report.problems:
-                self.report.problems.remove(problem)
+    def _withdraw_gaps(self, partition: int, offset: int) -> int:
+        """What is missing there was cut off anyway, and so, perhaps, was what the oldest segment
+        begins with. Returns how many of the offsets were missed in this segment."""
+        here = 0
+        for gap in [gap for gap in self.gaps if gap.partition == partition and gap.start >= offset]:
+            self.gaps.remove(gap)
+            self.report.problems.remove(gap.problem)
+            if gap.segment == len(self.report.segments):
+                here += gap.end - gap.start
+        return here
 
     def _report_wrong_sequence(self, segment: SegmentReport, missing: int) -> None:
         what = (

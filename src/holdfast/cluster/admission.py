@@ -9,6 +9,7 @@ it repeats may be among that.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.fabric import Fabric
@@ -23,6 +24,8 @@ from holdfast.replication.kinds import FORWARD_RESULT
 HOLES_MAX: Final = 10_000
 """Producers of one partition that have a refused sequence to send again; more are refused."""
 
+NO_ATTEMPT: Final = -2
+"""Of this node's own records: it learns of a refusal at once."""
 STORE: Final = 0
 REPEATED: Final = 1
 REFUSED: Final = 2
@@ -34,6 +37,8 @@ class Tail:
     def __init__(self) -> None:
         # (client id, packet id) -> (stored: True, released: False; offset)
         self.inbound: dict[tuple[bytes, int], tuple[bool, int]] = {}
+        # client id -> (epoch of the newest session that told of packet ids, offset)
+        self.sessions: dict[bytes, tuple[int, int]] = {}
         # producer id -> (epoch, sequence, offset)
         self.producers: dict[bytes, tuple[int, int, int]] = {}
         # client id -> (session epoch, offset)
@@ -43,6 +48,8 @@ class Tail:
         # producer id -> (epoch, sequence) refused for want of replicas or space: nothing later of
         # the producer is stored before it.
         self.holes: dict[bytes, tuple[int, int]] = {}
+        # Per node, the attempt in which something of it was refused; nothing else of that is stored.
+        self.refused: dict[str, int] = {}
         # Repetitions that wait: (offset that must be committed, origin, ticket)
         self.repeated: deque[tuple[int, str, int]] = deque()
 
@@ -59,6 +66,7 @@ class Tail:
         if kind == log_record.RELEASE:
             key = (client_id, sequence)
             self.inbound[key] = (False, offset)
+            self.sessions[client_id] = (epoch, offset)
             self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
         elif kind == log_record.WILL or flags & log_record.FLAG_WILL:
             self.wills[client_id] = (sequence, offset)
@@ -68,6 +76,7 @@ class Tail:
         elif flags & log_record.FLAG_PACKET_ID:
             key = (client_id, sequence)
             self.inbound[key] = (True, offset)
+            self.sessions[client_id] = (epoch, offset)
             self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
         elif flags & log_record.FLAG_PRODUCER:
             self.producers[producer] = (epoch, sequence, offset)
@@ -81,6 +90,8 @@ class Tail:
             if flag == log_record.FLAG_PACKET_ID:
                 if self.inbound.get(key, (False, -1))[1] == at:
                     del self.inbound[key]
+                if self.sessions.get(key[0], (0, -1))[1] == at:
+                    del self.sessions[key[0]]
             elif flag == log_record.FLAG_WILL:
                 if self.wills.get(key[0], (0, -1))[1] == at:
                     del self.wills[key[0]]
@@ -89,14 +100,25 @@ class Tail:
 
 
 class Admission(Appender):
-    def __init__(self, state: NodeState, fabric: Fabric, images: Images) -> None:
+    def __init__(
+        self,
+        state: NodeState,
+        fabric: Fabric,
+        images: Images,
+        may_append: Callable[[int], bool],
+    ) -> None:
+        """`may_append`: are enough replicas of a partition in sync and alive?"""
         self._state = state
         self._fabric = fabric
         self._images = images
+        self._may_append = may_append
         self.forwarding: Forwarding | None = None
         self._tails: dict[int, Tail] = {}
         self._text = ""
         self._reason = 0
+        # Of the record at hand.
+        self._origin = ""
+        self._attempt = NO_ATTEMPT
         # node -> (ticket, reason, text) that are to leave.
         self._results: dict[str, list[tuple[int, int, str]]] = {}
         self.repeated = 0
@@ -105,9 +127,12 @@ class Admission(Appender):
 
     def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
         tail = Tail()
+        self._tails[partition] = tail
         for batch in uncommitted:
             for record in batch.records():
-                tail.note(
+                self._note(
+                    tail,
+                    partition,
                     record.offset,
                     record.kind,
                     record.flags,
@@ -116,7 +141,6 @@ class Admission(Appender):
                     record.producer_epoch,
                     record.sequence,
                 )
-        self._tails[partition] = tail
 
     def stop_leading(self, partition: int) -> None:
         self._tails.pop(partition, None)
@@ -132,6 +156,8 @@ class Admission(Appender):
 
     def append(self, pending: Pending) -> None:
         """A record of this node."""
+        self._origin = self._fabric.node_id
+        self._attempt = NO_ATTEMPT
         self._append(
             self._fabric.node_id,
             pending.partition,
@@ -148,13 +174,15 @@ class Admission(Appender):
             pending.ticket,
         )
 
-    def forwarded(self, origin: str, epoch: int, batch: Batch) -> None:
-        """Records of another node. Those for a partition that we do not lead, or not under that
+    def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
+        """Records of another node; `attempt`: see Forwarding. Those for a partition that we do not lead, or not under that
         epoch, are left lying: their node learns of the next leader as we have."""
         partition = batch.partition
         if partition >= len(self._fabric.leading) or self._fabric.leading[partition] != epoch:
             self.strayed += batch.count
             return
+        self._origin = origin
+        self._attempt = attempt
         for index in range(batch.count):
             record = batch.record(index)
             self._append(
@@ -225,7 +253,40 @@ class Admission(Appender):
             ticket,
         )
         if is_state:
-            tail.note(offset, kind, flags, client_id, producer, producer_epoch, sequence)
+            self._note(
+                tail,
+                partition,
+                offset,
+                kind,
+                flags,
+                client_id,
+                producer,
+                producer_epoch,
+                sequence,
+            )
+
+    def _note(
+        self,
+        tail: Tail,
+        partition: int,
+        offset: int,
+        kind: int,
+        flags: int,
+        client_id: bytes,
+        producer: bytes,
+        epoch: int,
+        sequence: int,
+    ) -> None:
+        if kind == log_record.RELEASE and self._is_superseded(tail, partition, client_id, epoch):
+            return
+        tail.note(offset, kind, flags, client_id, producer, epoch, sequence)
+
+    def _is_superseded(self, tail: Tail, partition: int, client_id: bytes, epoch: int) -> bool:
+        """Has a later owner of the session told of packet ids in this partition?"""
+        known = tail.sessions.get(client_id)
+        if known is not None:
+            return epoch < known[0]
+        return self._images.is_superseded(client_id.decode(), partition, epoch)
 
     def _refuse(self, reason: int, text: str) -> int:
         self._reason = reason
@@ -243,6 +304,10 @@ class Admission(Appender):
         sequence: int,
     ) -> int:
         if flags & log_record.FLAG_PACKET_ID:
+            if self._is_superseded(tail, partition, client_id, epoch):
+                # Its client has sent it again to the later owner, if it was not acknowledged; and
+                # may have got the acknowledgement, and released the id.
+                return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
             known = tail.inbound.get((client_id, sequence))
             if known is not None:
                 if known[0]:
@@ -259,12 +324,20 @@ class Admission(Appender):
                 return REPEATED
             if self._images.has_fired(client_id.decode(), sequence):
                 return REPEATED
-        if not self._fabric.can_commit(partition):
+            # Nobody would send it again.
+            return STORE
+        text = ""
+        if not self._may_append(partition):
+            text = "too few replicas are in sync"
+        elif self._state.disk_full:
+            text = "the leader's disk is full"
+        elif tail.refused.get(self._origin, -1) == self._attempt:
+            text = "an earlier message was refused: send that first"
+        if text:
             self._note_hole(tail, flags, producer, epoch, sequence)
-            return self._refuse(reasons.QUOTA_EXCEEDED, "too few replicas are in sync")
-        if self._state.disk_full:
-            self._note_hole(tail, flags, producer, epoch, sequence)
-            return self._refuse(reasons.QUOTA_EXCEEDED, "the leader's disk is full")
+            if self._attempt >= 0:
+                tail.refused[self._origin] = self._attempt
+            return self._refuse(reasons.QUOTA_EXCEEDED, text)
         return STORE
 
     def _admit_sequence(

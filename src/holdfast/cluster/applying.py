@@ -4,7 +4,8 @@
 committed, so that nothing has to be read back.
 
 Invariant: `delivered[p]` is the first offset of partition p that was not applied; it never passes
-the high watermark, and every record below it was applied once, in order.
+the high watermark, and every record below it was applied once, in order. Images that came from
+another node (see transfer) may be ahead of it.
 """
 
 from collections import deque
@@ -91,6 +92,8 @@ class Applier:
         self._log = log
         self._settle = settle
         self._on_session = on_session
+        # Per partition: what lies before is in the images, whatever was delivered here.
+        self.starts: list[int] = [0] * len(state.delivered)
 
     def apply_to(self, partition: int, high_watermark: int) -> None:
         batches = self._log.uncommitted[partition]
@@ -106,9 +109,10 @@ class Applier:
         delivered = state.delivered
         first = delivered[partition] - batch.base_offset
         last = min(batch.count, high_watermark - batch.base_offset)
+        start = self.starts[partition]
         for index in range(max(0, first), last):
             record = batch.record(index)
-            if changes_images(record):
+            if record.offset >= start and changes_images(record):
                 self._images.apply(record)
             if record.kind == log_record.MESSAGE and record.flags & log_record.FLAG_QOS_MASK:
                 self._deliver(record)

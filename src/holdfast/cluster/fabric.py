@@ -21,6 +21,8 @@ class Fabric:
         self.leading: list[int] = [0] * journal.partitions
         # Does this node hear from a majority of the voters, directly or through their leader?
         self.has_majority = False
+        # Has this node the images of all partitions?
+        self.is_whole = True
 
     def send(self, node: str, kind: int, payload: bytes) -> None:
         """Lost if there is no link; whoever needs an answer asks again when there is."""
@@ -42,14 +44,6 @@ class Fabric:
 
     def leads(self, partition: int) -> bool:
         return self.leading[partition] > 0
-
-    def can_commit(self, partition: int) -> bool:
-        """Are enough replicas in sync, as far as is known here?"""
-        metadata = self.metadata
-        if metadata is None:
-            return False
-        info = metadata.partitions[partition]
-        return info.leader != "" and len(info.in_sync) >= metadata.min_insync
 
     def is_gone(self, node: str) -> bool:
         """By the metadata: down, or no member."""

@@ -13,6 +13,7 @@ Invariants
 """
 
 import struct
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.fabric import Fabric
@@ -31,7 +32,8 @@ TICKET_MAX: Final = (1 << 32) - 1
 FORWARD_BYTES_MAX: Final = 8 << 20
 """A FORWARD frame is closed at this size; a single larger record makes one of its own."""
 
-_EPOCH: Final = struct.Struct("<I")
+_HEAD: Final = struct.Struct("<II")
+"""Of each batch of FORWARD: epoch, attempt."""
 _RESULT: Final = struct.Struct("<IBH")
 
 
@@ -71,10 +73,20 @@ class Pending:
         # A leader may have it: whether it does is known once this node is aligned.
         self.in_doubt = False
         self.promise: Promise | None = None
+        self.afterwards: list[Callable[[], None]] = []
         # Committed or refused; `reason` and `text` as in Promise.
         self.done = False
         self.reason = 0
         self.text = ""
+
+    def is_promised(self) -> bool:
+        """Does anybody wait for it? Nobody does for a QoS 0 message or a will."""
+        if self.kind == log_record.MESSAGE:
+            return bool(self.flags & log_record.FLAG_QOS_MASK) and not self.is_will()
+        return self.kind != log_record.RETAINED
+
+    def is_will(self) -> bool:
+        return bool(self.flags & log_record.FLAG_WILL)
 
 
 class Appender:
@@ -97,6 +109,10 @@ class Forwarding:
         # Per partition: to whom records leave, and under which epoch; "": they wait.
         self._targets: list[str] = [""] * fabric.journal.partitions
         self._epochs: list[int] = [0] * fabric.journal.partitions
+        # Per partition, how often its leaders have refused something for a reason of their own.
+        # They refuse all that is sent with the number of an earlier refusal: what a client sent
+        # behind a refused message must not be stored before that.
+        self._attempts: list[int] = [0] * fabric.journal.partitions
         # Appended since the last promise: that one is about them.
         self._recent: list[Pending] = []
         # What leaves at the end of the turn: (leader, partition) -> builder.
@@ -148,7 +164,8 @@ class Forwarding:
         self.pending[ticket] = pending
         self.pending_bytes += pending.size_bytes
         self._queues[partition][ticket] = pending
-        self._recent.append(pending)
+        if pending.is_promised():
+            self._recent.append(pending)
         if self._targets[partition]:
             self._dispatch(pending)
 
@@ -200,11 +217,14 @@ class Forwarding:
         )
         self._outbound_bytes += pending.size_bytes
         if self._outbound_bytes > FORWARD_BYTES_MAX:
-            self.flush()
+            self._send()
 
     def flush(self) -> None:
         """End of a turn: one frame for each leader."""
         self.forget_recent()
+        self._send()
+
+    def _send(self) -> None:
         builders = self._builders
         if not builders:
             return
@@ -214,7 +234,7 @@ class Forwarding:
         for (target, partition), builder in builders.items():
             if self._targets[partition] == target:
                 parts = frames.setdefault(target, [])
-                parts.append(_EPOCH.pack(self._epochs[partition]))
+                parts.append(_HEAD.pack(self._epochs[partition], self._attempts[partition]))
                 parts.append(builder.build(0))
         for target, parts in frames.items():
             self._fabric.send(target, FORWARD, b"".join(parts))
@@ -231,6 +251,8 @@ class Forwarding:
         pending = self.pending.get(ticket)
         if pending is None:
             return
+        if reason == reasons.QUOTA_EXCEEDED:
+            self._attempts[pending.partition] += 1
         pending.reason = reason
         pending.text = text
         if pending.promise is not None:
@@ -243,6 +265,8 @@ class Forwarding:
         del self._queues[pending.partition][pending.ticket]
         self.pending_bytes -= pending.size_bytes
         pending.done = True
+        for do in pending.afterwards:
+            do()
         if pending.promise is not None:
             settled(self._state, pending.promise)
 
@@ -267,6 +291,14 @@ class Forwarding:
                 self.sent_again += 1
             self._dispatch(pending)
 
+    def after_newest(self, partition: int, do: Callable[[], None]) -> None:
+        """Once the last record that was appended to the partition so far is applied."""
+        queue = self._queues[partition]
+        if queue:
+            queue[next(reversed(queue))].afterwards.append(do)
+        else:
+            do()
+
     def waiting_partitions(self) -> list[int]:
         """Those with records that have no leader to go to."""
         return [
@@ -276,13 +308,20 @@ class Forwarding:
         ]
 
     def refuse_overdue(self, now: float) -> None:
-        """Messages that no leader can have and that have waited too long; records of state wait on,
-        and so does what may be stored already."""
+        """Messages that no leader can have and that have waited too long, and what their clients
+        have sent behind them. Records of state wait on, and so do wills and what may be stored
+        already."""
         for partition in self.waiting_partitions():
+            refused: set[bytes] = set()
             for pending in list(self._queues[partition].values()):
-                if pending.since > now - WAIT_S:
-                    break
-                if pending.kind == log_record.MESSAGE and not pending.in_doubt:
+                is_overdue = pending.since <= now - WAIT_S
+                if (
+                    pending.kind == log_record.MESSAGE
+                    and not pending.in_doubt
+                    and not pending.is_will()
+                    and (is_overdue or pending.client_id in refused)
+                ):
+                    refused.add(pending.client_id)
                     self.refuse(
                         pending.ticket,
                         reasons.QUOTA_EXCEEDED,
@@ -290,16 +329,16 @@ class Forwarding:
                     )
 
 
-def decode_forward(payload: bytes) -> list[tuple[int, Batch]]:
-    """(epoch, batch) each. Raises BadFrame."""
-    found: list[tuple[int, Batch]] = []
+def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:
+    """(epoch, attempt, batch) each. Raises BadFrame."""
+    found: list[tuple[int, int, Batch]] = []
     at = 0
     try:
         while at < len(payload):
-            (epoch,) = _EPOCH.unpack_from(payload, at)
-            batch = Batch(payload, at + _EPOCH.size)
-            found.append((epoch, batch))
-            at += _EPOCH.size + batch.length
+            epoch, attempt = _HEAD.unpack_from(payload, at)
+            batch = Batch(payload, at + _HEAD.size)
+            found.append((epoch, attempt, batch))
+            at += _HEAD.size + batch.length
     except (struct.error, CorruptBatch) as error:
         raise BadFrame(f"forwarded records: {error}") from None
     return found

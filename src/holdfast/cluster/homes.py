@@ -47,10 +47,12 @@ GIVEN_MAX: Final = 20_000
 class Owner:
     """`recorded`: the log knows."""
 
-    def __init__(self, node: str, epoch: int, recorded: bool) -> None:
+    def __init__(self, node: str, epoch: int, recorded: bool, request: int = 0) -> None:
         self.node = node
         self.epoch = epoch
         self.recorded = recorded
+        # With which it asked.
+        self.request = request
 
 
 class Request:
@@ -87,7 +89,12 @@ class HeldOpened(Held):
         self.present = present
 
     def release(self, state: NodeState) -> None:
-        self.homes.opened(self.request, self.epoch, self.present)
+        image = self.homes.image(self.request.client_id)
+        if image is not None and image.owner == self.request.node and image.epoch == self.epoch:
+            self.homes.opened(self.request, self.epoch, self.present)
+        else:
+            # Another leader has decided otherwise. It asks again.
+            self.homes.done(self.request)
 
 
 class Homes:
@@ -116,6 +123,10 @@ class Homes:
 
     def image(self, client_id: str) -> Session | None:
         return self._images.state.sessions.get(client_id)
+
+    def inbound(self, client_id: str) -> dict[int, int]:
+        """QoS 2 packet ids of the client that are stored and not released, with the partitions."""
+        return self._images.inbound_ids(client_id)
 
     def handle_open(self, node: str, payload: bytes) -> None:
         self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
@@ -185,6 +196,19 @@ class Homes:
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
         owner = self._owners.get(client_id)
+        requests = self._images.requests(client_id)
+        if request.number in requests:
+            # Asked twice. It is at work already, or was taken for lost, or has been and gone.
+            epoch = 0 if image is None else image.epoch
+            is_newest = request.number == requests[-1]
+            is_lost = image is None or image.owner != request.node or not is_newest
+            present = not is_lost and self._images.born[client_id] < epoch
+            self.opened(request, epoch, present, is_lost=is_lost)
+            return
+        if owner is not None and not owner.recorded and not request.recorded:
+            if owner.node == request.node and owner.request == request.number:
+                self.opened(request, owner.epoch, False)
+                return
         known = max(
             0 if image is None else image.epoch,
             0 if owner is None else owner.epoch,
@@ -199,7 +223,7 @@ class Homes:
         self._given.move_to_end(client_id)
         if len(self._given) > GIVEN_MAX:
             self._given.popitem(last=False)
-        self._owners[client_id] = Owner(request.node, epoch, request.recorded)
+        self._owners[client_id] = Owner(request.node, epoch, request.recorded, request.number)
         if image is None and not request.recorded:
             self.opened(request, epoch, False)
             return
@@ -214,7 +238,7 @@ class Homes:
             self._state,
             log_record.SESSION,
             session.key,
-            session_opened(session, request.clean_start, request.node),
+            session_opened(session, request.clean_start, request.node, request.number),
             epoch,
         )
         present = image is not None and not request.clean_start
@@ -226,17 +250,16 @@ class Homes:
         if image.will is not None and not image.owner:
             publish_will(self._state, image, image.will)
 
-    def opened(self, request: Request, epoch: int, present: bool) -> None:
+    def opened(self, request: Request, epoch: int, present: bool, *, is_lost: bool = False) -> None:
+        """`is_lost`: the session was closed again meanwhile, and its will published."""
         client_id = request.client_id
-        queue = self._requests.get(client_id)
-        if queue and queue[0] is request:
-            queue.popleft()
         image = self._images.state.sessions.get(client_id)
         fields: dict[str, object] = {
             "request": request.number,
             "client": client_id,
             "epoch": epoch,
             "present": present,
+            "lost": is_lost,
             "session": None,
         }
         if present and image is not None:
@@ -245,10 +268,17 @@ class Homes:
             self.local.append(fields)
         else:
             self._fabric.send_fields(request.node, SESSION_OPENED, fields)
-        if queue:
-            self._begin(queue[0])
-        else:
-            self._requests.pop(client_id, None)
+        self.done(request)
+
+    def done(self, request: Request) -> None:
+        """The next one, please."""
+        queue = self._requests.get(request.client_id)
+        if queue and queue[0] is request:
+            queue.popleft()
+            if queue:
+                self._begin(queue[0])
+            else:
+                del self._requests[request.client_id]
 
     def handle_owned(self, node: str, payload: bytes) -> None:
         fields = fields_of(payload, "partitions", "owned", "asking")

@@ -12,8 +12,10 @@ belongs to an earlier life of a session does not count.
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
+from holdfast.cluster.group_images import GroupImages
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.recovery import (
@@ -25,11 +27,16 @@ from holdfast.node.recovery import (
 )
 from holdfast.node.state import NodeState
 from holdfast.session.session import Session
+from holdfast.topics.names import is_shared
 
 FIRED_MAX: Final = 20_000
 """Wills remembered as published. Of one that is older nobody asks again."""
 ENDED_MAX: Final = 20_000
 """Sessions remembered that have ended. Of one that is older nothing is on its way any more."""
+NO_ID: Final = 0
+"""No packet has this id."""
+REQUESTS_MAX: Final = 8
+"""Of one session. A node asks again within a second, of whoever leads then."""
 SNAPSHOT_EPOCHS: Final = 100
 """JSON: `fired` and `ended`."""
 
@@ -37,34 +44,68 @@ SNAPSHOT_EPOCHS: Final = 100
 class Images(Recovery):
     def __init__(self, state: NodeState) -> None:
         super().__init__(state)
-        # Per client id: (partition, packet id) -> epoch of the session that sent it.
+        # Per client id: (partition, packet id) -> epoch of the session that sent it; with NO_ID, of
+        # the newest one that sent or released something there.
         self.inbound: dict[str, dict[tuple[int, int], int]] = {}
         # Per session: the epoch in which it began.
         self.born: dict[str, int] = {}
+        # Per session: the newest requests that opened it, the last one of its owner. Of sessions
+        # that have ended as far as this process knows them.
+        self._requests: dict[str, list[int]] = {}
+        self._old_requests: OrderedDict[str, list[int]] = OrderedDict()
         # Per client id the newest session epoch whose will was published.
         self.fired: OrderedDict[str, int] = OrderedDict()
         # Per client id the epoch of the newest session that has ended.
         self.ended: OrderedDict[str, int] = OrderedDict()
+        self.groups = GroupImages(state, self.group_positions)
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         if kind != SNAPSHOT_EPOCHS:
             super().apply_snapshot_entry(kind, data)
+            if kind == SNAPSHOT_GROUP:
+                self.groups.restore(json.loads(data))
             return
         fields = json.loads(data)
         self.fired = OrderedDict(fields["fired"])
         self.ended = OrderedDict(fields["ended"])
 
+    def _move_cursor(self, record: Record) -> None:
+        key = record.client_id.decode()
+        if is_shared(key) and key not in self.state.sessions:
+            self.groups.apply(record)
+        else:
+            super()._move_cursor(record)
+
+    def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
+        super()._subscribe(session, fields, start)
+        self.groups.place(str(fields[0]))
+
+    def requests(self, client_id: str) -> list[int]:
+        """Those that were carried out, the newest last."""
+        return self._old_requests.get(client_id, []) + self._requests.get(client_id, [])
+
+    def _note_request(self, client_id: str, request: int) -> None:
+        known = self._requests.setdefault(client_id, [])
+        known.append(request)
+        del known[:-REQUESTS_MAX]
+
     def _note_inbound(self, record: Record) -> None:
         ids = self.inbound.setdefault(record.client_id.decode(), {})
         ids[(record.partition, record.sequence)] = record.producer_epoch
+        ids[(record.partition, NO_ID)] = record.producer_epoch
 
     def _release_inbound(self, record: Record) -> None:
         client_id = record.client_id.decode()
+        if self.is_superseded(client_id, record.partition, record.producer_epoch):
+            return
+        ids = self.inbound.setdefault(client_id, {})
+        ids.pop((record.partition, record.sequence), None)
+        ids[(record.partition, NO_ID)] = record.producer_epoch
+
+    def is_superseded(self, client_id: str, partition: int, epoch: int) -> bool:
+        """Has a later session of the client told of packet ids in the partition?"""
         ids = self.inbound.get(client_id)
-        if ids is not None:
-            ids.pop((record.partition, record.sequence), None)
-            if not ids:
-                del self.inbound[client_id]
+        return ids is not None and epoch < ids.get((partition, NO_ID), 0)
 
     def is_inbound(self, client_id: str, partition: int, packet_id: int, epoch: int) -> bool:
         """Is a QoS 2 message with this id stored in the partition and not released? `epoch`: of
@@ -74,6 +115,16 @@ class Images(Recovery):
             return False
         stored_epoch = ids.get((partition, packet_id), -1)
         return stored_epoch >= self.born.get(client_id, epoch)
+
+    def inbound_ids(self, client_id: str) -> dict[int, int]:
+        """Stored and not released, since the session began: packet id -> partition."""
+        born = self.born.get(client_id, 0)
+        ids = self.inbound.get(client_id, {})
+        return {
+            packet_id: partition
+            for (partition, packet_id), epoch in ids.items()
+            if epoch >= born and packet_id != NO_ID
+        }
 
     def _will_done(self, client_id: str, epoch: int) -> None:
         super()._will_done(client_id, epoch)
@@ -85,21 +136,43 @@ class Images(Recovery):
     def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
         client_id = str(fields["client"])
         before = self.state.sessions.get(client_id)
+        if fields["op"] == "open":
+            known = self.ended.get(client_id, 0) if before is None else before.epoch
+            if epoch <= known:
+                # By a leader before, which did not know what the next one has decided.
+                return
+            self._note_request(client_id, int(str(fields.get("request", 0))))
         super()._change_session(fields, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
+        if after is not None and self.has_fired(client_id, after.epoch):
+            # In another partition, which was applied sooner.
+            after.will = None
         if after is before:
             return
         if before is not None:
             _remember(self.ended, client_id, epoch, ENDED_MAX)
         if after is None:
             self.born.pop(client_id, None)
-            self.inbound.pop(client_id, None)
+            self._old_requests[client_id] = self._requests.pop(client_id, [])
+            if len(self._old_requests) > ENDED_MAX:
+                self._old_requests.popitem(last=False)
+            self._forget_inbound(client_id, epoch)
         else:
             self.born[client_id] = after.epoch
+
+    def _forget_inbound(self, client_id: str, epoch: int) -> None:
+        """Of a session that has ended. What a later one sent may have come before."""
+        ids = self.inbound.pop(client_id, {})
+        later = {key: known for key, known in ids.items() if known > epoch}
+        if later:
+            self.inbound[client_id] = later
 
     def _restore_session(self, fields: dict[str, object]) -> Session:
         session = super()._restore_session(fields)
         self.born[session.client_id] = int(str(fields.get("born", session.epoch)))
+        requests = fields.get("requests", [])
+        assert isinstance(requests, list)
+        self._requests[session.client_id] = list(requests)
         inbound = fields["inbound"]
         assert isinstance(inbound, list)
         if inbound:
@@ -108,6 +181,40 @@ class Images(Recovery):
             }
         session.inbound = None
         return session
+
+    def drop(self, session: Session) -> None:
+        """Not that it has ended: it is to come anew, from another node."""
+        self._forget(session)
+        self.born.pop(session.client_id, None)
+        self._requests.pop(session.client_id, None)
+
+    def restore(self, fields: dict[str, object]) -> Session:
+        """From `fields` of another node, but for the inbound ids. Raises KeyError, ValueError,
+        TypeError or AssertionError for fields that are none."""
+        session = self._restore_session({**fields, "inbound": []})
+        if self.has_fired(session.client_id, session.epoch):
+            session.will = None
+        return session
+
+    def settle_some(self, count_max: int) -> list[Session]:
+        """Arm the timers of sessions without a connection. Returns those that have expired."""
+        touched = sorted(islice(self.touched, count_max), key=lambda session: session.client_id)
+        return [session for session in touched if not self.settle_one(session)]
+
+    def note_fired(self, client_id: str, epoch: int) -> None:
+        """As another node knows."""
+        self._will_done(client_id, epoch)
+
+    def note_ended(self, client_id: str, epoch: int) -> None:
+        """As another node knows."""
+        _remember(self.ended, client_id, epoch, ENDED_MAX)
+
+    def has_inflight(self, client_id: str, place: tuple[int, int]) -> bool:
+        """Is the record (partition, offset) with the session, under a packet id?"""
+        session = self.state.sessions.get(client_id)
+        return session is not None and any(
+            (entry.partition, entry.offset) == place for entry in session.inflight.values()
+        )
 
     def settle_one(self, session: Session) -> bool:
         """See Recovery.settle. False if the session has no connection and has expired."""
@@ -119,13 +226,17 @@ class Images(Recovery):
 
     def fields(self, session: Session) -> dict[str, object]:
         """The session as a snapshot's entry."""
-        self.settle_one(session)
+        if session in self.touched:
+            self._settle(session)
         fields = session_fields(self.state, session)
         born = self.born.get(session.client_id, session.epoch)
         fields["born"] = born
+        fields["requests"] = self._requests.get(session.client_id, [])
         ids = self.inbound.get(session.client_id, {})
         fields["inbound"] = [
-            [packet_id, partition] for (partition, packet_id), epoch in ids.items() if epoch >= born
+            [packet_id, partition]
+            for (partition, packet_id), epoch in ids.items()
+            if epoch >= born or packet_id == NO_ID
         ]
         return fields
 
@@ -135,9 +246,11 @@ class Images(Recovery):
             if self.state.sessions.get(session.client_id) is session:
                 data = json.dumps(self.fields(session), ensure_ascii=False, separators=(",", ":"))
                 yield SNAPSHOT_SESSION, data.encode()
-        for key, positions in list(self.group_positions.items()):
-            place = {"key": key, "positions": positions}
-            yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
+        for key in list(self.group_positions):
+            if key in self.group_positions:
+                place = self.groups.fields(key)
+                data = json.dumps(place, ensure_ascii=False, separators=(",", ":"))
+                yield SNAPSHOT_GROUP, data.encode()
         for kind, entry in snapshot_entries(self.state):
             if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
                 yield kind, entry

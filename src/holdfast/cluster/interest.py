@@ -1,5 +1,6 @@
 """QoS 0 between nodes: each tells the others the filters of its live subscriptions, and gets the
-messages that match one of them.
+messages that match one of them. Of a shared subscription one node gets a message: the publisher's
+node picks it, in turn, among those with members, and says so with the message.
 
 Invariant: what a peer has acknowledged covers every filter with an older number. A SUBACK waits
 until every peer that is there has acknowledged its filters, so that what is published anywhere
@@ -15,17 +16,19 @@ from holdfast.cluster.promises import Promise, enqueue, settled
 from holdfast.log import record as log_record
 from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
 from holdfast.mqtt.properties import expiry_of
-from holdfast.node.delivery import deliver
+from holdfast.node.delivery import deliver, send_group_qos0
 from holdfast.node.routing import find_route
 from holdfast.node.state import Held, NodeState
 from holdfast.replication.kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
 from holdfast.session.message import Message
-from holdfast.topics.names import InvalidTopic, is_shared, split_shared
+from holdfast.topics.names import InvalidFilter, InvalidTopic, is_shared, split_shared
 from holdfast.topics.trie import SubscriptionTrie
 
 WAIT_S: Final = 0.5
 QOS0_BYTES_MAX: Final = 4 << 20
 """Of one turn for one node; beyond it they are dropped and counted."""
+GROUPS_BYTES_MAX: Final = 65_535
+"""Of the names of the groups that go with one message."""
 
 
 class _Waiting:
@@ -33,6 +36,27 @@ class _Waiting:
         self.number = number
         self.promise = promise
         self.since = since
+
+
+class _Pick:
+    """Who of a shared subscription's nodes gets the next message."""
+
+    def __init__(self, key: str, nodes: list[str], turn: int) -> None:
+        self.key = key
+        self.nodes = nodes
+        self.turn = turn
+
+    def next(self) -> str:
+        self.turn = (self.turn + 1) % len(self.nodes)
+        return self.nodes[self.turn]
+
+
+class _Spread:
+    """Where messages of a topic go."""
+
+    def __init__(self, nodes: list[str], picks: list[_Pick]) -> None:
+        self.nodes = nodes
+        self.picks = picks
 
 
 class Interest:
@@ -47,29 +71,46 @@ class Interest:
         self._waiting: deque[_Waiting] = deque()
         self._peers: SubscriptionTrie = SubscriptionTrie()
         self._of_peer: dict[str, set[str]] = {}
-        self._routes: dict[str, tuple[str, ...]] = {}
+        # Filters of shared subscriptions, of this node too: (whole filter, node).
+        self._groups: SubscriptionTrie = SubscriptionTrie()
+        self._routes: dict[str, _Spread] = {}
+        self._turn = 0
         self._outbound: dict[str, BatchBuilder] = {}
         self.dropped = 0
 
     def subscribed(self, filter: str) -> None:
-        inner = split_shared(filter)[1] if is_shared(filter) else filter
-        count = self._counts.get(inner, 0)
-        self._counts[inner] = count + 1
+        count = self._counts.get(filter, 0)
+        self._counts[filter] = count + 1
         if not count:
-            self._change(inner, True)
+            self._change(filter, True)
 
     def unsubscribed(self, filter: str) -> None:
-        inner = split_shared(filter)[1] if is_shared(filter) else filter
-        count = self._counts.get(inner, 0) - 1
+        count = self._counts.get(filter, 0) - 1
         if count > 0:
-            self._counts[inner] = count
+            self._counts[filter] = count
         else:
-            self._counts.pop(inner, None)
-            self._change(inner, False)
+            self._counts.pop(filter, None)
+            self._change(filter, False)
 
     def _change(self, filter: str, wanted: bool) -> None:
         self._number += 1
         self._changes[filter] = wanted
+        if is_shared(filter):
+            self._learn(filter, self._fabric.node_id, wanted)
+            self._routes = {}
+
+    def _learn(self, filter: str, node: str, wanted: bool) -> None:
+        """Raises InvalidFilter."""
+        if is_shared(filter):
+            _, inner = split_shared(filter)
+            if wanted:
+                self._groups.add(inner, (filter, node), (filter, node))
+            else:
+                self._groups.remove(inner, (filter, node))
+        elif wanted:
+            self._peers.add(filter, node, node)
+        else:
+            self._peers.remove(filter, node)
 
     def hold(self, held: Held) -> None:
         promise = Promise(held)
@@ -94,7 +135,7 @@ class Interest:
         self._acknowledged.pop(node, None)
         self._outbound.pop(node, None)
         for filter in self._of_peer.pop(node, set()):
-            self._peers.remove(filter, node)
+            self._learn(filter, node, False)
         self._routes = {}
         self.release()
 
@@ -132,13 +173,16 @@ class Interest:
         for filter in removed:
             if filter in known:
                 known.discard(filter)
-                self._peers.remove(filter, node)
+                self._learn(filter, node, False)
         for filter in added:
             if not isinstance(filter, str):
                 raise BadFrame("a filter is no text")
             if filter not in known:
+                try:
+                    self._learn(filter, node, True)
+                except InvalidFilter as error:
+                    raise BadFrame(str(error)) from None
                 known.add(filter)
-                self._peers.add(filter, node, node)
         self._routes = {}
         answer = json.dumps({"number": number_of(fields, "number")}).encode()
         self._fabric.send(node, INTEREST_ACK, answer)
@@ -162,33 +206,70 @@ class Interest:
         return self._waiting[0].since + WAIT_S if self._waiting else None
 
     def spread(self, message: Message, topic: str) -> None:
-        nodes = self._routes.get(topic)
-        if nodes is None:
+        route = self._routes.get(topic)
+        if route is None:
             if len(self._routes) > 10_000:
                 self._routes = {}
-            nodes = tuple({str(node) for node in self._peers.match(topic)})
-            self._routes[topic] = nodes
-        for node in nodes:
-            builder = self._outbound.get(node)
-            if builder is None:
-                builder = BatchBuilder(0, 0)
-                self._outbound[node] = builder
-            elif builder.body_bytes > QOS0_BYTES_MAX:
-                self.dropped += 1
-                continue
-            builder.add(
-                log_record.MESSAGE,
-                log_record.FLAG_RETAIN if message.retain else 0,
-                message.timestamp_us,
-                message.topic,
-                message.publisher,
-                b"",
-                0,
-                0,
-                message.properties,
-                message.payload,
-                False,
-            )
+            route = self._find(topic)
+            self._routes[topic] = route
+        if not route.picks:
+            for node in route.nodes:
+                self._send(node, message, b"")
+            return
+        picked: dict[str, list[str]] = {node: [] for node in route.nodes}
+        for pick in route.picks:
+            picked.setdefault(pick.next(), []).append(pick.key)
+        for node, keys in picked.items():
+            if node == self._fabric.node_id:
+                self._deliver_to_groups(keys, message)
+            else:
+                self._send(node, message, "\0".join(keys).encode())
+
+    def _find(self, topic: str) -> _Spread:
+        nodes = sorted({str(node) for node in self._peers.match(topic)})
+        members: dict[str, list[str]] = {}
+        for found in self._groups.match(topic):
+            assert isinstance(found, tuple)
+            key, node = found
+            members.setdefault(key, []).append(node)
+        self._turn += 1
+        picks = [
+            _Pick(key, sorted(members[key]), self._turn % len(members[key]))
+            for key in sorted(members)
+        ]
+        return _Spread(nodes, picks)
+
+    def _deliver_to_groups(self, keys: list[str], message: Message) -> None:
+        for key in keys:
+            group = self._state.groups.get(key)
+            if group is not None:
+                send_group_qos0(self._state, group, message)
+
+    def _send(self, node: str, message: Message, groups: bytes) -> None:
+        """`groups`: for which of its groups the node is picked, with NUL between them."""
+        builder = self._outbound.get(node)
+        if builder is None:
+            builder = BatchBuilder(0, 0)
+            self._outbound[node] = builder
+        elif builder.body_bytes > QOS0_BYTES_MAX:
+            self.dropped += 1
+            return
+        if len(groups) > GROUPS_BYTES_MAX:
+            self.dropped += 1
+            groups = b""
+        builder.add(
+            log_record.MESSAGE,
+            log_record.FLAG_RETAIN if message.retain else 0,
+            message.timestamp_us,
+            message.topic,
+            message.publisher,
+            groups,
+            0,
+            0,
+            message.properties,
+            message.payload,
+            False,
+        )
 
     def handle_qos0(self, payload: bytes) -> None:
         try:
@@ -212,3 +293,7 @@ class Interest:
             except InvalidTopic:
                 continue
             deliver(state, route, message)
+            if record.producer:
+                self._deliver_to_groups(
+                    record.producer.decode(errors="replace").split("\0"), message
+                )

@@ -7,12 +7,13 @@ order), `persists` (for the metadata's log, in order), `reads` (from the journal
 in the broker's node as ever. Nothing here blocks.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from holdfast.cluster.admission import Admission
 from holdfast.cluster.alignment import Alignment
 from holdfast.cluster.applying import Applier, ApplyingLog
+from holdfast.cluster.barriers import NUMBER_MIN
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import (
     PENDING_BYTES_MAX,
@@ -20,23 +21,26 @@ from holdfast.cluster.forwarding import (
     decode_forward,
     decode_result,
 )
+from holdfast.cluster.groups import Groups
 from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
 from holdfast.cluster.interest import Interest
 from holdfast.cluster.opening import Opener, barrier_answer, decode_barrier
 from holdfast.cluster.promises import Promise, enqueue
+from holdfast.cluster.transfer import Transfer
 from holdfast.log.journal import Journal, WriteGroup
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
+from holdfast.node.closing import close_connection
 from holdfast.node.node import Node
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Cluster, Held, NodeState
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Cluster, Group, Held, NodeState
 from holdfast.replication import kinds
-from holdfast.replication.commands import ChangePartitions, Command
+from holdfast.replication.commands import CHANGES_NOTHING, ChangePartitions, Command
 from holdfast.replication.controller import Controller, ControllerConfig
 from holdfast.replication.detector import Beat, Detector, DetectorConfig, HeardAgain, Suspected
 from holdfast.replication.health import Health, Presence
 from holdfast.replication.kinds import BadFrame
-from holdfast.replication.metadata import DATA, ClusterMetadata, NodeInfo
+from holdfast.replication.metadata import DATA, ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.replication.metastore import (
     Changed,
     LeaderChanged,
@@ -45,13 +49,14 @@ from holdfast.replication.metastore import (
     ProposalDone,
     Send,
 )
-from holdfast.replication.proposals import Outcome, Unknown
+from holdfast.replication.proposals import Outcome, Refused
 from holdfast.replication.raft import Write
 from holdfast.replication.replica_config import ReplicationConfig
 from holdfast.replication.replica_effects import (
     BecameLeader,
     Committed,
     Diverged,
+    GivenUp,
     ProposeInSync,
     ReadBatches,
     Restarted,
@@ -65,8 +70,12 @@ from holdfast.session.session import Session
 
 UNAVAILABLE_S = 2.0
 """Without a majority for so long, a node refuses what it would have to promise."""
+CHANGES_MAX = 256
+"""Partitions in one command of a leader."""
 TIDY_S = 0.25
 """How often what waits too long is looked for."""
+SETTLE_SESSIONS = 1000
+"""So many sessions get their timers then."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,8 @@ class MemberConfig:
     detector: DetectorConfig
     controller: ControllerConfig
     replication: ReplicationConfig
+    is_witness: bool = False
+    """It votes on the metadata, and follows no partition."""
 
 
 class Member(Cluster):
@@ -87,9 +98,10 @@ class Member(Cluster):
         config: MemberConfig,
         random: Callable[[], float],
         now: float,
+        lacking: Iterable[int] = (),
     ) -> None:
         """`node`: the broker's, without sessions; `images`: as recovered up to the journal's high
-        watermarks. `random`: from 0 to below 1."""
+        watermarks, `lacking`: but for these partitions. `random`: from 0 to below 1."""
         self.node = node
         self.state: NodeState = node.state
         self.images = images
@@ -98,19 +110,23 @@ class Member(Cluster):
         self.config = config
         self.log = ApplyingLog(journal)
         self.fabric = Fabric(meta.node_id, journal)
-        self.replication = Replication(meta.node_id, self.log, config.replication)
+        self.replication = Replication(
+            meta.node_id, self.log, replace(config.replication, holds_restarted=True)
+        )
         self.detector = Detector(meta.node_id, presence, config.detector, now)
         self.controller: Controller | None = None
-        self.admission = Admission(self.state, self.fabric, images)
+        self.admission = Admission(self.state, self.fabric, images, self.replication.may_append)
         self.forwarding = Forwarding(self.state, self.fabric, self.admission)
         self.admission.forwarding = self.forwarding
         self.alignment = Alignment(self.fabric, self.forwarding, self.replication)
         self.homes = Homes(self.state, self.fabric, images)
         self.opener = Opener(self.state, self.fabric, self.homes)
         self.interest = Interest(self.state, self.fabric)
+        self.groups = Groups(self.state, self.fabric, self.forwarding, images)
         self.applier = Applier(
             self.state, images, self.log, self.forwarding.settle, self._session_applied
         )
+        self.transfer = Transfer(self.state, self.fabric, images, self.applier)
         self.persists: list[Write] = []
         self.reads: list[ReadBatches] = []
         # Of proposals that the driver made.
@@ -120,17 +136,25 @@ class Member(Cluster):
         self.failovers = 0
         self._presences: dict[str, tuple[Presence, str]] = {}
         self._commands: dict[int, Command] = {}
+        # Changes of in-sync sets to be proposed, and requests for several of them.
+        self._in_sync: list[tuple[int, int, PartitionInfo]] = []
+        self._gathered: set[int] = set()
         self._current_request = -1
         self._is_current = False
         self._health_changed = True
         self._majority_at = now
         self._tidy_at = now
         self._applied = False
+        self._is_late = False
         node.state.cluster = self
         # The newest messages that are retained and the producers are those of the images.
         node.state.retained = images.state.retained
         node.state.producers = images.state.producers
         images.state.delivered = node.state.delivered
+        for partition in lacking:
+            self.replication.hold(partition)
+            self.transfer.missing.add(partition)
+        self.fabric.is_whole = self.transfer.is_whole
         self.forwarding.begin_at(int(random() * (1 << 31)))
         self.opener.begin_at(int(random() * (1 << 52)))
         if meta.metadata is not None:
@@ -205,6 +229,24 @@ class Member(Cluster):
     def unsubscribed(self, filter: str) -> None:
         self.interest.unsubscribed(filter)
 
+    def group_changed(self, group: Group) -> None:
+        self.groups.shares.changed(group)
+
+    def group_record(self, group: Group, message: object) -> None:
+        assert isinstance(message, Message)
+        self.groups.coordinator.record(group, message)
+
+    def group_read(
+        self, group: Group, records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        self.groups.coordinator.handle_read(group, records, positions, done)
+
+    def group_finished(self, group: Group, partition: int, offset: int) -> None:
+        self.groups.shares.finished(group.key, (partition, offset))
+
+    def group_kept(self, group: Group, session: Session, partition: int, offset: int) -> None:
+        self.groups.shares.kept(group.key, session, (partition, offset))
+
     # What the driver tells
 
     def load_uncommitted(self, batches: list[bytes], partition: int) -> None:
@@ -218,9 +260,10 @@ class Member(Cluster):
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
+        self.interest.connected(node)
         if role == DATA:
-            self.interest.connected(node)
             self._tell_owned(node)
+            self.groups.shares.lose_node(node)
         self._admit(node, now)
         self._run()
 
@@ -234,6 +277,8 @@ class Member(Cluster):
         self.alignment.lose_node(node)
         self.interest.disconnected(node)
         self.homes.disconnected(node)
+        self.groups.disconnected(node)
+        self.transfer.disconnected(node)
         self._run()
 
     def handle_refused(self, node: str, now: float) -> None:
@@ -255,8 +300,8 @@ class Member(Cluster):
         elif kinds.RAFT <= kind <= kinds.PROPOSAL_RESULT:
             self.meta.handle_frame(node, kind, payload, now)
         elif kind == kinds.FORWARD:
-            for epoch, batch in decode_forward(payload):
-                self.admission.forwarded(node, epoch, batch)
+            for epoch, attempt, batch in decode_forward(payload):
+                self.admission.forwarded(node, epoch, attempt, batch)
         elif kind == kinds.FORWARD_RESULT:
             for ticket, reason, text in decode_result(payload):
                 self.forwarding.refuse(ticket, reason, text)
@@ -266,7 +311,9 @@ class Member(Cluster):
             self.fabric.send(node, kinds.BARRIER_RESULT, barrier_answer(self.fabric, payload))
         elif kind == kinds.BARRIER_RESULT:
             number, entries = decode_barrier(payload)
-            if number:
+            if number >= NUMBER_MIN:
+                self.groups.barriers.answered(number, entries)
+            elif number:
                 self.opener.barrier_answered(number, entries)
             else:
                 self.alignment.answered(node, entries)
@@ -289,6 +336,12 @@ class Member(Cluster):
             self.interest.handle_interest(node, payload)
         elif kind == kinds.INTEREST_ACK:
             self.interest.handle_ack(node, payload)
+        elif kind == kinds.GROUP:
+            self.groups.handle_frame(node, payload)
+        elif kind == kinds.IMAGE_REQUEST:
+            self.transfer.handle_request(node, payload)
+        elif kind == kinds.IMAGE:
+            self.transfer.handle_image(node, payload)
         else:
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
@@ -316,6 +369,8 @@ class Member(Cluster):
 
     def end_turn(self, now: float) -> None:
         """Send what has gathered."""
+        if not self.transfer.is_whole or self.transfer.released:
+            self._step_transfer(now)
         self.opener.take_local()
         if self._applied:
             self._applied = False
@@ -325,14 +380,19 @@ class Member(Cluster):
             self.forwarding.aligned(partition, leader, epoch, self.applier.tickets(partition))
         self.alignment.ask(now)
         self._step(now)
+        self.groups.flush()
         self.interest.flush()
         self.forwarding.flush()
         self.admission.flush()
         self._run()
         self.state.release_stalled()
+        self._is_late = bool(self.state.dirty or self.state.effects)
 
     def timer(self) -> float:
         times = [self.meta.timer(), self._tidy_at]
+        if self._is_late and (self.state.dirty or self.state.effects):
+            # The driver may have carried out this turn's before.
+            times.append(self.state.now)
         images = self.images.state.timers
         if images:
             times.append(images[0][0])
@@ -344,6 +404,8 @@ class Member(Cluster):
             self.opener.timer(),
             self.interest.timer(),
             self.alignment.timer(),
+            self.groups.timer(),
+            self.transfer.timer(),
         ):
             if when is not None:
                 times.append(when)
@@ -365,6 +427,9 @@ class Member(Cluster):
                 self._majority_at = now
             self.fabric.has_majority = self.meta.has_majority(now)
             self.forwarding.refuse_overdue(now)
+            self.groups.tidy()
+            for session in self.images.settle_some(SETTLE_SESSIONS):
+                self.homes.due(session, SESSION_EXPIRY)
             self._ask_current(now)
             self._admit_all(now)
         self._health_changed = True
@@ -389,6 +454,7 @@ class Member(Cluster):
                 self.replication.effects = []
                 for asked in replication:
                     self._carry_out_replication(asked, now)
+                self._propose_in_sync(now)
             if detector:
                 self.detector.effects = []
                 for seen in detector:
@@ -414,14 +480,26 @@ class Member(Cluster):
     def _proposal_done(self, effect: ProposalDone, now: float) -> None:
         if effect.request == self._current_request:
             self._current_request = -1
-            if not self._is_current and not isinstance(effect.outcome, Unknown):
+            outcome = effect.outcome
+            if isinstance(outcome, Refused) and outcome.text == CHANGES_NOTHING:
                 self._is_current = True
                 self.replication.handle_current(now)
             return
         command = self._commands.pop(effect.request, None)
         if command is None:
             self.outcomes.append((effect.request, effect.outcome))
-        elif self.controller is not None:
+            return
+        if (
+            isinstance(effect.outcome, Refused)
+            and isinstance(command, ChangePartitions)
+            and effect.request in self._gathered
+        ):
+            # One of them came too late; the others need not wait for the next round.
+            for change in command.changes:
+                single = ChangePartitions((change,))
+                self._commands[self.meta.propose(single, now)] = single
+        self._gathered.discard(effect.request)
+        if self.controller is not None:
             self.controller.settled(command, now)
             self._health_changed = True
 
@@ -437,9 +515,7 @@ class Member(Cluster):
         elif isinstance(effect, ReadBatches):
             self.reads.append(effect)
         elif isinstance(effect, ProposeInSync):
-            change = (effect.partition, effect.expected_version, effect.info)
-            command = ChangePartitions((change,))
-            self._commands[self.meta.propose(command, now)] = command
+            self._in_sync.append((effect.partition, effect.expected_version, effect.info))
         elif isinstance(effect, BecameLeader):
             self._lead(effect.partition, effect.epoch)
         elif isinstance(effect, StoppedLeading):
@@ -460,7 +536,21 @@ class Member(Cluster):
                 "replica_restarted",
                 {"partition": effect.partition, "offset": effect.offset},
             )
-            self.state.delivered[effect.partition] = effect.offset
+            self._restart(effect.partition, effect.offset)
+        elif isinstance(effect, GivenUp):
+            self.state.note("error", "images_given_up", {"partition": effect.partition})
+            self.transfer.give_up(effect.partition)
+
+    def _propose_in_sync(self, now: float) -> None:
+        """What the partitions led here ask of the metadata, many of them in one command."""
+        while self._in_sync:
+            changes = tuple(self._in_sync[:CHANGES_MAX])
+            del self._in_sync[:CHANGES_MAX]
+            command = ChangePartitions(changes)
+            request = self.meta.propose(command, now)
+            self._commands[request] = command
+            if len(changes) > 1:
+                self._gathered.add(request)
 
     def _carry_out_detector(self, effect: object) -> None:
         if isinstance(effect, Beat):
@@ -475,11 +565,28 @@ class Member(Cluster):
         elif isinstance(effect, HeardAgain):
             self.state.note("info", "node_heard_again", {"node": effect.node})
 
+    def _restart(self, partition: int, offset: int) -> None:
+        if self.state.delivered[partition] < offset:
+            # Who is connected here would never see what lies between; another node may have it.
+            for session in list(self.state.sessions.values()):
+                if session.connection is not None:
+                    text = "this node was away for too long"
+                    close_connection(self.state, session.connection, reasons.SERVER_BUSY, text)
+        self.transfer.restarted(partition, offset)
+        self.fabric.is_whole = False
+
+    def _step_transfer(self, now: float) -> None:
+        self.transfer.step(now)
+        for partition in self.transfer.take_released():
+            self.replication.resume(partition, now)
+        self.fabric.is_whole = self.transfer.is_whole
+
     def _lead(self, partition: int, epoch: int) -> None:
         self.fabric.leading[partition] = epoch
         self.admission.start_leading(partition, list(self.log.uncommitted[partition]))
         self.alignment.lead(partition, epoch, self.applier.tickets(partition))
         self.homes.start_leading(partition)
+        self.groups.start_leading(partition, epoch)
         self.opener.tell_owned(self.meta.node_id, [partition])
         self.opener.leader_changed(partition)
         if epoch > 1:
@@ -489,6 +596,7 @@ class Member(Cluster):
         self.fabric.leading[partition] = 0
         self.admission.stop_leading(partition)
         self.homes.stop_leading(partition)
+        self.groups.stop_leading(partition)
         self.alignment.lose(partition)
 
     def _take_metadata(self, metadata: ClusterMetadata, changed: tuple[int, ...]) -> None:
@@ -502,15 +610,19 @@ class Member(Cluster):
             old = None if before is None else before.partitions[partition]
             if old is None or old.leader != info.leader or old.epoch != info.epoch:
                 moved.append(partition)
-                if info.leader != self.meta.node_id:
+                self.groups.shares.lose(partition)
+                if info.leader != self.meta.node_id and not self.config.is_witness:
                     self.alignment.lose(partition)
-        self.replication.handle_metadata(metadata, changed, now)
+        if not self.config.is_witness:
+            self.replication.handle_metadata(metadata, changed, now)
         if before is None or before.nodes is not metadata.nodes:
             self.nodes_changed = True
             self.detector.set_members(tuple(metadata.nodes), now)
             for node in metadata.nodes if before is None else before.nodes:
                 if self.fabric.is_gone(node):
                     self.homes.node_gone(node)
+                    self.groups.coordinator.node_gone(node)
+            self._retell_groups(before, metadata)
             self.interest.release()
             if before is None:
                 self._admit_all(now)
@@ -522,6 +634,12 @@ class Member(Cluster):
                 self.opener.leader_changed(partition)
         for leader, partitions in led.items():
             self.opener.tell_owned(leader, partitions)
+
+    def _retell_groups(self, before: ClusterMetadata | None, metadata: ClusterMetadata) -> None:
+        """Who was taken for down has no part in any group until it tells."""
+        own = metadata.nodes.get(self.meta.node_id)
+        if before is None or before.nodes.get(self.meta.node_id) != own:
+            self.groups.shares.lose_all()
 
     def _tell_owned(self, node: str) -> None:
         metadata = self.fabric.metadata
@@ -537,6 +655,9 @@ class Member(Cluster):
         if not self.meta.is_leader:
             return
         presence, role = self._presences[node]
+        metadata = self.fabric.metadata
+        if metadata is not None and (node, presence.incarnation) in metadata.removed:
+            return
         self.meta.admit(
             NodeInfo(
                 node,

@@ -5,6 +5,7 @@ A resumed session begins only when this node has applied everything that was com
 before: what the owner before has acknowledged is then known here too (`Barrier`).
 """
 
+import base64
 import struct
 from typing import Final
 
@@ -12,7 +13,7 @@ from holdfast.cluster.fabric import Fabric, fields_of, number_of, text_of
 from holdfast.cluster.homes import Homes
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
-from holdfast.node.closing import close_connection, drop_session, log_close
+from holdfast.node.closing import close_connection, drop_session, log_close, refuse
 from holdfast.node.connecting import Opening, finish_open
 from holdfast.node.recording import log_progress, will_fields
 from holdfast.node.recovery import Recovery
@@ -26,6 +27,7 @@ from holdfast.replication.kinds import (
 )
 from holdfast.session.connection import CLOSED, OPENING, Connection
 from holdfast.session.session import Session
+from holdfast.session.state import decode_cursor
 
 ASK_AGAIN_S: Final = 0.3
 """After a SESSION_OPEN or BARRIER without an answer."""
@@ -51,6 +53,8 @@ class Asking:
         self.answer: dict[str, object] | None = None
         # Per partition the offset that must be applied here first; -1: its leader has not said.
         self.barrier: list[int] = []
+        # Where the session goes on.
+        self.positions: list[tuple[int, int]] = []
 
 
 class Opener:
@@ -94,20 +98,32 @@ class Opener:
             self._fabric.send_fields(leader, SESSION_OPEN, fields)
 
     def handle_opened(self, payload: bytes) -> None:
-        self.opened(fields_of(payload, "request", "client", "epoch", "present", "session"))
+        self.opened(fields_of(payload, "request", "client", "epoch", "present", "lost", "session"))
 
     def opened(self, fields: dict[str, object]) -> None:
         asking = self.asking.get(number_of(fields, "request"))
         client_id = text_of(fields, "client")
         if asking is None or asking.client_id != client_id or asking.answer is not None:
             # Asked twice, answered twice: the later epoch is the one that counts, and is ours.
-            self._renew(client_id, number_of(fields, "epoch"))
+            if not fields["lost"]:
+                self._renew(client_id, number_of(fields, "epoch"))
             return
         asking.answer = fields
+        if fields["lost"]:
+            self._give_up(asking)
+            return
         if fields["present"]:
             asking.barrier = [-1] * len(self._fabric.leading)
+            asking.positions = _positions(fields["session"])
             self._ask_barrier(asking)
         self._finish_if_ready(asking)
+
+    def _give_up(self, asking: Asking) -> None:
+        """The others have taken this node for lost, and closed what it had just opened."""
+        del self.asking[asking.number]
+        if asking.connection.state == OPENING:
+            text = "the cluster has closed the session"
+            refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
 
     def _renew(self, client_id: str, epoch: int) -> None:
         session = self._state.sessions.get(client_id)
@@ -117,6 +133,9 @@ class Opener:
         for asking in self.asking.values():
             if asking.client_id == client_id and asking.answer is not None:
                 asking.answer["epoch"] = max(epoch, number_of(asking.answer, "epoch"))
+                return
+        if session is None:
+            self._tell_closed(client_id, epoch)
 
     def _ask_barrier(self, asking: Asking) -> None:
         asking.asked_at = self._state.now
@@ -149,14 +168,27 @@ class Opener:
                 self._finish_if_ready(asking)
 
     def _finish_if_ready(self, asking: Asking) -> None:
+        if not self._fabric.is_whole:
+            return
         delivered = self._state.delivered
         for partition, offset in enumerate(asking.barrier):
             if offset < 0 or delivered[partition] < offset:
                 return
-        del self.asking[asking.number]
+        for partition, offset in asking.positions:
+            if delivered[partition] < offset:
+                return
         answer = asking.answer
         assert answer is not None
+        epoch = number_of(answer, "epoch")
+        image = self._homes.image(asking.client_id)
+        if image is not None and image.epoch >= epoch and image.owner != self._fabric.node_id:
+            self._give_up(asking)
+            return
+        del self.asking[asking.number]
         session = self._session(answer)
+        if answer["present"]:
+            # What was released and stored since is known here, but not to whoever answered.
+            session.inbound = self._homes.inbound(asking.client_id) or None
         session.epoch = number_of(answer, "epoch")
         connection = asking.connection
         if connection.state == OPENING:
@@ -287,6 +319,16 @@ class Opener:
         if not self.asking:
             return None
         return min(asking.asked_at for asking in self.asking.values()) + ASK_AGAIN_S
+
+
+def _positions(session: object) -> list[tuple[int, int]]:
+    """Of the session in an answer: (partition, offset) each. Raises BadFrame."""
+    if not isinstance(session, dict):
+        return []
+    try:
+        return decode_cursor(base64.b64decode(str(session["cursor"]))).positions
+    except (KeyError, ValueError, struct.error) as error:
+        raise BadFrame(f"cursor of a session: {error!r}") from None
 
 
 def barrier_request(number: int) -> bytes:

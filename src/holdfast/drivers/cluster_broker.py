@@ -3,6 +3,7 @@ the nodes, and the metadata's writes."""
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from holdfast.cluster.images import Images
@@ -53,8 +54,12 @@ class ClusterBroker(Broker):
         self.directory = storage.directory
         self.on_turn = on_turn
         self.is_watched = True
+        # When the member's timers are due, as it said last.
+        self._member_at = 0.0
         self._watermarks_at = 0.0
         self._written_watermarks: Checkpoint | None = None
+        # The last attempt failed, and that was logged.
+        self._is_unwritten = False
 
     def touch(self) -> None:
         if not self.turn_scheduled:
@@ -67,13 +72,14 @@ class ClusterBroker(Broker):
     def advance(self) -> None:
         member = self.member
         now = self.node.state.now
-        if member.timer() <= now:
+        if self._member_at <= now:
             member.handle_timers(now)
+            self._member_at = member.timer()
         member.end_turn(now)
 
     def next_timer(self) -> float | None:
         when = self.node.timer()
-        member = self.member.timer()
+        member = self._member_at = self.member.timer()
         return member if when is None or member < when else when
 
     def finish_turn(self) -> None:
@@ -108,10 +114,18 @@ class ClusterBroker(Broker):
         if watermarks != self._written_watermarks:
             self._watermarks_at = now
             self._written_watermarks = watermarks
-            directory = self.directory
-            self.writer.housekeeping.submit(
-                lambda: directory.write_watermarks(watermarks, sync=False)
-            )
+            self.writer.housekeeping.submit(partial(self._write_watermarks, watermarks))
+
+    def _write_watermarks(self, watermarks: Checkpoint) -> None:
+        """In another thread. The older ones serve as well: a start takes a little longer."""
+        try:
+            self.directory.write_watermarks(watermarks, sync=False)
+        except OSError as error:
+            if not self._is_unwritten:
+                logger.warning("watermarks_not_written error=%r", str(error))
+            self._is_unwritten = True
+            return
+        self._is_unwritten = False
 
     def group_taken(self, group: WriteGroup) -> None:
         self.member.handle_taken(group, self.node.state.now)

@@ -1,4 +1,8 @@
-"""One connection to another node: the handshake, then frames both ways."""
+"""One connection to another node: the handshake, then frames both ways.
+
+Duck-typed rather than derived from asyncio.BufferedProtocol, so that it compiles to a native class;
+asyncio's own loop takes it for a Protocol then.
+"""
 
 import asyncio
 import ssl
@@ -74,7 +78,7 @@ def failure(error: Exception | None) -> Refusal:
     return Refusal("closed", f"failed: {error}")
 
 
-class PeerLink(asyncio.BufferedProtocol):
+class PeerLink:
     def __init__(
         self,
         owner: LinkOwner,
@@ -138,6 +142,22 @@ class PeerLink(asyncio.BufferedProtocol):
             self._greet(self._handshake, self._greeting[:nbytes].tobytes())
         else:
             self._take_frames(nbytes)
+
+    def data_received(self, data: bytes) -> None:
+        """From a loop that does not ask for a buffer."""
+        view = memoryview(data)
+        while view:
+            buffer = self.get_buffer(len(view))
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            view = view[count:]
+            self.buffer_updated(count)
+
+    def pause_writing(self) -> None:
+        """What is unsent is bounded by `send`."""
+
+    def resume_writing(self) -> None:
+        pass
 
     def eof_received(self) -> bool:
         return False

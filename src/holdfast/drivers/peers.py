@@ -10,7 +10,7 @@ import os
 import socket
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from holdfast.drivers.peer_auth import PeerAuth
 from holdfast.drivers.peer_complaints import Complaints
@@ -300,7 +300,9 @@ class PeerLinks:
     async def _greet(self, one: socket.socket, remote: str) -> None:
         link = self._new_link(False, remote, "")
         context = self._auth.server
-        await self._settle(link, self._loop.connect_accepted_socket(lambda: link, one, ssl=context))
+        protocol = cast(asyncio.BaseProtocol, link)
+        connecting = self._loop.connect_accepted_socket(lambda: protocol, one, ssl=context)
+        await self._settle(link, connecting)
         refusal = self._failure(link)
         if refusal is not None:
             # Whoever connects must not decide how much is logged.
@@ -310,7 +312,8 @@ class PeerLinks:
     async def _dial(self, dialer: Dialer) -> None:
         self.metrics.dials += 1
         link = self._new_link(True, dialer.address, dialer.node_id)
-        await self._settle(link, connect(self._loop, dialer.address, link, self._auth.client))
+        protocol = cast(asyncio.BaseProtocol, link)
+        await self._settle(link, connect(self._loop, dialer.address, protocol, self._auth.client))
         if not dialer.node_id and link.identified():
             dialer.answered = link.identified()
         refusal = self._failure(link)

@@ -3,7 +3,7 @@
     manifest.json             format, node_id, partitions, created; never changes. Of a replica
                               also cluster_id and incarnation
     lock                      locked as long as a node serves the directory alone
-    watermarks                of a replica: what is committed, see log/watermarks.py
+    watermarks                of a replica: what is committed and durable, see log/watermarks.py
     journal/<sequence>.log    segments; <sequence>.idx their indexes
     journal/start.json        where the journal begins, once retention has removed something; of a
                               replica also under which epochs
@@ -49,7 +49,7 @@ from holdfast.log.index import (
     head_length,
 )
 from holdfast.log.watermarks import NAME as WATERMARKS
-from holdfast.log.watermarks import decode_watermarks, encode_watermarks
+from holdfast.log.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
 
 FORMAT: Final = 1
 PARTITIONS_MAX: Final = 65_536
@@ -237,15 +237,18 @@ class DataDirectory:
         _write_manifest(self, manifest)
         self.manifest = manifest
 
+    def read_checkpoint(self) -> Checkpoint:
+        data = self.read_whole(WATERMARKS)
+        found = None if data is None else decode_checkpoint(data, self.manifest.partitions)
+        return Checkpoint([0] * self.manifest.partitions, 0, 0) if found is None else found
+
     def read_watermarks(self) -> list[int]:
         """Per partition, what is known to be committed."""
-        data = self.read_whole(WATERMARKS)
-        found = None if data is None else decode_watermarks(data, self.manifest.partitions)
-        return [0] * self.manifest.partitions if found is None else found
+        return self.read_checkpoint().offsets
 
-    def write_watermarks(self, offsets: Sequence[int], *, sync: bool) -> None:
+    def write_watermarks(self, checkpoint: Checkpoint, *, sync: bool) -> None:
         """See Journal.checkpoint. Without `sync` a power cut may leave none."""
-        self.write_whole(WATERMARKS, [encode_watermarks(offsets)], sync=sync)
+        self.write_whole(WATERMARKS, [encode_checkpoint(checkpoint)], sync=sync)
 
     # Snapshots and quarantine
 

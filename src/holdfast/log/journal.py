@@ -21,6 +21,7 @@ from typing import Final
 from holdfast.log.epoch_table import EpochTable
 from holdfast.log.index import ActiveIndex, Gap, IndexHead, SegmentIndex
 from holdfast.log.record import ATTRIBUTE_RESET, HEAD_BYTES, HEADER_BYTES, Batch, BatchBuilder
+from holdfast.log.watermarks import Checkpoint
 
 BATCH_RECORDS_MAX: Final = 1 << 20
 """A posting has INDEX_BITS for the index in a batch."""
@@ -163,6 +164,13 @@ class Journal:
         self._open: list[BatchBuilder | None] = [None] * partitions
         # Own ones and those of leaders, as they came.
         self._pending: list[BatchBuilder | Batch] = []
+        # Of a replica: partitions that damage has touched, see OpenedJournal.unsure. Until each was
+        # cut there or began anew, the next opening has to find the damage again.
+        self.unsure: dict[int, int] = {}
+        self._sure_sequence = 0
+        # What the last checkpoint of a replica says: everything before this place is durable.
+        self._durable_segment = 0
+        self._durable_position = 0
         # In a replica: groups whose end may still have to be moved back.
         self._in_flight: deque[WriteGroup] = deque()
 
@@ -364,6 +372,9 @@ class Journal:
             self.high_watermark[:] = group.end_offsets
         elif self._in_flight and self._in_flight[0] is group:
             self._in_flight.popleft()
+        if not self.unsure and group.end_sequence >= self._sure_sequence:
+            self._durable_segment = group.segment
+            self._durable_position = group.position + group.size_bytes
         self.committed_sequence = group.end_sequence
 
     def commit_appended(self) -> None:
@@ -414,6 +425,21 @@ class Journal:
                 raise ValueError(f"partition {partition}: no batch begins at {offset}")
         self._epoch_tables[partition].cut(offset)
         self._cut(partition, offset)
+        if offset <= self.unsure.get(partition, -1):
+            self._make_sure(partition)
+
+    def begin_checkpoints(self, checkpoint: Checkpoint, unsure: dict[int, int]) -> None:
+        """Of a replica that was opened: what its last checkpoint said, and OpenedJournal.unsure."""
+        self.unsure = unsure
+        for partition, end in enumerate(self.next_offset):
+            # Retention removes nothing that is not committed. The file's end may lack what was.
+            committed = max(checkpoint.offsets[partition], self.start_offsets[partition])
+            self.high_watermark[partition] = min(committed, end)
+        self._durable_segment = checkpoint.segment
+        self._durable_position = checkpoint.position
+        if self.segments and not unsure:
+            self._durable_segment = self.segments[-1].sequence
+            self._durable_position = self.segments[-1].size_bytes
 
     def reset(self, partition: int, offset: int) -> None:
         """Let the partition begin anew at `offset`, where its leader's log begins: what it holds
@@ -427,6 +453,7 @@ class Journal:
         self._pending.append(mark)
         self.pending_bytes += HEADER_BYTES
         self.sequence += 1
+        self._make_sure(partition)
         self._floors[partition] = offset
         self.start_offsets[partition] = offset
         self.next_offset[partition] = offset
@@ -438,10 +465,11 @@ class Journal:
         if offset > self.high_watermark[partition]:
             self.high_watermark[partition] = offset
 
-    def checkpoint(self) -> list[int]:
-        """Per partition what is committed and durable here, for the file of watermarks. What is
-        committed but not durable here may lie where the file still holds what was cut off."""
-        return [min(pair) for pair in zip(self.high_watermark, self.durable_offset, strict=True)]
+    def checkpoint(self) -> Checkpoint:
+        """What is committed and durable here, for the file of watermarks. What is committed but
+        not durable here may lie where the file still holds what was cut off."""
+        offsets = [min(pair) for pair in zip(self.high_watermark, self.durable_offset, strict=True)]
+        return Checkpoint(offsets, self._durable_segment, self._durable_position)
 
     def last_epoch(self, partition: int) -> int:
         """Of the newest batch, pending ones included; 0 for an empty log."""
@@ -477,6 +505,10 @@ class Journal:
                 all_of_it = is_last and list(offsets) == self.next_offset
                 return self.sequence if all_of_it else segment.sequence
         return self.segments[0].sequence if self.segments else self._taken_sequence
+
+    def _make_sure(self, partition: int) -> None:
+        if self.unsure.pop(partition, None) is not None:
+            self._sure_sequence = self.sequence
 
     def _cut(self, partition: int, offset: int) -> None:
         """Forget what the partition holds from `offset` on, as far as it is not in a file."""

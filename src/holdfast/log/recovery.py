@@ -8,8 +8,9 @@ os, through files.
   is. The offsets it held are missing from then on, and never given to other records.
 
 - In a replica's directory batches may override earlier ones, see holdfast.log.index. What is
-  committed is taken from the checkpoint of the watermarks. Damage at the end takes no offsets: the
-  partitions it may have touched are told, and must get what they lack from other replicas.
+  committed is taken from the checkpoint of the watermarks, and how far the last segment was synced:
+  damage behind that is its torn end. Other damage makes partitions unsure, all of them if it does
+  not tell its own: they must get what they lack from other replicas.
 
 It never refuses to start because of damage; an OSError from the disk is passed on.
 """
@@ -44,8 +45,9 @@ class OpenedJournal:
     """Segments that retention had given up before it was interrupted."""
     scanned_bytes: int = 0
     unsure: dict[int, int] = field(default_factory=dict)
-    """Of a replica: partitions that may lack committed records because of damage, and the first
-    offset they may lack. Such a one is not in sync, however much follows that offset."""
+    """Of a replica: partitions that may lack committed records because of damage, or have others in
+    their place, and the first offset where they may. Such a one is not in sync, however much
+    follows, before it was cut there or began anew."""
 
 
 def open_journal(
@@ -78,6 +80,8 @@ class _Opener:
         self._ends = [0] * partitions
         self._known_start = True
         self._uncertain: dict[int, int] = {}
+        self._blind: set[int] = set()
+        self._checkpoint = directory.read_checkpoint()
         self._result = OpenedJournal(
             Journal(partitions, segment_bytes, replicated=self._replica),
             SegmentStore(directory, writes=writes, on_damage=on_damage),
@@ -115,26 +119,19 @@ class _Opener:
             directory.read_start_epochs() if self._replica else (),
         )
         if self._replica:
-            self._take_watermarks(result.journal)
             result.unsure = self._partitions_unsure(result.journal)
+            result.journal.begin_checkpoints(self._checkpoint, result.unsure)
         return result
 
-    def _take_watermarks(self, journal: Journal) -> None:
-        """Retention removes nothing that is not committed. The end of the file may lack what was
-        committed: a replica that is behind hears of it before it has made its copy durable."""
-        known = self._directory.read_watermarks()
-        for partition, end in enumerate(journal.next_offset):
-            committed = max(known[partition], journal.start_offsets[partition])
-            journal.high_watermark[partition] = min(committed, end)
-
     def _partitions_unsure(self, journal: Journal) -> dict[int, int]:
-        unsure = {partition: journal.next_offset[partition] for partition in self._uncertain}
+        starts = journal.start_offsets
+        unsure = {partition: starts[partition] for partition in self._blind}
         for segment in reversed(journal.segments):
             ends = segment.end_offsets()
             for gap in reversed(segment.gaps()):
                 start = max(gap.start, journal.start_offsets[gap.partition])
                 if start < min(gap.end, ends[gap.partition]):
-                    unsure[gap.partition] = start
+                    unsure[gap.partition] = min(start, unsure.get(gap.partition, start))
         return unsure
 
     def _without_removed(self, sequences: list[int], first: int) -> list[int]:
@@ -151,6 +148,7 @@ class _Opener:
         size_bytes = file.size()
         head = self._trusted_head(sequence)
         if head is not None and head.log_bytes == size_bytes:
+            self._note_shortened(sequence, size_bytes)
             self._follow(head)
             self._segments.append(Segment(sequence, head, None, size_bytes))
             return
@@ -164,6 +162,8 @@ class _Opener:
             # The segment was whole when the next one was begun.
             scan.damage.append(scan.torn)
             scan.note_uncertain(scan.torn.length)
+            if self._replica:
+                scan.note_blind()
         after = self._trusted_head(following)
         if after is not None:
             self._end_at(index, after.start_offsets)
@@ -171,25 +171,44 @@ class _Opener:
         index.head.log_bytes = size_bytes
         self._take_over(scan)
         self._segments.append(Segment(sequence, index.head, None, size_bytes))
-        if self._writes:
+        # Of what damage may have overridden the next opening must hear again.
+        if self._writes and not scan.blind:
             self._directory.write_index(sequence, index.encode(self._result.store.pause))
 
     def _open_last(self, sequence: int) -> None:
         file = self._directory.open_segment(sequence)
         size_bytes = file.size()
         scan = scan_segment(
-            file, sequence, self._ends, known_start=self._known_start, replica=self._replica
+            file,
+            sequence,
+            self._ends,
+            known_start=self._known_start,
+            replica=self._replica,
+            synced_bytes=self._synced_bytes(sequence),
         )
         self._result.scanned_bytes += size_bytes
         if scan.torn is not None:
             self._result.truncated = scan.torn
         self._take_over(scan)
+        self._note_shortened(sequence, size_bytes)
         if not self._replica:
             for partition, records in self._uncertain.items():
                 scan.index.add_gap(partition, self._ends[partition] + records)
         self._segments.append(Segment(sequence, scan.index.head, scan.index, scan.end))
         if self._writes:
             self._end_file(sequence, scan, size_bytes)
+
+    def _synced_bytes(self, sequence: int) -> int | None:
+        """Of the last segment; None: all that is there, as far as anybody knows."""
+        if not self._replica:
+            return None
+        return self._checkpoint.position if self._checkpoint.segment == sequence else 0
+
+    def _note_shortened(self, sequence: int, size_bytes: int) -> None:
+        """What was durable was damaged, and cut off when somebody opened the journal before."""
+        checkpoint = self._checkpoint
+        if self._replica and checkpoint.segment == sequence and checkpoint.position > size_bytes:
+            self._blind.update(range(len(self._ends)))
 
     def _end_file(self, sequence: int, scan: SegmentScan, size_bytes: int) -> None:
         if scan.torn is not None:
@@ -230,6 +249,7 @@ class _Opener:
             self._override(head)
         self._ends = list(head.end_offsets)
         self._uncertain.clear()
+        self._blind.difference_update(head.resets)
 
     def _override(self, head: IndexHead) -> None:
         """A segment's batches may begin below the end of those before."""
@@ -254,6 +274,8 @@ class _Opener:
             if head.end_offsets[partition] == self._ends[partition]:
                 scan.uncertain[partition] = scan.uncertain.get(partition, 0) + records
         self._uncertain = scan.uncertain
+        self._blind.difference_update(head.resets)
+        self._blind |= scan.blind
         if self._known_start:
             self._override(head)
         self._ends = list(head.end_offsets)

@@ -51,11 +51,28 @@ class SegmentScan:
     """Partitions that may have lost records to damage nothing later told about, with an upper
     bound of how many."""
     replica: bool = False
+    blind: set[int] = field(default_factory=set)
+    """Of a replica: partitions whose earlier records were perhaps overridden by what damage has
+    taken, nobody knows from which offset on."""
+    claimed: dict[int, int] = field(default_factory=dict)
+    """Where the last damaged batch of a partition ended, by its own header."""
 
     def note_uncertain(self, length: int) -> None:
         """So many bytes may have held records of any partition."""
         for partition in range(len(self.index.head.end_offsets)):
             self.uncertain[partition] = self.uncertain.get(partition, 0) + length // HEAD_BYTES
+
+    def check_claim(self, batch: Batch) -> None:
+        """A damaged header said where it ends; if that was true, the partition goes on there."""
+        if self.claimed.pop(batch.partition) != batch.base_offset and self.replica:
+            self.note_blind()
+
+    def finish(self) -> None:
+        if self.claimed and self.replica:
+            self.note_blind()
+
+    def note_blind(self) -> None:
+        self.blind.update(range(len(self.index.head.end_offsets)))
 
 
 def scan_segment(
@@ -66,11 +83,14 @@ def scan_segment(
     *,
     known_start: bool = True,
     replica: bool = False,
+    synced_bytes: int | None = None,
 ) -> SegmentScan:
     """Verify every batch of a segment up to `end` (None: of the file).
 
     `start_offsets`: where each partition stands before it; unless `known_start`, a partition's
     first batch in here decides instead. `replica`: a batch may override earlier ones.
+    `synced_bytes`: what is damaged behind them is the torn end, even if valid batches follow; None:
+    the whole segment was synced.
     """
     index = ActiveIndex(sequence, start_offsets)
     scan = SegmentScan(index, replica=replica)
@@ -87,25 +107,35 @@ def scan_segment(
                 seen.add(batch.partition)
             _check_place(scan, batch)
         except CorruptBatch as error:
-            following = _after_damage(window, index, position)
+            following = None
+            if synced_bytes is None or position < synced_bytes:
+                following = _after_damage(window, index, position)
             if following is not None and looked_again != position:
                 looked_again = position
                 if window.has_changed(position):
                     # The file is being written: this batch and the next came since.
                     continue
             if following is None:
+                if synced_bytes is not None and position < synced_bytes:
+                    scan.note_blind()
                 scan.torn = _torn_end(window, sequence, position, str(error))
+                scan.finish()
                 return scan
             scan.damage.append(Damage(sequence, position, following - position, str(error)))
             _note_lost(scan, window, position, following)
             position = following
             continue
+        if batch.partition in scan.claimed:
+            scan.check_claim(batch)
         index.add_parsed(position, batch)
+        if not batch.count:
+            scan.blind.discard(batch.partition)
         scan.uncertain.pop(batch.partition, None)
         position += batch.length
         scan.end = position
     if position < window.end:
         scan.torn = _torn_end(window, sequence, position, "too short for a batch")
+    scan.finish()
     return scan
 
 
@@ -263,7 +293,11 @@ def _note_lost(scan: SegmentScan, window: _Window, position: int, following: int
     head = scan.index.head
     if window.claimed_length(position) == following - position:
         partition, base_offset, count = window.header(position)
-        if partition < len(head.end_offsets) and base_offset == head.end_offsets[partition]:
+        ends = head.end_offsets
+        if count and partition < len(ends) and base_offset == ends[partition]:
             scan.index.add_gap(partition, base_offset + count)
+            scan.claimed[partition] = base_offset + count
             return
     scan.note_uncertain(following - position)
+    if scan.replica:
+        scan.note_blind()

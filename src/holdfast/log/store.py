@@ -3,6 +3,7 @@
 An index that is missing or damaged is made anew from its segment, whenever that is noticed.
 """
 
+import contextlib
 from collections.abc import Callable
 
 from holdfast.log.files import DataDirectory
@@ -65,8 +66,10 @@ class SegmentStore:
         index = scan.index
         for partition, end in enumerate(segment.head.end_offsets):
             index.add_gap(partition, end)
-        if self._writes:
-            self._directory.write_index(segment.sequence, index.encode(self.pause))
+        if self._writes and not scan.blind:
+            # On a full disk, say, it is made anew the next time.
+            with contextlib.suppress(OSError):
+                self._directory.write_index(segment.sequence, index.encode(self.pause))
         return index
 
 

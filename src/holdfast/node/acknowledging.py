@@ -55,6 +55,8 @@ def handle_pubrec(
         return
     entry.state = RECEIVED
     entry.message = None
+    if state.cluster is not None and isinstance(entry.group, Group):
+        state.cluster.group_finished(entry.group, entry.partition, entry.offset)
     entry.group = None
     if session.expiry_s > 0:
         note_progress(state, session)
@@ -78,6 +80,8 @@ def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight)
     if entry.group is not None:
         assert isinstance(entry.group, Group)
         note_group_progress(state, entry.group)
+        if state.cluster is not None:
+            state.cluster.group_finished(entry.group, entry.partition, entry.offset)
     if session.replaying and not entry.is_retained and entry.group is None:
         session.note_done(entry.partition, entry.offset)
     if session.expiry_s > 0:

@@ -120,6 +120,9 @@ def handle_read(
         pump(state, reader)
     else:
         assert isinstance(reader, Group)
+        if state.cluster is not None:
+            state.cluster.group_read(reader, records, positions, done)
+            return
         for record in records:
             message = message_of(record)
             if message.qos > 0:

@@ -16,7 +16,9 @@ from holdfast.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.session.session import NEVER_EXPIRES, Session
 
 
-def refuse(state: NodeState, connection: Connection, reason: int, text: str) -> None:
+def refuse(
+    state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
+) -> None:
     """CONNACK with a reason, then close. [MQTT-3.1.4-2] [MQTT-3.2.2-7]"""
     state.stats.connections_refused += 1
     packet = connection.connect
@@ -34,10 +36,14 @@ def refuse(state: NodeState, connection: Connection, reason: int, text: str) -> 
     if connection.state != CLOSED:
         # [MQTT-3.2.2-19] no reason string that would make it too large for the client
         data = b""
+        needed: Properties = {}
         if connection.version >= 5:
-            data = encode(Connack(False, reason, {p.REASON_STRING: text}), connection.version)
+            if server_reference:
+                needed[p.SERVER_REFERENCE] = server_reference
+            properties = {p.REASON_STRING: text, **needed}
+            data = encode(Connack(False, reason, properties), connection.version)
         if not data or len(data) > connection.packet_bytes_max:
-            data = encode(Connack(False, reason, {}), connection.version)
+            data = encode(Connack(False, reason, needed), connection.version)
         connection.send(data, state.dirty)
     connection.state = CLOSED
     connection.closing = True

@@ -38,6 +38,10 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
     if state.closing:
         refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
         return
+    if state.redirect:
+        text = "this node is being drained"
+        refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, state.redirect)
+        return
     if state.connections > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
         return

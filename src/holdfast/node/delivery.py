@@ -112,17 +112,17 @@ def _hand_to_session(
     if can_send(state, session) and not session.outbox and not session.reading:
         send_inflight(state, session, message, qos, retain, target.subscription_ids, False, None)
         return
-    if not _has_room(state, session.outbox_count(), session.outbox_bytes):
-        _fall_behind(state, session, message)
+    if not has_room(state, session.outbox_count(), session.outbox_bytes):
+        fall_behind(state, session, message)
         return
     session.push(Delivery(message, qos, retain, target.subscription_ids))
 
 
-def _has_room(state: NodeState, count: int, size_bytes: int) -> bool:
+def has_room(state: NodeState, count: int, size_bytes: int) -> bool:
     return count < state.config.outbox_messages and size_bytes < state.config.outbox_bytes
 
 
-def _fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
+def fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
     """`message` is the first record the reader is not handed."""
     state.stats.readers_fell_behind += 1
     delivered = state.delivered
@@ -174,8 +174,9 @@ def send_inflight(
     subscription_ids: tuple[int, ...],
     is_retained: bool,
     group: Group | None,
-) -> None:
-    """Send a QoS 1 or 2 PUBLISH and keep it inflight. The caller checked can_send()."""
+) -> bool:
+    """Send a QoS 1 or 2 PUBLISH and keep it inflight; False if there was nothing to be sent. The
+    caller checked can_send()."""
     connection = session.connection
     assert connection is not None
     packet_id = session.allocate_packet_id()
@@ -188,13 +189,13 @@ def send_inflight(
     else:
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
-            return
+            return False
         frame = _special_frame(
             state, connection, message, qos, retain, dup, packet_id, subscription_ids
         )
     if len(frame) > connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
-        return
+        return False
     entry = Inflight(message.partition, message.offset, qos, is_retained)
     if group is not None:
         entry.group = group
@@ -209,9 +210,10 @@ def send_inflight(
             log_changes(state, session)
         if qos == 2 or session.held_sends:
             state.hold(HeldSend(connection, session, frame))
-            return
+            return True
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
+    return True
 
 
 def _was_sent(session: Session, message: Message) -> bool:
@@ -265,8 +267,13 @@ def ready_member(state: NodeState, group: Group) -> Session | None:
 
 
 def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
+    if state.cluster is not None:
+        # Of QoS 0, the node of the publisher says which one delivers.
+        if message.qos and group.coordination is not None:
+            state.cluster.group_record(group, message)
+        return
     if message.qos == 0:
-        _send_group_qos0(state, group, message)
+        send_group_qos0(state, group, message)
         return
     if not group.tailing:
         return
@@ -275,10 +282,10 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
         if session is not None:
             send_to_member(state, group, session, message)
             return
-    if not has_connected_member(group) or not _has_room(
+    if not has_connected_member(group) or not has_room(
         state, group.outbox_count(), group.outbox_bytes
     ):
-        _fall_behind(state, group, message)
+        fall_behind(state, group, message)
         return
     group.push(Delivery(message, message.qos, message.retain, ()))
 
@@ -287,7 +294,7 @@ def has_connected_member(group: Group) -> bool:
     return any(session.connection is not None for session in group.members)
 
 
-def _send_group_qos0(state: NodeState, group: Group, message: Message) -> None:
+def send_group_qos0(state: NodeState, group: Group, message: Message) -> None:
     members = list(group.members.items())
     count = len(members)
     for step in range(count):
@@ -305,8 +312,9 @@ def send_to_member(state: NodeState, group: Group, session: Session, message: Me
     note_group_progress(state, group)
     if qos == 0:
         send_qos0(state, subscription, message)
+        _finish_for_group(state, group, message)
         return
-    send_inflight(
+    is_sent = send_inflight(
         state,
         session,
         message,
@@ -316,11 +324,20 @@ def send_to_member(state: NodeState, group: Group, session: Session, message: Me
         False,
         group,
     )
+    if not is_sent:
+        _finish_for_group(state, group, message)
+
+
+def _finish_for_group(state: NodeState, group: Group, message: Message) -> None:
+    if state.cluster is not None:
+        state.cluster.group_finished(group, message.partition, message.offset)
 
 
 def pump_group(state: NodeState, group: Group) -> None:
     """Returned records first, then the outbox: order within the group is kept as far as members
     leaving allows."""
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
     while group.returned or group.outbox:
         message: Message
         if group.returned:
@@ -339,6 +356,7 @@ def pump_group(state: NodeState, group: Group) -> None:
             group.pop()
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
+            _finish_for_group(state, group, message)
             continue
         send_to_member(state, group, session, message)
 
@@ -352,7 +370,10 @@ def note_progress(state: NodeState, session: Session) -> None:
 
 
 def note_group_progress(state: NodeState, group: Group) -> None:
-    if not group.progress_due:
+    """In a cluster the coordinator of the group logs it."""
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
+    elif not group.progress_due:
         group.progress_due = True
         state.groups_in_progress.append(group)
         _arm_progress(state)

@@ -104,7 +104,7 @@ class Node:
         state = self.state
         connection.last_received = state.now
         state.stats.bytes_received += len(data)
-        if connection.state == CLOSED:
+        if connection.closing:
             return
         try:
             connection.reader.feed(data)
@@ -115,6 +115,8 @@ class Node:
     def handle_resumed(self, connection: Connection) -> None:
         """Input is wanted again: what had arrived already is processed first."""
         connection.input_paused = False
+        if connection.closing:
+            return
         try:
             self._process(connection)
         except ProtocolViolation as error:
@@ -140,7 +142,7 @@ class Node:
         state = self.state
         stats = state.stats
         reader = connection.reader
-        while not connection.input_paused and connection.state != CLOSED and reader.next():
+        while not connection.input_paused and not connection.closing and reader.next():
             stats.packets_received += 1
             packet_type = reader.first >> 4
             if connection.congested and connection.out_bytes > state.config.outbox_bytes:
@@ -299,12 +301,21 @@ class Node:
     def shut_down(self, server_reference: str = "") -> None:
         """Tell everyone and stop taking connections; durable sessions stay. [MQTT-3.14.4-3]
         `server_reference`: other servers to go to, host:port each, separated by blanks."""
+        self.state.closing = True
+        self._send_away("shutting down", server_reference)
+
+    def redirect(self, server_reference: str) -> None:
+        """Send all clients, and those that come, to other servers from now on; "": not any more."""
         state = self.state
-        state.closing = True
+        if state.redirect != server_reference:
+            state.redirect = server_reference
+            if server_reference:
+                self._send_away("this node is being drained", server_reference)
+
+    def _send_away(self, text: str, server_reference: str) -> None:
+        state = self.state
         reason = reasons.USE_ANOTHER_SERVER if server_reference else reasons.SERVER_SHUTTING_DOWN
         for session in list(state.sessions.values()):
             if session.connection is not None:
-                close_connection(
-                    state, session.connection, reason, "shutting down", server_reference
-                )
+                close_connection(state, session.connection, reason, text, server_reference)
         log_progress(state)

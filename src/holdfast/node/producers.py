@@ -196,6 +196,19 @@ class ProducerTable:
             self.binds = True
         self._evict()
 
+    def remove(self, producer_id: bytes, partition: int) -> None:
+        """Forget one of its places."""
+        producer = self.by_id.get(producer_id)
+        if producer is None or producer.place(partition) is None:
+            return
+        kept = [place for place in producer.places() if place.partition != partition]
+        if not kept:
+            self._forget(producer_id)
+            return
+        producer.first = kept[0]
+        producer.others = {place.partition: place for place in kept[1:]} or None
+        self.places -= 1
+
     def _place(self, producer_id: bytes, partition: int, stored_us: int) -> Place:
         """A new place, of a producer that is new or known."""
         place = Place(partition)

@@ -12,7 +12,7 @@ from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
 from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC, Ack, Properties
 from holdfast.mqtt.properties import REASON_STRING
 from holdfast.mqtt.publish import Publish, decode_publish
-from holdfast.node.delivery import deliver
+from holdfast.node.delivery import deliver, send_group_qos0
 from holdfast.node.producers import PROPERTY_HEAD
 from holdfast.node.routing import find_route
 from holdfast.node.sequencing import (
@@ -458,6 +458,10 @@ def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) ->
     if retain:
         state.retained.set(route.topic, message)
     deliver(state, route, message)
+    if state.cluster is not None:
+        # Each node tells its own clients about itself.
+        for group in route.groups:
+            send_group_qos0(state, group, message)
 
 
 def publish_will(state: NodeState, session: Session, will: Will) -> None:

@@ -35,8 +35,8 @@ def will_from(fields: dict[str, object]) -> Will:
     )
 
 
-def session_opened(session: Session, clean: bool, owner: str = "") -> bytes:
-    """`owner`: in a cluster, the node that the client is connected to."""
+def session_opened(session: Session, clean: bool, owner: str = "", request: int = 0) -> bytes:
+    """`owner`: in a cluster, the node that the client is connected to, and its request."""
     fields: dict[str, object] = {
         "op": "open",
         "client": session.client_id,
@@ -47,6 +47,7 @@ def session_opened(session: Session, clean: bool, owner: str = "") -> bytes:
     }
     if owner:
         fields["owner"] = owner
+        fields["request"] = request
     if session.will is not None:
         fields["will"] = will_fields(session.will)
     return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()

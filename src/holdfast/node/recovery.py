@@ -417,7 +417,7 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
         for topic, message in scan.next(100):
             assert isinstance(message, Message)
             if message.partition >= 0 and state.retained.get(topic) is message:
-                yield SNAPSHOT_RETAINED, _retained_entry(message)
+                yield SNAPSHOT_RETAINED, retained_entry(message)
 
 
 def session_fields(state: NodeState, session: Session) -> dict[str, object]:
@@ -446,7 +446,8 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
     return fields
 
 
-def _retained_entry(message: Message) -> bytes:
+def retained_entry(message: Message) -> bytes:
+    """Of kind SNAPSHOT_RETAINED."""
     builder = BatchBuilder(message.partition, message.offset)
     builder.add(
         log_record.MESSAGE,

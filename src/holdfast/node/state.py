@@ -11,6 +11,7 @@ from collections import deque
 from typing import Final
 
 from holdfast.log.journal import Journal
+from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import Effect, Note, ResumeInput
 from holdfast.node.producers import ProducerTable
@@ -114,6 +115,30 @@ class Cluster:
     def unsubscribed(self, filter: str) -> None:
         raise NotImplementedError
 
+    def group_changed(self, group: "Group") -> None:
+        """Its members here, or what they can take, may not be what they were."""
+        raise NotImplementedError
+
+    def group_record(self, group: "Group", message: object) -> None:
+        """A QoS > 0 message (session.message.Message) was committed, for a group with a
+        `coordination`."""
+        raise NotImplementedError
+
+    def group_read(
+        self, group: "Group", records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        """The result of a ReadLog that the coordination of a group asked for."""
+        raise NotImplementedError
+
+    def group_finished(self, group: "Group", partition: int, offset: int) -> None:
+        """A member here has the record, or it can be sent to nobody."""
+        raise NotImplementedError
+
+    def group_kept(self, group: "Group", session: Session, partition: int, offset: int) -> None:
+        """A QoS 2 record that stays with a member though this leaves: it is in the session's
+        state, as far as that is appended, and no concern of the group any more."""
+        raise NotImplementedError
+
     def hold_for_interest(self, held: Held) -> None:
         """Release `held` once the other nodes know every filter told so far, behind everything
         promised to its connection before."""
@@ -137,6 +162,9 @@ class Group(Cursor):
         self.returned: deque[object] = deque()
         self.logged_positions: list[int] | None = None
         self.progress_due = False
+        # In a cluster this is either the cursor for all nodes' members (then whose it is), or a
+        # node's own members: those get records assigned, in `returned`, and never tail or read.
+        self.coordination: object | None = None
 
 
 class Route:
@@ -200,6 +228,8 @@ class NodeState:
         # Publishers whose input waits until the journal has written what is pending.
         self.stalled: list[Connection] = []
         self.closing = False
+        # Clients are sent to these servers, host:port each, separated by blanks; "": they are not.
+        self.redirect = ""
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
         self.client_id_prefix = "auto-"
         self.client_id_count = 0

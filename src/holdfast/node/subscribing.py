@@ -142,7 +142,8 @@ def handle_subscribe(
             session.epoch,
         )
         for subscription in accepted:
-            if is_shared(subscription.filter):
+            # In a cluster the group's coordinator does that.
+            if is_shared(subscription.filter) and state.cluster is None:
                 _record_group(state, subscription.filter)
     held = HeldSubscribe(connection, session, packet, accepted, codes)
     if accepted and session.is_durable():
@@ -269,6 +270,8 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     if not group.members:
         state.subscriptions.remove(group.filter, group)
         del state.groups[group.key]
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
     return True
 
 
@@ -277,18 +280,25 @@ def leave_group(state: NodeState, group: Group, session: Session) -> None:
     is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
     returned: list[Message] = []
     for packet_id, entry in list(session.inflight.items()):
-        if entry.group is group and entry.qos == 1:
+        if entry.group is not group:
+            continue
+        if entry.qos == 1:
             del session.inflight[packet_id]
             if session.is_durable():
                 session.note_change(packet_id, None)
             if entry.message is not None:
                 returned.append(entry.message)
+        elif state.cluster is not None:
+            entry.group = None
+            state.cluster.group_kept(group, session, entry.partition, entry.offset)
     if returned:
         returned.sort(key=_log_order)
         for message in reversed(returned):
             group.returned.appendleft(message)
         note_group_progress(state, group)
         pump_group(state, group)
+    if state.cluster is not None:
+        return
     if group.tailing and not group.reading and not has_connected_member(group):
         _park_group(state, group)
 

@@ -262,9 +262,9 @@ class MetaStore:
 
     def timer(self) -> float:
         """When to call handle_timers."""
-        if not self.leader_id:
-            return min(self._raft.timer(), self._proposals.expiry())
-        return min(self._raft.timer(), self._proposals.timer())
+        proposals = self._proposals
+        when = proposals.timer() if self._raft.leader else proposals.expiry()
+        return min(self._raft.timer(), when)
 
     def persisted(self, now: float) -> None:
         """The oldest Persist that was not reported yet is done."""

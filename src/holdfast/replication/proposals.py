@@ -96,6 +96,8 @@ class Proposals:
             pending.retry_at = now
 
     def timer(self) -> float:
+        if not self._pending:
+            return NEVER
         return min(
             (min(pending.retry_at, pending.until) for pending in self._pending.values()),
             default=NEVER,

@@ -136,7 +136,7 @@ class Handshake:
 
         Raises Refusal; `take_out` may then have something to say to the peer before the end.
         """
-        self.heard = True
+        self.heard = self.heard or bool(data)
         self._buffer += data
         if not self._expected and not self._receive_preamble():
             return False

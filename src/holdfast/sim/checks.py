@@ -1,0 +1,267 @@
+"""What must hold in every run, whatever goes wrong.
+
+The committed log of each partition is what any node's high watermark has ever covered; everything
+else is compared with that: replicas, images, what clients were promised, and what they received.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NoReturn
+from zlib import crc32
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Batch, Record
+from holdfast.node.effects import Note
+from holdfast.session.message import Message as StoredMessage
+from holdfast.sim.schedule import Violation
+
+if TYPE_CHECKING:
+    from holdfast.sim.process import Process
+    from holdfast.sim.world import World
+
+IMPOSSIBLE = frozenset({"replica_diverged", "record_not_understood"})
+"""Notes of a node that tell of damage."""
+
+
+class Message:
+    """One that a client has published. `text` is its payload."""
+
+    def __init__(self, text: str, publisher: str, topic: str, number: int, qos: int) -> None:
+        self.text = text
+        self.publisher = publisher
+        self.topic = topic
+        self.number = number
+        self.qos = qos
+        # At most once in the log, however often it is sent.
+        self.once = qos == 2
+        # Never behind a later one of its publisher.
+        self.is_ordered = True
+        # By the client, again after a reconnect.
+        self.times_sent = 0
+        self.is_acknowledged = False
+        self.is_refused = False
+
+
+class Checks:
+    def __init__(self, world: "World", partitions: int) -> None:
+        self._world = world
+        # Per partition the committed batches, in order.
+        self.committed: list[list[Batch]] = [[] for _ in range(partitions)]
+        self.messages: dict[str, Message] = {}
+        # Per payload how often it is in the committed log; topics by name.
+        self.stored: dict[str, int] = {}
+        self.wills: dict[str, int] = {}
+        self.retained: dict[str, str] = {}
+        self.records = 0
+        self._newest: dict[tuple[str, str], int] = {}
+        # (partition, epoch, first offset) -> checksum and who wrote it first.
+        self._written: dict[tuple[int, int, int], tuple[int, str]] = {}
+        self._watermarks: dict[tuple[str, int], list[int]] = {}
+        self._owners: dict[tuple[str, int], str] = {}
+        # Acknowledged before it was seen committed: by when it must be.
+        self.acknowledged = 0
+
+    def fail(self, text: str) -> NoReturn:
+        raise Violation(text)
+
+    # The log
+
+    def batch_written(self, node: str, batch: Batch) -> None:
+        """One leader per epoch: what it appends at an offset is the same everywhere."""
+        key = (batch.partition, batch.epoch, batch.base_offset)
+        checksum = crc32(batch.content())
+        known = self._written.setdefault(key, (checksum, node))
+        if known[0] != checksum:
+            self.fail(
+                f"partition {batch.partition}, epoch {batch.epoch}, offset {batch.base_offset}:"
+                f" {node} has another batch than {known[1]}"
+            )
+
+    def turn_ended(self, process: "Process") -> None:
+        journal = process.journal
+        mirror = process.host.mirror
+        key = (process.host.name, process.number)
+        before = self._watermarks.get(key)
+        now = journal.high_watermark
+        if before == now:
+            # What was committed before it was written may be written now.
+            if not process.host.mirror_behind:
+                return
+        elif before is not None:
+            for partition, offset in enumerate(now):
+                if offset < before[partition]:
+                    self.fail(
+                        f"{key[0]}: the high watermark of partition {partition} went back from"
+                        f" {before[partition]} to {offset}"
+                    )
+        self._watermarks[key] = list(now)
+        behind = False
+        for partition, offset in enumerate(now):
+            batches = mirror.batches[partition]
+            at = mirror.checked[partition]
+            while at < len(batches) and batches[at].end_offset <= offset:
+                self._compare(process.host.name, partition, at, batches[at])
+                at += 1
+            mirror.checked[partition] = at
+            if mirror.end(partition) < offset:
+                behind = True
+        process.host.mirror_behind = behind
+
+    def _compare(self, node: str, partition: int, at: int, batch: Batch) -> None:
+        committed = self.committed[partition]
+        if at < len(committed):
+            if committed[at].content() != batch.content():
+                self.fail(
+                    f"{node}: offset {batch.base_offset} of partition {partition} (epoch"
+                    f" {batch.epoch}) is not what is committed there: offset"
+                    f" {committed[at].base_offset} (epoch {committed[at].epoch})"
+                )
+            return
+        committed.append(batch)
+        for record in batch.records():
+            self._take(record)
+
+    def _take(self, record: Record) -> None:
+        """A record is committed."""
+        self.records += 1
+        topic = record.topic.decode()
+        text = record.payload.decode("utf-8", "replace")
+        is_about_topic = record.kind in (log_record.MESSAGE, log_record.RETAINED)
+        if is_about_topic and record.flags & log_record.FLAG_RETAIN:
+            self.retained[topic] = text
+        if record.kind != log_record.MESSAGE:
+            return
+        if record.flags & log_record.FLAG_WILL:
+            self.wills[text] = self.wills.get(text, 0) + 1
+            if self.wills[text] > 1:
+                self.fail(f"the will {text} was published twice")
+            return
+        message = self.messages.get(text)
+        if message is None or message.topic != topic:
+            self.fail(f"nobody has published {text!r} to {topic}")
+        count = self.stored.get(text, 0) + 1
+        self.stored[text] = count
+        if message.is_refused:
+            self.fail(f"{text} is committed though it was refused")
+        if count > 1:
+            if message.once:
+                self.fail(f"{text} is in the log twice")
+            return
+        if not message.is_ordered:
+            return
+        key = (message.publisher, topic)
+        if self._newest.get(key, -1) >= message.number:
+            self.fail(f"{text} is in the log behind number {self._newest[key]} of its publisher")
+        self._newest[key] = message.number
+
+    # Clients
+
+    def published(self, message: Message) -> None:
+        self.messages[message.text] = message
+
+    def promised(self, message: Message, node: str) -> None:
+        """The client has its PUBACK, or PUBREC."""
+        if not self.stored.get(message.text):
+            self.fail(f"{node} has acknowledged {message.text}, which is not committed")
+        if not message.is_acknowledged:
+            self.acknowledged += 1
+        message.is_acknowledged = True
+
+    def refused(self, message: Message, node: str) -> None:
+        if message.qos < 2 and message.times_sent > 1:
+            # An earlier copy may have made it.
+            return
+        message.is_refused = True
+        if self.stored.get(message.text):
+            self.fail(f"{node} has refused {message.text}, which is committed")
+
+    def opened(self, client: str, process: "Process") -> None:
+        """A client has its CONNACK from this node."""
+        session = process.state.sessions.get(client)
+        if session is None or not session.recorded:
+            return
+        key = (client, session.epoch)
+        owner = self._owners.setdefault(key, process.host.name)
+        if owner != process.host.name:
+            self.fail(
+                f"epoch {session.epoch} of {client} belongs to {owner} and to {process.host.name}"
+            )
+
+    def noted(self, process: "Process", note: Note) -> None:
+        if note.event in IMPOSSIBLE:
+            self.fail(f"{process.host.name}: {note.event} {note.fields}")
+
+    # At the end
+
+    def at_rest(self) -> str:
+        """What still differs between the nodes, all of which run; "" if nothing does."""
+        world = self._world
+        ends = [batches[-1].end_offset if batches else 0 for batches in self.committed]
+        for host in world.hosts.values():
+            process = host.process
+            if process is None:
+                return f"{host.name} does not run"
+            journal = process.journal
+            if process.state.delivered != ends:
+                return f"{host.name} has applied {process.state.delivered} of {ends}"
+            if journal.durable_offset != ends or journal.next_offset != ends:
+                return f"{host.name}'s log ends at {journal.next_offset}, committed are {ends}"
+            metadata = process.member.fabric.metadata
+            if metadata is None:
+                return f"{host.name} has no metadata"
+            for partition, info in enumerate(metadata.partitions):
+                if not info.leader:
+                    return f"partition {partition} has no leader"
+                if len(info.in_sync) < min(metadata.replication_factor, len(world.hosts)):
+                    return f"partition {partition}: in sync are only {info.in_sync}"
+                if info.adding:
+                    return f"partition {partition}: {info.adding} are being added"
+        return ""
+
+    def same_images(self) -> None:
+        """Every node has the same sessions, retained messages and producers."""
+        first: Mapping[str, object] | None = None
+        name = ""
+        for host in self._world.hosts.values():
+            assert host.process is not None
+            image = image_of(host.process)
+            if first is None:
+                first, name = image, host.name
+                continue
+            for key in sorted(first.keys() | image.keys()):
+                if first.get(key) != image.get(key):
+                    text = _difference(first.get(key), image.get(key))
+                    self.fail(f"{key} differs: {name} and {host.name}, {text}")
+        assert first is not None
+        for topic, newest in self.retained.items():
+            found = first.get(f"retained {topic}")
+            if newest and found != newest:
+                self.fail(f"retained on {topic} is {found}, the last one is {newest}")
+
+
+def _difference(first: object, second: object) -> str:
+    if isinstance(first, dict) and isinstance(second, dict):
+        keys = [key for key in {**first, **second} if first.get(key) != second.get(key)]
+        return ", ".join(f"{key}: {first.get(key)} and {second.get(key)}" for key in keys)
+    return f"{first} and {second}"
+
+
+def image_of(process: "Process") -> dict[str, object]:
+    images = process.images
+    found: dict[str, object] = {}
+    for client_id, session in images.state.sessions.items():
+        fields = images.fields(session)
+        if not session.subscriptions:
+            # Nothing depends on where it is.
+            del fields["cursor"]
+        found[f"session {client_id}"] = {
+            key: sorted(value, key=repr) if isinstance(value, list) else value
+            for key, value in fields.items()
+        }
+    for topic, message in images.state.retained.entries.items():
+        assert isinstance(message, StoredMessage)
+        found[f"retained {topic}"] = message.payload.decode()
+    for client_id, epoch in images.fired.items():
+        found[f"fired {client_id}"] = epoch
+    for client_id, epoch in images.ended.items():
+        found[f"ended {client_id}"] = epoch
+    return found

@@ -1,0 +1,205 @@
+"""What goes wrong, and when: every kind of fault, several at a time, within what a cluster must
+survive without losing anything.
+
+The budget: any number of processes and machines may stop at any time, their disks intact but for
+what was not synced; one node may lose its disk, once, while the others are in sync.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from holdfast.sim.host import Host
+    from holdfast.sim.world import World
+
+KILL: Final = "kill"
+POWER: Final = "power"
+OUTAGE: Final = "outage"
+PAUSE: Final = "pause"
+ISOLATE: Final = "isolate"
+ONE_WAY: Final = "one-way"
+BRIDGE: Final = "bridge"
+RESET: Final = "reset"
+SLOW_DISK: Final = "slow-disk"
+FULL_DISK: Final = "full-disk"
+SKEW: Final = "skew"
+LATE: Final = "late"
+WIPE: Final = "wipe"
+ALL: Final = (
+    KILL, POWER, OUTAGE, PAUSE, ISOLATE, ONE_WAY, BRIDGE, RESET, SLOW_DISK, FULL_DISK, SKEW, LATE,
+    WIPE,
+)  # fmt: skip
+PROCESSES: Final = (KILL, POWER, OUTAGE)
+NETWORK: Final = (ISOLATE, ONE_WAY, BRIDGE, RESET, LATE)
+
+
+class Faults:
+    def __init__(self, world: "World", kinds: tuple[str, ...], mean_s: float) -> None:
+        """`mean_s`: between two faults, on average."""
+        self._world = world
+        self._kinds = kinds
+        self._mean_s = mean_s
+        self._chance = world.schedule.chance("faults")
+        self._is_over = False
+        self._wiped = False
+        self.count = 0
+        self._causes: dict[str, Callable[[Host], None]] = {
+            KILL: self._kill,
+            POWER: self._power,
+            OUTAGE: self._outage,
+            PAUSE: self._pause,
+            ISOLATE: self._isolate,
+            ONE_WAY: self._one_way,
+            BRIDGE: self._bridge,
+            RESET: self._reset,
+            SLOW_DISK: self._slow_disk,
+            FULL_DISK: self._full_disk,
+            SKEW: self._skew,
+            LATE: self._late,
+            WIPE: self._wipe,
+        }
+
+    def begin(self) -> None:
+        if self._kinds:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._world.schedule.after(self._chance.expovariate(1 / self._mean_s), self._strike)
+
+    def _strike(self) -> None:
+        if self._is_over:
+            return
+        self._wait()
+        host = self._chance.choice(list(self._world.hosts.values()))
+        kind = self._chance.choice(self._kinds)
+        self.count += 1
+        self._causes[kind](host)
+        if self._chance.random() < 0.15:
+            # Another one in the middle of what follows from the first.
+            self._world.schedule.after(self._chance.random() * 0.6, self._again)
+
+    def _again(self) -> None:
+        if not self._is_over:
+            host = self._chance.choice(list(self._world.hosts.values()))
+            self.count += 1
+            self._causes[self._chance.choice(self._kinds)](host)
+
+    def end(self) -> None:
+        """Everything works again."""
+        self._is_over = True
+        world = self._world
+        world.schedule.note("faults", "all is well again")
+        world.network.heal()
+        world.network.late = 0.01
+        world.network.late_s = 0.02
+        for host in world.hosts.values():
+            host.slow_s = 0.0
+            host.disk.capacity_bytes = 1 << 40
+            host.resume()
+            host.start()
+
+    # Processes and machines
+
+    def _restart(self, host: "Host", longest_s: float = 4.0) -> None:
+        self._world.schedule.after(0.05 + self._chance.random() ** 2 * longest_s, host.start)
+
+    def _kill(self, host: "Host") -> None:
+        host.kill(power=False)
+        self._restart(host)
+
+    def _power(self, host: "Host") -> None:
+        host.kill(power=True)
+        self._restart(host)
+
+    def _outage(self, _: "Host") -> None:
+        for host in self._world.hosts.values():
+            host.kill(power=True)
+            self._restart(host, 2.0)
+
+    def _pause(self, host: "Host") -> None:
+        host.pause(0.1 + self._chance.random() ** 3 * 8)
+
+    # The network
+
+    def _for_a_while(self) -> None:
+        self._world.schedule.after(0.1 + self._chance.random() ** 2 * 6, self._world.network.heal)
+
+    def _isolate(self, host: "Host") -> None:
+        self._world.schedule.note("faults", f"{host.name} is isolated")
+        for other in self._world.hosts:
+            if other != host.name:
+                self._world.network.cut(host.name, other)
+                self._world.network.cut(other, host.name)
+        self._for_a_while()
+
+    def _one_way(self, host: "Host") -> None:
+        others = [name for name in self._world.hosts if name != host.name]
+        targets = others if self._chance.random() < 0.4 else [self._chance.choice(others)]
+        is_outgoing = self._chance.random() < 0.5
+        self._world.schedule.note(
+            "faults", f"{'from' if is_outgoing else 'to'} {host.name} is cut: {targets}"
+        )
+        for other in targets:
+            if is_outgoing:
+                self._world.network.cut(host.name, other)
+            else:
+                self._world.network.cut(other, host.name)
+        self._for_a_while()
+
+    def _bridge(self, host: "Host") -> None:
+        """Only this node reaches everybody."""
+        others = [name for name in self._world.hosts if name != host.name]
+        middle = len(others) // 2
+        self._world.schedule.note("faults", f"{host.name} is a bridge")
+        for first, second in itertools.product(others[:middle], others[middle:]):
+            self._world.network.cut(first, second)
+            self._world.network.cut(second, first)
+        self._for_a_while()
+
+    def _reset(self, host: "Host") -> None:
+        others = [name for name in self._world.hosts if name != host.name]
+        other = self._chance.choice(others)
+        self._world.schedule.note("faults", f"{host.name} - {other} is reset")
+        self._world.network.reset(host.name, other)
+
+    def _late(self, _: "Host") -> None:
+        network = self._world.network
+        network.late = self._chance.random() * 0.3
+        network.late_s = self._chance.random() * 0.4
+        self._world.schedule.note("faults", f"{network.late:.2f} of frames are late")
+
+    # Disks and clocks
+
+    def _slow_disk(self, host: "Host") -> None:
+        host.slow_s = self._chance.random() ** 2 * 1.5
+        self._world.schedule.note(host.name, f"disk is slow: {host.slow_s:.2f} s")
+
+        def well() -> None:
+            host.slow_s = 0.0
+
+        self._world.schedule.after(self._chance.random() * 3, well)
+
+    def _full_disk(self, host: "Host") -> None:
+        self._world.schedule.note(host.name, "disk will be full")
+        disk = host.disk
+        used = disk.capacity_bytes - disk.free_bytes()
+        disk.capacity_bytes = used + self._chance.randrange(3000)
+
+        def well() -> None:
+            host.disk.capacity_bytes = 1 << 40
+
+        self._world.schedule.after(self._chance.random() * 3, well)
+
+    def _skew(self, host: "Host") -> None:
+        host.skew_us = int((self._chance.random() - 0.5) * 2 * 60e6)
+        self._world.schedule.note(host.name, f"wall clock is off by {host.skew_us / 1e6:.1f} s")
+
+    def _wipe(self, host: "Host") -> None:
+        """Once, and only what the others have."""
+        if self._wiped or not self._world.is_in_sync():
+            return
+        self._wiped = True
+        host.kill(power=True)
+        host.wipe()
+        self._restart(host)

@@ -1,0 +1,183 @@
+"""The machine of a node: its disk, its clocks, and the process that runs on it, if one does."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from holdfast.drivers.disk import DiskFullError
+from holdfast.sim.disk import Crash, SimDisk
+from holdfast.sim.mirror import Mirror
+from holdfast.sim.network import PeerConnection
+from holdfast.sim.process import Process
+from holdfast.sim.schedule import Work
+
+if TYPE_CHECKING:
+    from holdfast.sim.world import World
+
+EPOCH_US: Final = 1_760_000_000_000_000
+CAPACITY_BYTES: Final = 1 << 40
+START_AGAIN_S: Final = 0.5
+
+
+class Host:
+    """An Endpoint of the network. `creates_cluster`: at its first start, the others wait."""
+
+    def __init__(self, world: "World", name: str, creates_cluster: bool) -> None:
+        self.world = world
+        self.schedule = world.schedule
+        self.name = name
+        self.creates_cluster = creates_cluster
+        self.chance = self.schedule.chance(name)
+        self.disk = SimDisk(CAPACITY_BYTES)
+        self.mirror = Mirror(world.checks, name, world.settings.partitions)
+        self.process: Process | None = None
+        self.process_number = 0
+        self.incarnations = 0
+        self.is_on = True
+        self.paused_until = 0.0
+        self.skew_us = int((self.chance.random() - 0.5) * 2e6)
+        # How much longer than usual the disk takes.
+        self.slow_s = 0.0
+        self._boot_s = self.chance.random() * 1000
+        self._backlog: deque[Work] = deque()
+        # More is committed than is on the disk here.
+        self.mirror_behind = False
+
+    # Clocks
+
+    def clock(self) -> float:
+        return self.schedule.now + self._boot_s
+
+    def schedule_time(self, when: float) -> float:
+        return when - self._boot_s
+
+    def wall_us(self) -> int:
+        return EPOCH_US + int(self.schedule.now * 1e6) + self.skew_us
+
+    def sync_s(self) -> float:
+        return 0.0003 + self.chance.random() * 0.001 + self.slow_s * self.chance.random()
+
+    # The process
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_until > self.schedule.now
+
+    def new_incarnation(self) -> str:
+        self.incarnations += 1
+        return f"{self.name}disk{self.incarnations}"
+
+    def start(self) -> None:
+        if self.process is not None:
+            return
+        self.is_on = True
+        self.process_number += 1
+        self.schedule.note(self.name, "starts")
+        try:
+            self.process = Process(self, self.process_number)
+        except OSError as error:
+            self.schedule.note(self.name, f"cannot start: {error}")
+            self.disk.locks.clear()
+            self.schedule.after(START_AGAIN_S, self.start)
+            return
+        self.mirror.reload(self.process.storage)
+
+    def pause(self, duration_s: float) -> None:
+        if self.process is None or self.is_paused:
+            return
+        self.paused_until = self.schedule.now + duration_s
+        number = self.process_number
+        self.schedule.note(self.name, f"pauses for {duration_s:.2f} s")
+        self.schedule.at(self.paused_until, lambda: self._go_on(number))
+
+    def resume(self) -> None:
+        """At once, if it is paused."""
+        if self.is_paused:
+            self.paused_until = self.schedule.now
+            self._go_on(self.process_number)
+
+    def _go_on(self, number: int) -> None:
+        if self.process is None or self.process_number != number or self.is_paused:
+            return
+        self.schedule.note(self.name, "goes on")
+        backlog, self._backlog = self._backlog, deque()
+        for work in backlog:
+            if self.process_number == number and self.process is not None:
+                work()
+
+    def post(self, work: Work) -> None:
+        if self.process is None:
+            return
+        if self.is_paused:
+            self._backlog.append(work)
+        else:
+            work()
+
+    def kill(self, *, power: bool) -> None:
+        """`power`: the machine goes off, and what was not synced may be lost or torn."""
+        process = self.process
+        if process is None:
+            return
+        self.schedule.note(self.name, "loses power" if power else "is killed")
+        process.is_over = True
+        self.process = None
+        self.paused_until = 0.0
+        self._backlog.clear()
+        self.is_on = not power
+        self._break_writes(process)
+        survival = self.chance.choice(("none", "torn", "sectors", "all")) if power else "all"
+        if power:
+            self.disk = self.disk.after_crash(survival, self.chance.randrange(1 << 30))
+        else:
+            self.disk.release_locks(process)
+            self.disk.after_kill()
+        self.world.network.ended(self.name, quietly=power)
+        for socket in list(process.sockets.values()):
+            socket.node_ended()
+
+    def _break_writes(self, process: Process) -> None:
+        """What was under way may be done, or half done."""
+        self.disk.steps = 0
+        self.disk.crash_at = self.chance.choice((-1, 1, 1, 2, 2, 3))
+        try:
+            if process.group is not None and self.chance.random() < 0.7:
+                process.writer.write(process.group)
+            if process.raft_writes and self.chance.random() < 0.7:
+                process.raft_files.write(process.raft_writes[0])
+        except (Crash, DiskFullError):
+            pass
+        self.disk.crash_at = -1
+
+    def wipe(self) -> None:
+        """Another disk, and empty."""
+        assert self.process is None
+        self.schedule.note(self.name, "gets an empty disk")
+        self.disk = SimDisk(CAPACITY_BYTES)
+        self.creates_cluster = False
+        self.mirror.clear()
+
+    # The network's view
+
+    def link(self, other: str) -> PeerConnection | None:
+        return None if self.process is None else self.process.links.get(other)
+
+    def link_up(self, connection: PeerConnection, other: str) -> None:
+        process = self.process
+        peer = self.world.hosts[other].process
+        if process is not None and peer is not None:
+            process.link_up(connection, other, peer.presence)
+
+    def link_down(self, connection: PeerConnection, other: str) -> None:
+        if self.process is not None:
+            self.process.link_down(connection, other)
+
+    def frame(self, connection: PeerConnection, other: str, kind: int, data: bytes) -> None:
+        if self.process is not None:
+            self.process.frame(connection, other, kind, data)
+
+    def refused(self, other: str) -> None:
+        if self.process is not None:
+            self.process.refused(other)

@@ -1,0 +1,304 @@
+"""Who publishes and who subscribes, and what each of them must see."""
+
+from typing import TYPE_CHECKING, Final
+
+from holdfast.mqtt import packets as m
+from holdfast.mqtt import properties as p
+from holdfast.mqtt.packets import Publish
+from holdfast.mqtt.properties import encode_block
+from holdfast.sim.checks import Message
+from holdfast.sim.client import Client, Outgoing
+
+if TYPE_CHECKING:
+    from holdfast.sim.world import World
+
+TOPICS: Final = ("t/0", "t/1", "t/2")
+WINDOW: Final = 5
+
+
+class Party:
+    """A client and what it is there for. `settled` says what it still waits for."""
+
+    def __init__(self, world: "World", client: Client) -> None:
+        self.world = world
+        self.client = client
+        self.chance = client.chance
+        self.is_active = False
+        """It may begin something new."""
+        self.wanders = True
+        """It changes the node now and then."""
+        world.schedule.after(self.chance.random() * 0.2, self._look)
+
+    def _look(self) -> None:
+        """Be connected."""
+        self.world.schedule.after(0.05 + self.chance.random() * 0.2, self._look)
+        client = self.client
+        if client.is_stuck():
+            client.schedule.note(client.name, "has waited too long")
+            client.drop()
+        if client.socket is None:
+            if self.is_wanted():
+                self._connect()
+        elif self.is_active and self.wanders:
+            roll = self.chance.random()
+            if roll < 0.02:
+                client.drop()
+            elif roll < 0.04:
+                # Takes itself over.
+                self._connect()
+        self.look()
+
+    def is_wanted(self) -> bool:
+        return True
+
+    def look(self) -> None:
+        """Now and then."""
+
+    def _connect(self) -> None:
+        open_hosts = [
+            host
+            for host in self.world.hosts.values()
+            if host.process is not None and host.process.is_ready
+        ]
+        if open_hosts:
+            self.before_connect()
+            self.client.connect(self.chance.choice(open_hosts))
+
+    def before_connect(self) -> None:
+        """The client is about to."""
+
+    def unsettled(self) -> str:
+        """What it still waits for; "": nothing."""
+        return ""
+
+
+class Subscriber(Party):
+    """A durable session. `prefixes`: of the topics it gets."""
+
+    def __init__(self, world: "World", client: Client, prefixes: tuple[str, ...]) -> None:
+        super().__init__(world, client)
+        self.prefixes = prefixes
+        self.received: dict[str, int] = {}
+        self._newest: dict[tuple[str, str], int] = {}
+        client.on_message = self._arrived
+
+    def _arrived(self, packet: Publish) -> None:
+        text = packet.payload.decode()
+        topic = packet.topic.decode()
+        checks = self.world.checks
+        name = self.client.name
+        if topic.startswith("w/"):
+            if not checks.wills.get(text):
+                checks.fail(f"{name} has received the will {text}, which is not committed")
+            stored = checks.wills[text]
+        else:
+            stored = checks.stored.get(text, 0)
+            if not stored:
+                checks.fail(f"{name} has received {text}, which is not committed")
+        count = self.received.get(text, 0) + 1
+        self.received[text] = count
+        if packet.qos == 2 and count > stored:
+            checks.fail(f"{name} has received {text} {count} times with QoS 2")
+        message = checks.messages.get(text)
+        if count > 1 or message is None or not message.is_ordered:
+            return
+        key = (message.publisher, topic)
+        newest = self._newest.get(key, -1)
+        if newest > message.number:
+            checks.fail(f"{name} has received {text} behind number {newest}")
+        self._newest[key] = message.number
+
+    def missing(self) -> list[str]:
+        checks = self.world.checks
+        wanted = [
+            text for text in checks.stored if checks.messages[text].topic.startswith(self.prefixes)
+        ]
+        if "w/" in self.prefixes:
+            wanted += checks.wills
+        return [text for text in wanted if text not in self.received]
+
+    def unsettled(self) -> str:
+        missing = self.missing()
+        if missing:
+            return f"{self.client.name} has not received {missing[:5]} ({len(missing)})"
+        return ""
+
+
+class Publisher(Party):
+    """Publishes numbered messages."""
+
+    pause_s = 0.03
+    window = WINDOW
+    is_ordered = True
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        self.number = 0
+        self.refused = 0
+        client.on_done = self.done
+        self._next()
+
+    def _next(self) -> None:
+        self.world.schedule.after(self.chance.expovariate(1 / self.pause_s), self._next)
+        client = self.client
+        if self.is_active and client.is_connected and len(client.outgoing) < self.window:
+            self.publish()
+
+    def message(self, topic: str, qos: int) -> Message:
+        self.number += 1
+        client = self.client
+        message = Message(f"{client.name}#{self.number}", client.name, topic, self.number, qos)
+        message.is_ordered = self.is_ordered
+        self.world.checks.published(message)
+        return message
+
+    def publish(self) -> None:
+        message = self.message(self.chance.choice(TOPICS), self.chance.choice((1, 2)))
+        self.client.publish(message)
+
+    def done(self, outgoing: Outgoing, reason: int) -> None:
+        if reason >= 0x80:
+            self.refused += 1
+            node = "" if self.client.socket is None else self.client.socket.host.name
+            self.world.checks.refused(outgoing.message, node)
+
+    def unsettled(self) -> str:
+        waiting = [each.message.text for each in self.client.outgoing.values()]
+        return f"{self.client.name} waits for {waiting}" if waiting else ""
+
+
+class Producer(Publisher):
+    """With producer sequences: sends again from the first that is not confirmed."""
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        self._unconfirmed: dict[int, Message] = {}
+        client.on_connected = self._resend
+
+    def publish(self) -> None:
+        if len(self._unconfirmed) < self.window * 2:
+            message = self.message(self.chance.choice(TOPICS), 1)
+            message.once = True
+            self._unconfirmed[message.number] = message
+            self._send(message)
+
+    def _send(self, message: Message) -> None:
+        name = self.client.name
+        pairs = [("hf-seq", f"{name}:1:{message.number}")]
+        self.client.publish(message, properties=encode_block({p.USER_PROPERTY: pairs}))
+
+    def _resend(self) -> None:
+        for message in self._unconfirmed.values():
+            self._send(message)
+
+    def done(self, outgoing: Outgoing, reason: int) -> None:
+        if reason < 0x80:
+            self._unconfirmed.pop(outgoing.message.number, None)
+            return
+        self.refused += 1
+        if self.client.socket is not None:
+            self.client.drop()
+
+    def unsettled(self) -> str:
+        waiting = [message.text for message in self._unconfirmed.values()]
+        return f"{self.client.name} waits for {waiting}" if waiting else ""
+
+
+class Retainer(Publisher):
+    """Sets one retained message after the other, and gives up what it has no answer for."""
+
+    pause_s = 0.08
+    window = 1
+    is_ordered = False
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        self.topic = f"r/{client.name}"
+        # What may be the newest one: the last acknowledged, and those without an answer.
+        self.possible: set[str] = set()
+
+    def publish(self) -> None:
+        message = self.message(self.topic, 1)
+        self.possible.add(message.text)
+        self.client.publish(message, retain=True)
+
+    def done(self, outgoing: Outgoing, reason: int) -> None:
+        super().done(outgoing, reason)
+        if reason >= 0x80:
+            self.possible.discard(outgoing.message.text)
+            return
+        unanswered = {
+            text for text in self.possible if not self.world.checks.messages[text].is_acknowledged
+        }
+        self.possible = unanswered | {outgoing.message.text}
+
+    def unsettled(self) -> str:
+        return ""
+
+    def check(self) -> None:
+        found = self.world.checks.retained.get(self.topic)
+        acknowledged = any(
+            self.world.checks.messages[text].is_acknowledged for text in self.possible
+        )
+        if found is None and not acknowledged:
+            return
+        if found not in self.possible:
+            self.world.checks.fail(
+                f"retained on {self.topic} is {found}, it should be of {sorted(self.possible)}"
+            )
+
+
+class Dying(Party):
+    """Comes with a will, and ends without a word, mostly."""
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        self.awaited = ""
+        """The will that must come."""
+        self._ends_at = 0.0
+
+    def is_wanted(self) -> bool:
+        return self.is_active
+
+    def before_connect(self) -> None:
+        client = self.client
+        text = f"{client.name}#{client.connects + 1}"
+        client.will = m.Will(f"w/{client.name}", text.encode(), self.chance.choice((1, 2)), False)
+        self._ends_at = self.world.schedule.now + self.chance.random() * 2
+        self.awaited = ""
+
+    def look(self) -> None:
+        client = self.client
+        if client.socket is None or (self.is_active and self.world.schedule.now < self._ends_at):
+            return
+        if not client.is_connected:
+            return
+        if self.is_active and self.chance.random() < 0.3:
+            client.disconnect()
+        else:
+            self.awaited = client.will.payload.decode() if client.will is not None else ""
+            client.drop()
+
+    def unsettled(self) -> str:
+        if self.client.socket is not None:
+            return f"{self.client.name} has not ended"
+        if self.awaited and not self.world.checks.wills.get(self.awaited):
+            return f"the will {self.awaited} has not come"
+        return ""
+
+
+def parties(world: "World") -> list[Party]:
+    every = tuple((topic, 2) for topic in TOPICS)
+    return [
+        Subscriber(world, Client(world, "sub5", 5, filters=(("t/#", 2),)), ("t/",)),
+        Subscriber(world, Client(world, "sub4", 4, filters=(("t/#", 1),)), ("t/",)),
+        Subscriber(
+            world, Client(world, "subw", 5, filters=(*every[:1], ("w/#", 2))), ("t/0", "w/")
+        ),
+        Publisher(world, Client(world, "pub5", 5)),
+        Publisher(world, Client(world, "pub4", 4)),
+        Producer(world, Client(world, "producer", 5, clean=True)),
+        Retainer(world, Client(world, "retainer", 5, clean=True)),
+        Dying(world, Client(world, "dying5", 5)),
+        Dying(world, Client(world, "dying4", 4, clean=True)),
+    ]

@@ -1,0 +1,162 @@
+"""What the leader of a partition takes of other nodes' records."""
+
+import pytest
+
+from holdfast.cluster.admission import Admission
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import Forwarding, decode_result
+from holdfast.cluster.images import Images
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.record import Batch, BatchBuilder
+from holdfast.mqtt import reasons
+from holdfast.node.config import NodeConfig
+from holdfast.node.state import NodeState
+
+EPOCH = 4
+QOS_2 = 2 | log_record.FLAG_PACKET_ID
+NUMBERED = 1 | log_record.FLAG_PRODUCER
+
+
+class Bench:
+    """This node leads partition 0; n2 forwards to it."""
+
+    def __init__(self) -> None:
+        self.journal = Journal(1, replicated=True)
+        self.journal.lead(0, EPOCH)
+        state = NodeState(NodeConfig(partitions=1), self.journal)
+        self.images = Images(NodeState(NodeConfig(partitions=1), self.journal))
+        self.fabric = Fabric("n1", self.journal)
+        self.fabric.connected.add("n2")
+        self.fabric.leading[0] = EPOCH
+        self.may_append = True
+        self.state = state
+        self.admission = Admission(state, self.fabric, self.images, lambda _: self.may_append)
+        self.admission.forwarding = Forwarding(state, self.fabric, self.admission)
+        self.admission.start_leading(0, [])
+        self.ticket = 0
+
+    def forward(
+        self,
+        *messages: tuple[str, int, int],
+        attempt: int = 0,
+        epoch: int = EPOCH,
+        session_epoch: int = 7,
+        kind: int = log_record.MESSAGE,
+    ) -> list[tuple[int, int]]:
+        """(name, flags, sequence) each; what is answered: (ticket, reason) of those that are."""
+        builder = BatchBuilder(0, 0)
+        for name, flags, sequence in messages:
+            self.ticket += 1
+            producer = b"p" if flags & log_record.FLAG_PRODUCER else b""
+            builder.add(
+                kind, flags, 0, name.encode(), b"c", producer, session_epoch, sequence,
+                b"", b"", False, self.ticket,
+            )  # fmt: skip
+        self.admission.forwarded("n2", epoch, attempt, Batch(builder.build(0)))
+        return self.answers()
+
+    def answers(self) -> list[tuple[int, int]]:
+        self.admission.flush()
+        found = []
+        for _, _, payload in self.fabric.outgoing:
+            assert isinstance(payload, bytes)
+            found += [(ticket, reason) for ticket, reason, _ in decode_result(payload)]
+        self.fabric.outgoing.clear()
+        return found
+
+    def stored(self) -> int:
+        return self.journal.next_offset[0]
+
+    def commit(self) -> None:
+        group = self.journal.take()
+        assert group is not None
+        self.journal.wrote(group)
+        self.journal.commit(group)
+        for _, _, _, data in group.built:
+            for record in Batch(data).records():
+                self.images.apply(record)
+        self.journal.advance(0, self.stored())
+        self.admission.committed(0, self.stored())
+
+
+def test_a_repetition_is_answered_when_what_it_repeats_is_committed() -> None:
+    bench = Bench()
+    assert bench.forward(("m", QOS_2, 9)) == []
+    assert bench.forward(("m", QOS_2, 9)) == []
+    assert bench.stored() == 1
+    bench.commit()
+    assert bench.answers() == [(2, reasons.SUCCESS)]
+    assert bench.forward(("m", QOS_2, 9)) == [(3, reasons.SUCCESS)]
+    assert bench.stored() == 1
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_released_id_is_free(committed: bool) -> None:
+    bench = Bench()
+    bench.forward(("m", QOS_2, 9))
+    if committed:
+        bench.commit()
+    bench.forward(("", 0, 9), kind=log_record.RELEASE)
+    if committed:
+        bench.commit()
+    assert bench.forward(("next", QOS_2, 9)) == []
+    assert bench.stored() == 3
+
+
+def test_a_new_leader_knows_what_is_not_committed() -> None:
+    bench = Bench()
+    bench.forward(("m", QOS_2, 9), ("n", NUMBERED, 3))
+    group = bench.journal.take()
+    assert group is not None
+    again = [Batch(data) for _, _, _, data in group.built]
+    bench.admission.stop_leading(0)
+    bench.admission.start_leading(0, again)
+    bench.forward(("m", QOS_2, 9), ("n", NUMBERED, 3), ("o", NUMBERED, 4))
+    assert bench.stored() == 3
+
+
+def test_nothing_behind_a_refused_message_is_stored_before_it() -> None:
+    bench = Bench()
+    bench.may_append = False
+    refused = [(1, reasons.QUOTA_EXCEEDED), (2, reasons.QUOTA_EXCEEDED)]
+    assert bench.forward(("one", 1, 0), ("two", 1, 0)) == refused
+    bench.may_append = True
+    # Sent before its node knew.
+    assert bench.forward(("three", 1, 0), attempt=0) == [(3, reasons.QUOTA_EXCEEDED)]
+    assert bench.stored() == 0
+    assert bench.forward(("one", 1, 0), ("two", 1, 0), attempt=2) == []
+    assert bench.stored() == 2
+
+
+def test_a_sequence_behind_a_refused_one_waits_for_it() -> None:
+    bench = Bench()
+    bench.may_append = False
+    bench.forward(("one", NUMBERED, 1))
+    bench.may_append = True
+    assert bench.forward(("two", NUMBERED, 2), attempt=1) == [(2, reasons.QUOTA_EXCEEDED)]
+    assert bench.forward(("one", NUMBERED, 1), ("two", NUMBERED, 2), attempt=2) == []
+    assert bench.stored() == 2
+
+
+def test_records_for_another_epoch_are_left_lying() -> None:
+    bench = Bench()
+    assert bench.forward(("old", 1, 0), epoch=EPOCH - 1) == []
+    assert bench.forward(("new", 1, 0), epoch=EPOCH + 1) == []
+    assert bench.stored() == 0
+    assert bench.admission.strayed == 2
+
+
+def test_a_deposed_owners_message_is_not_stored() -> None:
+    bench = Bench()
+    bench.forward(("m", QOS_2, 9), session_epoch=8)
+    assert bench.forward(("late", QOS_2, 10), session_epoch=7) == [(2, reasons.SESSION_TAKEN_OVER)]
+    assert bench.stored() == 1
+
+
+def test_state_is_taken_whatever_is_in_sync() -> None:
+    """It waits in the log; the promise that goes with it waits too."""
+    bench = Bench()
+    bench.may_append = False
+    bench.forward(("", 0, 9), kind=log_record.RELEASE)
+    assert bench.stored() == 1
