@@ -11,6 +11,7 @@ from holdfast.drivers.storage import Storage
 from holdfast.log.record import FLAG_RETAIN, MESSAGE
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
+from holdfast.node.recovery import snapshot_entries
 
 
 def open_node(path: Path) -> tuple[Storage, Node]:
@@ -37,7 +38,13 @@ def test_a_snapshot_lacks_nothing_that_was_appended_and_not_committed(tmp_path: 
         writer.close()
         journal.commit(group)
 
-    broker = SimpleNamespace(node=node, reserve_bytes=0, drain_journal=drain_journal)
+    broker = SimpleNamespace(
+        node=node,
+        reserve_bytes=0,
+        drain_journal=drain_journal,
+        snapshot_offsets=lambda: list(journal.high_watermark),
+        snapshot_entries=lambda: snapshot_entries(node.state),
+    )
     config = Config(log=Log(reserve_bytes=1))
     work = Maintenance(broker, storage, config)  # type: ignore[arg-type]
     asyncio.run(work.take_snapshot())

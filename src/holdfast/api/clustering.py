@@ -85,6 +85,14 @@ class Clustering:
             config.log.segment_bytes,
             secrets.token_hex(8),
         )
+        if storage.journal.unsure:
+            damaged = sorted(storage.journal.unsure)
+            storage.close()
+            raise StorageError(
+                f"{config.node.data}: partitions {damaged} are damaged, so this node must not count as"
+                " one that has them: move the directory away and start with an empty one, which gets"
+                " everything from the other nodes"
+            )
         self.storage = storage
         manifest = storage.directory.manifest
         node = new_node(storage.journal)

@@ -1,0 +1,435 @@
+"""What a replica's journal does beyond a single node's, step by step."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.drivers.storage import Storage, StorageError
+from holdfast.log.epoch_table import EpochTable
+from holdfast.log.files import DataDirectoryError, create_or_open, open_to_read, snapshot_name
+from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.journal import Journal, WriteGroup
+from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder
+from holdfast.log.retention import RetentionPolicy
+from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.log.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
+from tests.support.replica_bench import ReplicaBench, build_batch
+from tests.support.sim_disk import SimContent, SimDisk
+
+
+def follow(journal: Journal, partition: int, epoch: int, *payloads: bytes) -> None:
+    base = journal.next_offset[partition]
+    journal.append_batch(build_batch(partition, base, epoch, list(payloads)))
+
+
+def append(journal: Journal, partition: int, payload: bytes = b"p") -> int:
+    return journal.append(partition, 1, 1, 1, b"t", b"c", b"", 0, 0, b"", payload, False)
+
+
+def take(journal: Journal) -> WriteGroup:
+    group = journal.take()
+    assert group is not None
+    return group
+
+
+def finish(journal: Journal, group: WriteGroup) -> None:
+    journal.wrote(group)
+    journal.commit(group)
+
+
+def batches(group: WriteGroup) -> list[tuple[int, int, int, int]]:
+    parsed = [Batch(data) for data in group.data]
+    return [(each.partition, each.base_offset, each.count, each.epoch) for each in parsed]
+
+
+def test_group_tells_what_was_built_here() -> None:
+    journal = Journal(3, replicated=True)
+    journal.lead(0, 7)
+    append(journal, 0)
+    follow(journal, 1, 5, b"a", b"b")
+    append(journal, 0)
+    group = take(journal)
+    assert batches(group) == [(0, 0, 2, 7), (1, 0, 2, 5)]
+    assert group.built == [(0, 0, 2, group.data[0])]
+    assert group.size_bytes == sum(map(len, group.data))
+    assert group.end_offsets == [2, 2, 0]
+    assert journal.sequence == group.end_sequence == 4
+
+
+def test_a_single_node_keeps_no_list_of_what_it_built() -> None:
+    journal = Journal(1)
+    append(journal, 0)
+    group = take(journal)
+    assert group.built == []
+    finish(journal, group)
+    assert journal.high_watermark == journal.durable_offset == [1]
+
+
+def test_a_leaders_batch_stays_byte_for_byte() -> None:
+    journal = Journal(1, replicated=True)
+    batch = build_batch(0, 0, 3, [b"x", b"y"])
+    journal.append_batch(batch)
+    group = take(journal)
+    assert group.data == [batch.data[8:-4]]
+
+
+def test_only_a_batch_that_continues_the_partition_is_taken() -> None:
+    journal = Journal(2, replicated=True)
+    follow(journal, 0, 1, b"a")
+    for wrong in (build_batch(0, 0, 1, [b"b"]), build_batch(0, 2, 1, [b"b"])):
+        with pytest.raises(ValueError, match="partition 0, which ends at 1"):
+            journal.append_batch(wrong)
+    with pytest.raises(ValueError, match="partition 2, the journal has 2"):
+        journal.append_batch(build_batch(2, 0, 1, [b"b"]))
+    mark = BatchBuilder(1, 0)
+    mark.attributes = ATTRIBUTE_RESET
+    with pytest.raises(ValueError, match="0 records"):
+        journal.append_batch(Batch(mark.build(1)))
+    assert batches(take(journal)) == [(0, 0, 1, 1)]
+
+
+def test_a_new_epoch_begins_a_batch() -> None:
+    journal = Journal(1, replicated=True)
+    journal.lead(0, 1)
+    append(journal, 0)
+    journal.lead(0, 1)
+    append(journal, 0)
+    journal.lead(0, 2)
+    append(journal, 0)
+    assert batches(take(journal)) == [(0, 0, 2, 1), (0, 2, 1, 2)]
+
+
+def test_leading_after_following_in_one_group() -> None:
+    journal = Journal(1, replicated=True)
+    journal.lead(0, 1)
+    append(journal, 0)
+    follow(journal, 0, 2, b"a")
+    journal.lead(0, 3)
+    append(journal, 0)
+    group = take(journal)
+    assert batches(group) == [(0, 0, 1, 1), (0, 1, 1, 2), (0, 2, 1, 3)]
+    assert [(base, end) for _, base, end, _ in group.built] == [(0, 1), (2, 3)]
+
+
+def test_durable_is_not_committed() -> None:
+    journal = Journal(1, replicated=True)
+    follow(journal, 0, 1, b"a", b"b", b"c")
+    journal.advance(0, 2)
+    assert (journal.high_watermark, journal.durable_offset) == ([2], [0])
+    assert journal.checkpoint().offsets == [0]
+    finish(journal, take(journal))
+    assert (journal.high_watermark, journal.durable_offset, journal.written) == ([2], [3], [3])
+    assert journal.checkpoint().offsets == [2]
+    journal.advance(0, 1)
+    assert journal.high_watermark == [2]
+    journal.advance(0, 9)
+    assert journal.high_watermark == [3]
+
+
+def test_durability_memory_counts_what_was_appended() -> None:
+    journal = Journal(1, replicated=True)
+    follow(journal, 0, 1, b"a")
+    journal.commit_appended()
+    assert (journal.high_watermark, journal.durable_offset, journal.written) == ([0], [1], [0])
+
+
+def test_truncate_drops_what_is_pending() -> None:
+    journal = Journal(2, replicated=True)
+    follow(journal, 0, 1, b"a")
+    follow(journal, 1, 1, b"b")
+    follow(journal, 0, 1, b"c", b"d")
+    bytes_before = journal.pending_bytes
+    journal.truncate(0, 1)
+    assert journal.next_offset == [1, 1]
+    assert journal.sequence == 2
+    assert 0 < journal.pending_bytes < bytes_before
+    follow(journal, 0, 2, b"e")
+    assert batches(take(journal)) == [(0, 0, 1, 1), (1, 0, 1, 1), (0, 1, 1, 2)]
+
+
+def test_truncate_while_groups_are_with_the_writer() -> None:
+    journal = Journal(1, replicated=True)
+    follow(journal, 0, 1, b"a")
+    follow(journal, 0, 1, b"b", b"c")
+    first = take(journal)
+    follow(journal, 0, 1, b"d")
+    second = take(journal)
+    journal.truncate(0, 1)
+    follow(journal, 0, 2, b"e", b"f")
+    third = take(journal)
+    finish(journal, first)
+    assert (journal.durable_offset, journal.written) == ([1], [1])
+    finish(journal, second)
+    assert (journal.durable_offset, journal.written) == ([1], [1])
+    finish(journal, third)
+    assert (journal.durable_offset, journal.written) == ([3], [3])
+
+
+def test_what_cannot_be_cut() -> None:
+    journal = Journal(1, replicated=True)
+    follow(journal, 0, 1, b"a")
+    follow(journal, 0, 1, b"b", b"c")
+    journal.advance(0, 1)
+    with pytest.raises(ValueError, match="committed to 1 and ends at 3"):
+        journal.truncate(0, 0)
+    with pytest.raises(ValueError, match="committed to 1 and ends at 3"):
+        journal.truncate(0, 4)
+    with pytest.raises(ValueError, match="no batch begins at 2"):
+        journal.truncate(0, 2)
+    journal.truncate(0, 3)
+    assert journal.next_offset == [3]
+
+
+def test_reset_is_durable_only_with_its_mark() -> None:
+    journal = Journal(2, replicated=True)
+    follow(journal, 0, 1, b"a", b"b")
+    group = take(journal)
+    journal.reset(0, 50)
+    assert (journal.start_offsets[0], journal.next_offset[0], journal.high_watermark[0]) == (
+        50,
+        50,
+        50,
+    )
+    assert journal.last_epoch(0) == 0
+    finish(journal, group)
+    assert (journal.durable_offset[0], journal.checkpoint().offsets[0]) == (0, 0)
+    assert journal.pending_bytes > 0
+    follow(journal, 0, 4, b"c")
+    group = take(journal)
+    assert batches(group) == [(0, 50, 0, 0), (0, 50, 1, 4)]
+    finish(journal, group)
+    assert (journal.durable_offset[0], journal.checkpoint().offsets[0]) == (51, 50)
+
+
+def test_a_cut_after_a_reset_keeps_the_mark() -> None:
+    journal = Journal(1, replicated=True)
+    follow(journal, 0, 1, b"a")
+    journal.reset(0, 20)
+    follow(journal, 0, 2, b"b")
+    journal.truncate(0, 20)
+    assert batches(take(journal)) == [(0, 20, 0, 0)]
+
+
+def test_a_segment_of_nothing_but_a_mark_has_a_name_of_its_own() -> None:
+    bench = ReplicaBench(SimDisk(), 1, segment_bytes=60)
+    for offset in (10, 20, 30):
+        bench.journal.reset(0, offset)
+        bench.flush()
+    follow(bench.journal, 0, 1, b"a")
+    bench.flush()
+    assert bench.directory.segments() == [0, 1, 2, 3]
+    assert ReplicaBench(bench.directory.files).contents(0, 30, 31) == [(1, b"a")]
+
+
+def test_epoch_ends() -> None:
+    journal = Journal(1, replicated=True)
+    assert (journal.last_epoch(0), journal.epoch_end(0, 5)) == (0, (0, 0))
+    for epoch, payloads in ((2, b"ab"), (3, b"c"), (7, b"de")):
+        follow(journal, 0, epoch, *(bytes([each]) for each in payloads))
+    follow(journal, 0, 7, b"f")
+    assert journal.last_epoch(0) == 7
+    assert journal.epoch_starts(0) == [(2, 0), (3, 2), (7, 3)]
+    ends = {epoch: journal.epoch_end(0, epoch) for epoch in range(1, 9)}
+    assert ends == {
+        1: (0, 0),
+        2: (2, 2),
+        3: (3, 3),
+        4: (3, 3),
+        5: (3, 3),
+        6: (3, 3),
+        7: (7, 6),
+        8: (7, 6),
+    }
+    journal.truncate(0, 3)
+    assert (journal.last_epoch(0), journal.epoch_end(0, 9)) == (3, (3, 3))
+
+
+def test_epoch_table_forgets_what_ended_before() -> None:
+    table = EpochTable()
+    for epoch, start in ((1, 0), (2, 5), (4, 9)):
+        table.add(epoch, start)
+    table.forget_before(5)
+    assert table.entries() == [(1, 0), (2, 5), (4, 9)]
+    table.forget_before(6)
+    assert table.entries() == [(2, 5), (4, 9)]
+    assert table.end_of(1, 20) == (0, 5)
+    table.add(3, 7)
+    assert table.entries() == [(2, 5), (3, 7)]
+
+
+def test_epochs_outlive_the_records() -> None:
+    """Retention has removed everything of a partition; a restart still knows its last epoch."""
+    disk = SimDisk()
+    bench = ReplicaBench(disk, 2, segment_bytes=300)
+    follow(bench.journal, 0, 3, b"a", b"b")
+    bench.flush()
+    for number in range(5):
+        follow(bench.journal, 1, 4, b"%d" % number * 200)
+        bench.flush()
+    for partition in (0, 1):
+        bench.journal.advance(partition, bench.journal.next_offset[partition])
+    removed = bench.journal.remove_oldest(3)
+    assert len(removed) == 3
+    oldest = bench.journal.segments[0]
+    bench.directory.write_start(
+        oldest.sequence, oldest.head.start_offsets, bench.journal.start_epochs()
+    )
+    assert bench.directory.read_start_epochs()[0] == (0, 3, 0)
+    journal = ReplicaBench(disk.copy(), 2).journal
+    assert journal.start_offsets[0] == journal.next_offset[0] == 2
+    assert (journal.last_epoch(0), journal.epoch_end(0, 3)) == (3, (3, 2))
+
+
+def test_retention_stops_at_what_is_committed() -> None:
+    bench = ReplicaBench(SimDisk(), 1, segment_bytes=300)
+    for number in range(5):
+        follow(bench.journal, 0, 1, b"%d" % number * 200)
+        bench.flush()
+    bench.journal.advance(0, 2)
+    assert [segment.sequence for segment in bench.journal.remove_oldest(4)] == [0, 1]
+    assert bench.journal.start_offsets == [2]
+
+
+def test_settled_sequence() -> None:
+    bench = ReplicaBench(SimDisk(), 2, segment_bytes=300)
+    journal = bench.journal
+    assert journal.settled_sequence([0, 0]) == 0
+    for number in range(4):
+        follow(journal, number % 2, 1, b"%d" % number * 200)
+        bench.flush()
+    assert [segment.sequence for segment in journal.segments] == [0, 1, 2, 3]
+    assert journal.settled_sequence([0, 0]) == 0
+    assert journal.settled_sequence([1, 0]) == 1
+    assert journal.settled_sequence([2, 1]) == 3
+    assert journal.settled_sequence([2, 2]) == 4
+    follow(journal, 0, 1, b"pending")
+    assert journal.settled_sequence([2, 2]) == 3
+
+
+def test_checkpoint_file_is_whole_or_nothing() -> None:
+    checkpoint = Checkpoint([1, 0, 1 << 40], 77, 4096)
+    data = encode_checkpoint(checkpoint)
+    assert decode_checkpoint(data, 3) == checkpoint
+    assert decode_checkpoint(data, 2) is None
+    assert decode_checkpoint(data + b"\0", 3) is None
+    for at in range(len(data)):
+        assert decode_checkpoint(data[:at], 3) is None
+        changed = bytearray(data)
+        changed[at] ^= 1
+        assert decode_checkpoint(bytes(changed), 3) is None
+
+
+def test_a_lost_checkpoint_says_that_nothing_is_committed() -> None:
+    bench = ReplicaBench(SimDisk())
+    assert bench.directory.read_watermarks() == [0, 0, 0]
+    bench.directory.files.files["watermarks"] = SimContent(b"HFLW")  # type: ignore[attr-defined]
+    assert bench.directory.read_watermarks() == [0, 0, 0]
+
+
+def test_a_damaged_replica_stays_unsure_until_it_is_made_good() -> None:
+    disk = SimDisk()
+    bench = ReplicaBench(disk, 2, segment_bytes=1 << 20)
+    for number in range(6):
+        follow(bench.journal, number % 2, 1, b"%d" % number)
+        bench.flush()
+        bench.journal.advance(number % 2, number // 2 + 1)
+    bench.directory.write_watermarks(bench.journal.checkpoint(), sync=True)
+    content = disk.files[f"journal/{0:020d}.log"]
+    # The last batch but one: of partition 0, at offset 2.
+    length = len(content.now) // 6
+    content.now[4 * length + 60] ^= 1
+    again = ReplicaBench(disk)
+    assert again.opened.unsure == again.journal.unsure
+    assert set(again.journal.unsure) == {0, 1}
+    follow(again.journal, 1, 1, b"more")
+    again.flush()
+    again.directory.write_watermarks(again.journal.checkpoint(), sync=True)
+    again = ReplicaBench(disk)
+    assert set(again.journal.unsure) == {0, 1}
+    for partition in (0, 1):
+        again.journal.reset(partition, 0)
+        for number in range(3):
+            follow(again.journal, partition, 1, b"%d" % number)
+    assert again.journal.unsure == {}
+    again.flush()
+    again.directory.write_watermarks(again.journal.checkpoint(), sync=True)
+    again = ReplicaBench(disk)
+    assert again.journal.unsure == {}
+    assert again.contents(0, 0, 3) == [(1, b"0"), (1, b"1"), (1, b"2")]
+
+
+def test_synced_data_that_was_cut_off_is_missed() -> None:
+    disk = SimDisk()
+    bench = ReplicaBench(disk, 1, segment_bytes=1 << 20)
+    for number in range(3):
+        follow(bench.journal, 0, 1, b"%d" % number)
+        bench.flush()
+    bench.directory.write_watermarks(bench.journal.checkpoint(), sync=True)
+    name = f"journal/{0:020d}.log"
+    whole = bytes(disk.files[name].now)
+    disk.files[name] = SimContent(whole[: len(whole) * 2 // 3])
+    assert set(ReplicaBench(disk).journal.unsure) == {0}
+    # Behind the checkpoint it is what a crash leaves.
+    disk.files[name] = SimContent(whole + whole[:40])
+    assert ReplicaBench(disk).journal.unsure == {}
+
+
+def test_a_directory_is_of_one_sort(tmp_path: Path) -> None:
+    directory, lock = create_or_open(tmp_path / "c", "n1", 4, "now", "abcd")
+    assert directory.manifest.is_replica
+    assert directory.manifest.cluster_id == ""
+    directory.join_cluster("cluster-1")
+    lock.release()
+    manifest = open_to_read(tmp_path / "c").manifest
+    assert (manifest.cluster_id, manifest.incarnation) == ("cluster-1", "abcd")
+    assert (manifest.node_id, manifest.partitions, manifest.created) == ("n1", 4, "now")
+    # Another start draws another incarnation; the directory's stays.
+    directory, lock = create_or_open(tmp_path / "c", "n1", 4, "later", "other")
+    assert directory.manifest == manifest
+    lock.release()
+    with pytest.raises(DataDirectoryError, match="is a cluster node's: start it with"):
+        create_or_open(tmp_path / "c", "n1", 4, "later")
+    create_or_open(tmp_path / "single", "n1", 4, "now")[1].release()
+    with pytest.raises(DataDirectoryError, match="made by a node without a cluster"):
+        create_or_open(tmp_path / "single", "n1", 4, "now", "abcd")
+    with pytest.raises(StorageError, match="made by a node without a cluster"):
+        Storage.open(tmp_path / "single", "n1", 4, 1 << 20, "abcd")
+    text = (tmp_path / "single" / "manifest.json").read_text()
+    assert "incarnation" not in text
+
+
+def test_per_topic_last_counts_what_is_committed(tmp_path: Path) -> None:
+    """Of five messages three are committed, and one is void: the two newest that count stay."""
+    bench = ReplicaBench(OsFileSystem(tmp_path), 1, segment_bytes=250)
+    journal = bench.journal
+    for number in range(5):
+        follow(journal, 0, 1, b"%d" % number * 100)
+        bench.flush()
+    journal.truncate(0, 4)
+    follow(journal, 0, 2, b"x" * 100)
+    bench.flush()
+    journal.advance(0, 3)
+    storage = Storage(tmp_path, bench.directory, _NoLock(), bench.opened)
+    assert storage.superseded(RetentionPolicy(per_topic_last=2)) == 1
+    journal.advance(0, 5)
+    assert storage.superseded(RetentionPolicy(per_topic_last=2)) == 3
+
+
+class _NoLock:
+    def release(self) -> None:
+        return None
+
+
+def test_opening_believes_a_snapshot_over_an_older_checkpoint(tmp_path: Path) -> None:
+    storage = Storage.open(tmp_path, "n1", 1, 1 << 20, "abcd")
+    bench = ReplicaBench(OsFileSystem(tmp_path), 1)
+    for number in range(4):
+        follow(bench.journal, 0, 1, b"%d" % number)
+    bench.flush()
+    encoder = SnapshotEncoder(0, [3], 0)
+    bench.directory.write_whole(snapshot_name(0), encoder.finish())
+    storage.close()
+    storage = Storage.open(tmp_path, "n1", 1, 1 << 20, "abcd")
+    assert storage.journal.high_watermark == [3]
+    assert storage.journal.next_offset == [4]
+    storage.close()

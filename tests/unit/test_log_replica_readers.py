@@ -1,0 +1,212 @@
+"""Who reads a replica's directory from outside sees what counts and is committed, and nothing that
+was cut off: `holdfast log`, and the data source's path mode."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli.log_replica import ReplicaLog
+from holdfast.cli.main import main
+from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.record import Batch
+from holdfast.log.segment_reader import SegmentReader
+from holdfast.pipeline.journal_map import JournalMap
+from holdfast.pipeline.offsets import OffsetRange
+from holdfast.pipeline.reader_path import read_pieces
+from holdfast.pipeline.scan import Coverage
+from tests.support.replica_bench import PartitionModel, RandomReplica, ReplicaBench, build_batch
+
+Capture = pytest.CaptureFixture[str]
+Shown = dict[int, list[bytes]]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> ReplicaBench:
+    return ReplicaBench(OsFileSystem(tmp_path), segment_bytes=1500)
+
+
+def committed(models: list[PartitionModel], watermarks: list[int]) -> Shown:
+    return {
+        partition: [each[1] for each in model.between(model.start, watermarks[partition])]
+        for partition, model in enumerate(models)
+    }
+
+
+def dumped(path: Path, capsys: Capture) -> Shown:
+    capsys.readouterr()
+    assert main(["log", "dump", "--json", str(path)]) == 0
+    shown: Shown = {0: [], 1: [], 2: []}
+    for line in capsys.readouterr().out.splitlines():
+        record = json.loads(line)
+        shown[record["partition"]].append(record["payload"].encode())
+    return shown
+
+
+def mapped(journal: JournalMap, chance: random.Random) -> Shown:
+    """In pieces, as tasks of several batches would read them."""
+    journal.refresh()
+    shown: Shown = {}
+    for partition, bounds in journal.bounds().items():
+        shown[partition] = []
+        start = bounds.first
+        while start < bounds.end:
+            end = min(bounds.end, start + chance.randint(1, 30))
+            ranges = [OffsetRange(partition, start, end)]
+            coverage = Coverage(ranges, fail_on_data_loss=True)
+            for chunk in read_pieces(journal.pieces(ranges), coverage):
+                for position, first, stop in zip(
+                    chunk.positions, chunk.starts, chunk.ends, strict=True
+                ):
+                    batch = Batch(chunk.data, position)
+                    shown[partition] += [
+                        batch.record(offset - batch.base_offset).payload
+                        for offset in range(first, stop)
+                    ]
+            start = end
+    return shown
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_reader_agrees(
+    bench: ReplicaBench, tmp_path: Path, capsys: Capture, seed: int
+) -> None:
+    chance = random.Random(seed)
+    replica = RandomReplica(bench, seed)
+    growing = JournalMap(str(tmp_path))
+    seen = 0
+    for _ in range(12):
+        for _ in range(30):
+            replica.step()
+        bench.writes_indexes = chance.random() < 0.7
+        checkpoint = bench.journal.checkpoint()
+        known = checkpoint.offsets
+        bench.directory.write_watermarks(checkpoint, sync=False)
+        assert mapped(growing, chance) == committed(replica.models, known)
+        seen += sum(map(len, committed(replica.models, known).values()))
+    assert seen > 50
+    expected = committed(replica.models, known)
+    assert mapped(JournalMap(str(tmp_path)), chance) == expected
+    assert dumped(tmp_path, capsys) == expected
+    check_verify(tmp_path, capsys)
+    assert main(["log", "inspect", str(tmp_path)]) == 0
+    for index in (tmp_path / "journal").glob("*.idx"):
+        index.unlink()
+    assert mapped(JournalMap(str(tmp_path)), chance) == expected
+    assert dumped(tmp_path, capsys) == expected
+    check_verify(tmp_path, capsys)
+
+
+def check_verify(path: Path, capsys: Capture) -> None:
+    """All that is wrong is that there are no snapshots."""
+    capsys.readouterr()
+    main(["log", "verify", "--json", str(path)])
+    found = json.loads(capsys.readouterr().out)
+    assert [problem for problem in found["problems"] if "needs a snapshot" not in problem] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_follow_shows_each_record_once(bench: ReplicaBench, seed: int) -> None:
+    replica = RandomReplica(bench, seed)
+    for _ in range(60):
+        replica.step()
+    bench.flush()
+    bench.directory.write_watermarks(bench.journal.checkpoint(), sync=False)
+    log = ReplicaLog(bench.directory, _no_damage)
+    shown: dict[tuple[int, int], bytes] = {}
+    for record in log.records():
+        shown[record.partition, record.offset] = record.payload
+    reader = log.reader()
+    assert reader is not None
+    for _ in range(20):
+        for _ in range(15):
+            replica.step()
+        bench.flush()
+        bench.directory.write_watermarks(bench.journal.checkpoint(), sync=False)
+        watermarks = bench.directory.read_watermarks()
+        while True:
+            newer = [each for each in bench.directory.segments() if each > reader.sequence]
+            for item in reader.read(newest=not newer):
+                assert isinstance(item, Batch)
+                log.add(item)
+            if not newer:
+                break
+            reader = SegmentReader(bench.directory, newer[0])
+        for record in log.committed(watermarks):
+            assert (record.partition, record.offset) not in shown
+            shown[record.partition, record.offset] = record.payload
+        for partition, payloads in committed(replica.models, watermarks).items():
+            start = replica.models[partition].start
+            for offset, payload in enumerate(payloads, start):
+                assert shown[partition, offset] == payload
+            later = [each for each in shown if each[0] == partition]
+            assert max((each[1] for each in later), default=-1) < watermarks[partition] or not later
+
+
+def _no_damage(damage: object) -> None:
+    raise AssertionError(damage)
+
+
+def test_tail_shows_the_newest_committed(
+    bench: ReplicaBench, tmp_path: Path, capsys: Capture
+) -> None:
+    journal = bench.journal
+    for number in range(40):
+        journal.append_batch(build_batch(0, number, 1, [b"%d" % number]))
+        bench.flush()
+    journal.advance(0, 30)
+    journal.truncate(0, 35)
+    journal.append_batch(build_batch(0, 35, 2, [b"other"]))
+    bench.flush()
+    bench.directory.write_watermarks(journal.checkpoint(), sync=False)
+    assert main(["log", "tail", "--json", "-n", "12", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == [str(n) for n in range(18, 30)]
+    journal.advance(0, 36)
+    bench.directory.write_watermarks(journal.checkpoint(), sync=False)
+    assert main(["log", "tail", "--json", "-n", "3", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["payload"] for line in lines] == ["33", "34", "other"]
+
+
+def test_verify_says_by_which_epoch(bench: ReplicaBench, tmp_path: Path, capsys: Capture) -> None:
+    journal = bench.journal
+    journal.append_batch(build_batch(0, 0, 3, [b"a", b"b"]))
+    journal.append_batch(build_batch(0, 2, 3, [b"c", b"d"]))
+    bench.flush()
+    journal.truncate(0, 2)
+    journal.append_batch(build_batch(0, 2, 4, [b"e"]))
+    journal.reset(1, 70)
+    bench.flush()
+    assert main(["log", "verify", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["problems"]
+    supersedes, anew = found["notes"]
+    assert "offsets 2 to 4 of partition 0 before it are superseded by epoch 4" in supersedes
+    assert "partition 1 begins anew at offset 70" in anew
+    assert main(["log", "inspect", "--json", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["partitions"]["0"] == {"start": 0, "end": 3, "records": 3}
+    assert found["segments"][0]["superseded"] == 2
+
+
+def test_what_is_committed_but_not_in_the_file_is_not_shown(
+    bench: ReplicaBench, tmp_path: Path, capsys: Capture
+) -> None:
+    """The file still holds what was cut off there."""
+    journal = bench.journal
+    journal.append_batch(build_batch(0, 0, 1, [b"kept"]))
+    journal.append_batch(build_batch(0, 1, 1, [b"cut off"]))
+    bench.flush()
+    journal.advance(0, 1)
+    journal.truncate(0, 1)
+    journal.append_batch(build_batch(0, 1, 2, [b"in its place"]))
+    journal.advance(0, 2)
+    assert journal.high_watermark[0] == 2
+    bench.directory.write_watermarks(journal.checkpoint(), sync=False)
+    expected: Shown = {0: [b"kept"], 1: [], 2: []}
+    assert dumped(tmp_path, capsys) == expected
+    assert mapped(JournalMap(str(tmp_path)), random.Random(0)) == expected
+    opened = ReplicaBench(bench.directory.files)
+    assert opened.journal.high_watermark[0] == 1
