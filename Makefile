@@ -18,13 +18,13 @@ NOT_COMPILED := interop/test_* e2e/test_cluster* e2e/test_chaos* e2e/test_namesp
 .PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench failover fuzz chaos stalls sim conformance clean
 
 help:
-	@echo "make demo      set up, then run the main job: telemetry, kill -9, restart, Spark report"
+	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
 	@echo "make test      set up, then all tests, interpreted and compiled"
 	@echo "make check     format, lint, types, fast tests"
-	@echo "make bench     speed, against Mosquitto in the same run"
+	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
-	@echo "make sim       SEEDS=5000 of simulated sessions, and of nodes on one directory"
+	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make setup     only the set-up the others share"

@@ -34,6 +34,7 @@ from holdfast.client.blocking import Client
 from holdfast.log.partition import partition_of
 
 NODES = 3
+PARTITIONS = 16
 SAMPLE_INTERVAL_S = 0.05
 SESSION_EXPIRY_S = 3600
 START_TIMEOUT_S = 60.0
@@ -69,9 +70,15 @@ class Cluster:
     def start(self) -> None:
         command = [sys.executable, "-m", "holdfast.cli.main", "cluster", "local", "--json"]
         command += ["--nodes", str(NODES), "--data", str(self.data)]
+        environment = dict(os.environ, HOLDFAST_CLUSTER__PARTITIONS=str(PARTITIONS))
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=environment,
             )
         assert self.process.stdout is not None
         giving_up = threading.Timer(START_TIMEOUT_S, self.process.kill)
@@ -261,10 +268,6 @@ class Failover:
                 else f"connected to {device.node.name}"
             )
             say(f"    {device.name:8} waited {stall_s * 1000:5.0f} ms at most ({where})")
-
-
-PARTITIONS = 64
-"""As `holdfast cluster local` makes them."""
 
 
 class Rate:

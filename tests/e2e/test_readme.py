@@ -1,16 +1,20 @@
 """Every command and every program in README.md runs, as it stands but for ports and directories."""
 
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.cluster_layout import is_free
 from tests.e2e.brokers import SOURCE
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import wait_until
@@ -107,8 +111,9 @@ def test_the_commands_that_end_by_themselves(tmp_path: Path) -> None:
 def test_every_line_is_run_by_a_test() -> None:
     """The lines that are left are servers, started with the very options here."""
     known = ("serve --data ./data", "sub -t", "pub -t", "--check-config", "passwd -b -c", *PAIR)
+    of_the_cluster = section("A cluster")
     for line in holdfast_lines():
-        assert any(each in line for each in known), line
+        assert line in of_the_cluster or any(each in line for each in known), line
 
 
 PAIR = ("serve --data ./shared --standby", "pub --server", "cluster status", "cluster handover")
@@ -145,6 +150,129 @@ def test_the_pair(tmp_path: Path) -> None:
         for node in nodes:
             node.kill()
             node.wait()
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+class Shell:
+    """Runs blocks of the README in a shell that knows `holdfast`; `close` ends what they left."""
+
+    def __init__(self, directory: Path, ports: dict[str, int]) -> None:
+        self._directory = directory
+        self._ports = ports
+        self._processes: list[subprocess.Popen[bytes]] = []
+        binaries = directory / "bin"
+        binaries.mkdir()
+        command = binaries / "holdfast"
+        command.write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast.cli.main "$@"\n')
+        command.chmod(0o755)
+        self._environment = {
+            "PYTHONPATH": str(SOURCE),
+            "PATH": f"{binaries}:/usr/bin:/bin",
+            "HOLDFAST_CLUSTER__PARTITIONS": "8",
+        }
+
+    def start(self, block: str, output: Path) -> subprocess.Popen[bytes]:
+        for text, port in self._ports.items():
+            block = re.sub(rf"\b{text}\b", str(port), block)
+        # Those that take the admin port for granted.
+        admin = f"--admin 127.0.0.1:{self._ports.get('18083', 0)}"
+        block = re.sub(
+            r"^holdfast cluster (init|status|drain|remove)", rf"\g<0> {admin}", block, flags=re.M
+        )
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["/bin/bash", "-e", "-c", block],
+                cwd=self._directory,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        return process
+
+    def run(self, block: str) -> tuple[int, str]:
+        """Waits for its end, but not for that of what it has started in the background."""
+        output = self._directory / f"output-{len(self._processes)}"
+        code = self.start(block, output).wait(TIMEOUT_S)
+        return code, output.read_text()
+
+    def close(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Callable[[dict[str, int]], Shell]]:
+    shells: list[Shell] = []
+
+    def start(ports: dict[str, int]) -> Shell:
+        shells.append(Shell(tmp_path, ports))
+        return shells[-1]
+
+    yield start
+    for each in shells:
+        each.close()
+
+
+def free_base() -> int:
+    """Of `holdfast cluster local --nodes 3`."""
+    while True:
+        base = free_port()
+        ports = [base + offset + node for offset in (0, 100, 200) for node in range(3)]
+        if all(is_free(port) for port in ports):
+            return base
+
+
+def cluster_blocks() -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", section("A cluster"), re.DOTALL)
+
+
+def test_the_cluster_for_trying(shell: Callable[[dict[str, int]], Shell], tmp_path: Path) -> None:
+    base = free_base()
+    terminal = shell({"1883": base, "1884": base + 1, "1885": base + 2, "1983": base + 100})
+    local, trial = cluster_blocks()[:2]
+    table = tmp_path / "nodes"
+    cluster = terminal.start(local, table)
+    wait_until(lambda: cluster.poll() is not None or "ready after" in table.read_text(), "ready")
+    words = [line.split() for line in table.read_text().splitlines()]
+    ids = {row[0]: int(row[-1]) for row in words if row[1:2] and row[1].isdecimal()}
+    assert set(ids) == {"n1", "n2", "n3"}
+    watched = tmp_path / "watched"
+    # It ends; what it has started in the background watches on.
+    assert terminal.start(trial, watched).wait(TIMEOUT_S) == 0, watched.read_text()
+    assert "greetings/cluster hello\n" in watched.read_text()
+    wait_until(lambda: "healthy: 3 nodes" in watched.read_text(), "watched")
+    os.kill(ids["n2"], signal.SIGKILL)
+    wait_until(lambda: "degraded: n2 is down" in watched.read_text(), "n2 is found dead")
+    assert "n2 (pid" in table.read_text()
+
+
+def test_the_cluster_node_by_node(shell: Callable[[dict[str, int]], Shell]) -> None:
+    texts = (f"{first + node}" for first in (1883, 18083, 21883) for node in range(3))
+    terminal = shell({text: free_port() for text in texts})
+    serve, make, remove = cluster_blocks()[2:]
+
+    def succeeds(block: str) -> bool:
+        return terminal.run(block)[0] == 0
+
+    assert succeeds(serve)
+    init, status = make.splitlines()
+    wait_until(lambda: succeeds(init), "the nodes answer")
+    wait_until(lambda: succeeds(status), "the cluster is healthy")
+    code, text = terminal.run(remove)
+    assert code == 0, text
+    assert text.endswith("n2 removed\n")
+    code, text = terminal.run(status)
+    assert code == 1
+    assert "\nn1 " in text
+    assert "\nn2 " not in text
 
 
 def nodes_of(text: str) -> int:

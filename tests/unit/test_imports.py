@@ -17,22 +17,30 @@ ALLOWED = {
     "node": {"node", "session", "security", "mqtt", "topics", "log"},
     "websocket": {"websocket"},
     "lease": {"lease", "log"},
+    "replication": {"replication", "log"},
+    "cluster": {
+        "cluster", "replication", "node", "session", "security", "mqtt", "topics", "log",
+    },
+    "sim": {
+        "sim", "cluster", "replication", "node", "session", "security", "mqtt", "topics", "log",
+        "drivers",
+    },
     "drivers": {
-        "drivers", "node", "session", "security", "config", "mqtt", "topics", "log", "lease",
-        "websocket",
+        "drivers", "cluster", "replication", "node", "session", "security", "config", "mqtt",
+        "topics", "log", "lease", "websocket",
     },
     "client": {"client", "mqtt", "topics", "security", "websocket"},
     "pipeline": {"pipeline", "log", "topics"},
     "api": {
-        "api", "drivers", "node", "session", "security", "config", "mqtt", "topics", "log",
-        "lease",
+        "api", "drivers", "cluster", "replication", "node", "session", "security", "config",
+        "mqtt", "topics", "log", "lease",
     },
     "cli": {
-        "cli", "api", "drivers", "client", "node", "session", "security", "config", "mqtt",
+        "cli", "api", "drivers", "cluster", "replication", "client", "node", "session", "security", "config", "mqtt",
         "topics", "log", "lease", "pipeline",
     },
 }  # fmt: skip
-PURE = ("mqtt", "topics", "log", "session", "lease", "node")
+PURE = ("mqtt", "topics", "log", "session", "lease", "replication", "node", "cluster")
 IMPURE_MODULES = {
     "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",
     "subprocess", "threading", "time", "logging",
@@ -40,6 +48,10 @@ IMPURE_MODULES = {
 FILE_MODULES = {"log/files.py", "log/filesystem.py"}
 """The modules of `log` that touch files; what they import beyond the others."""
 FILE_IMPORTS = {"os", "pathlib", "time"}
+SIMULATOR_IMPORTS = {"random", "pathlib"}
+"""Of the simulator: randomness from its seed, and names of directories that do not exist."""
+SIMULATED_DRIVERS = {"disk", "raft_files", "storage"}
+"""The drivers that work on any file system, and so on a simulated one."""
 WRITING_SIDE = {"journal", "recovery", "retention", "compaction", "snapshot"}
 """What the pipeline, a reader of the log, has no business with."""
 
@@ -65,6 +77,8 @@ def test_imports_point_downwards(module: str) -> None:
         parts = name.split(".")
         if parts[0] == "holdfast" and len(parts) > 1 and (SOURCE / parts[1]).is_dir():
             assert parts[1] in ALLOWED[package], f"{module} imports {name}"
+            if package == "sim" and parts[1] == "drivers" and len(parts) > 2:
+                assert parts[2] in SIMULATED_DRIVERS, f"{module} imports {name}"
             if package == "pipeline" and parts[1] == "log" and len(parts) > 2:
                 assert parts[2] not in WRITING_SIDE, f"{module} imports {name}"
 
@@ -72,6 +86,15 @@ def test_imports_point_downwards(module: str) -> None:
 @pytest.mark.parametrize("module", [name for name in MODULES if name.split("/")[0] in PURE])
 def test_pure_packages_touch_nothing_outside(module: str) -> None:
     forbidden = IMPURE_MODULES - FILE_IMPORTS if module in FILE_MODULES else IMPURE_MODULES
+    found = {name.split(".")[0] for name in imported(SOURCE / module)} & forbidden
+    assert not found, f"{module} imports {sorted(found)}"
+
+
+@pytest.mark.parametrize(
+    "module", [name for name in MODULES if name.startswith("sim/") and "__main__" not in name]
+)
+def test_the_simulator_has_its_own_clock(module: str) -> None:
+    forbidden = IMPURE_MODULES - SIMULATOR_IMPORTS
     found = {name.split(".")[0] for name in imported(SOURCE / module)} & forbidden
     assert not found, f"{module} imports {sorted(found)}"
 

@@ -89,9 +89,9 @@ class Clustering:
             damaged = sorted(storage.journal.unsure)
             storage.close()
             raise StorageError(
-                f"{config.node.data}: partitions {damaged} are damaged, so this node must not count as"
-                " one that has them: move the directory away and start with an empty one, which gets"
-                " everything from the other nodes"
+                f"{config.node.data}: partitions {damaged} are damaged, so this node must not count"
+                " as one that has them: move the directory away and start with an empty one, which"
+                " gets everything from the other nodes"
             )
         self.storage = storage
         manifest = storage.directory.manifest
