@@ -11,9 +11,12 @@ STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 3
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := interop/test_* e2e/test_cluster* e2e/test_chaos* e2e/test_namespaces* e2e/test_shared* e2e/test_benchmarks* e2e/test_readme* e2e/test_stalls* e2e/test_pubqueue* \
-  e2e/test_client_* e2e/test_cli_* e2e/test_log_command* model/test_lease* model/test_pubqueue* model/test_replication_planted* unit/test_bench_* \
-  unit/test_cli_* unit/test_client_* unit/test_pubqueue* unit/test_pipeline_* unit/test_websocket_client*
+NOT_COMPILED := interop/test_* e2e/test_cluster* e2e/test_chaos* e2e/test_ledger* e2e/test_namespaces* \
+  e2e/test_shared* e2e/test_benchmarks* e2e/test_readme* e2e/test_stalls* e2e/test_pubqueue* e2e/test_client_* e2e/test_cli_* \
+  e2e/test_log_command* model/test_lease* model/test_pubqueue* model/test_raft* model/test_controller* model/test_*planted* model/test_cluster_retention* \
+  unit/test_api_* unit/test_bench_* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_forwarding* unit/test_cluster_opening* unit/test_cluster_refusals* unit/test_config* \
+  unit/test_lease* unit/test_meta* unit/test_pubqueue* unit/test_pipeline_* unit/test_raft* unit/test_replication_controller* \
+  unit/test_replication_ring* unit/test_security* unit/test_websocket_client*
 
 .PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench failover fuzz chaos stalls sim conformance clean
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -120,12 +120,22 @@ class _Watched:
 
     async def publish(self, topics: Sequence[str], qos: int, over: threading.Event) -> None:
         numbers = Numbers(self.events.client, topics)
+        # What an outage held back does not follow in a burst.
+        window = asyncio.Semaphore(WINDOW)
+
+        def finished(done: asyncio.Future[Any]) -> None:
+            done.exception()
+            window.release()
+
         async with self.client:
             while not over.is_set():
+                await asyncio.sleep(INTERVAL_S)
+                if window.locked():
+                    continue
+                await window.acquire()
                 key = numbers.next()
                 future = await self.client.submit(key[1], payload_of(key), qos=qos)
-                future.add_done_callback(lambda done: done.exception())
-                await asyncio.sleep(INTERVAL_S)
+                future.add_done_callback(finished)
             async with asyncio.timeout(DRAIN_S):
                 await self.client.flush()
 

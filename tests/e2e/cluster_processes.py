@@ -1,5 +1,6 @@
 """A cluster as processes under test: started, killed, paused and started again, node by node."""
 
+import http.client
 import json
 import os
 import signal
@@ -90,6 +91,7 @@ class ClusterNode(Holdfast):
         return found
 
     def admin(self, path: str, method: str = "GET") -> tuple[int, str]:
+        """Status and body. Raises OSError."""
         request = urllib.request.Request(
             f"http://{self.host}:{self.admin_port}{path}", method=method
         )
@@ -98,6 +100,8 @@ class ClusterNode(Holdfast):
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"killed while it answered: {error!r}") from error
 
     @property
     def runs(self) -> bool:

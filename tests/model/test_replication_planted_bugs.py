@@ -19,7 +19,7 @@ from holdfast.replication.replication import Replication
 from tests.support.sim_replica_log import Wrong
 from tests.support.sim_replication import Faults, World
 
-SEEDS = 150
+SEEDS = 40
 """At most; a planted bug that is not found in these is not looked for well enough."""
 
 POWER = Faults({"power": 3.0, "power all": 1.0, "move leader": 3.0, "slow disk": 2.0}, nodes=(3,))

@@ -88,18 +88,25 @@ def test_wrong_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("initialised", "majority", "witness", "expected"),
+    ("initialised", "majority", "witness", "lacking", "expected"),
     [
-        (True, True, True, 200),
-        (True, False, True, 503),
-        (False, True, True, 503),
-        (True, True, False, 503),  # it has no broker that serves
+        (True, True, True, 0, 200),
+        (True, False, True, 0, 503),
+        (False, True, True, 0, 503),
+        (True, True, True, 2, 503),
+        (True, True, False, 0, 503),  # it has no broker that serves
     ],
 )
-def test_readiness(initialised: bool, majority: bool, witness: bool, expected: int) -> None:
+def test_readiness(
+    initialised: bool, majority: bool, witness: bool, lacking: int, expected: int
+) -> None:
     cluster = FakeCluster()
     cluster.values = replace(
-        cluster.values, initialised=initialised, has_majority=majority, is_witness=witness
+        cluster.values,
+        initialised=initialised,
+        has_majority=majority,
+        is_witness=witness,
+        lacking=lacking,
     )
     with admin_port(cluster) as port:
         code, body = ask(port, "/readyz")
@@ -109,6 +116,7 @@ def test_readiness(initialised: bool, majority: bool, witness: bool, expected: i
         "node": "n1",
         "initialised": initialised,
         "majority": majority,
+        "lacking": lacking,
     }
 
 

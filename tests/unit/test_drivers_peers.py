@@ -355,6 +355,26 @@ def test_set_cluster_parts_with_nodes_of_another() -> None:
     run(test)
 
 
+def test_who_was_removed_comes_back_only_with_another_disk(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        async with Mesh() as mesh:
+            one, two = await linked_pair(mesh)
+            disk = two.links.identity.incarnation
+            one.links.set_removed([("n2", disk), ("n3", disk)])
+            await until(lambda: two.events == [("connected", "n1"), ("disconnected", "n1")])
+            two.links.set_join([one.address])
+            await until(lambda: two.refusals("refused_there") >= 2)
+            assert one.linked() == []
+            wiped = await mesh.start("n2", incarnation="another")
+            wiped.links.set_join([one.address])
+            await until(lambda: one.linked() == ["n2"])
+
+    run(test)
+    assert any("n2 was removed from the cluster" in line for line in complaints(caplog))
+
+
 def test_a_wiped_disk_is_no_restart(caplog: pytest.LogCaptureFixture) -> None:
     """As long as the link to the earlier one lives; a second process of the same directory, which
     can only be a restart, replaces it."""

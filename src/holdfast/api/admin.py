@@ -110,6 +110,7 @@ class Admin:
             body["node"] = figures.node
             body["initialised"] = figures.initialised
             body["majority"] = figures.has_majority
+            body["lacking"] = figures.lacking
             is_whole = figures.initialised and figures.has_majority and not figures.lacking
             # A witness has no clients: it is ready when it can vote.
             body["ready"] = is_whole and (bool(body["ready"]) or figures.is_witness)

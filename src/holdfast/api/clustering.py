@@ -421,8 +421,7 @@ class Clustering:
             self._saving.cancel()
             await asyncio.gather(self._saving, return_exceptions=True)
         await self.links.stop()
-        watermarks = self.storage.journal.checkpoint()
-        await asyncio.to_thread(self.storage.directory.write_watermarks, watermarks, sync=True)
+        await self.broker.write_watermarks()
 
 
 def member_config(config: Config, incarnation: str) -> MemberConfig:

@@ -11,7 +11,6 @@ from holdfast.drivers.storage import SNAPSHOTS_KEPT, Storage
 from holdfast.log.files import snapshot_name
 from holdfast.log.filesystem import TemporaryFile
 from holdfast.log.retention import (
-    Hold,
     RetentionDecision,
     RetentionPolicy,
     SegmentSummary,
@@ -19,8 +18,7 @@ from holdfast.log.retention import (
     decide,
 )
 from holdfast.log.snapshot import SnapshotEncoder
-from holdfast.node.recording import group_positions, is_durable_group
-from holdfast.session.session import Session
+from holdfast.node.holding import holds_of
 
 logger = logging.getLogger("holdfast")
 
@@ -142,19 +140,6 @@ class Maintenance:
                 encoder.size_bytes,
             )
 
-    def _holds(self) -> list[Hold]:
-        """Sessions and groups that have not finished with everything."""
-        state = self._broker.recorded_state()
-        limit = self._config.log.retention.session_bytes or None
-        holds: list[Hold] = []
-        for session in state.sessions.values():
-            if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
-                holds.append(Hold(session.client_id, _positions(session, state.delivered), limit))
-        for group in state.groups.values():
-            if is_durable_group(group) or not group.tailing:
-                holds.append(Hold(group.key, group_positions(state, group), limit))
-        return holds
-
     async def _retain(self) -> None:
         journal = self._storage.journal
         if len(journal.segments) < 2:
@@ -173,7 +158,8 @@ class Maintenance:
             lambda: self._storage.superseded(self._policy)
         )
         sequence = self._storage.snapshots[0] if self._storage.snapshots else 0
-        holds = self._holds()
+        limit = self._config.log.retention.session_bytes or None
+        holds = holds_of(self._broker.recorded_state(), limit)
         decision = decide(
             summaries,
             journal.start_offsets,
@@ -221,12 +207,3 @@ class Maintenance:
         self._removed_bytes += sum(segment.size_bytes for segment in removed)
         await asyncio.to_thread(self._storage.remove_segments, removed)
         logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)
-
-
-def _positions(session: Session, delivered: list[int]) -> list[int]:
-    """What the session still needs: unread records, and unfinished ones for a resend."""
-    positions = session.resume_positions(delivered)
-    for entry in session.inflight.values():
-        if not entry.is_retained:
-            positions[entry.partition] = min(positions[entry.partition], entry.offset)
-    return positions

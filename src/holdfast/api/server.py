@@ -150,7 +150,9 @@ class Server:
         try:
             # At once: a standby should not learn only when it is needed that a port is taken.
             self._sockets = [
-                await self._when_free(partial(reserve, listener)) for listener in config.listeners
+                await self._when_free(partial(reserve, listener))
+                for listener in config.listeners
+                if not config.cluster.witness
             ]
         except OSError as error:
             raise StartError(f"cannot listen: {error.strerror}") from error
@@ -205,10 +207,11 @@ class Server:
             )
             self.cluster = self._clustering = clustering
             self.storage = clustering.storage
-            self.maintenance = maintenance = Maintenance(
-                clustering.broker, clustering.storage, self.config
-            )
-            clustering.take_snapshot = partial(maintenance.take_snapshot, always=True)
+            if not clustering.is_witness:
+                self.maintenance = maintenance = Maintenance(
+                    clustering.broker, clustering.storage, self.config
+                )
+                clustering.take_snapshot = partial(maintenance.take_snapshot, always=True)
             await clustering.start()
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error

@@ -48,7 +48,8 @@ class Tail:
         # producer id -> (epoch, sequence) refused for want of replicas or space: nothing later of
         # the producer is stored before it.
         self.holes: dict[bytes, tuple[int, int]] = {}
-        # Per node, the attempt in which something of it was refused; nothing else of that is stored.
+        # Per node, the attempt in which something of it was refused: nothing else of that is
+        # stored.
         self.refused: dict[str, int] = {}
         # Repetitions that wait: (offset that must be committed, origin, ticket)
         self.repeated: deque[tuple[int, str, int]] = deque()
@@ -175,8 +176,9 @@ class Admission(Appender):
         )
 
     def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
-        """Records of another node; `attempt`: see Forwarding. Those for a partition that we do not lead, or not under that
-        epoch, are left lying: their node learns of the next leader as we have."""
+        """Records of another node; `attempt`: see Forwarding. Those for a partition that we do not
+        lead, or not under that epoch, are left lying: their node learns of the next leader as we
+        have."""
         partition = batch.partition
         if partition >= len(self._fabric.leading) or self._fabric.leading[partition] != epoch:
             self.strayed += batch.count

@@ -84,10 +84,10 @@ class Alignment:
                 continue
             if leader in self._fabric.connected and self._replication.followed_epoch(partition):
                 leaders.add(leader)
-        if leaders:
-            self._asked_at = now
-            for leader in leaders:
-                self._fabric.send(leader, BARRIER, barrier_request(0))
+        # With nobody to ask there is nothing to wait for but an event.
+        self._asked_at = now if leaders else -1.0
+        for leader in leaders:
+            self._fabric.send(leader, BARRIER, barrier_request(0))
 
     def timer(self) -> float | None:
         return self._asked_at + ASK_AGAIN_S if self._waiting and self._asked_at >= 0 else None

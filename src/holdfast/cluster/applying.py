@@ -9,9 +9,9 @@ another node (see transfer) may be ahead of it.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from holdfast.cluster.images import Images, changes_images
+from holdfast.cluster.images import STATE_FLAGS, Images
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
 from holdfast.log.record import Batch, Record
@@ -82,14 +82,16 @@ class Applier:
         state: NodeState,
         images: Images,
         log: ApplyingLog,
+        pending: Mapping[int, object],
         settle: Callable[[int, int, bytes], None],
         on_session: Callable[[Record], None],
     ) -> None:
-        """`settle(ticket, partition, client id)`: a record with a ticket was applied.
-        `on_session`: a SESSION record was."""
+        """`settle(ticket, partition, client id)`: a record with a ticket of `pending` was applied.
+        `on_session`: a SESSION record was, or a will."""
         self._state = state
         self._images = images
         self._log = log
+        self._pending = pending
         self._settle = settle
         self._on_session = on_session
         # Per partition: what lies before is in the images, whatever was delivered here.
@@ -110,26 +112,34 @@ class Applier:
         first = delivered[partition] - batch.base_offset
         last = min(batch.count, high_watermark - batch.base_offset)
         start = self.starts[partition]
+        pending = self._pending
+        topics, _ = batch.topics()
+        heads = batch.heads()
         for index in range(max(0, first), last):
-            record = batch.record(index)
-            if record.offset >= start and changes_images(record):
-                self._images.apply(record)
-            if record.kind == log_record.MESSAGE and record.flags & log_record.FLAG_QOS_MASK:
-                self._deliver(record)
-            delivered[partition] = record.offset + 1
-            if record.kind == log_record.SESSION:
+            kind, flags, ticket = heads[index]
+            is_message = kind == log_record.MESSAGE
+            record: Record | None = None
+            if not is_message or flags & STATE_FLAGS:
+                record = batch.record(index)
+                if record.offset >= start:
+                    self._images.apply(record)
+            if is_message and flags & log_record.FLAG_QOS_MASK:
+                self._deliver(batch, index, topics[index])
+            delivered[partition] = batch.base_offset + index + 1
+            is_will = is_message and flags & log_record.FLAG_WILL != 0
+            if record is not None and (is_will or kind in (log_record.SESSION, log_record.WILL)):
                 self._on_session(record)
-            if record.ticket:
-                self._settle(record.ticket, partition, record.client_id)
+            if ticket in pending:
+                self._settle(ticket, partition, batch.client_id(index))
 
-    def _deliver(self, record: Record) -> None:
+    def _deliver(self, batch: Batch, index: int, topic: bytes) -> None:
         state = self._state
         try:
-            route = find_route(state, record.topic)
+            route = find_route(state, topic)
         except InvalidTopic:
             return
         if route.targets or route.groups:
-            deliver(state, route, message_of(record))
+            deliver(state, route, message_of(batch.record(index)))
 
     def tickets(self, partition: int) -> set[int]:
         """Of the records that are in the log and not committed."""

@@ -31,8 +31,6 @@ from holdfast.topics.names import InvalidFilter, split_shared
 START_WAIT_S: Final = 2.0
 LOST_WAIT_S: Final = 5.0
 """How long a node without a link that the cluster takes for alive may keep what it has."""
-END_WAIT_S: Final = 2.0
-"""How long a group without members is kept that has had durable ones."""
 TAILED_MAX: Final = 200
 """Records of a group that wait for the end of a turn."""
 DONE_IN_RECORD: Final = 10_000
@@ -80,6 +78,8 @@ class Coordinator:
         self._opening: dict[Home, None] = {}
         # Barriers after which it is known what sessions have kept.
         self._doubts: dict[int, None] = {}
+        # Groups without members, of which it shows after their barrier whether they have ended.
+        self._deserted: dict[Coordination, None] = {}
         # Nodes without a link, and since when.
         self._lost: dict[str, float] = {}
         self.taken_back = 0
@@ -111,6 +111,7 @@ class Coordinator:
         cursor.coordination = None
         self._dirty.pop(coordination, None)
         self._due.pop(coordination, None)
+        self._deserted.pop(coordination, None)
         for stake in coordination.stakes.values():
             for node, size_bytes in coordination.given.values():
                 if node == stake.node:
@@ -321,6 +322,10 @@ class Coordinator:
             self._open_homes()
         if self._doubts:
             self._settle_doubts()
+        for coordination in list(self._deserted):
+            if self._barriers.has_passed(coordination.barrier):
+                del self._deserted[coordination]
+                self._dirty[coordination] = None
         dirty = self._dirty
         self._dirty = {}
         for coordination in dirty:
@@ -338,11 +343,12 @@ class Coordinator:
         """Nobody is subscribed, here or in the log, and nobody has anything. A session that has
         just gone may have subscribed in a record that is not applied here yet."""
         key = coordination.key
-        now = self._state.now
-        if coordination.deserted_at < 0:
-            coordination.deserted_at = now
-        if coordination.was_durable and coordination.deserted_at + END_WAIT_S > now:
-            return False
+        if coordination.was_durable:
+            if coordination.barrier < 0:
+                coordination.barrier = self._barriers.begin()
+                self._deserted[coordination] = None
+            if not self._barriers.has_passed(coordination.barrier):
+                return False
         if coordination.given or coordination.doubtful or self._images.groups.is_durable(key):
             return False
         home = self.homes[coordination.home]

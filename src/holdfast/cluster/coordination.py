@@ -61,7 +61,8 @@ class Coordination:
         self.is_open = False
         # A node or the log has told of members whose sessions outlive their connections.
         self.was_durable = False
-        self.deserted_at = -1.0
+        # Since nobody is there: what was subscribed before is known here once it is passed.
+        self.barrier = -1
         self.stakes: dict[str, Stake] = {}
         # Place -> node, bytes.
         self.given: dict[Place, tuple[str, int]] = {}
@@ -74,6 +75,8 @@ class Coordination:
         self._fetch_limits: list[int] = []
         self._fetching: dict[Place, None] = {}
         self.starts: list[int] | None = None
+        # Of a new group: what lies before was published before it.
+        self._floor: list[int] | None = None
         # Finished since the last record of progress.
         self.finished: list[Place] = []
         self.logged: list[int] | None = None
@@ -102,7 +105,7 @@ class Coordination:
         stake.members = members
         stake.limit = limit
         if members:
-            self.deserted_at = -1.0
+            self.barrier = -1
         if durable:
             self.was_durable = True
 
@@ -191,9 +194,10 @@ class Coordination:
         state = self._state
         self.is_open = True
         if positions is None:
-            begin = list(state.delivered)
-            for start in images.starts(self.key) + ([self.starts] if self.starts else []):
-                begin = list(map(min, begin, start))
+            starts = images.starts(self.key) + ([self.starts] if self.starts else [])
+            # The node that subscribed may be ahead of this one.
+            self._floor = list(map(min, *starts, starts[0])) if starts else list(state.delivered)
+            begin = list(map(min, self._floor, state.delivered))
         else:
             begin = list(positions)
             self.logged = list(positions)
@@ -214,6 +218,8 @@ class Coordination:
     def tail(self, message: Message) -> None:
         cursor = self.cursor
         if not cursor.tailing:
+            return
+        if self._floor is not None and message.offset < self._floor[message.partition]:
             return
         if not has_room(self._state, cursor.outbox_count(), cursor.outbox_bytes):
             fall_behind(self._state, cursor, message)

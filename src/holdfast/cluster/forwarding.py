@@ -21,6 +21,7 @@ from holdfast.cluster.promises import Promise, enqueue, settled
 from holdfast.log import record as log_record
 from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
 from holdfast.mqtt import reasons
+from holdfast.node.recording import SESSION_OPENED
 from holdfast.node.state import Held, NodeState
 from holdfast.replication.kinds import FORWARD, BadFrame
 
@@ -32,14 +33,23 @@ TICKET_MAX: Final = (1 << 32) - 1
 FORWARD_BYTES_MAX: Final = 8 << 20
 """A FORWARD frame is closed at this size; a single larger record makes one of its own."""
 
+REFUSED_MAX: Final = 1000
+"""Clients per partition that had a message refused, before those are sorted out that have nothing
+on its way any more."""
+
 _HEAD: Final = struct.Struct("<II")
 """Of each batch of FORWARD: epoch, attempt."""
 _RESULT: Final = struct.Struct("<IBH")
 
 
+RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_record.FLAG_WILL
+"""Messages that are not stored twice, whoever sends them again."""
+
+
 class Pending:
     def __init__(
         self,
+        number: int,
         ticket: int,
         partition: int,
         kind: int,
@@ -55,6 +65,8 @@ class Pending:
         state: bool,
         since: float,
     ) -> None:
+        # Grows with every record; tickets begin anew.
+        self.number = number
         self.ticket = ticket
         self.partition = partition
         self.kind = kind
@@ -102,6 +114,7 @@ class Forwarding:
         self._fabric = fabric
         self._appender = appender
         self._ticket = 0
+        self._number = 0
         self.pending: dict[int, Pending] = {}
         self.pending_bytes = 0
         # Per partition, in order.
@@ -113,10 +126,12 @@ class Forwarding:
         # They refuse all that is sent with the number of an earlier refusal: what a client sent
         # behind a refused message must not be stored before that.
         self._attempts: list[int] = [0] * fabric.journal.partitions
+        # Likewise, per partition and client id: messages up to this number do not leave again.
+        self._refused: list[dict[bytes, int]] = [{} for _ in range(fabric.journal.partitions)]
         # Appended since the last promise: that one is about them.
         self._recent: list[Pending] = []
-        # What leaves at the end of the turn: (leader, partition) -> builder.
-        self._builders: dict[tuple[str, int], BatchBuilder] = {}
+        # What leaves at the end of the turn: (leader, partition, attempt) -> builder.
+        self._builders: dict[tuple[str, int, int], BatchBuilder] = {}
         self._outbound_bytes = 0
         self.forwarded = 0
         self.sent_again = 0
@@ -145,7 +160,9 @@ class Forwarding:
         if ticket > TICKET_MAX:
             ticket = 1
         self._ticket = ticket
+        self._number += 1
         pending = Pending(
+            self._number,
             ticket,
             partition,
             kind,
@@ -175,8 +192,7 @@ class Forwarding:
         for pending in self._recent:
             # It may have been refused at once.
             if pending.done:
-                promise.reason = pending.reason
-                promise.text = pending.text
+                promise.refuse(pending.reason, pending.text)
             else:
                 pending.promise = promise
                 promise.waiting += 1
@@ -191,12 +207,12 @@ class Forwarding:
     def _dispatch(self, pending: Pending) -> None:
         partition = pending.partition
         target = self._targets[partition]
+        pending.in_doubt = True
         if target == self._fabric.node_id:
             self._appender.append(pending)
             return
-        pending.in_doubt = True
         self.forwarded += 1
-        key = (target, partition)
+        key = (target, partition, self._attempts[partition])
         builder = self._builders.get(key)
         if builder is None:
             builder = BatchBuilder(partition, 0)
@@ -231,10 +247,10 @@ class Forwarding:
         self._builders = {}
         self._outbound_bytes = 0
         frames: dict[str, list[bytes]] = {}
-        for (target, partition), builder in builders.items():
+        for (target, partition, attempt), builder in builders.items():
             if self._targets[partition] == target:
                 parts = frames.setdefault(target, [])
-                parts.append(_HEAD.pack(self._epochs[partition], self._attempts[partition]))
+                parts.append(_HEAD.pack(self._epochs[partition], attempt))
                 parts.append(builder.build(0))
         for target, parts in frames.items():
             self._fabric.send(target, FORWARD, b"".join(parts))
@@ -253,16 +269,35 @@ class Forwarding:
             return
         if reason == reasons.QUOTA_EXCEEDED:
             self._attempts[pending.partition] += 1
+            self._note_refused(pending)
         pending.reason = reason
         pending.text = text
         if pending.promise is not None:
-            pending.promise.reason = reason
-            pending.promise.text = text
+            pending.promise.refuse(reason, text)
         self._done(pending)
 
+    def _note_refused(self, pending: Pending) -> None:
+        refused = self._refused[pending.partition]
+        if len(refused) >= REFUSED_MAX:
+            oldest = next(iter(self._queues[pending.partition].values())).number
+            for client_id in [each for each, number in refused.items() if number < oldest]:
+                del refused[client_id]
+        refused[pending.client_id] = self._number
+
+    def _follows_refused(self, pending: Pending) -> bool:
+        """Was an earlier message of the client refused, which may send that again?"""
+        return (
+            pending.kind == log_record.MESSAGE
+            and not pending.is_will()
+            and pending.number <= self._refused[pending.partition].get(pending.client_id, 0)
+        )
+
     def _done(self, pending: Pending) -> None:
+        queue = self._queues[pending.partition]
         del self.pending[pending.ticket]
-        del self._queues[pending.partition][pending.ticket]
+        del queue[pending.ticket]
+        if not queue:
+            self._refused[pending.partition].clear()
         self.pending_bytes -= pending.size_bytes
         pending.done = True
         for do in pending.afterwards:
@@ -283,9 +318,18 @@ class Forwarding:
         it that are not committed yet. The rest leaves now."""
         self._targets[partition] = leader
         self._epochs[partition] = epoch
-        self._builders.pop((leader, partition), None)
+        for key in [key for key in self._builders if key[1] == partition]:
+            del self._builders[key]
         for pending in list(self._queues[partition].values()):
             if pending.ticket in known:
+                continue
+            if pending.payload.startswith(SESSION_OPENED) and pending.kind == log_record.SESSION:
+                # Decided when this node led the home, by what it knew then.
+                self.refuse(pending.ticket, reasons.UNSPECIFIED_ERROR, "no leader any more")
+                continue
+            if self._follows_refused(pending):
+                text = "an earlier message was refused: send that first"
+                self.refuse(pending.ticket, reasons.QUOTA_EXCEEDED, text)
                 continue
             if pending.in_doubt:
                 self.sent_again += 1
@@ -306,6 +350,14 @@ class Forwarding:
             for partition, target in enumerate(self._targets)
             if not target and self._queues[partition]
         ]
+
+    def give_up_doubtful(self, partition: int) -> None:
+        """This node will never see the records that would tell whether these are stored. Others
+        are told apart by their leader when they come a second time."""
+        for pending in list(self._queues[partition].values()):
+            is_plain = pending.kind == log_record.MESSAGE and not pending.flags & RECOGNISED
+            if pending.in_doubt and is_plain:
+                self.refuse(pending.ticket, reasons.SERVER_BUSY, "this node was away for too long")
 
     def refuse_overdue(self, now: float) -> None:
         """Messages that no leader can have and that have waited too long, and what their clients

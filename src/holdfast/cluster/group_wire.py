@@ -28,7 +28,7 @@ ASSIGN: Final = 4
 
 _PLACE: Final = struct.Struct("<HQ")
 # operation, home, epoch, number, key length, members, durable, limit, done, returned, start
-_REPORT: Final = struct.Struct("<BHIQHIIIIIH")
+_REPORT: Final = struct.Struct("<BHIQHIIIIII")
 # operation, home, epoch, number, key length, records
 _ASSIGN: Final = struct.Struct("<BHIQHI")
 

@@ -20,6 +20,7 @@ from holdfast.cluster.group_wire import (
     REPORT,
     TELL,
     Assign,
+    Place,
     Report,
     Tell,
     decode_assign,
@@ -82,16 +83,27 @@ class Groups:
         """Raises BadFrame."""
         operation = payload[0] if payload else 0
         if operation == TELL:
-            self.coordinator.tell(node, decode_tell(payload))
+            tell = decode_tell(payload)
+            for stock in tell.stocks:
+                self._check(stock.held + stock.finished)
+            self.coordinator.tell(node, tell)
         elif operation == HEARD:
             number, homes = decode_heard(payload)
             self.shares.heard(node, number, homes)
         elif operation == REPORT:
             self.coordinator.report(node, decode_report(payload))
         elif operation == ASSIGN:
-            self.shares.assigned(node, decode_assign(payload))
+            assign = decode_assign(payload)
+            self._check([(message.partition, message.offset) for message in assign.messages])
+            self.shares.assigned(node, assign)
         else:
             raise BadFrame(f"an operation {operation} on groups, which this version does not know")
+
+    def _check(self, places: list[Place]) -> None:
+        partitions = len(self._fabric.leading)
+        for partition, _ in places:
+            if not 0 <= partition < partitions:
+                raise BadFrame(f"a record in partition {partition} of {partitions}")
 
     def start_leading(self, partition: int, epoch: int) -> None:
         self.coordinator.start_leading(partition, epoch)

@@ -31,8 +31,8 @@ from holdfast.node.delivery import append_state
 from holdfast.node.publishing import publish_will
 from holdfast.node.recording import session_opened, will_from
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Held, NodeState
-from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, BadFrame
-from holdfast.session.session import Session
+from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
+from holdfast.session.session import Session, Will
 
 CLOSE_WAIT_S: Final = 1.0
 """How long the owner before has to let go of a session; then it goes without its last words."""
@@ -72,6 +72,8 @@ class Request:
         # Until when the owner before is waited for.
         self.deadline = 0.0
         self.waits_for = ""
+        # Its `open` record is on its way.
+        self.is_opening = False
 
     @property
     def recorded(self) -> bool:
@@ -96,6 +98,10 @@ class HeldOpened(Held):
             # Another leader has decided otherwise. It asks again.
             self.homes.done(self.request)
 
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        """This node does not lead the home any more, or not since then."""
+        self.homes.done(self.request)
+
 
 class Homes:
     def __init__(self, state: NodeState, fabric: Fabric, images: Images) -> None:
@@ -113,8 +119,13 @@ class Homes:
         self._begins_at: dict[int, int] = {}
         self._early: dict[int, list[Callable[[], None]]] = {}
         # Sessions without a connection whose will or end was due while another node led.
-        self._overdue: dict[Session, int] = {}
-        # Answers to this node itself; opening.Opener takes them.
+        self._overdue: dict[str, int] = {}
+        # Of those whose will is on its way into the log, the epoch; and those that end behind it.
+        self._published: dict[str, int] = {}
+        self._ending: set[str] = set()
+        # Partitions whose owners are to be asked what they have.
+        self._asks: set[int] = set()
+        # Answers and orders to this node itself; opening.Opener takes them.
         self.local: list[dict[str, object]] = []
         self.taken_over = 0
 
@@ -156,18 +167,45 @@ class Homes:
         return owner
 
     def _begin(self, request: Request) -> None:
+        if self._was_answered(request):
+            return
         owner = self._owner(request.client_id)
-        if owner is None or owner.node == request.node or self._is_lost(owner.node):
+        if owner is None or (owner.node == request.node and not owner.recorded):
             self._open(request)
+            return
+        if self._is_lost(owner.node):
+            self._go_without(request)
             return
         request.waits_for = owner.node
         request.deadline = self._state.now + CLOSE_WAIT_S
+        if owner.node == request.node:
+            # What it had before is on its way into the log.
+            return
         self.taken_over += 1
         fields: dict[str, object] = {"client": request.client_id, "epoch": owner.epoch}
         if owner.node == self._fabric.node_id:
             self.local.append({"close": True, **fields})
         else:
             self._fabric.send_fields(owner.node, SESSION_CLOSE, fields)
+
+    def _was_answered(self, request: Request) -> bool:
+        """Asked twice. It is at work already, or was taken for lost, or has been and gone."""
+        client_id = request.client_id
+        image = self._images.state.sessions.get(client_id)
+        requests = self._images.requests(client_id)
+        if request.number in requests:
+            epoch = 0 if image is None else image.epoch
+            is_newest = request.number == requests[-1]
+            is_lost = image is None or image.owner != request.node or not is_newest
+            present = not is_lost and self._images.born[client_id] < epoch
+            self.opened(request, epoch, present, is_lost=is_lost)
+            return True
+        owner = self._owners.get(client_id)
+        is_unrecorded = owner is not None and not owner.recorded and not request.recorded
+        if owner is not None and is_unrecorded and owner.request == request.number:
+            self.opened(request, owner.epoch, False)
+            return True
+        return False
 
     def _is_lost(self, node: str) -> bool:
         if node == self._fabric.node_id:
@@ -189,26 +227,36 @@ class Homes:
             del self._owners[client_id]
         queue = self._requests.get(client_id)
         if queue and queue[0].waits_for == node:
+            # Its record is on its way, if there is one.
+            self._go_on(client_id)
+
+    def _go_without(self, request: Request) -> None:
+        """The owner before says nothing."""
+        request.waits_for = ""
+        image = self._images.state.sessions.get(request.client_id)
+        if image is not None and image.owner:
+            # `applied` goes on.
+            self._close(image)
+        else:
+            self._open(request)
+
+    def _go_on(self, client_id: str) -> None:
+        """What a request has waited for may have come."""
+        queue = self._requests.get(client_id)
+        if not queue or queue[0].is_opening:
+            return
+        image = self._images.state.sessions.get(client_id)
+        if image is None or not image.owner:
             queue[0].waits_for = ""
             self._open(queue[0])
 
     def _open(self, request: Request) -> None:
+        """Nobody has the session."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
-        owner = self._owners.get(client_id)
-        requests = self._images.requests(client_id)
-        if request.number in requests:
-            # Asked twice. It is at work already, or was taken for lost, or has been and gone.
-            epoch = 0 if image is None else image.epoch
-            is_newest = request.number == requests[-1]
-            is_lost = image is None or image.owner != request.node or not is_newest
-            present = not is_lost and self._images.born[client_id] < epoch
-            self.opened(request, epoch, present, is_lost=is_lost)
+        if image is not None and self._will_comes_first(image, request.clean_start):
             return
-        if owner is not None and not owner.recorded and not request.recorded:
-            if owner.node == request.node and owner.request == request.number:
-                self.opened(request, owner.epoch, False)
-                return
+        owner = self._owners.get(client_id)
         known = max(
             0 if image is None else image.epoch,
             0 if owner is None else owner.epoch,
@@ -232,8 +280,7 @@ class Homes:
         session.expiry_s = request.expiry_s
         session.username = request.username
         session.will = request.will
-        if image is not None and request.clean_start:
-            self._publish_due_will(image)
+        request.is_opening = True
         append_state(
             self._state,
             log_record.SESSION,
@@ -244,11 +291,38 @@ class Homes:
         present = image is not None and not request.clean_start
         self._state.hold(HeldOpened(self, request, epoch, present))
 
-    def _publish_due_will(self, image: Session) -> None:
-        """A session that ends by a clean start publishes the will that was still to come, as at
-        any other end. [MQTT-3.1.2-8]"""
-        if image.will is not None and not image.owner:
-            publish_will(self._state, image, image.will)
+    def _will_comes_first(self, image: Session, is_clean: bool) -> bool:
+        """A session that is over publishes its will, also if a clean start ends it [MQTT-3.1.2-8];
+        one that is resumed, if the will was not delayed. `will_applied` and `applied` go on."""
+        if image.owner:
+            return False
+        if image.expiry_s == 0:
+            return True
+        will = image.will
+        if will is None or not (is_clean or will.delay_s == 0):
+            return False
+        if self._images.has_fired(image.client_id, image.epoch):
+            return False
+        self._publish(image, will)
+        return True
+
+    def _publish(self, image: Session, will: Will) -> None:
+        """Once, as long as this node leads the session's home."""
+        if self._published.get(image.client_id) != image.epoch:
+            self._published[image.client_id] = image.epoch
+            publish_will(self._state, image, will)
+
+    def will_applied(self, record: Record) -> None:
+        """A will is in the log: its session may end, or be opened again."""
+        client_id = record.client_id.decode()
+        if not self._decides(self.home(client_id)):
+            return
+        image = self._images.state.sessions.get(client_id)
+        if self._published.get(client_id, -1) <= record.sequence:
+            self._published.pop(client_id, None)
+        if image is not None and client_id in self._ending:
+            self.due(image, SESSION_EXPIRY)
+        self._go_on(client_id)
 
     def opened(self, request: Request, epoch: int, present: bool, *, is_lost: bool = False) -> None:
         """`is_lost`: the session was closed again meanwhile, and its will published."""
@@ -291,7 +365,29 @@ class Homes:
             or not isinstance(asking, list)
         ):
             raise BadFrame("no lists")
+        if fields.get("ask"):
+            self.local.append({"tell": node, "partitions": partitions})
+            return
         self.owned(node, partitions, {str(client): int(epoch) for client, epoch in owned}, asking)
+
+    def connected(self, node: str) -> None:
+        """It may have told what it has when we did not lead yet."""
+        self._ask_owned(
+            [node], [each for each in range(len(self._fabric.leading)) if self._decides(each)]
+        )
+
+    def flush(self) -> None:
+        """End of a turn."""
+        if self._asks:
+            partitions = sorted(self._asks)
+            self._asks.clear()
+            self._ask_owned(sorted(self._fabric.connected), partitions)
+
+    def _ask_owned(self, nodes: list[str], partitions: list[int]) -> None:
+        fields = {"ask": True, "partitions": partitions, "owned": [], "asking": []}
+        for node in nodes:
+            if partitions:
+                self._fabric.send_fields(node, SESSION_OWNED, fields)
 
     def owned(
         self, node: str, partitions: list[int], owned: dict[str, int], asking: list[str]
@@ -344,8 +440,7 @@ class Homes:
     def _go_on_without(self, node: str) -> None:
         for queue in list(self._requests.values()):
             if queue and queue[0].waits_for == node:
-                queue[0].waits_for = ""
-                self._open(queue[0])
+                self._go_without(queue[0])
 
     def _close(self, session: Session) -> None:
         """In place of an owner that is lost. Its will follows when the record has come back."""
@@ -368,49 +463,69 @@ class Homes:
         for session in list(self._images.open):
             if self._fabric.is_gone(session.owner) and self.home(session.client_id) == partition:
                 self._close(session)
-        for session, kind in list(self._overdue.items()):
-            if self.home(session.client_id) == partition:
-                del self._overdue[session]
-                self.due(session, kind)
+        for client_id, kind in list(self._overdue.items()):
+            if self.home(client_id) == partition:
+                del self._overdue[client_id]
+                overdue = self._images.state.sessions.get(client_id)
+                if overdue is not None:
+                    self.due(overdue, kind)
         for again in self._early.pop(partition):
             again()
+        self._asks.add(partition)
 
     def stop_leading(self, partition: int) -> None:
         """The askers ask again, at the next leader."""
         self._begins_at.pop(partition, None)
         self._early.pop(partition, None)
+        self._asks.discard(partition)
         for client_id in list(self._requests):
             if self.home(client_id) == partition:
                 del self._requests[client_id]
         for client_id in list(self._owners):
             if self.home(client_id) == partition:
                 del self._owners[client_id]
+        for client_id in list(self._published):
+            if self.home(client_id) == partition:
+                del self._published[client_id]
+                self._overdue[client_id] = WILL_DUE
+        for client_id in list(self._ending):
+            if self.home(client_id) == partition:
+                self._ending.discard(client_id)
+                self._overdue[client_id] = SESSION_EXPIRY
 
     def applied(self, record: Record) -> None:
         """A SESSION record is in the images: a session without a connection has its will and its
         end before it."""
-        session = self._images.state.sessions.get(record.client_id.decode())
-        if session is None:
-            return
-        if session.owner:
+        client_id = record.client_id.decode()
+        session = self._images.state.sessions.get(client_id)
+        if session is None or session.owner:
+            self._overdue.pop(client_id, None)
+            self._ending.discard(client_id)
+        if session is not None and session.owner:
             if self._fabric.is_gone(session.owner) and self._decides(record.partition):
                 # It went while it was given the session.
                 self._close(session)
-        elif not self._images.settle_one(session):
+        elif session is not None and not self._images.settle_one(session):
             self.due(session, SESSION_EXPIRY)
+        if self._requests and self._decides(record.partition):
+            self._go_on(client_id)
 
     def due(self, session: Session, kind: int) -> None:
         """A timer of an image has fired."""
-        state = self._images.state
-        if state.sessions.get(session.client_id) is not session or session.owner:
+        client_id = session.client_id
+        if self.image(client_id) is not session or session.owner:
             return
-        if not self._decides(self.home(session.client_id)):
-            self._overdue[session] = kind
+        if not self._decides(self.home(client_id)):
+            self._overdue[client_id] = kind
             return
         will = session.will
-        if will is not None and not self._images.has_fired(session.client_id, session.epoch):
-            publish_will(self._state, session, will)
-        if kind == SESSION_EXPIRY:
+        if will is not None and not self._images.has_fired(client_id, session.epoch):
+            # The end is logged behind it: it must not be lost between the two.
+            if kind == SESSION_EXPIRY:
+                self._ending.add(client_id)
+            self._publish(session, will)
+        elif kind == SESSION_EXPIRY:
+            self._ending.discard(client_id)
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
 
@@ -418,8 +533,7 @@ class Homes:
         now = self._state.now
         for queue in list(self._requests.values()):
             if queue and queue[0].waits_for and queue[0].deadline <= now:
-                queue[0].waits_for = ""
-                self._open(queue[0])
+                self._go_without(queue[0])
 
     def timer(self) -> float | None:
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]

@@ -153,7 +153,9 @@ class Images(Recovery):
             _remember(self.ended, client_id, epoch, ENDED_MAX)
         if after is None:
             self.born.pop(client_id, None)
-            self._old_requests[client_id] = self._requests.pop(client_id, [])
+            requests = self.requests(client_id)[-REQUESTS_MAX:]
+            self._requests.pop(client_id, None)
+            self._old_requests[client_id] = requests
             if len(self._old_requests) > ENDED_MAX:
                 self._old_requests.popitem(last=False)
             self._forget_inbound(client_id, epoch)
@@ -266,14 +268,10 @@ def _remember(epochs: OrderedDict[str, int], client_id: str, epoch: int, count_m
             epochs.popitem(last=False)
 
 
-def changes_images(record: Record) -> bool:
-    """Does the record matter beyond being delivered?"""
-    return record.kind != log_record.MESSAGE or record.flags & STATE_FLAGS != 0
-
-
 STATE_FLAGS: Final = (
     log_record.FLAG_RETAIN
     | log_record.FLAG_PACKET_ID
     | log_record.FLAG_PRODUCER
     | log_record.FLAG_WILL
 )
+"""Of messages that matter beyond being delivered."""

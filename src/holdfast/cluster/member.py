@@ -14,6 +14,7 @@ from holdfast.cluster.admission import Admission
 from holdfast.cluster.alignment import Alignment
 from holdfast.cluster.applying import Applier, ApplyingLog
 from holdfast.cluster.barriers import NUMBER_MIN
+from holdfast.cluster.doubt import Doubt
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import (
     PENDING_BYTES_MAX,
@@ -28,6 +29,7 @@ from holdfast.cluster.interest import Interest
 from holdfast.cluster.opening import Opener, barrier_answer, decode_barrier
 from holdfast.cluster.promises import Promise, enqueue
 from holdfast.cluster.transfer import Transfer
+from holdfast.log import record as log_record
 from holdfast.log.journal import Journal, WriteGroup
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
@@ -123,8 +125,16 @@ class Member(Cluster):
         self.opener = Opener(self.state, self.fabric, self.homes)
         self.interest = Interest(self.state, self.fabric)
         self.groups = Groups(self.state, self.fabric, self.forwarding, images)
+        self.doubt = Doubt(
+            self.state, self.groups.barriers, self._propose_nothing, config.detector.suspect_s, now
+        )
         self.applier = Applier(
-            self.state, images, self.log, self.forwarding.settle, self._session_applied
+            self.state,
+            images,
+            self.log,
+            self.forwarding.pending,
+            self.forwarding.settle,
+            self._session_applied,
         )
         self.transfer = Transfer(self.state, self.fabric, images, self.applier)
         self.persists: list[Write] = []
@@ -254,6 +264,10 @@ class Member(Cluster):
         for data in batches:
             self.log.built(partition, data)
 
+    def tick(self, now: float) -> None:
+        """The clock of the broker's node was set, before anything else is told."""
+        self.doubt.tick(now)
+
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
         self._presences[node] = (presence, role)
         self.fabric.connected.add(node)
@@ -263,6 +277,7 @@ class Member(Cluster):
         self.interest.connected(node)
         if role == DATA:
             self._tell_owned(node)
+            self.homes.connected(node)
             self.groups.shares.lose_node(node)
         self._admit(node, now)
         self._run()
@@ -381,6 +396,7 @@ class Member(Cluster):
         self.alignment.ask(now)
         self._step(now)
         self.groups.flush()
+        self.doubt.advance()
         self.interest.flush()
         self.forwarding.flush()
         self.admission.flush()
@@ -431,6 +447,7 @@ class Member(Cluster):
             for session in self.images.settle_some(SETTLE_SESSIONS):
                 self.homes.due(session, SESSION_EXPIRY)
             self._ask_current(now)
+            self.doubt.ask(now)
             self._admit_all(now)
         self._health_changed = True
         self._run()
@@ -484,6 +501,8 @@ class Member(Cluster):
             if isinstance(outcome, Refused) and outcome.text == CHANGES_NOTHING:
                 self._is_current = True
                 self.replication.handle_current(now)
+            return
+        if self.doubt.proposal_done(effect.request, effect.outcome):
             return
         command = self._commands.pop(effect.request, None)
         if command is None:
@@ -572,6 +591,7 @@ class Member(Cluster):
                 if session.connection is not None:
                     text = "this node was away for too long"
                     close_connection(self.state, session.connection, reasons.SERVER_BUSY, text)
+            self.forwarding.give_up_doubtful(partition)
         self.transfer.restarted(partition, offset)
         self.fabric.is_whole = False
 
@@ -679,11 +699,13 @@ class Member(Cluster):
                     self._admit(node, now)
 
     def _ask_current(self, now: float) -> None:
-        """A change that changes nothing: once it comes back, everything decided before is known
-        here."""
+        """Once it comes back, everything decided before is known here."""
         if self._is_current or self._current_request >= 0 or not self.meta.leader_id:
             return
-        self._current_request = self.meta.propose(ChangePartitions(()), now)
+        self._current_request = self._propose_nothing(now)
+
+    def _propose_nothing(self, now: float) -> int:
+        return self.meta.propose(ChangePartitions(()), now)
 
     def _step(self, now: float) -> None:
         controller = self.controller
@@ -698,5 +720,9 @@ class Member(Cluster):
         return self.detector.health(now)
 
     def _session_applied(self, record: Record) -> None:
-        self.homes.applied(record)
-        self.opener.session_changed(record)
+        """A SESSION record, or a will."""
+        if record.kind == log_record.SESSION:
+            self.homes.applied(record)
+            self.opener.session_changed(record)
+        else:
+            self.homes.will_applied(record)

@@ -29,8 +29,13 @@ from holdfast.session.connection import CLOSED, OPENING, Connection
 from holdfast.session.session import Session
 from holdfast.session.state import decode_cursor
 
+ASK_AFTER_S: Final = 0.001
+"""After a CONNECT: the end of its connection, if that has come already, is seen first. A node that
+was held up finds CONNECTs of clients that have gone elsewhere, and must not take their sessions."""
 ASK_AGAIN_S: Final = 0.3
 """After a SESSION_OPEN or BARRIER without an answer."""
+REFUSED_AFTER_S: Final = 2.0
+"""So long a CONNECT waits for a majority."""
 
 _REQUEST: Final = struct.Struct("<Q")
 _RESULT: Final = struct.Struct("<HIQ")
@@ -46,7 +51,9 @@ class Asking:
         self.connection = connection
         self.client_id = client_id
         self.opening = opening
-        self.asked_at = -1.0
+        # When to ask, or to ask again.
+        self.ask_at = 0.0
+        self.refused_at = 0.0
         # Then there will be an answer, and a session to close if the client has gone.
         self.is_asked = False
         # Once it is ours.
@@ -64,6 +71,8 @@ class Opener:
         self._homes = homes
         self._number = 0
         self.asking: dict[int, Asking] = {}
+        # The same by client, in the order of their CONNECTs.
+        self._of_clients: dict[str, list[Asking]] = {}
 
     def begin_at(self, number: int) -> None:
         """Requests are numbered after this one, so that answers to an earlier process of this node
@@ -74,11 +83,38 @@ class Opener:
         assert isinstance(opening, Opening)
         self._number += 1
         asking = Asking(self._number, connection, client_id, opening)
+        asking.ask_at = self._state.now + ASK_AFTER_S
+        asking.refused_at = self._state.now + REFUSED_AFTER_S
         self.asking[asking.number] = asking
-        self._ask(asking)
+        of_client = self._of_clients.setdefault(client_id, [])
+        of_client.append(asking)
+        for earlier in of_client[:-1]:
+            self._supersede(earlier)
+
+    def _supersede(self, asking: Asking) -> None:
+        """Its client has connected again. [MQTT-3.1.4-3]"""
+        if asking.connection.state == OPENING:
+            text = "another connection uses this client id"
+            refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
+        if not asking.is_asked:
+            self._done(asking)
+        elif asking.answer is not None:
+            self._finish_if_ready(asking)
+
+    def _done(self, asking: Asking) -> None:
+        del self.asking[asking.number]
+        of_client = self._of_clients[asking.client_id]
+        of_client.remove(asking)
+        if of_client:
+            of_client[0].ask_at = min(of_client[0].ask_at, self._state.now + ASK_AFTER_S)
+        else:
+            del self._of_clients[asking.client_id]
 
     def _ask(self, asking: Asking) -> None:
-        asking.asked_at = self._state.now
+        asking.ask_at = self._state.now + ASK_AGAIN_S
+        if self._of_clients[asking.client_id][0] is not asking:
+            # One after the other: an earlier one, asked again, would take the session from it.
+            return
         opening = asking.opening
         fields: dict[str, object] = {
             "request": asking.number,
@@ -120,7 +156,7 @@ class Opener:
 
     def _give_up(self, asking: Asking) -> None:
         """The others have taken this node for lost, and closed what it had just opened."""
-        del self.asking[asking.number]
+        self._done(asking)
         if asking.connection.state == OPENING:
             text = "the cluster has closed the session"
             refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
@@ -138,7 +174,7 @@ class Opener:
             self._tell_closed(client_id, epoch)
 
     def _ask_barrier(self, asking: Asking) -> None:
-        asking.asked_at = self._state.now
+        asking.ask_at = self._state.now + ASK_AGAIN_S
         leaders: set[str] = set()
         journal = self._fabric.journal
         for partition, known in enumerate(asking.barrier):
@@ -168,6 +204,9 @@ class Opener:
                 self._finish_if_ready(asking)
 
     def _finish_if_ready(self, asking: Asking) -> None:
+        if asking.connection.state != OPENING:
+            self._close_unused(asking)
+            return
         if not self._fabric.is_whole:
             return
         delivered = self._state.delivered
@@ -184,24 +223,26 @@ class Opener:
         if image is not None and image.epoch >= epoch and image.owner != self._fabric.node_id:
             self._give_up(asking)
             return
-        del self.asking[asking.number]
+        self._done(asking)
         session = self._session(answer)
         if answer["present"]:
             # What was released and stored since is known here, but not to whoever answered.
             session.inbound = self._homes.inbound(asking.client_id) or None
         session.epoch = number_of(answer, "epoch")
-        connection = asking.connection
-        if connection.state == OPENING:
-            finish_open(self._state, connection, session, bool(answer["present"]), asking.opening)
-            return
-        # The client has gone meanwhile.
+        present = bool(answer["present"])
+        finish_open(self._state, asking.connection, session, present, asking.opening)
+
+    def _close_unused(self, asking: Asking) -> None:
+        """The client has gone meanwhile."""
+        assert asking.answer is not None
+        session = Session(asking.client_id, asking.client_id.encode())
+        session.epoch = number_of(asking.answer, "epoch")
         session.will = asking.opening.will
         session.expiry_s = asking.opening.expiry_s
-        session.recorded = session.expiry_s > 0 or session.will is not None
-        if session.recorded:
+        if session.expiry_s > 0 or session.will is not None:
             log_close(self._state, session)
-        drop_session(self._state, session)
         self._tell_closed(session.client_id, session.epoch)
+        self._done(asking)
 
     def _session(self, answer: dict[str, object]) -> Session:
         client_id = text_of(answer, "client")
@@ -288,27 +329,40 @@ class Opener:
 
     def leader_changed(self, partition: int) -> None:
         """Ask the new one what the old one has not answered."""
-        for asking in list(self.asking.values()):
+        soon = self._state.now + ASK_AFTER_S
+        for asking in self.asking.values():
             if asking.answer is None and self._homes.home(asking.client_id) == partition:
-                self._ask(asking)
+                asking.ask_at = min(asking.ask_at, soon)
 
     def take_local(self) -> None:
-        """Answers and orders of this node's own homes."""
+        """Answers and orders of this node's own homes, and what others' homes ask."""
+        self._homes.flush()
         while self._homes.local:
             local = self._homes.local
             self._homes.local = []
             for fields in local:
                 if "close" in fields:
                     self.close(text_of(fields, "client"), number_of(fields, "epoch"))
+                elif "tell" in fields:
+                    partitions = fields["partitions"]
+                    assert isinstance(partitions, list)
+                    self.tell_owned(text_of(fields, "tell"), partitions)
                 else:
                     self.opened(fields)
 
     def handle_timers(self) -> None:
-        again = self._state.now - ASK_AGAIN_S
         for asking in list(self.asking.values()):
             if asking.connection.state == CLOSED and not asking.is_asked:
-                del self.asking[asking.number]
-            elif asking.asked_at <= again:
+                self._done(asking)
+                continue
+            if (
+                asking.refused_at <= self._state.now
+                and asking.connection.state == OPENING
+                and not self._fabric.has_majority
+            ):
+                text = "no majority of the cluster can be reached"
+                refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+            if asking.ask_at <= self._state.now:
                 if asking.answer is None:
                     self._ask(asking)
                 else:
@@ -318,7 +372,7 @@ class Opener:
     def timer(self) -> float | None:
         if not self.asking:
             return None
-        return min(asking.asked_at for asking in self.asking.values()) + ASK_AGAIN_S
+        return min(asking.ask_at for asking in self.asking.values())
 
 
 def _positions(session: object) -> list[tuple[int, int]]:

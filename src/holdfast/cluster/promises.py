@@ -10,7 +10,7 @@ from holdfast.node.state import Held, NodeState
 
 
 class Promise:
-    """`waiting`: for how many records. `reason` above 0: refused, with `text`."""
+    """`waiting`: for how many records. `reason` from 0x80 on: refused, with `text`."""
 
     def __init__(self, held: Held) -> None:
         self.held = held
@@ -18,8 +18,18 @@ class Promise:
         self.reason = 0
         self.text = ""
 
+    def refuse(self, reason: int, text: str) -> None:
+        """Or, below 0x80, release it as if what it waits for were committed."""
+        connection = self.held.connection
+        if reason >= 0x80 > self.reason and connection is not None:
+            connection.refusals_due += 1
+        self.reason = reason
+        self.text = text
+
     def keep(self, state: NodeState) -> None:
         if self.reason >= 0x80:
+            if self.held.connection is not None:
+                self.held.connection.refusals_due -= 1
             self.held.refuse(state, self.reason, self.text)
         else:
             self.held.release(state)

@@ -205,6 +205,11 @@ class Shares:
         share.returned = []
         share.tells_start = False
         self._measure(share)
+        known = self._images.group_positions.get(share.key)
+        if share.members and share.start is None and known is not None:
+            # A coordinator that has missed this node for long may have ended the group.
+            share.start = list(known)
+            self._untidy[share] = None
         return Stock(
             share.key,
             share.members,

@@ -29,11 +29,11 @@ from holdfast.log.record import CorruptBatch
 from holdfast.node.state import NodeState
 from holdfast.replication.kinds import IMAGE, IMAGE_REQUEST, BadFrame
 
-PIECE_BYTES: Final = 256 << 10
+PIECE_BYTES: Final = 32 << 10
 """An IMAGE is closed at this size; a single larger entry makes one of its own."""
-PIECE_PAUSES: Final = 16
+PIECE_PAUSES: Final = 4
 """So many times 64 sessions, topics or producers are looked at for one piece."""
-DROP_PAUSES: Final = 64
+DROP_PAUSES: Final = 4
 """As many for each turn in which the old images are dropped."""
 ASK_AGAIN_S: Final = 0.1
 """Whom we asked did not have them either, or not yet."""

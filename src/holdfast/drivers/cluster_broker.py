@@ -1,6 +1,7 @@
 """The event loop's side of a node of a cluster: a broker whose turns also carry frames between
 the nodes, and the metadata's writes."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -68,6 +69,7 @@ class ClusterBroker(Broker):
             images = self.images.state
             images.now = state.now
             images.wall_us = state.wall_us
+            self.member.tick(state.now)
 
     def advance(self) -> None:
         member = self.member
@@ -110,16 +112,31 @@ class ClusterBroker(Broker):
         now = self.node.state.now
         if now < self._watermarks_at + WATERMARKS_S:
             return
+        self._watermarks_at = now
         watermarks = self.node.state.journal.checkpoint()
         if watermarks != self._written_watermarks:
-            self._watermarks_at = now
             self._written_watermarks = watermarks
             self.writer.housekeeping.submit(partial(self._write_watermarks, watermarks))
 
-    def _write_watermarks(self, watermarks: Checkpoint) -> None:
+    async def write_watermarks(self) -> None:
+        """The last ones, behind those that are being written."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(result: object, error: BaseException | None) -> None:
+            if error is not None:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
+
+        watermarks = self.node.state.journal.checkpoint()
+        work = partial(self._write_watermarks, watermarks, sync=True)
+        self.writer.housekeeping.submit(work, done)
+        await written
+
+    def _write_watermarks(self, watermarks: Checkpoint, *, sync: bool = False) -> None:
         """In another thread. The older ones serve as well: a start takes a little longer."""
         try:
-            self.directory.write_watermarks(watermarks, sync=False)
+            self.directory.write_watermarks(watermarks, sync=sync)
         except OSError as error:
             if not self._is_unwritten:
                 logger.warning("watermarks_not_written error=%r", str(error))

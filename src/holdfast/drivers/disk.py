@@ -137,8 +137,8 @@ class Worker:
     def __init__(self, name: str, call_soon: CallSoon) -> None:
         self._call_soon = call_soon
         self._queue: SimpleQueue[tuple[Work, Done | None] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._runs_in = threading.Thread(target=self._run, name=name, daemon=True)
+        self._runs_in.start()
 
     def submit(self, work: Work, done: Done | None = None) -> None:
         """Call `work` in the thread, then `done(result, error)` on the loop."""
@@ -147,7 +147,7 @@ class Worker:
     def close(self) -> None:
         """Return when everything submitted has run."""
         self._queue.put(None)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._runs_in.join(CLOSE_TIMEOUT_S)
 
     def _run(self) -> None:
         while True:
@@ -208,8 +208,8 @@ class JournalWriter:
         self.is_full = False
         """A group waits for space."""
         self.housekeeping = Worker("journal-keeper", call_soon)
-        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
-        self._thread.start()
+        self._runs_in = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._runs_in.start()
 
     def submit(self, group: WriteGroup) -> None:
         """Groups are written in this order. The caller takes a group only when the one before is
@@ -225,7 +225,7 @@ class JournalWriter:
         given up."""
         self._closing.set()
         self._groups.put(None)
-        self._thread.join(CLOSE_TIMEOUT_S)
+        self._runs_in.join(CLOSE_TIMEOUT_S)
         self.housekeeping.close()
 
     def _run(self) -> None:

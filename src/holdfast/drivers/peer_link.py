@@ -213,8 +213,9 @@ class PeerLink:
                 owner.received(self, kind, payload)
         except FrameTooLong as error:
             self.break_off(str(error))
-        except BadFrame as error:
-            self.break_off(f"sent a frame of kind {kind} that cannot be read: {error}")
+        except BadFrame as bad:
+            # Another name: compiled, a name has one type.
+            self.break_off(f"sent a frame of kind {kind} that cannot be read: {bad}")
 
     def _judge(self, peer: PeerIdentity, last: bool) -> Refusal | None:
         if self.expected and peer.node_id != self.expected:

@@ -39,6 +39,10 @@ HEAD: Final = struct.Struct("<IHHHBBIIIIIQ")
 HEAD_BYTES: Final = 40
 # Of the same, what an index needs: body_start, topic_len, kind, timestamp_delta_us.
 _HEAD_SUMMARY: Final = struct.Struct("<IH4xB9xI16x")
+# What whoever applies a record looks at first: kind, flags, ticket.
+_HEAD_APPLY: Final = struct.Struct("<10xBB16xI8x")
+# body_start, topic_len, client_id_len.
+_HEAD_CLIENT: Final = struct.Struct("<IHH32x")
 # The same layout for numpy; a tuple list so that this module needs no numpy.
 HEAD_FIELDS: Final = [
     ("body_start", "<u4"),
@@ -267,6 +271,8 @@ class Batch:
         self.body_bytes: int = fields[10]
         self.start = start
         self.data = data
+        self._topics: list[bytes] | None = None
+        self._newest_us = 0
         if fields[0] != MAGIC:
             raise CorruptBatch(f"no batch magic, found {fields[0]!r}")
         if fields[3] != FORMAT:
@@ -323,10 +329,10 @@ class Batch:
             self.base_timestamp_us + delta,
             data[a:b],
             data[b:c],
-            data[c:d],
+            data[c:d] if producer_len else b"",
             producer_epoch,
             sequence,
-            data[d:e],
+            data[d:e] if properties_len else b"",
             data[e : e + payload_len],
             ticket,
         )
@@ -344,6 +350,9 @@ class Batch:
     def topics(self) -> tuple[list[bytes], int]:
         """Of each record the topic (b"" for one that is not a message), and the time of the
         newest one, microseconds after the batch's first."""
+        known = self._topics
+        if known is not None:
+            return known, self._newest_us
         data = self.data
         heads = self.start + HEADER_BYTES
         body = heads + self.count * HEAD_BYTES
@@ -359,7 +368,25 @@ class Batch:
                 topics.append(data[start : start + topic_len])
             else:
                 topics.append(b"")
+        self._topics = topics
+        self._newest_us = newest_us
         return topics, newest_us
+
+    def client_id(self, index: int) -> bytes:
+        """Of the record at `index`."""
+        heads = self.start + HEADER_BYTES
+        body_start, topic_len, length = _HEAD_CLIENT.unpack_from(
+            self.data, heads + index * HEAD_BYTES
+        )
+        start: int = heads + self.count * HEAD_BYTES + body_start + topic_len
+        return self.data[start : start + length]
+
+    def heads(self) -> list[tuple[int, int, int]]:
+        """Kind, flags and ticket of each record."""
+        start = self.start + HEADER_BYTES
+        return list(
+            _HEAD_APPLY.iter_unpack(memoryview(self.data)[start : start + self.count * HEAD_BYTES])
+        )
 
     def tickets(self) -> list[int]:
         """Of each record; 0: it has none."""

@@ -10,6 +10,7 @@ from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Connack, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.publishing import publish_will
+from holdfast.node.recording import log_progress
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
 from holdfast.node.subscribing import leave_group, remove_subscription
 from holdfast.session.connection import CLOSED, NEW, OPEN, Connection
@@ -135,6 +136,15 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
     connection.session = None
     session.disconnected_us = state.wall_us
     _settle_cursor(state, session)
+    if state.cluster is not None:
+        # The leader of the session's home publishes its will, and ends it if it does not last.
+        log_progress(state)
+        if session.expiry_s > 0 or session.will is not None:
+            log_close(state, session)
+        elif session.recorded:
+            log_end(state, session)
+        state.cluster.session_detached(session)
+        return
     durable = session.expiry_s > 0
     will = session.will
     if will is not None:
@@ -142,19 +152,14 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
         if delay_s == 0:
             session.will = None
             publish_will(state, session, will)
-        elif state.cluster is None:
+        else:
             # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
             session.will_due_at = state.now + delay_s
             session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
     if not durable:
         end_session(state, session)
-        if state.cluster is not None:
-            state.cluster.session_detached(session)
         return
     log_close(state, session)
-    if state.cluster is not None:
-        state.cluster.session_detached(session)
-        return
     if session.expiry_s != NEVER_EXPIRES:
         session.expires_at = state.now + session.expiry_s
         session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)

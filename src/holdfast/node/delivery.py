@@ -138,6 +138,7 @@ def can_send(state: NodeState, session: Session) -> bool:
     return (
         connection is not None
         and connection.state == OPEN
+        and not state.is_unsure
         and not session.resuming
         and session.unsent is None
         and session.window_is_open()

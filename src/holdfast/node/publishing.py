@@ -69,10 +69,18 @@ class HeldAck(Held):
     """PUBACK or PUBREC for a message whose record went to the leader of its partition; delivered
     here, and retained, it is when its record comes back committed."""
 
-    def __init__(self, connection: Connection, packet_type: int, packet_id: int) -> None:
+    def __init__(
+        self, connection: Connection, packet_type: int, packet_id: int, is_repeated: bool
+    ) -> None:
+        """`is_repeated`: a QoS 2 message that was sent before, maybe to another node."""
         super().__init__(connection)
         self.packet_type = packet_type
         self.packet_id = packet_id
+        self.is_repeated = is_repeated
+        # Of a message with a producer sequence.
+        self.producer_id = b""
+        self.producer_epoch = 0
+        self.sequence = 0
 
     def release(self, state: NodeState) -> None:
         self._answer(state, reasons.SUCCESS, "")
@@ -88,6 +96,8 @@ class HeldAck(Held):
         ):
             session.inbound.pop(self.packet_id, None)
         state.stats.refused_unavailable += 1
+        if self.producer_id and reason == reasons.QUOTA_EXCEEDED:
+            _note_refused(state, connection, self.producer_id, self.producer_epoch, self.sequence)
         self._answer(state, reason, text)
 
     def _answer(self, state: NodeState, reason: int, text: str) -> None:
@@ -98,8 +108,10 @@ class HeldAck(Held):
             connection.unacknowledged -= 1
         if connection.state == CLOSED:
             return
-        if connection.version < 5 and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
-            # MQTT 3 has no negative acknowledgement: the client keeps what was not answered.
+        is_kept = connection.version < 5 or self.is_repeated
+        if is_kept and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
+            # MQTT 3 has no negative acknowledgement: the client keeps what was not answered. So it
+            # must if an earlier copy may still be stored: refused, it would be sent anew.
             connection.closing = True
             if not connection.dirty:
                 connection.dirty = True
@@ -137,6 +149,20 @@ class HeldReply(Held):
             connection.unacknowledged -= 1
         if connection.state != CLOSED:
             connection.send(self.data, state.dirty)
+
+
+class HeldRefusal(HeldReply):
+    """Of a message that could not be stored and may be sent again."""
+
+    def __init__(self, connection: Connection, data: bytes) -> None:
+        super().__init__(connection, data, True)
+        connection.refusals_due += 1
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        connection.refusals_due -= 1
+        super().release(state)
 
 
 def encode_refusal(
@@ -250,8 +276,13 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
                     record_sequence = sequencer.sequence
     if cluster is not None:
         reason = cluster.refusal(route.partition)
+        if connection.refusals_due:
+            # Behind a message that it may send again, or the order would be another.
+            reason = reasons.QUOTA_EXCEEDED
         if reason:
             state.stats.refused_unavailable += 1
+            if producer_id:
+                _note_refused(state, connection, producer_id, producer_epoch, record_sequence)
             _refuse(state, connection, session, publish, reason)
             return
     elif state.disk_full:
@@ -290,7 +321,13 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     if cluster is None:
         state.hold(HeldPublish(message, route, connection, publish.packet_id))
     else:
-        state.hold(HeldAck(connection, PUBACK if qos == 1 else PUBREC, publish.packet_id))
+        packet_type = PUBACK if qos == 1 else PUBREC
+        held = HeldAck(connection, packet_type, publish.packet_id, qos == 2 and publish.dup)
+        if producer_id:
+            held.producer_id = producer_id
+            held.producer_epoch = producer_epoch
+            held.sequence = record_sequence
+        state.hold(held)
     if state.is_congested():
         state.stall(connection)
 
@@ -392,6 +429,10 @@ def _refuse(
         state.stats.authorizations_denied += 1
     if publish.qos == 0:
         return
+    is_repeated = state.cluster is not None and publish.qos == 2 and publish.dup
+    if is_repeated and reason == reasons.QUOTA_EXCEEDED:
+        # See HeldAck.
+        raise ProtocolViolation(reason, "the message could not be stored")
     if connection.version < 5:
         if reason != reasons.NOT_AUTHORIZED:
             raise ProtocolViolation(reason, "the message could not be stored: disk full")
@@ -400,7 +441,22 @@ def _refuse(
     packet_type = PUBACK if publish.qos == 1 else PUBREC
     reply = encode_ack(packet_type, publish.packet_id, reason, connection.version)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
-    state.hold_reply(HeldReply(connection, reply, counted))
+    if counted:
+        state.hold_reply(HeldRefusal(connection, reply))
+    else:
+        state.hold_reply(HeldReply(connection, reply, False))
+
+
+def _note_refused(
+    state: NodeState, connection: Connection, producer_id: bytes, epoch: int, sequence: int
+) -> None:
+    """Nothing later of the producer is taken on this connection before this."""
+    if not sequencer_of(connection).note_refused(producer_id, epoch, sequence):
+        # A new connection starts without holes, and its client where it was.
+        connection.closing = True
+        if not connection.dirty:
+            connection.dirty = True
+            state.dirty.append(connection)
 
 
 def _answer_sequenced(

@@ -2,6 +2,7 @@
 
 import base64
 import json
+from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.node.delivery import append_state, log_cursor
@@ -33,6 +34,10 @@ def will_from(fields: dict[str, object]) -> Will:
         int(str(fields["expiry_s"])),
         int(str(fields["delay_s"])),
     )
+
+
+SESSION_OPENED: Final = b'{"op":"open",'
+"""So begins what `session_opened` returns, and no other record of a session."""
 
 
 def session_opened(session: Session, clean: bool, owner: str = "", request: int = 0) -> bytes:

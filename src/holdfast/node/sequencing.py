@@ -54,6 +54,18 @@ class Sequencer(SequenceReader):
         del self.holes[self.producer_id]
         return False
 
+    def note_refused(self, producer_id: bytes, epoch: int, sequence: int) -> bool:
+        """A message that was accepted as STORE could not be stored after all, in a cluster. False
+        if too many producers have a hole."""
+        hole = self.holes.get(producer_id)
+        if hole is not None:
+            if hole[0] > epoch or (hole[0] == epoch and hole[1] <= sequence):
+                return True
+        elif len(self.holes) >= HOLES_MAX:
+            return False
+        self.holes[producer_id] = (epoch, sequence)
+        return True
+
     def note_hole(self) -> None:
         if len(self.holes) >= HOLES_MAX:
             # A new connection starts without holes, and its client where it was.
@@ -147,6 +159,9 @@ def read_sequence(
     if producer is not None and producer.owner and not _may_use(state, connection, producer):
         state.stats.authorizations_denied += 1
         return sequencer.answer(reasons.NOT_AUTHORIZED, "the producer belongs to another user")
+    if sequencer.holes and sequencer.is_behind_hole():
+        text = "an earlier sequence of the producer was refused: send that first"
+        return sequencer.answer(reasons.QUOTA_EXCEEDED, text)
     if state.config.authenticates_users:
         owner = verified_user(state, connection)
         if producer is None or producer.place(partition) is None or producer.owner != owner:

@@ -228,6 +228,8 @@ class NodeState:
         # Publishers whose input waits until the journal has written what is pending.
         self.stalled: list[Connection] = []
         self.closing = False
+        # In a cluster: sessions may have other owners by now (see cluster.doubt).
+        self.is_unsure = False
         # Clients are sent to these servers, host:port each, separated by blanks; "": they are not.
         self.redirect = ""
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.

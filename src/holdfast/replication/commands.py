@@ -34,7 +34,6 @@ from holdfast.replication.metadata import (
     PartitionInfo,
 )
 
-
 CHANGES_NOTHING: Final = "the command changes nothing"
 """Why an empty command is refused, by the one who applies it."""
 

@@ -121,6 +121,7 @@ class MetaStore:
         self._told = LeaderChanged("", False)
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
+        self._due = now
         self._drain(now)
 
     # What is known
@@ -262,9 +263,7 @@ class MetaStore:
 
     def timer(self) -> float:
         """When to call handle_timers."""
-        proposals = self._proposals
-        when = proposals.timer() if self._raft.leader else proposals.expiry()
-        return min(self._raft.timer(), when)
+        return self._due
 
     def persisted(self, now: float) -> None:
         """The oldest Persist that was not reported yet is done."""
@@ -352,6 +351,10 @@ class MetaStore:
             self._compact()
         self._tell_metadata()
         self._tell_leader(now)
+        # Everything that comes in ends here, and timers are asked for far more often.
+        proposals = self._proposals
+        when = proposals.timer() if self._raft.leader else proposals.expiry()
+        self._due = min(self._raft.timer(), when)
 
     def _send_messages(self, messages: tuple[Addressed, ...]) -> None:
         for member, message in messages:

@@ -72,6 +72,8 @@ class Connection:
         self.clean_disconnect = False
         # In a cluster: what was promised and is not kept yet, in order (cluster.promises).
         self.promises: Any = None
+        # Refusals of messages among them: what the client sends before it is told is refused too.
+        self.refusals_due = 0
         # node.sequencing.Sequencer, from the first message with a producer sequence on.
         self.sequencer: object | None = None
 

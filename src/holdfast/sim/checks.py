@@ -4,6 +4,7 @@ The committed log of each partition is what any node's high watermark has ever c
 else is compared with that: replicas, images, what clients were promised, and what they received.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 from zlib import crc32
@@ -95,19 +96,21 @@ class Checks:
                     )
         self._watermarks[key] = list(now)
         behind = False
+        mirror.begin(journal.start_offsets)
         for partition, offset in enumerate(now):
             batches = mirror.batches[partition]
             at = mirror.checked[partition]
             while at < len(batches) and batches[at].end_offset <= offset:
-                self._compare(process.host.name, partition, at, batches[at])
+                self._compare(process.host.name, partition, batches[at])
                 at += 1
             mirror.checked[partition] = at
             if mirror.end(partition) < offset:
                 behind = True
         process.host.mirror_behind = behind
 
-    def _compare(self, node: str, partition: int, at: int, batch: Batch) -> None:
+    def _compare(self, node: str, partition: int, batch: Batch) -> None:
         committed = self.committed[partition]
+        at = bisect_left(committed, batch.base_offset, key=lambda each: each.base_offset)
         if at < len(committed):
             if committed[at].content() != batch.content():
                 self.fail(
@@ -116,6 +119,9 @@ class Checks:
                     f" {committed[at].base_offset} (epoch {committed[at].epoch})"
                 )
             return
+        end = committed[-1].end_offset if committed else 0
+        if batch.base_offset != end:
+            self.fail(f"{node}: offset {batch.base_offset} of partition {partition} after {end}")
         committed.append(batch)
         for record in batch.records():
             self._take(record)
@@ -145,6 +151,8 @@ class Checks:
         if count > 1:
             if message.once:
                 self.fail(f"{text} is in the log twice")
+            if count > message.times_sent:
+                self.fail(f"{text} is in the log {count} times, and was sent less often")
             return
         if not message.is_ordered:
             return
@@ -236,6 +244,21 @@ class Checks:
             found = first.get(f"retained {topic}")
             if newest and found != newest:
                 self.fail(f"retained on {topic} is {found}, the last one is {newest}")
+
+    def same_sessions(self) -> None:
+        """What the log says of a session is what the node believes that has its connection."""
+        for host in self._world.hosts.values():
+            assert host.process is not None
+            for session in host.process.state.sessions.values():
+                if session.connection is None or not session.recorded:
+                    continue
+                image = host.process.images.state.sessions.get(session.client_id)
+                believed = (host.name, session.epoch, sorted(session.subscriptions))
+                told = None
+                if image is not None:
+                    told = (image.owner, image.epoch, sorted(image.subscriptions))
+                if told != believed:
+                    self.fail(f"{session.client_id}: the log says {told}, its node {believed}")
 
 
 def _difference(first: object, second: object) -> str:

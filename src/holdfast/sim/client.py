@@ -68,6 +68,8 @@ class Client:
         self.outgoing: dict[int, Outgoing] = {}
         self._incoming: set[int] = set()
         self._next_id = 0
+        # Some take the lowest one that is free, at once.
+        self._reuses_ids = self.chance.random() < 0.6
         self._connecting_since = 0.0
         self._reader = FrameReader(1 << 20)
 
@@ -121,6 +123,12 @@ class Client:
             self.schedule.note(self.name, "is disconnected")
             self._lost()
 
+    def refused(self, packet_id: int) -> None:
+        """A refusal that is not heard is a message that comes later than others."""
+        outgoing = self.outgoing.get(packet_id)
+        if outgoing is not None:
+            outgoing.message.is_ordered = False
+
     def _lost(self) -> None:
         self.socket = None
         self.is_connected = False
@@ -141,6 +149,8 @@ class Client:
     # Publishing
 
     def publish(self, message: Message, retain: bool = False, properties: bytes = b"") -> None:
+        if self._reuses_ids:
+            self._next_id = 0
         self._next_id = self._next_id % 50 + 1
         while self._next_id in self.outgoing:
             self._next_id = self._next_id % 50 + 1

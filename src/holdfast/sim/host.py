@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 EPOCH_US: Final = 1_760_000_000_000_000
 CAPACITY_BYTES: Final = 1 << 40
 START_AGAIN_S: Final = 0.5
+AT_ONCE_S: Final = 0.0005
 
 
 class Host:
@@ -103,15 +104,23 @@ class Host:
         if self.process is None or self.process_number != number or self.is_paused:
             return
         self.schedule.note(self.name, "goes on")
-        backlog, self._backlog = self._backlog, deque()
-        for work in backlog:
-            if self.process_number == number and self.process is not None:
-                work()
+        self._work_off(number)
 
-    def post(self, work: Work) -> None:
+    def _work_off(self, number: int) -> None:
+        """What has arrived meanwhile comes in pieces, with turns of the event loop between."""
+        if self.process is None or self.process_number != number or self.is_paused:
+            return
+        for _ in range(self.chance.randint(1, 10)):
+            if self._backlog and self.process is not None:
+                self._backlog.popleft()()
+        if self._backlog:
+            self.schedule.after(AT_ONCE_S, lambda: self._work_off(number))
+
+    def post(self, work: Work, *, is_own: bool = False) -> None:
+        """`is_own`: of the process itself, nothing that has come from outside."""
         if self.process is None:
             return
-        if self.is_paused:
+        if self.is_paused or (self._backlog and not is_own):
             self._backlog.append(work)
         else:
             work()

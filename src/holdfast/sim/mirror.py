@@ -36,6 +36,14 @@ class Mirror:
             self._checks.batch_written(self.name, batch)
             self._add(batch)
 
+    def begin(self, offsets: list[int]) -> None:
+        """The journal begins there now; what lies before is gone, or void."""
+        for partition, start in enumerate(offsets):
+            batches = self.batches[partition]
+            while batches and batches[0].end_offset <= start:
+                del batches[0]
+                self.checked[partition] = max(0, self.checked[partition] - 1)
+
     def _add(self, batch: Batch) -> None:
         batches = self.batches[batch.partition]
         while batches and batches[-1].end_offset > batch.base_offset:

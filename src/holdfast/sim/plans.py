@@ -26,4 +26,5 @@ def settings_for(
         outbox_messages=chance.choice((5, 30, 1000)),
         snapshot_s=chance.choice((0.7, 3.0, 1000.0)),
         segment_bytes=chance.choice((8 << 10, 64 << 10)),
+        retention_bytes=chance.choice((0, 8 << 10)),
     )

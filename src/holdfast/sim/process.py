@@ -2,6 +2,7 @@
 api/clustering.py drive them, by the schedule's clock, with the simulated network and disk.
 """
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -24,10 +25,12 @@ from holdfast.log.files import (
 from holdfast.log.filesystem import TemporaryFile
 from holdfast.log.index import ActiveIndex
 from holdfast.log.journal import Segment, WriteGroup
+from holdfast.log.retention import RetentionPolicy, SegmentSummary, decide
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.log.watermarks import Checkpoint
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import Effect, FetchInflight, Note, ReadLog, ResumeInput
+from holdfast.node.holding import holds_of
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState
 from holdfast.replication.controller import ControllerConfig
@@ -189,7 +192,12 @@ class Process:
             self.host.post(work)
 
     def later(self, delay_s: float, work: Callable[[], None]) -> None:
-        self.schedule.after(delay_s, lambda: self.post(work))
+        """Of its own."""
+        self.schedule.after(delay_s, lambda: self._post_own(work))
+
+    def _post_own(self, work: Callable[[], None]) -> None:
+        if not self.is_over:
+            self.host.post(work, is_own=True)
 
     def _tick(self) -> None:
         self.node.tick(self.host.clock(), self.host.wall_us())
@@ -201,6 +209,7 @@ class Process:
             images = self.images.state
             images.now = self.state.now
             images.wall_us = self.state.wall_us
+            self.member.tick(self.state.now)
             self.later(self.chance.random() * self.host.world.settings.turn_s, self._turn)
 
     def _turn(self) -> None:
@@ -236,7 +245,7 @@ class Process:
         due = self.host.schedule_time(when)
         if due < self._timer_at:
             self._timer_at = due
-            self.schedule.at(due, lambda: self.post(lambda: self._fire(due)))
+            self.schedule.at(due, lambda: self._post_own(lambda: self._fire(due)))
 
     def _fire(self, due: float) -> None:
         if self._timer_at == due:
@@ -425,6 +434,34 @@ class Process:
             known.append(sequence)
         while len(known) > SNAPSHOTS_KEPT:
             self.directory.remove_snapshot(known.pop(0))
+        if self.host.world.settings.retention_bytes:
+            self._retain(self.host.world.settings.retention_bytes)
+
+    def _retain(self, bytes_max: int) -> None:
+        """As api/maintenance.py does it; no session loses anything."""
+        journal = self.journal
+        summaries = [
+            SegmentSummary(
+                segment.sequence,
+                segment.size_bytes,
+                segment.last_timestamp_us(),
+                segment.end_offsets(),
+            )
+            for segment in journal.segments
+        ]
+        decision = decide(
+            summaries,
+            journal.start_offsets,
+            RetentionPolicy(None, bytes_max, None),
+            self.storage.snapshots[0],
+            holds_of(self.images.state, None),
+            self.state.wall_us,
+        )
+        if decision.remove:
+            removed = journal.remove_oldest(decision.remove)
+            self.host.mirror.begin(journal.start_offsets)
+            with contextlib.suppress(OSError):
+                self.storage.remove_segments(removed)
 
     # Effects
 

@@ -3,8 +3,9 @@ the connection."""
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from holdfast.mqtt.packets import PUBACK, PUBREC
 from holdfast.session.connection import Connection
 from holdfast.sim.process import Process
 from holdfast.sim.schedule import Work
@@ -13,11 +14,17 @@ if TYPE_CHECKING:
     from holdfast.sim.host import Host
 
 
+ACKNOWLEDGING: Final = (PUBACK << 4, PUBREC << 4)
+
+
 class SocketUser(Protocol):
     def received(self, socket: "ClientSocket", data: bytes) -> None: ...
 
     def closed(self, socket: "ClientSocket") -> None:
         """By the node, or with it."""
+
+    def refused(self, packet_id: int) -> None:
+        """The node has said so; the client may never hear of it."""
 
 
 class ClientSocket:
@@ -94,6 +101,9 @@ class ClientSocket:
         connection = self._connection
         assert connection is not None
         if connection.out:
+            for packet in connection.out:
+                if packet[0] in ACKNOWLEDGING and packet[1] >= 3 and packet[4] >= 0x80:
+                    self.user.refused(packet[2] << 8 | packet[3])
             data = b"".join(connection.out)
             connection.out.clear()
             connection.out_bytes = 0

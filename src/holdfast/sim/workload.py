@@ -41,9 +41,9 @@ class Party:
                 self._connect()
         elif self.is_active and self.wanders:
             roll = self.chance.random()
-            if roll < 0.02:
+            if roll < 0.03:
                 client.drop()
-            elif roll < 0.04:
+            elif roll < 0.06:
                 # Takes itself over.
                 self._connect()
         self.look()
@@ -249,13 +249,14 @@ class Retainer(Publisher):
 
 
 class Dying(Party):
-    """Comes with a will, and ends without a word, mostly."""
+    """Comes with a will, and ends without a word, mostly. Every will must come whose connection was
+    accepted and did not end with a DISCONNECT."""
 
     def __init__(self, world: "World", client: Client) -> None:
         super().__init__(world, client)
-        self.awaited = ""
-        """The will that must come."""
+        self.awaited: list[str] = []
         self._ends_at = 0.0
+        client.on_connected = self._accepted
 
     def is_wanted(self) -> bool:
         return self.is_active
@@ -265,26 +266,27 @@ class Dying(Party):
         text = f"{client.name}#{client.connects + 1}"
         client.will = m.Will(f"w/{client.name}", text.encode(), self.chance.choice((1, 2)), False)
         self._ends_at = self.world.schedule.now + self.chance.random() * 2
-        self.awaited = ""
+
+    def _accepted(self) -> None:
+        will = self.client.will
+        assert will is not None
+        self.awaited.append(will.payload.decode())
 
     def look(self) -> None:
         client = self.client
-        if client.socket is None or (self.is_active and self.world.schedule.now < self._ends_at):
-            return
-        if not client.is_connected:
+        if not client.is_connected or (self.is_active and client.schedule.now < self._ends_at):
             return
         if self.is_active and self.chance.random() < 0.3:
+            self.awaited.pop()
             client.disconnect()
         else:
-            self.awaited = client.will.payload.decode() if client.will is not None else ""
             client.drop()
 
     def unsettled(self) -> str:
         if self.client.socket is not None:
             return f"{self.client.name} has not ended"
-        if self.awaited and not self.world.checks.wills.get(self.awaited):
-            return f"the will {self.awaited} has not come"
-        return ""
+        missing = [text for text in self.awaited if not self.world.checks.wills.get(text)]
+        return f"the wills {missing} have not come" if missing else ""
 
 
 def parties(world: "World") -> list[Party]:

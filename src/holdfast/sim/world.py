@@ -34,6 +34,8 @@ class Settings:
     segment_bytes: int = 64 << 10
     allocate_bytes: int = 0
     snapshot_s: float = 3.0
+    retention_bytes: int = 0
+    """Of the log on each disk, looked at after a snapshot; 0: everything stays."""
     outbox_messages: int = 30
     replace_after_s: float = 10.0
 
@@ -69,6 +71,7 @@ class World:
             party.is_active = False
         self._wait(settings.settled_within_s, self._not_settled, "not settled")
         self.checks.same_images()
+        self.checks.same_sessions()
         for party in self.parties:
             if isinstance(party, Retainer):
                 party.check()

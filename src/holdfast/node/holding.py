@@ -1,0 +1,27 @@
+"""What of the log sessions and shared groups still need: retention leaves it, within limits."""
+
+from holdfast.log.retention import Hold
+from holdfast.node.recording import group_positions, is_durable_group
+from holdfast.node.state import NodeState
+from holdfast.session.session import Session
+
+
+def holds_of(state: NodeState, bytes_max: int | None) -> list[Hold]:
+    """Of those that have not finished with everything. `bytes_max`: as in Hold."""
+    holds: list[Hold] = []
+    for session in state.sessions.values():
+        if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
+            holds.append(Hold(session.client_id, _positions(session, state.delivered), bytes_max))
+    for group in state.groups.values():
+        if is_durable_group(group) or not group.tailing:
+            holds.append(Hold(group.key, group_positions(state, group), bytes_max))
+    return holds
+
+
+def _positions(session: Session, delivered: list[int]) -> list[int]:
+    """What the session still needs: unread records, and unfinished ones for a resend."""
+    positions = session.resume_positions(delivered)
+    for entry in session.inflight.values():
+        if not entry.is_retained:
+            positions[entry.partition] = min(positions[entry.partition], entry.offset)
+    return positions

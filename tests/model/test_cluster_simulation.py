@@ -1,0 +1,62 @@
+"""Whole clusters of the production cores against everything that goes wrong at once: no promise to
+a client is broken, and when all is well again nothing is missing. See holdfast.sim for what is
+simulated and what is checked.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.sim.plans import settings_for
+from holdfast.sim.world import World
+
+SEEDS = int(os.environ.get("HOLDFAST_CLUSTER_SEEDS", "12"))
+"""How many runs; `make sim` has more. A failure names its seed: python -m holdfast.sim --seed N"""
+BLOCKS = 4
+DURATION_S = float(os.environ.get("HOLDFAST_CLUSTER_SECONDS", "2.5"))
+"""Of faults, in each."""
+SOURCE = Path(__file__).parents[2] / "src"
+
+
+@pytest.mark.timeout(36_000)
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_no_promise_is_broken(block: int) -> None:
+    for seed in range(block, SEEDS, BLOCKS):
+        world = World(seed, settings_for(seed, duration_s=DURATION_S))
+        try:
+            world.run()
+        except Exception as error:
+            trace = "\n".join(world.schedule.trace)
+            raise AssertionError(f"seed {seed}, {DURATION_S} s: {error}\n{trace}") from error
+
+
+def test_work_gets_done() -> None:
+    """A run in which nothing happens shows nothing."""
+    world = World(1, settings_for(1, 3, (), duration_s=1.5))
+    world.run()
+    checks = world.checks
+    assert checks.acknowledged > 80
+    assert checks.wills
+    assert checks.retained
+
+
+def test_a_seed_says_everything() -> None:
+    """The same run in another process, with other hash seeds and addresses."""
+    command = [
+        sys.executable, "-m", "holdfast.sim", "--seed", "7", "--duration", "1", "--nodes", "3",
+    ]  # fmt: skip
+    outputs = {
+        subprocess.run(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(SOURCE)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+    assert "well" in outputs.pop()

@@ -1,0 +1,158 @@
+"""The order of a client's messages when a leader, or this node, does not take one of them: what was
+sent behind it must not be stored before it comes again."""
+
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import WAIT_S, Appender, Forwarding, Pending, decode_forward
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.mqtt import reasons
+from holdfast.node.config import NodeConfig
+from holdfast.node.sequencing import Sequencer
+from holdfast.node.state import Held, NodeState
+from holdfast.session.connection import Connection
+
+LEADER = "n2"
+REFUSED = reasons.QUOTA_EXCEEDED
+
+
+class Promised(Held):
+    def __init__(self, kept: list[str], name: str, connection: Connection) -> None:
+        super().__init__(connection)
+        self.kept = kept
+        self.name = name
+
+    def release(self, state: NodeState) -> None:
+        self.kept.append(self.name)
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        self.kept.append(f"{self.name} refused")
+
+
+class Taking(Appender):
+    def append(self, pending: Pending) -> None:
+        """It is in this node's own log."""
+
+
+class Bench:
+    def __init__(self) -> None:
+        journal = Journal(1, replicated=True)
+        self.state = NodeState(NodeConfig(partitions=1), journal)
+        self.fabric = Fabric("n1", journal)
+        self.fabric.connected.add(LEADER)
+        self.forwarding = Forwarding(self.state, self.fabric, Taking())
+        self.kept: list[str] = []
+        self.connection = Connection(1 << 20, "", "")
+        self.tickets: dict[str, int] = {}
+
+    def publish(self, name: str, client: bytes = b"c", flags: int = 1) -> None:
+        before = set(self.forwarding.pending)
+        self.forwarding.append(
+            0, log_record.MESSAGE, flags, 0, name.encode(), client, b"", 0, 0, b"", b"", False
+        )
+        self.forwarding.hold(Promised(self.kept, name, self.connection))
+        (self.tickets[name],) = set(self.forwarding.pending) - before
+
+    def refuse(self, name: str) -> None:
+        self.forwarding.refuse(self.tickets[name], REFUSED, "too few")
+
+    def commit(self, name: str, client: bytes = b"c") -> None:
+        self.forwarding.settle(self.tickets[name], 0, client)
+
+    def sent(self) -> list[tuple[int, list[str]]]:
+        """(attempt, names) of every batch that has left since the last call."""
+        self.forwarding.flush()
+        found = []
+        for _, _, payload in self.fabric.outgoing:
+            assert isinstance(payload, bytes)
+            for _, attempt, batch in decode_forward(payload):
+                found.append((attempt, [record.topic.decode() for record in batch.records()]))
+        self.fabric.outgoing.clear()
+        return found
+
+
+def test_a_refusal_that_is_not_told_yet_is_known_at_the_connection() -> None:
+    bench = Bench()
+    bench.forwarding.aligned(0, LEADER, 1, set())
+    bench.publish("first")
+    bench.publish("second")
+    bench.refuse("second")
+    assert bench.kept == []
+    assert bench.connection.refusals_due == 1
+    bench.commit("first")
+    assert bench.kept == ["first", "second refused"]
+    assert bench.connection.refusals_due == 0
+
+
+def test_a_repetition_is_no_refusal() -> None:
+    bench = Bench()
+    bench.forwarding.aligned(0, LEADER, 1, set())
+    bench.publish("first")
+    bench.publish("second")
+    bench.forwarding.refuse(bench.tickets["second"], reasons.SUCCESS, "")
+    assert bench.connection.refusals_due == 0
+    bench.commit("first")
+    assert bench.kept == ["first", "second"]
+
+
+def test_what_was_on_its_way_when_the_refusal_came_says_so() -> None:
+    """It leaves in the same turn, but was taken from the client before."""
+    bench = Bench()
+    bench.forwarding.aligned(0, LEADER, 1, set())
+    bench.publish("refused")
+    assert bench.sent() == [(0, ["refused"])]
+    bench.publish("behind")
+    bench.refuse("refused")
+    bench.publish("next")
+    assert bench.sent() == [(0, ["behind"]), (1, ["next"])]
+
+
+def test_what_was_sent_behind_a_refused_message_does_not_go_to_the_next_leader() -> None:
+    """The leader that refused the first one is lost before it has answered for the second."""
+    bench = Bench()
+    bench.forwarding.aligned(0, LEADER, 1, set())
+    bench.publish("refused")
+    bench.publish("behind")
+    bench.publish("stored")
+    bench.publish("other", b"d")
+    bench.publish("will", flags=1 | log_record.FLAG_WILL)
+    assert bench.sent()
+    bench.refuse("refused")
+    bench.publish("next")
+    bench.forwarding.stop(0)
+    bench.forwarding.aligned(0, LEADER, 2, {bench.tickets["stored"]})
+    assert bench.sent() == [(2, ["other", "will"])]
+    assert bench.kept == ["refused refused", "behind refused"]
+    for name, client in ("stored", b"c"), ("other", b"d"), ("will", b"c"):
+        bench.commit(name, client)
+    assert bench.kept[2:] == ["stored", "other", "will", "next refused"]
+    bench.publish("again")
+    assert [names for _, names in bench.sent()] == [["again"]]
+
+
+def test_what_this_node_has_stored_as_a_leader_is_not_refused() -> None:
+    """The next leader may have it: its packet id must not be free."""
+    bench = Bench()
+    bench.forwarding.aligned(0, "n1", 1, set())
+    bench.publish("stored")
+    bench.forwarding.stop(0)
+    bench.publish("waiting")
+    bench.state.now = WAIT_S * 2
+    bench.forwarding.refuse_overdue(bench.state.now)
+    assert bench.kept == []
+    assert list(bench.forwarding.pending) == [bench.tickets["stored"]]
+    bench.commit("stored")
+    assert bench.kept == ["stored", "waiting refused"]
+
+
+def test_nothing_later_of_a_producer_before_what_was_refused() -> None:
+    sequencer = Sequencer()
+    sequencer.producer_id, sequencer.epoch = b"p", 1
+    assert sequencer.note_refused(b"p", 1, 7)
+    assert sequencer.note_refused(b"p", 1, 5)
+    assert sequencer.note_refused(b"p", 1, 6)
+    sequencer.sequence = 6
+    assert sequencer.is_behind_hole()
+    sequencer.sequence = 5
+    assert not sequencer.is_behind_hole()
+    sequencer.sequence = 6
+    assert not sequencer.is_behind_hole()

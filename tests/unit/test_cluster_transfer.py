@@ -1,0 +1,340 @@
+"""Images from one node to another: pieces, lost links, and when the node that gets them may follow
+again."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from holdfast.cluster.applying import Applier, ApplyingLog
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import Appender, Forwarding
+from holdfast.cluster.images import Images
+from holdfast.cluster.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.record import Batch, BatchBuilder
+from holdfast.node.config import NodeConfig
+from holdfast.node.state import NodeState
+from holdfast.replication.commands import InitCluster, PutNode, apply
+from holdfast.replication.kinds import IMAGE, IMAGE_REQUEST, BadFrame
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo
+
+PARTITIONS = 4
+
+
+def metadata() -> ClusterMetadata:
+    """`a` leads everything."""
+    made: ClusterMetadata | None = None
+    for command in (
+        InitCluster("c", PARTITIONS, 2, 1, NodeInfo("a", "i", "a:1", "", "")),
+        PutNode(NodeInfo("b", "i", "b:1", "", ""), 0),
+        PutNode(NodeInfo("c", "i", "c:1", "", ""), 0),
+    ):
+        applied = apply(made, command)
+        assert not applied.error
+        made = applied.metadata
+    assert made is not None
+    return made
+
+
+@dataclass
+class Party:
+    name: str
+    fabric: Fabric
+    images: Images
+    applier: Applier
+    transfer: Transfer
+    state: NodeState
+
+    def retained(self) -> set[str]:
+        return set(self.state.retained.entries)
+
+
+def party(name: str) -> Party:
+    journal = Journal(PARTITIONS, replicated=True)
+    config = NodeConfig(node_id=name, partitions=PARTITIONS)
+    state = NodeState(config, journal)
+    images = Images(NodeState(config, journal))
+    state.retained = images.state.retained
+    images.state.delivered = state.delivered
+    fabric = Fabric(name, journal)
+    fabric.metadata = metadata()
+    fabric.connected = {"a", "b", "c"} - {name}
+    log = ApplyingLog(journal)
+    applier = Applier(state, images, log, {}, lambda *_: None, lambda _: None)
+    return Party(name, fabric, images, applier, Transfer(state, fabric, images, applier), state)
+
+
+class Pair:
+    def __init__(self) -> None:
+        self.parties = {"a": party("a"), "b": party("b")}
+        self.a = self.parties["a"]
+        self.b = self.parties["b"]
+        self.now = 100.0
+        self.pieces = 0
+
+    def retain(self, partition: int, topic: str, size: int) -> None:
+        """At `a`, where it is applied."""
+        delivered = self.a.state.delivered
+        builder = BatchBuilder(partition, delivered[partition])
+        flags = 1 | log_record.FLAG_RETAIN
+        builder.add(
+            *(log_record.MESSAGE, flags, 0, topic.encode(), b"", b"", 0, 0, b"", bytes(size), True)
+        )
+        self.a.images.apply(Batch(builder.build(1)).record(0))
+        delivered[partition] += 1
+
+    def restart(self, partition: int, offset: int) -> None:
+        """The log of `b` begins at the offset now."""
+        self.b.state.journal.reset(partition, offset)
+        self.b.transfer.restarted(partition, offset)
+
+    def turn(self, seconds: float = 0.0) -> None:
+        """Everybody takes one step, and gets what was sent to it before."""
+        self.now += seconds
+        for each in self.parties.values():
+            each.state.now = self.now
+            each.transfer.step(self.now)
+        for each in self.parties.values():
+            outgoing = each.fabric.outgoing
+            each.fabric.outgoing = []
+            for to, kind, payload in outgoing:
+                assert isinstance(payload, bytes)
+                receiver = self.parties[to].transfer
+                if kind == IMAGE_REQUEST:
+                    receiver.handle_request(each.name, payload)
+                else:
+                    assert kind == IMAGE
+                    assert len(payload) < 2 * PIECE_BYTES + 1000
+                    self.pieces += 1
+                    receiver.handle_image(each.name, payload)
+
+    def run(self) -> None:
+        for _ in range(200):
+            if not self.b.transfer.missing:
+                return
+            self.turn()
+        pytest.fail("the images do not come")
+
+
+def filled() -> Pair:
+    pair = Pair()
+    for number in range(60):
+        pair.retain(number % PARTITIONS, f"t/{number % PARTITIONS}/{number}", 20_000)
+    return pair
+
+
+def test_images_come_in_pieces_and_count_once_they_are_saved() -> None:
+    pair = filled()
+    transfer = pair.b.transfer
+    assert transfer.is_whole
+    pair.restart(1, 10)
+    pair.restart(2, 15)
+    assert transfer.missing == {1, 2}
+    assert transfer.offsets() == [0, 0, 0, 0]
+    pair.run()
+    assert pair.pieces > 2
+    assert pair.b.retained() == {t for t in pair.a.retained() if t[2] in "12"}
+    assert pair.b.applier.starts == [0, 15, 15, 0]
+    assert transfer.offsets() == [0, 10, 15, 0]
+    assert not transfer.is_whole
+    assert transfer.wants_save()
+    assert transfer.take_released() == []
+    covered = transfer.begin_save()
+    transfer.saved(covered)
+    assert sorted(transfer.take_released()) == [1, 2]
+    assert transfer.is_whole
+    assert not transfer.wants_save()
+
+
+def test_what_was_there_before_goes() -> None:
+    pair = filled()
+    pair.restart(1, 10)
+    pair.run()
+    pair.b.transfer.saved(pair.b.transfer.begin_save())
+    gone = sorted(topic for topic in pair.a.retained() if topic.startswith("t/1/"))[0]
+    pair.a.state.retained.remove(gone)
+    pair.retain(1, "t/1/new", 10)
+    pair.restart(1, 16)
+    pair.run()
+    assert pair.b.retained() == {topic for topic in pair.a.retained() if topic.startswith("t/1/")}
+    assert "t/1/new" in pair.b.retained()
+    assert gone not in pair.b.retained()
+
+
+def test_a_log_that_begins_where_the_images_are_needs_none() -> None:
+    """But they are in no snapshot that goes with that log."""
+    pair = filled()
+    pair.restart(1, 10)
+    pair.run()
+    pair.b.transfer.saved(pair.b.transfer.begin_save())
+    pair.b.transfer.take_released()
+    pair.restart(1, 15)
+    assert pair.b.transfer.missing == set()
+    covered = pair.b.transfer.begin_save()
+    assert list(covered) == [1]
+    pair.restart(1, 15)
+    pair.b.transfer.saved(covered)
+    assert pair.b.transfer.take_released() == [], "the log has begun anew since"
+    pair.b.transfer.saved(pair.b.transfer.begin_save())
+    assert pair.b.transfer.take_released() == [1]
+
+
+def test_a_lost_link_begins_it_anew() -> None:
+    pair = filled()
+    pair.restart(1, 10)
+    pair.restart(3, 10)
+    while not pair.pieces:
+        pair.turn()
+    assert pair.b.transfer.missing == {1, 3}
+    for each, other in ((pair.a, "b"), (pair.b, "a")):
+        each.fabric.outgoing = []
+        each.fabric.connected.discard(other)
+        each.transfer.disconnected(other)
+    pair.turn(ASK_AGAIN_S)
+    pair.turn()
+    assert not pair.b.fabric.outgoing
+    topic = next(topic for topic in pair.b.retained() if topic.startswith("t/1/"))
+    pair.a.state.retained.remove(topic)
+    for each, other in ((pair.a, "b"), (pair.b, "a")):
+        each.fabric.connected.add(other)
+    pair.turn(ASK_AGAIN_S)
+    pair.run()
+    assert pair.b.retained() == {t for t in pair.a.retained() if t[2] in "13"}
+
+
+def test_a_restart_in_the_middle_of_it() -> None:
+    pair = filled()
+    pair.restart(1, 10)
+    pair.restart(3, 10)
+    while not pair.pieces:
+        pair.turn()
+    pair.restart(3, 12)
+    pair.run()
+    assert pair.b.retained() == {t for t in pair.a.retained() if t[2] in "13"}
+    assert pair.b.applier.starts == [0, 15, 0, 15]
+
+
+def test_who_has_not_applied_enough_is_asked_again() -> None:
+    pair = filled()
+    pair.restart(1, 20)
+    pair.turn()
+    pair.turn()
+    assert pair.b.transfer.missing == {1}
+    for number in range(5):
+        pair.retain(1, f"t/1/late-{number}", 10)
+    assert not pair.b.transfer.wants_save()
+    pair.turn(ASK_AGAIN_S)
+    pair.run()
+    assert pair.b.applier.starts[1] == 20
+
+
+def test_who_lacks_them_gives_none() -> None:
+    pair = filled()
+    pair.a.transfer.missing.add(1)
+    pair.restart(1, 10)
+    pair.restart(2, 10)
+    for _ in range(60):
+        pair.turn()
+    assert pair.b.transfer.missing == {1}
+    assert pair.b.transfer.wants_save(), "what has come does not wait for what cannot be had"
+    pair.a.transfer.give_up(1)
+    pair.turn(ASK_AGAIN_S)
+    pair.run()
+
+
+def test_a_node_that_does_not_answer_is_asked_again() -> None:
+    pair = filled()
+    pair.restart(1, 10)
+    pair.turn()
+    # The answer is lost on its way.
+    assert pair.a.fabric.outgoing
+    pair.a.fabric.outgoing = []
+    pair.turn(ANSWER_S / 2)
+    assert pair.b.transfer.missing == {1}
+    assert pair.pieces == 0
+    assert pair.b.transfer.timer() is not None
+    pair.turn(ANSWER_S)
+    pair.run()
+
+
+def test_the_leader_is_asked() -> None:
+    pair = filled()
+    made = pair.b.fabric.metadata
+    assert made is not None
+    info = replace(made.partitions[1], leader="c")
+    partitions = (made.partitions[0], info, *made.partitions[2:])
+    pair.b.fabric.metadata = replace(made, partitions=partitions)
+    pair.restart(1, 10)
+    pair.b.transfer.step(pair.now)
+    pair.b.transfer.step(pair.now)
+    assert [(to, kind) for to, kind, _ in pair.b.fabric.outgoing] == [("c", IMAGE_REQUEST)]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"{}",
+        b'{"request":1,"piece":0}',
+        b'{"request":1,"piece":0,"partitions":[[9,0]]}',
+        b'{"request":1,"piece":0,"partitions":[[1]]}',
+        b'{"request":1,"piece":0,"partitions":["x"]}',
+        b'{"request":"x","piece":0}',
+    ],
+)
+def test_requests_that_are_none(payload: bytes) -> None:
+    with pytest.raises(BadFrame):
+        filled().a.transfer.handle_request("b", payload)
+
+
+def test_images_that_are_none() -> None:
+    pair = filled()
+    pair.restart(1, 10)
+    pair.b.transfer.step(pair.now)
+    pair.b.transfer.step(pair.now)
+    (request,) = pair.b.fabric.outgoing
+    assert isinstance(request[2], bytes)
+    pair.a.transfer.handle_request("b", request[2])
+    (image,) = pair.a.fabric.outgoing
+    assert isinstance(image[2], bytes)
+    # Of somebody who was not asked.
+    pair.b.transfer.handle_image("c", image[2])
+    assert pair.b.transfer.missing == {1}
+    with pytest.raises(BadFrame):
+        pair.b.transfer.handle_image("a", image[2][:-1])
+    with pytest.raises(BadFrame):
+        pair.b.transfer.handle_image("a", b"x")
+
+
+def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
+    """Plain messages under way, when the records that would tell are gone. Others are recognised
+    by whoever stores them, and a message that never left is in no doubt."""
+    journal = Journal(PARTITIONS, replicated=True)
+    state = NodeState(NodeConfig(node_id="b", partitions=PARTITIONS), journal)
+    fabric = Fabric("b", journal)
+    fabric.connected = {"a"}
+    forwarding = Forwarding(state, fabric, Appender())
+    flags = {
+        "plain": 1,
+        "numbered": 2 | log_record.FLAG_PACKET_ID,
+        "producer": 1 | log_record.FLAG_PRODUCER,
+        "will": 1 | log_record.FLAG_WILL,
+    }
+
+    def append(topic: str) -> None:
+        kind = log_record.MESSAGE if topic in flags else log_record.SESSION
+        forwarding.append(
+            *(1, kind, flags.get(topic, 0), 0, topic.encode(), b"c", b"", 0, 0, b"", b"", False)
+        )
+
+    forwarding.aligned(1, "a", 1, set())
+    for topic in (*flags, "session"):
+        append(topic)
+    forwarding.flush()
+    forwarding.stop(1)
+    flags["later"] = 1
+    append("later")
+    forwarding.give_up_doubtful(1)
+    left = [pending.topic.decode() for pending in forwarding.pending.values()]
+    assert left == ["numbered", "producer", "will", "session", "later"]

@@ -1,0 +1,269 @@
+"""The images of some partitions, taken from one node to another."""
+
+import json
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from holdfast.cluster import image_entries
+from holdfast.cluster.images import Images
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Batch, BatchBuilder, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.recording import session_opened
+from holdfast.node.recovery import SNAPSHOT_SESSION
+from holdfast.node.state import NodeState
+from holdfast.session.session import RECEIVED, SENT, Inflight, Session, Will
+from holdfast.session.state import encode_cursor
+
+PARTITIONS = 8
+CLIENTS = [f"client-{number}" for number in range(40)]
+
+
+def new_images() -> Images:
+    state = NodeState(
+        NodeConfig(node_id="n", partitions=PARTITIONS), Journal(PARTITIONS, replicated=True)
+    )
+    state.now = 1000.0
+    state.wall_us = 1_700_000_000_000_000
+    return Images(state)
+
+
+class Log:
+    """Records by partition, as a leader would have appended them; `order` is that of all."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.offsets = [0] * PARTITIONS
+        self.order: list[Record] = []
+        self.epochs = dict.fromkeys(CLIENTS, 0)
+
+    def add(
+        self,
+        partition: int,
+        kind: int,
+        flags: int = 0,
+        topic: str = "",
+        client_id: str = "",
+        producer: bytes = b"",
+        epoch: int = 0,
+        sequence: int = 0,
+        payload: bytes = b"",
+    ) -> None:
+        builder = BatchBuilder(partition, self.offsets[partition])
+        builder.add(
+            *(kind, flags, 1_699_999_999_000_000, topic.encode(), client_id.encode(), producer),
+            *(epoch, sequence, b"", payload, True),
+        )
+        self.offsets[partition] += 1
+        self.order.append(Batch(builder.build(1)).record(0))
+
+    def session(self, client_id: str, payload: bytes) -> None:
+        home = partition_of(client_id.encode(), PARTITIONS)
+        epoch = self.epochs[client_id]
+        self.add(home, log_record.SESSION, client_id=client_id, sequence=epoch, payload=payload)
+
+    def cursor(self, key: str, sequence: int, payload: bytes) -> None:
+        home = partition_of(key.encode(), PARTITIONS)
+        self.add(home, log_record.CURSOR, client_id=key, sequence=sequence, payload=payload)
+
+    def something(self) -> None:
+        chance = self.random
+        client_id = chance.choice(CLIENTS)
+        place = chance.randrange(PARTITIONS)
+        things: list[Callable[[], None]] = [
+            lambda: self.open(client_id),
+            lambda: self.change(client_id),
+            lambda: self.move(client_id),
+            lambda: self.retain(place),
+            lambda: self.receive(client_id, place),
+            lambda: self.produce(place),
+            self.group,
+        ]
+        chance.choice(things)()
+
+    def open(self, client_id: str) -> None:
+        self.epochs[client_id] += 1
+        session = Session(client_id, client_id.encode())
+        session.epoch = self.epochs[client_id]
+        session.expiry_s = 3600
+        if self.random.random() < 0.5:
+            session.will = Will(b"will", b"gone", 1, False, b"", 0, 30)
+        clean = self.random.random() < 0.3
+        self.session(client_id, session_opened(session, clean, "n1"))
+
+    def change(self, client_id: str) -> None:
+        filters = [[f"f/{self.random.randrange(5)}", 1, False, False, 0, 0]]
+        changes: list[dict[str, object]] = [
+            {"op": "subscribe", "start": list(self.offsets), "subscriptions": filters},
+            {"op": "unsubscribe", "filters": ["f/1"]},
+            {"op": "close", "expiry_s": 3600, "will": True},
+            {"op": "end"},
+        ]
+        change = self.random.choices(changes, (6, 2, 3, 1))[0]
+        self.session(client_id, json.dumps({"client": client_id, **change}).encode())
+
+    def move(self, client_id: str) -> None:
+        chance = self.random
+        entry = Inflight(chance.randrange(PARTITIONS), 5, chance.choice([1, 2]), False)
+        entry.state = chance.choice([SENT, RECEIVED])
+        positions = [(chance.randrange(PARTITIONS), chance.randrange(100))]
+        changes = {chance.randrange(1, 6): chance.choice([entry, None])}
+        self.cursor(client_id, self.epochs[client_id], encode_cursor(positions, changes, []))
+
+    def group(self) -> None:
+        chance = self.random
+        key = f"$share/g{chance.randrange(6)}/f/1"
+        positions = [(number, chance.randrange(100)) for number in range(PARTITIONS)]
+        self.cursor(key, 1, encode_cursor(positions, {}, [(0, 150)]))
+
+    def retain(self, partition: int) -> None:
+        # A topic has one partition.
+        topic = f"r/{partition}/{self.random.randrange(6)}"
+        payload = self.random.choice([b"", b"value-%d" % self.offsets[partition]])
+        flags = 1 | log_record.FLAG_RETAIN
+        self.add(partition, log_record.MESSAGE, flags, topic, payload=payload)
+
+    def receive(self, client_id: str, partition: int) -> None:
+        packet_id = self.random.randrange(1, 5)
+        epoch = self.epochs[client_id]
+        if not epoch:
+            return
+        kind = self.random.choice([log_record.MESSAGE, log_record.RELEASE, log_record.WILL])
+        flags = 2 | log_record.FLAG_PACKET_ID if kind == log_record.MESSAGE else 0
+        number = epoch if kind == log_record.WILL else packet_id
+        self.add(partition, kind, flags, "q", client_id, epoch=epoch, sequence=number)
+
+    def produce(self, partition: int) -> None:
+        name = b"producer-%d" % self.random.randrange(10)
+        sequence = self.offsets[partition] + 1
+        flags = 1 | log_record.FLAG_PRODUCER
+        self.add(partition, log_record.MESSAGE, flags, "p", "", name, 1, sequence)
+
+
+def content(images: Images) -> dict[str, object]:
+    """What the images say, in an order of its own, without what does not count: packet ids of
+    earlier lives of a session."""
+    state = images.state
+    sessions: dict[str, object] = {}
+    for client_id, session in sorted(state.sessions.items()):
+        fields = images.fields(session)
+        fields["subscriptions"] = sorted(fields["subscriptions"])  # type: ignore[call-overload]
+        del fields["inbound"]
+        sessions[client_id] = fields
+    return {
+        "sessions": sessions,
+        "open": sorted(session.client_id for session in images.open),
+        "born": dict(images.born),
+        "inbound": sorted(
+            (client_id, place)
+            for client_id, ids in images.inbound.items()
+            for place in ids
+            if images.is_inbound(client_id, *place, images.ended.get(client_id, 0) + 1)
+        ),
+        "groups": {key: images.groups.fields(key) for key in images.group_positions},
+        "ended": dict(images.ended),
+        "fired": dict(images.fired),
+        "retained": {
+            topic: (entry.payload, entry.partition, entry.offset)  # type: ignore[attr-defined]
+            for topic, entry in state.retained.entries.items()
+        },
+        "producers": {
+            name: sorted(
+                (place.partition, place.epoch, place.sequence, place.stored_us)
+                for place in producer.places()
+            )
+            for name, producer in state.producers.by_id.items()
+        },
+        "places": state.producers.places,
+    }
+
+
+def exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_lost_comes_back(seed: int) -> None:
+    """One node has applied everything. Another has, too, but its images of some partitions are of
+    long ago; they come while the first moves on, and then the records from there."""
+    log = Log(seed)
+    partitions = frozenset(log.random.sample(range(PARTITIONS), 3))
+    for _ in range(1200):
+        log.something()
+    whole = new_images()
+    behind = new_images()
+    for number, record in enumerate(log.order):
+        whole.apply(record)
+        if number < 400 or record.partition not in partitions:
+            behind.apply(record)
+    known = len(log.order)
+    starts = list(log.offsets)
+    exhaust(image_entries.drop(behind, partitions))
+    for entry in image_entries.entries(whole, partitions):
+        if log.random.random() < 0.05:
+            # The first node goes on meanwhile, the other one where it can.
+            log.something()
+            for record in log.order[known:]:
+                whole.apply(record)
+                if record.partition not in partitions:
+                    behind.apply(record)
+            known = len(log.order)
+        if entry is not None:
+            image_entries.take(behind, *entry)
+    for record in log.order:
+        if record.partition in partitions and record.offset >= starts[record.partition]:
+            behind.apply(record)
+    expected = content(whole)
+    found = content(behind)
+    for name, value in expected.items():
+        assert found[name] == value, name
+    assert len(whole.state.sessions) > 10
+    assert len(whole.state.retained) > 5
+
+
+def test_dropping_leaves_the_rest_alone() -> None:
+    log = Log(1)
+    for _ in range(800):
+        log.something()
+    whole = new_images()
+    rest = new_images()
+    for record in log.order:
+        whole.apply(record)
+        if record.partition != 3:
+            rest.apply(record)
+    # What spans partitions is told apart by what is left of it.
+    whole.fired = rest.fired = OrderedDict()
+    exhaust(image_entries.drop(whole, frozenset([3])))
+    for session in whole.state.sessions.values():
+        assert partition_of(session.key, PARTITIONS) != 3
+    left, expected = content(whole), content(rest)
+    for name in ("open", "ended", "groups", "retained", "producers", "places"):
+        assert left[name] == expected[name], name
+    assert sorted(left["sessions"]) == sorted(expected["sessions"])  # type: ignore[call-overload]
+    exhaust(image_entries.drop(whole, range(PARTITIONS)))
+    empty = content(whole)
+    assert not any(value for name, value in empty.items() if name != "fired")
+    assert not whole.touched
+    assert not whole.state.groups
+    assert whole.state.subscription_count == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        (SNAPSHOT_SESSION, b"{}"),
+        (SNAPSHOT_SESSION, b"["),
+        (image_entries.INBOUND, b'{"client":"c","ids":[1]}'),
+        (image_entries.FIRED, b"[1]"),
+        (99, b""),
+    ],
+)
+def test_entries_that_are_none(kind: int, data: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AssertionError)):
+        image_entries.take(new_images(), 0, kind, data)
