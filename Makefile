@@ -7,6 +7,8 @@ HOT_SOURCES := $(shell find src/holdfast -name '*.py')
 SECONDS ?= 60
 ROUNDS ?= 20
 SEEDS ?= 5000
+# A run of a whole cluster takes some two seconds.
+CLUSTER_SEEDS ?= $(shell expr $(SEEDS) / 5)
 STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 3
@@ -93,8 +95,10 @@ stalls: setup
 	HOLDFAST_STALLS=$(STALLS) $(BIN)/python -m pytest -q -s tests/e2e/test_stalls.py
 
 sim: setup
-	HOLDFAST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n 2 tests/model/test_sessions.py tests/model/test_lease_simulation.py \
-	  tests/model/test_controller_simulation.py tests/model/test_raft_simulation.py tests/model/test_replication_simulation.py
+	HOLDFAST_SEEDS=$(SEEDS) HOLDFAST_CLUSTER_SEEDS=$(CLUSTER_SEEDS) HOLDFAST_CLUSTER_SECONDS=6 \
+	  $(BIN)/python -m pytest -q -n 2 tests/model/test_sessions.py tests/model/test_lease_simulation.py \
+	  tests/model/test_controller_simulation.py tests/model/test_raft_simulation.py tests/model/test_replication_simulation.py \
+	  tests/model/test_cluster_simulation.py
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py

@@ -210,7 +210,7 @@ def test_each_message_once_and_evenly(cluster: ClusterProcesses, expiry_s: int) 
 
 def test_qos2_exactly_once(cluster: ClusterProcesses) -> None:
     with Team(cluster, ["n1", "n2", "n3"], 2, 600) as team:
-        payloads = team.publish("n2", 0, 150, 2)
+        payloads = team.publish("n2", 0, 90, 2)
         received = team.await_all(payloads)
         assert min(len(member.counts) for member in team.members) > 20
     assert received == Counter(payloads)
