@@ -6,9 +6,12 @@ import socket
 import pytest
 
 from tests.e2e import wire
-from tests.e2e.chaos import Crowd, Publisher, Subscriber
+from tests.e2e.chaos import Crowd
+from tests.e2e.chaos_clients import Publisher, Subscriber
+from tests.e2e.chaos_parties import on_loopback
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.ledger import Interest, Ledger
+from tests.e2e.ledger_checks import check
 
 MESSAGES = 30_000
 PAYLOAD_BYTES = 2048
@@ -31,9 +34,16 @@ def test_slow_consumer(start_holdfast: StartHoldfast, slow_qos: int) -> None:
     broker = start_holdfast({"log": {"durability": "memory"}, "limits": {"inflight_max": 65535}})
     ledger = Ledger()
     publisher = Publisher(
-        "p1", broker.port, 5, ledger, ["load/a"], 1, window=200, payload_bytes=PAYLOAD_BYTES
+        "p1",
+        on_loopback(broker.port),
+        5,
+        ledger,
+        ["load/a"],
+        1,
+        window=200,
+        payload_bytes=PAYLOAD_BYTES,
     )
-    fast = Subscriber("fast", broker.port, 5, ledger, [Interest("load/+", 1)])
+    fast = Subscriber("fast", on_loopback(broker.port), 5, ledger, [Interest("load/+", 1)])
     slow = deaf(broker.port, "slow", slow_qos)
     group = Crowd([publisher, fast])
     assert group.pump(10, lambda: fast.subscribed and publisher.ready)
@@ -47,7 +57,7 @@ def test_slow_consumer(start_holdfast: StartHoldfast, slow_qos: int) -> None:
     publisher.producing = False
     assert group.pump(20, lambda: not publisher.inflight)
     assert group.pump(20, lambda: next(ledger.missing(), None) is None), "the fast one waits"
-    assert ledger.check() == []
+    assert check(ledger) == []
     growth = broker.rss_bytes() - before
     group.close()
     assert growth < GROWTH_BYTES_MAX, f"grew by {growth >> 20} MiB"
