@@ -161,6 +161,19 @@ def _is_waiting(forwarding: Forwarding, pending: Pending) -> bool:
     return not forwarding.target(pending.partition)
 
 
+def owners_are_not_asked() -> AbstractContextManager[object]:
+    """A new home leader trusts what it was told before it led."""
+    return patch.object(Homes, "_ask_owned", lambda *_: None)
+
+
+def messages_of_an_owner_before_are_stored() -> AbstractContextManager[object]:
+    return patch.object(Admission, "_is_superseded", lambda *_: False)
+
+
+def a_request_opens_twice() -> AbstractContextManager[object]:
+    return patch.object(Images, "requests", lambda *_: [])
+
+
 def settings(*faults: str, mean_s: float = 0.4, min_insync: int = 1, **other: Any) -> Settings:
     return Settings(
         faults=faults,
@@ -198,6 +211,17 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "sent again without alignment": (sent_again_without_alignment, settings("kill", "reset"), 5),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
     "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 1),
+    "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 4),
+    "messages of an owner before are stored": (
+        messages_of_an_owner_before_are_stored,
+        settings("isolate", "pause", "one-way"),
+        13,
+    ),
+    "a request opens twice": (
+        a_request_opens_twice,
+        settings("isolate", "pause", "one-way"),
+        3,
+    ),
     "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 10),
 }
 

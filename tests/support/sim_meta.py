@@ -133,7 +133,6 @@ class World:
         self.leaders: dict[int, str] = {}
         self.asked: list[Asked] = []
         self.elections = 0
-        self.removed: set[str] = set()
         self._faults = [
             self._crash,
             self._crash,
@@ -460,7 +459,7 @@ class World:
         self._ask(leader, _node_change(replace(info, state=state)))
 
     def _remove(self) -> None:
-        """And after a while it comes back."""
+        """And after a while it asks to come back, in vain as long as it has its disk."""
         leader = self._leader()
         names = [name for name in self.nodes if name != "n1"]
         if leader is None or self.chance.random() < 0.5:
@@ -559,10 +558,22 @@ class World:
             for info in leader.store.metadata.nodes.values():
                 if info.state != NodeState.UP:
                     self._ask(leader, _node_change(replace(info, state=NodeState.UP)))
+            removed = leader.store.metadata.removed
             for node in self.nodes.values():
+                if (node.name, node.incarnation) in removed:
+                    self._start_empty(node)
                 if leader.store is not None:
                     self.input(leader, lambda store, now, n=node: store.admit(self._info(n), now))
         self.after(0.5, self._bring_up)
+
+    def _start_empty(self, node: Node) -> None:
+        """A node that was removed comes back with an empty disk only."""
+        if node.store is not None:
+            self._stop(node, "kill")
+        self.note(f"{node.name}, which was removed, is wiped")
+        node.disk = SimDisk()
+        node.incarnation += "r"
+        self._start(node)
 
     def _is_settled(self) -> bool:
         stores = [node.store for node in self.nodes.values() if node.store is not None]
