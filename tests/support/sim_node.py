@@ -35,6 +35,8 @@ from holdfast.node.catching_up import message_of
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.node.publishing import set_retained
+from holdfast.node.recovery import snapshot_entries
+from holdfast.node.state import NodeState
 from tests.support.sim_files import Process
 from tests.support.sim_schedule import Killed, Schedule, SimEvent, SimQueue, SimThreading
 
@@ -301,6 +303,15 @@ class SimNode:
 
     def refuse_publishes(self) -> None:
         self.node.state.disk_full = True
+
+    def recorded_state(self) -> NodeState:
+        return self.node.state
+
+    def snapshot_offsets(self) -> list[int]:
+        return list(self.node.state.journal.high_watermark)
+
+    def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
+        return snapshot_entries(self.node.state)
 
     async def drain_journal(self) -> None:
         while self._in_flight is not None or self.node.state.journal.pending_bytes:

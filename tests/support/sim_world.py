@@ -21,7 +21,7 @@ from holdfast.drivers.storage import Storage
 from holdfast.lease import directory as lease_directory
 from holdfast.lease.directory import Beat, LeaseDirectory
 from holdfast.lease.watch import EXPIRED, Watch
-from holdfast.log.epochs import CLAIMED_NAME, LEASE, Epoch, newest_epoch
+from holdfast.log.epochs import CLAIMED_NAME, LEASE, CorruptEpoch, Epoch, newest_epoch
 from holdfast.log.files import DataDirectory, Manifest, create
 from holdfast.log.filesystem import WriteFile
 from holdfast.log.journal import Segment
@@ -297,7 +297,7 @@ class World(Seen):
         self.storages[epoch] = storage
         if LeaseDirectory(self.disk).newest_claimed() != epoch:
             return
-        found = self._read(newest_epoch(self.disk))
+        found = self._read(self._newest_epoch())
         self._check_promised(found, f"holder {epoch}")
         journal = storage.journal
         fresh = found.opened.journal
@@ -338,6 +338,12 @@ class World(Seen):
 
     def on_stopped(self, node: SimNode, error: BaseException | None) -> None:
         self.note(f"stop {node.node_id} epoch={node.epoch} {error!r}")
+
+    def _newest_epoch(self) -> Epoch:
+        try:
+            return newest_epoch(self.disk)
+        except CorruptEpoch as error:
+            raise Wrong(f"an epoch is damaged: {error}") from error
 
     def _read(self, epoch: Epoch) -> "Found":
         directory = DataDirectory(epoch.files(self.disk), MANIFEST, epoch)

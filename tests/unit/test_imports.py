@@ -36,8 +36,8 @@ ALLOWED = {
         "mqtt", "topics", "log", "lease",
     },
     "cli": {
-        "cli", "api", "drivers", "cluster", "replication", "client", "node", "session", "security", "config", "mqtt",
-        "topics", "log", "lease", "pipeline",
+        "cli", "api", "drivers", "cluster", "replication", "client", "node", "session",
+        "security", "config", "mqtt", "topics", "log", "lease", "pipeline",
     },
 }  # fmt: skip
 PURE = ("mqtt", "topics", "log", "session", "lease", "replication", "node", "cluster")

@@ -329,7 +329,7 @@ class Coordinator:
         dirty = self._dirty
         self._dirty = {}
         for coordination in dirty:
-            if not coordination.is_open:
+            if not coordination.is_open or coordination.home not in self.homes:
                 continue
             if coordination.member_count():
                 self._hand_out(coordination)

@@ -206,7 +206,9 @@ def send_inflight(
     session.inflight[packet_id] = entry
     if session.expiry_s > 0:
         note_progress(state, session)
-        session.note_change(packet_id, entry)
+        if group is None or qos == 2 or state.cluster is None:
+            session.note_change(packet_id, entry)
+        # Else the group's positions stay below it until it is finished: the group gives it again.
         if qos == 2:
             log_changes(state, session)
         if qos == 2 or session.held_sends:

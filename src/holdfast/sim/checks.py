@@ -36,7 +36,7 @@ class Message:
         self.once = qos == 2
         # Never behind a later one of its publisher.
         self.is_ordered = True
-        # By the client, again after a reconnect.
+        # Again after each reconnect.
         self.times_sent = 0
         self.is_acknowledged = False
         self.is_refused = False
@@ -58,7 +58,7 @@ class Checks:
         self._written: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._watermarks: dict[tuple[str, int], list[int]] = {}
         self._owners: dict[tuple[str, int], str] = {}
-        # Acknowledged before it was seen committed: by when it must be.
+        # Messages.
         self.acknowledged = 0
 
     def fail(self, text: str) -> NoReturn:

@@ -17,7 +17,7 @@ WINDOW: Final = 5
 
 
 class Party:
-    """A client and what it is there for. `settled` says what it still waits for."""
+    """A client and what it is there for: it connects to any node, and moves now and then."""
 
     def __init__(self, world: "World", client: Client) -> None:
         self.world = world
