@@ -12,15 +12,13 @@ from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, PAUSE_MAX_S
 from tests.e2e.test_kill9 import SEED
 from tests.support.namespaces import missing
 
-SHORT = ["kill -9", "host lost"]
-
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
 @pytest.mark.timeout(240)
 def test_one_node(tmp_path: Path) -> None:
     if missing():
         pytest.skip(missing())
-    names = [*OF_ONE_NODE, *OF_ONE_NODE] if IS_CAMPAIGN else SHORT
+    names = [*OF_ONE_NODE, *OF_ONE_NODE]
     with lonely_site(tmp_path) as site:
         faults = [
             (name, OF_ONE_NODE[name])
