@@ -66,11 +66,11 @@ test-fast: $(VENV)/.installed
 check: lint test-fast
 
 test-interpreted: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n $(WORKERS) tests
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
 
 test-compiled: setup
 	@if $(BIN)/python tools/is_compiled.py; then \
-	  $(BIN)/python -m pytest -q -n $(WORKERS) tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
+	  $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
 	else echo "no C compiler here: the interpreted form was tested"; fi
 
 test: setup test-interpreted test-compiled

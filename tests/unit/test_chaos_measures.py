@@ -7,13 +7,14 @@ import pytest
 
 from tests.e2e.chaos_campaign import Outcome, Round, Watched
 from tests.e2e.chaos_clients import Publisher
+from tests.e2e.chaos_faults import OF_A_CLUSTER
 from tests.e2e.chaos_parties import on_loopback
 from tests.e2e.chaos_site import busiest
 from tests.e2e.event_log import EventReader, EventWriter
 from tests.e2e.ledger import Interest, Ledger
 from tests.e2e.ledger_checks import check
 from tests.e2e.ledger_story import tell_all
-from tests.e2e.test_cluster_chaos import SHORT, schedule
+from tests.e2e.test_cluster_chaos import schedule
 
 
 def probe(*answers: tuple[float, str]) -> Publisher:
@@ -62,10 +63,11 @@ def test_busiest() -> None:
 
 
 def test_schedule_has_every_kind_before_one_comes_twice() -> None:
-    names = [name for name, _ in schedule(10, random.Random(1))]
-    count = len(SHORT)
-    assert sorted(names[:count]) == sorted(names[count : 2 * count]) == sorted(SHORT)
-    assert len(names) == 10
+    count = len(OF_A_CLUSTER)
+    names = [name for name, _ in schedule(2 * count + 1, random.Random(1))]
+    kinds = sorted(OF_A_CLUSTER)
+    assert sorted(names[:count]) == sorted(names[count : 2 * count]) == kinds
+    assert len(names) == 2 * count + 1
 
 
 def test_report_tells_what_was_broken() -> None:
