@@ -115,9 +115,9 @@ class Homes:
         # Askers per client, the first one being served.
         self._requests: dict[str, deque[Request]] = {}
         # Partitions that this node leads newly: what must be applied before it decides, and what it
-        # is asked and told meanwhile. Whoever asks asks once per request.
+        # is asked and told meanwhile. Of what is said again, the last.
         self._begins_at: dict[int, int] = {}
-        self._early: dict[int, list[Callable[[], None]]] = {}
+        self._early: dict[int, dict[tuple[str, str, int], Callable[[], None]]] = {}
         # Sessions without a connection whose will or end was due while another node led.
         self._overdue: dict[str, int] = {}
         # Of those whose will is on its way into the log, the epoch; and those that end behind it.
@@ -149,7 +149,7 @@ class Homes:
             # It asks again when it knows who does.
             return
         if home in self._begins_at:
-            self._early[home].append(partial(self.open, node, fields))
+            self._keep(home, ("open", node, request.number), partial(self.open, node, fields))
             return
         queue = self._requests.setdefault(request.client_id, deque())
         for other in queue:
@@ -158,6 +158,13 @@ class Homes:
         queue.append(request)
         if len(queue) == 1:
             self._begin(request)
+
+    def _keep(self, home: int, key: tuple[str, str, int], again: Callable[[], None]) -> None:
+        """For when this node may decide. What is said again replaces what was
+        said before: askers repeat themselves for as long as the replicas are away."""
+        early = self._early[home]
+        early.pop(key, None)
+        early[key] = again
 
     def _owner(self, client_id: str) -> Owner | None:
         owner = self._owners.get(client_id)
@@ -220,7 +227,8 @@ class Homes:
         """The node does not have the session any more; what it left in the log came before."""
         home = self.home(client_id)
         if home in self._begins_at:
-            self._early[home].append(partial(self.closed, node, client_id, epoch))
+            again = partial(self.closed, node, client_id, epoch)
+            self._keep(home, ("closed", client_id, epoch), again)
             return
         owner = self._owners.get(client_id)
         if owner is not None and owner.node == node and owner.epoch <= epoch:
@@ -397,7 +405,7 @@ class Homes:
         for partition in partitions:
             if partition in self._begins_at:
                 again = partial(self.owned, node, [partition], owned, asking)
-                self._early[partition].append(again)
+                self._keep(partition, ("owned", node, 0), again)
         led = {partition for partition in partitions if self._decides(partition)}
         for client_id, epoch in owned.items():
             if self.home(client_id) not in led:
@@ -451,7 +459,7 @@ class Homes:
 
     def start_leading(self, partition: int) -> None:
         self._begins_at[partition] = self._fabric.journal.next_offset[partition]
-        self._early[partition] = []
+        self._early[partition] = {}
         self.committed(partition)
 
     def committed(self, partition: int) -> None:
@@ -469,7 +477,7 @@ class Homes:
                 overdue = self._images.state.sessions.get(client_id)
                 if overdue is not None:
                     self.due(overdue, kind)
-        for again in self._early.pop(partition):
+        for again in self._early.pop(partition).values():
             again()
         self._asks.add(partition)
 

@@ -217,10 +217,10 @@ class Member(Cluster):
             return reasons.QUOTA_EXCEEDED
         return 0
 
-    def is_congested(self) -> bool:
+    def is_congested(self, part: int) -> bool:
         return (
-            self.forwarding.pending_bytes > PENDING_BYTES_MAX
-            or self.fabric.journal.pending_bytes > self.state.config.pending_bytes_max
+            self.forwarding.pending_bytes > PENDING_BYTES_MAX // part
+            or self.fabric.journal.pending_bytes > self.state.config.pending_bytes_max // part
         )
 
     def spread(self, message: object, topic: str) -> None:

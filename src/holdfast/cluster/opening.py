@@ -32,6 +32,8 @@ from holdfast.session.state import decode_cursor
 ASK_AFTER_S: Final = 0.001
 """After a CONNECT: the end of its connection, if that has come already, is seen first. A node that
 was held up finds CONNECTs of clients that have gone elsewhere, and must not take their sessions."""
+ASKING_MAX: Final = 100_000
+"""CONNECTs that wait for their session; one that was asked for stays until that is answered."""
 ASK_AGAIN_S: Final = 0.3
 """After a SESSION_OPEN or BARRIER without an answer."""
 REFUSED_AFTER_S: Final = 2.0
@@ -81,6 +83,11 @@ class Opener:
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
         assert isinstance(opening, Opening)
+        if len(self.asking) >= ASKING_MAX:
+            refuse(
+                self._state, connection, reasons.SERVER_BUSY, "too many sessions are being opened"
+            )
+            return
         self._number += 1
         asking = Asking(self._number, connection, client_id, opening)
         asking.ask_at = self._state.now + ASK_AFTER_S

@@ -92,8 +92,8 @@ class Cluster:
         """The reason why a QoS > 0 message is not taken now; 0: it is."""
         raise NotImplementedError
 
-    def is_congested(self) -> bool:
-        """Records wait to be taken by their leaders: publishers should not be read for now."""
+    def is_congested(self, part: int) -> bool:
+        """Is more than `1 / part` of what may wait on its way to the leaders, or to the disk?"""
         raise NotImplementedError
 
     def spread(self, message: object, topic: str) -> None:
@@ -349,7 +349,7 @@ class NodeState:
     def is_congested(self, part: int = 1) -> bool:
         """Is more pending than `1 / part` of what may be?"""
         if self.cluster is not None:
-            return self.cluster.is_congested()
+            return self.cluster.is_congested(part)
         return self.journal.pending_bytes > self.config.pending_bytes_max // part
 
     def stall(self, connection: Connection) -> None:
