@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.log.record import Batch
+from holdfast.log.record import FLAG_RETAIN, Batch
 from tests.support.log_bench import LogBench, contents
 from tests.support.sim_disk import Crash, SimContent, SimDisk
 
@@ -46,7 +46,8 @@ class Workload:
         for _ in range(self.chance.randint(1, 4)):
             topic = self.chance.choice(TOPICS)
             payload = b"%d " % len(self.appended) + b"x" * self.chance.randint(0, 700)
-            partition, offset = bench.append(topic, payload, state=self.chance.random() < 0.2)
+            flags = 1 | FLAG_RETAIN if self.chance.random() < 0.2 else 1
+            partition, offset = bench.append(topic, payload, flags=flags)
             self.appended.append((partition, offset, topic.encode(), payload))
 
     def must_be_there(self) -> list[Content]:

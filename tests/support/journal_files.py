@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from holdfast.log.files import Manifest, create
@@ -34,17 +35,16 @@ def record(
     """A record without partition and offset."""
     return Record(
         0,
-        0,
         kind,
-        flags,
-        timestamp_us,
-        topic.encode(),
-        client_id.encode(),
-        producer.encode(),
-        producer_epoch,
-        sequence,
-        properties,
-        payload,
+        flags=flags,
+        timestamp_us=timestamp_us,
+        topic=topic.encode(),
+        client_id=client_id.encode(),
+        producer=producer.encode(),
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        properties=properties,
+        payload=payload,
     )
 
 
@@ -55,19 +55,7 @@ def build(partition: int, base_offset: int, records: Iterable[Record]) -> bytes:
 def builder_of(partition: int, base_offset: int, records: Iterable[Record]) -> BatchBuilder:
     builder = BatchBuilder(partition, base_offset)
     for item in records:
-        builder.add(
-            item.kind,
-            item.flags,
-            item.timestamp_us,
-            item.topic,
-            item.client_id,
-            item.producer,
-            item.producer_epoch,
-            item.sequence,
-            item.properties,
-            item.payload,
-            False,
-        )
+        builder.add(item)
     return builder
 
 
@@ -160,48 +148,72 @@ class Server:
     fail_next: int = 0
     """So many requests are answered 503."""
     batches_per_answer: int = 1_000_000
+    node: str = "n1"
+    log: str = "n1"
+    leads: list[int] = field(default_factory=list)
 
-    def answer(self, target: str) -> tuple[int, bytes]:
+    def answer(self, target: str, body: bytes = b"") -> tuple[int, bytes, dict[str, str]]:
+        """Status, body, headers."""
         self.requests += 1
         if self.fail_next:
             self.fail_next -= 1
-            return 503, b"not ready"
+            return 503, b"not ready", {}
         url = urlsplit(target)
-        query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
-        parts = url.path.strip("/").split("/")
         journal = self.journal
-        if parts == ["api", "v1", "log"]:
+        if url.path == "/api/v1/log":
             ranges = [
                 [first, end]
                 for first, end in zip(journal.first_offset, journal.next_offset, strict=True)
             ]
-            answer = {"node": "n1", "partitions": journal.partitions, "ranges": ranges}
-            return 200, json.dumps(answer).encode()
-        if parts[:3] != ["api", "v1", "log"] or len(parts) > 5:
-            return 404, b"no such page"
-        partition = int(parts[3])
-        if len(parts) == 5:
+            told = {
+                "node": self.node,
+                "log": self.log,
+                "partitions": journal.partitions,
+                "ranges": ranges,
+                "leads": self.leads,
+            }
+            return 200, json.dumps(told).encode(), {}
+        if url.path == "/api/v1/log/offsets":
+            time_us = int(parse_qs(url.query)["timestamp_us"][0])
             offsets = [
-                item.offset
-                for item in journal.records()
-                if item.partition == partition and item.timestamp_us >= query["timestamp_us"]
+                min(
+                    (
+                        item.offset
+                        for item in journal.records()
+                        if item.partition == partition and item.timestamp_us >= time_us
+                    ),
+                    default=journal.next_offset[partition],
+                )
+                for partition in range(journal.partitions)
             ]
-            end = journal.next_offset[partition]
-            return 200, json.dumps({"offset": min(offsets, default=end)}).encode()
-        first = journal.first_offset[partition]
-        if query["start"] < first:
-            return 410, json.dumps({"first_offset": first}).encode()
+            return 200, json.dumps({"offsets": offsets}).encode(), {}
+        if url.path == "/api/v1/log/read":
+            return self._read(json.loads(body))
+        return 404, b"no such page", {}
+
+    def _read(self, request: dict[str, Any]) -> tuple[int, bytes, dict[str, str]]:
+        """Only wanted batches, one by one: what a node does where they are rare."""
+        journal = self.journal
+        starts = {p: start for p, start, _ in request["ranges"]}
+        ends = {p: min(end, journal.next_offset[p]) for p, _, end in request["ranges"]}
+        first = [[p, journal.first_offset[p]] for p in starts]
+        if any(starts[p] < offset for p, offset in first):
+            return 410, json.dumps({"first_offsets": first}).encode(), {}
         chosen: list[bytes] = []
+        following = dict(starts)
         for data in journal.batches:
-            batch = Batch(data)
-            wanted = batch.end_offset > query["start"] and batch.base_offset < query["end"]
-            if batch.partition == partition and wanted:
-                if chosen and sum(map(len, chosen)) + len(data) > query["bytes"]:
+            batch = Batch(data, check=False)
+            p = batch.partition
+            if p in starts and batch.end_offset > starts[p] and batch.base_offset < ends[p]:
+                full = sum(map(len, chosen)) + len(data) > request["bytes"]
+                if (chosen and full) or len(chosen) == self.batches_per_answer:
                     break
                 chosen.append(data)
-                if len(chosen) == self.batches_per_answer:
-                    break
-        return 200, b"".join(chosen)
+                following[p] = min(batch.end_offset, ends[p])
+        else:
+            following = {p: max(starts[p], end) for p, end in ends.items()}
+        told = {"next": sorted(following.items()), "passed": []}
+        return 200, b"".join(chosen), {"Holdfast-Log": json.dumps(told)}
 
 
 @contextmanager
@@ -214,11 +226,16 @@ def serving(journal: Journal) -> Iterator[Server]:
         disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
-            status, body = server.answer(self.path)
+            length = int(self.headers.get("Content-Length", 0))
+            status, body, headers = server.answer(self.path, self.rfile.read(length))
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
+
+        do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass

@@ -8,10 +8,11 @@ from holdfast.log.cursor import LogReader
 from holdfast.log.files import DataDirectory, Manifest, create, read_manifest
 from holdfast.log.filesystem import FileSystem
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import Journal, WriteGroup
+from holdfast.log.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Record
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.segment import WriteGroup
 
 TIME_US = 1_700_000_000_000_000
 
@@ -42,7 +43,7 @@ class LogBench:
         payload: bytes = b"",
         *,
         kind: int = MESSAGE,
-        state: bool = False,
+        flags: int = 1,
         timestamp_us: int = 0,
     ) -> tuple[int, int]:
         """(partition, offset)"""
@@ -50,18 +51,15 @@ class LogBench:
         partition = partition_of(raw, self.journal.partitions)
         self.count += 1
         offset = self.journal.append(
-            partition,
-            kind,
-            1,
-            timestamp_us or TIME_US + self.count,
-            raw,
-            b"client",
-            b"",
-            0,
-            0,
-            b"",
-            payload,
-            state,
+            Record(
+                partition,
+                kind,
+                flags=flags,
+                timestamp_us=timestamp_us or TIME_US + self.count,
+                topic=raw,
+                client_id=b"client",
+                payload=payload,
+            )
         )
         return partition, offset
 

@@ -13,9 +13,10 @@ import pytest
 from holdfast.drivers.disk import ALLOCATE_BYTES, DiskFullError, GroupWriter, JournalWriter, Worker
 from holdfast.log.files import Manifest, create
 from holdfast.log.filesystem import FileSystem, OsFileSystem
-from holdfast.log.journal import Journal, WriteGroup
-from holdfast.log.record import MESSAGE
+from holdfast.log.journal import Journal
+from holdfast.log.record import MESSAGE, Record
 from holdfast.log.recovery import open_journal, replay
+from holdfast.log.segment import WriteGroup
 from tests.support.sim_disk import SimDisk
 
 WAIT_S = 10
@@ -65,7 +66,9 @@ class Bench:
         self.writer.submit(self.group(payload))
 
     def group(self, payload: bytes = b"p") -> WriteGroup:
-        self.journal.append(0, MESSAGE, 1, 1, b"t", b"c", b"", 0, 0, b"", payload, False)
+        self.journal.append(
+            Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=payload)
+        )
         group = self.journal.take()
         assert group is not None
         return group
@@ -148,7 +151,9 @@ def test_nothing_of_a_refused_group_stays_in_the_file(disk: SimDisk) -> None:
     journal = Journal(1)
     writer = GroupWriter(directory, durable=True)
     disk.capacity_bytes = disk.capacity_bytes - disk.free_bytes() + 100
-    journal.append(0, MESSAGE, 1, 1, b"t", b"c", b"", 0, 0, b"", bytes(500), False)
+    journal.append(
+        Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=bytes(500))
+    )
     group = journal.take()
     assert group is not None
     for _ in range(2):

@@ -23,13 +23,24 @@ from holdfast.log.store import SegmentStore
 from tests.support.journal_files import Journal
 
 
-def batch(*records: tuple[int, bytes], base_offset: int = 10, state: bool = False) -> Batch:
+def batch(*records: tuple[int, bytes], base_offset: int = 10) -> Batch:
     builder = BatchBuilder(3, base_offset)
     for index, (kind, topic) in enumerate(records):
         builder.add(
-            kind, FLAG_RETAIN, 1000 + index, topic, b"client", b"producer", 2, index,
-            b"properties", b"payload %d" % index, state,
-        )  # fmt: skip
+            Record(
+                builder.partition,
+                kind,
+                flags=FLAG_RETAIN,
+                timestamp_us=1000 + index,
+                topic=topic,
+                client_id=b"client",
+                producer=b"producer",
+                producer_epoch=2,
+                sequence=index,
+                properties=b"properties",
+                payload=b"payload %d" % index,
+            )
+        )
     return Batch(builder.build(epoch=9))
 
 
@@ -73,8 +84,9 @@ def test_other_kinds_stay() -> None:
 
 
 def test_the_state_attribute_stays() -> None:
-    before = batch((CURSOR, b""), (MESSAGE, b"a"), state=True)
+    before = batch((MESSAGE, b"a"))
     after = Batch(SegmentCompactor({b"a": 1}).rewrite(before))
+    assert after.record(0).kind == CONTROL
     assert before.attributes == after.attributes == ATTRIBUTE_STATE
 
 

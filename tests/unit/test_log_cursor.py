@@ -1,6 +1,8 @@
 """Reading: what tests/model/test_log_reading.py, which compares every read with a naive one, does
 not reach: damage, retention under a reader's feet, limits of work, caches."""
 
+import errno
+
 import pytest
 
 from holdfast.log import cache, cursor
@@ -97,6 +99,28 @@ def test_what_is_not_written_is_not_read(bench: LogBench) -> None:
     assert (result.records, result.done) == ([], False)
     bench.write()
     assert read_to_end_of_file(bench) == 61
+
+
+def test_reading_on_a_full_disk(bench: LogBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indexes have to be made anew, and there is no space to keep them."""
+    tried: list[int] = []
+
+    def no_space(sequence: int, data: bytes) -> None:
+        tried.append(sequence)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    disk = bench.directory.files
+    assert isinstance(disk, SimDisk)
+    lost = [f"journal/{each.sequence:020d}.idx" for each in bench.journal.segments[:3]]
+    for name in lost:
+        disk.remove(name)
+    monkeypatch.setattr(bench.directory, "write_index", no_space)
+    reader = LogReader(bench.journal, SegmentStore(bench.directory, writes=True))
+    found = reader.read([0, 0, 0], bench.journal.next_offset, [Interest("#", None)], 1000, MEGABYTE)
+    numbers = [int(record.payload.rstrip(b"\0")) for record in found.records]
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) > sum(segment.head.records for segment in bench.journal.segments[:3])
+    assert tried == [segment.sequence for segment in bench.journal.segments[:3]]
 
 
 def read_to_end_of_file(bench: LogBench) -> int:

@@ -11,9 +11,10 @@ from holdfast.log.files import DataDirectory, Manifest, create
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.following import POLL_BYTES, FollowError, JournalFollower
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import Journal, WriteGroup
-from holdfast.log.record import MESSAGE
+from holdfast.log.journal import Journal
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 from holdfast.log.recovery import open_journal
+from holdfast.log.segment import WriteGroup
 
 PARTITIONS = 4
 MANIFEST = Manifest("n1", PARTITIONS, "2026-01-01T00:00:00+00:00")
@@ -33,10 +34,16 @@ class Writer:
         for _ in range(records):
             self.count += 1
             self.journal.append(
-                self.count % PARTITIONS, MESSAGE, 1, 1_000_000 + self.count,
-                b"topic/%d" % (self.count % 7), b"c", b"", 0, 0, b"",
-                b"%0*d" % (size_bytes, self.count), self.count % 3 == 0,
-            )  # fmt: skip
+                Record(
+                    self.count % PARTITIONS,
+                    MESSAGE,
+                    flags=1 | (FLAG_RETAIN if self.count % 3 == 0 else 0),
+                    timestamp_us=1_000_000 + self.count,
+                    topic=b"topic/%d" % (self.count % 7),
+                    client_id=b"c",
+                    payload=b"%0*d" % (size_bytes, self.count),
+                )
+            )
         group = self.journal.take()
         assert group is not None
         return group
@@ -215,7 +222,9 @@ def test_goes_on_in_a_newer_epoch(writer: Writer, tmp_path: Path) -> None:
     # The deposed holder goes on; nobody will ever see it.
     writer.publish(5)
     next_writer = GroupWriter(new, durable=True, shared=True)
-    journal.append(0, MESSAGE, 1, 1, b"t", b"c", b"", 0, 0, b"", b"new", False)
+    journal.append(
+        Record(0, MESSAGE, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=b"new")
+    )
     group = journal.take()
     assert group is not None
     assert group.starts_segment

@@ -2,15 +2,24 @@
 
 from holdfast.log import journal as journal_module
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import Journal, WriteGroup
-from holdfast.log.record import MESSAGE, Batch
+from holdfast.log.journal import Journal
+from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
+from holdfast.log.segment import WriteGroup
 
 TIME_US = 1_700_000_000_000_000
 
 
 def append(journal: Journal, partition: int, payload: bytes = b"p", topic: bytes = b"t") -> int:
     return journal.append(
-        partition, MESSAGE, 1, TIME_US, topic, b"c", b"", 0, 0, b"", payload, False
+        Record(
+            partition,
+            MESSAGE,
+            flags=1,
+            timestamp_us=TIME_US,
+            topic=topic,
+            client_id=b"c",
+            payload=payload,
+        )
     )
 
 
@@ -26,6 +35,27 @@ def test_offsets_are_dense_per_partition() -> None:
     assert journal.next_offset == [2, 1]
     assert journal.sequence == 3
     assert journal.pending_bytes > 0
+
+
+def forwarded(*payloads: bytes) -> Batch:
+    builder = BatchBuilder(0, 0)
+    for payload in payloads:
+        builder.add(Record(0, MESSAGE, flags=1, timestamp_us=TIME_US, topic=b"t", payload=payload))
+    return Batch(builder.build(0))
+
+
+def test_batches_of_other_nodes_go_on_where_the_partition_ends() -> None:
+    journal = Journal(2)
+    append(journal, 0, b"1")
+    assert journal.extend(forwarded(b"2", b"3")) == 1
+    append(journal, 0, b"4")
+    assert journal.extend(forwarded(b"5")) == 4
+    assert (journal.next_offset, journal.sequence) == ([5, 0], 5)
+    group = take(journal)
+    (batch,) = map(Batch, group.data)
+    assert [record.payload for record in batch.records()] == [b"1", b"2", b"3", b"4", b"5"]
+    assert [record.offset for record in batch.records()] == [0, 1, 2, 3, 4]
+    assert journal.pending_bytes == 0
 
 
 def test_nothing_to_take() -> None:

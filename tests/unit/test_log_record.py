@@ -9,73 +9,118 @@ from hypothesis import strategies as st
 from holdfast.log.record import (
     ATTRIBUTE_STATE,
     BATCH_BYTES_MAX,
+    CONTROL,
     CURSOR,
+    FLAG_PACKET_ID,
+    FLAG_PRODUCER,
+    FLAG_RETAIN,
+    FLAG_WILL,
     HEAD_BYTES,
     HEADER_BYTES,
     MESSAGE,
     Batch,
     BatchBuilder,
     CorruptBatch,
+    Record,
 )
 
 TIME_US = 1_700_000_000_000_000
-
-fields = st.tuples(
-    st.sampled_from([MESSAGE, CURSOR]),
-    st.integers(0, 255),
-    st.integers(-10, 10_000_000_000),
-    st.binary(max_size=20),
-    st.binary(max_size=20),
-    st.binary(max_size=20),
-    st.integers(0, (1 << 32) - 1),
-    st.integers(0, (1 << 64) - 1),
-    st.binary(max_size=20),
-    st.binary(max_size=50),
-    st.booleans(),
+FIELDS = (
+    *("partition", "offset", "kind", "flags", "timestamp_us", "topic", "client_id", "producer"),
+    *("producer_epoch", "sequence", "properties", "payload", "ticket"),
 )
-Fields = tuple[int, int, int, bytes, bytes, bytes, int, int, bytes, bytes, bool]
+MAX_US = 0xFFFFFFFF
+"""After the first record of a batch."""
+
+records_of_all_sorts = st.builds(
+    Record,
+    st.just(3),
+    st.sampled_from([MESSAGE, CURSOR]),
+    flags=st.integers(0, 255),
+    timestamp_us=st.integers(TIME_US - 10, TIME_US + 10_000_000_000),
+    topic=st.binary(max_size=20),
+    client_id=st.binary(max_size=20),
+    producer=st.binary(max_size=20),
+    producer_epoch=st.integers(0, (1 << 32) - 1),
+    sequence=st.integers(0, (1 << 64) - 1),
+    properties=st.binary(max_size=20),
+    payload=st.binary(max_size=50),
+    ticket=st.integers(0, (1 << 32) - 1),
+)
 
 
-def built(*records: Fields, partition: int = 3, base_offset: int = 7) -> bytes:
+def built(*records: Record, partition: int = 3, base_offset: int = 7) -> bytes:
     builder = BatchBuilder(partition, base_offset)
-    for kind, flags, delta_us, *rest in records:
-        builder.add(kind, flags, TIME_US + delta_us, *rest)  # type: ignore[arg-type]
+    for record in records:
+        builder.add(record)
     assert builder.size_bytes == len(builder.build(5))
     return builder.build(5)
 
 
-def simple(payload: bytes = b"p", *, topic: bytes = b"t", kind: int = MESSAGE) -> Fields:
-    return kind, 1, 0, topic, b"c", b"", 0, 0, b"", payload, False
+def simple(payload: bytes = b"p", *, topic: bytes = b"t", kind: int = MESSAGE) -> Record:
+    return Record(
+        3, kind, flags=1, timestamp_us=TIME_US, topic=topic, client_id=b"c", payload=payload
+    )
 
 
-@given(st.lists(fields, min_size=1, max_size=8))
-def test_round_trip(records: list[Fields]) -> None:
+@given(st.lists(records_of_all_sorts, min_size=1, max_size=8))
+def test_round_trip(records: list[Record]) -> None:
     batch = Batch(b"before" + built(*records) + b"after", 6)
     assert (batch.partition, batch.base_offset, batch.epoch) == (3, 7, 5)
     assert batch.end_offset == 7 + len(records)
     assert batch.length % 8 == 0
-    assert bool(batch.attributes & ATTRIBUTE_STATE) == any(each[10] for each in records)
-    first_us = TIME_US + records[0][2]
+    first_us = records[0].timestamp_us
     for index, (record, expected) in enumerate(zip(batch.records(), records, strict=True)):
-        assert record.offset == 7 + index
-        assert record.timestamp_us == min(
-            max(TIME_US + expected[2], first_us), first_us + 0xFFFFFFFF
-        )
-        assert (
-            record.kind,
-            record.flags,
-            record.topic,
-            record.client_id,
-            record.producer,
-            record.producer_epoch,
-            record.sequence,
-            record.properties,
-            record.payload,
-        ) == (expected[0], expected[1], *expected[3:10])
-        assert batch.topic(index) == (expected[3] if expected[0] == MESSAGE else b"")
+        assert record.offset == expected.offset == 7 + index
+        assert record.timestamp_us == min(max(expected.timestamp_us, first_us), first_us + MAX_US)
+        expected.timestamp_us = record.timestamp_us
+        for name in FIELDS:
+            assert getattr(record, name) == getattr(expected, name), name
+        assert batch.topic(index) == (expected.topic if expected.kind == MESSAGE else b"")
     topics, newest_us = batch.topics()
     assert topics == [batch.topic(index) for index in range(batch.count)]
     assert first_us + newest_us == max(each.timestamp_us for each in batch.records())
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "is_state"),
+    [
+        (MESSAGE, 2, False),
+        (MESSAGE, FLAG_RETAIN, True),
+        (MESSAGE, 2 | FLAG_PACKET_ID, True),
+        (MESSAGE, 1 | FLAG_PRODUCER, True),
+        (MESSAGE, FLAG_WILL, True),
+        (CURSOR, 0, True),
+        (CONTROL, 0, False),
+    ],
+)
+def test_a_batch_says_whether_recovery_needs_it(kind: int, flags: int, is_state: bool) -> None:
+    plain = Record(3, MESSAGE, flags=1)
+    batch = Batch(built(plain, Record(3, kind, flags=flags), plain))
+    assert batch.attributes == (ATTRIBUTE_STATE if is_state else 0)
+
+
+@given(st.lists(st.lists(records_of_all_sorts, min_size=1, max_size=4), min_size=1, max_size=4))
+def test_batches_are_joined_as_if_their_records_were_added(parts: list[list[Record]]) -> None:
+    joined = BatchBuilder(3, 100)
+    added = BatchBuilder(3, 100)
+    for number, records in enumerate(parts):
+        batch = Batch(b"frame" + built(*records) + b"rest", 5)
+        offset = 100 + sum(map(len, parts[:number]))
+        assert joined.extend(batch) == offset
+        for record in batch.records():
+            added.add(record)
+    assert joined.build(5) == added.build(5)
+    assert (joined.topics, joined.last_delta_us) == (added.topics, added.last_delta_us)
+    assert (joined.count, joined.size_bytes) == (added.count, added.size_bytes)
+
+
+def test_a_batch_that_was_built_is_parsed_without_looking() -> None:
+    builder = BatchBuilder(3, 7)
+    for record in (simple(b"one"), simple(topic=b"u"), simple(kind=CURSOR)):
+        builder.add(record)
+    data = builder.build(5)
+    assert builder.parsed(data).topics() == Batch(data).topics()
 
 
 def test_layout() -> None:
@@ -118,7 +163,7 @@ def test_absurd_length() -> None:
 def test_builder_says_what_the_index_needs() -> None:
     builder = BatchBuilder(0, 0)
     for delta_us, topic, kind in ((0, b"a", MESSAGE), (9, b"b", CURSOR), (5, b"a", MESSAGE)):
-        builder.add(kind, 0, TIME_US + delta_us, topic, b"", b"", 0, 0, b"", b"", False)
+        builder.add(Record(builder.partition, kind, timestamp_us=TIME_US + delta_us, topic=topic))
     assert Batch(builder.build(0)).topics() == (builder.topics, builder.last_delta_us)
     assert builder.topics == [b"a", b"", b"a"]
     assert builder.last_delta_us == 9

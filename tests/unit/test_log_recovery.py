@@ -3,7 +3,7 @@ are in tests/model/test_log_crash.py."""
 
 import pytest
 
-from holdfast.log.record import SESSION, Batch
+from holdfast.log.record import CONTROL, SESSION, Batch
 from holdfast.log.recovery import open_journal, replay
 from tests.support.log_bench import LogBench, contents
 from tests.support.sim_disk import SimContent, SimDisk
@@ -13,7 +13,7 @@ def filled(disk: SimDisk, groups: int = 20, segment_bytes: int = 2000) -> LogBen
     bench = LogBench(disk, segment_bytes=segment_bytes)
     for number in range(groups):
         bench.append(f"t/{number % 5}", b"x" * 300)
-        bench.append("home", b"", kind=SESSION, state=number % 4 == 0)
+        bench.append("home", b"", kind=SESSION if number % 4 == 0 else CONTROL)
         bench.write()
     bench.writer.close()
     return bench

@@ -8,9 +8,10 @@ from holdfast.drivers.storage import Storage, StorageError
 from holdfast.log.epoch_table import EpochTable
 from holdfast.log.files import DataDirectoryError, create_or_open, open_to_read, snapshot_name
 from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.journal import Journal, WriteGroup
-from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder
+from holdfast.log.journal import Journal
+from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder, Record
 from holdfast.log.retention import RetentionPolicy
+from holdfast.log.segment import WriteGroup
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.log.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
 from tests.support.replica_bench import ReplicaBench, build_batch
@@ -23,7 +24,9 @@ def follow(journal: Journal, partition: int, epoch: int, *payloads: bytes) -> No
 
 
 def append(journal: Journal, partition: int, payload: bytes = b"p") -> int:
-    return journal.append(partition, 1, 1, 1, b"t", b"c", b"", 0, 0, b"", payload, False)
+    return journal.append(
+        Record(partition, 1, flags=1, timestamp_us=1, topic=b"t", client_id=b"c", payload=payload)
+    )
 
 
 def take(journal: Journal) -> WriteGroup:
@@ -50,7 +53,10 @@ def test_group_tells_what_was_built_here() -> None:
     append(journal, 0)
     group = take(journal)
     assert batches(group) == [(0, 0, 2, 7), (1, 0, 2, 5)]
-    assert group.built == [(0, 0, 2, group.data[0])]
+    (built,) = group.built
+    assert (built.partition, built.base_offset, built.end_offset) == (0, 0, 2)
+    assert built.data == group.data[0]
+    assert built.topics() == Batch(built.data).topics()
     assert group.size_bytes == sum(map(len, group.data))
     assert group.end_offsets == [2, 2, 0]
     assert journal.sequence == group.end_sequence == 4
@@ -108,7 +114,7 @@ def test_leading_after_following_in_one_group() -> None:
     append(journal, 0)
     group = take(journal)
     assert batches(group) == [(0, 0, 1, 1), (0, 1, 1, 2), (0, 2, 1, 3)]
-    assert [(base, end) for _, base, end, _ in group.built] == [(0, 1), (2, 3)]
+    assert [(each.base_offset, each.end_offset) for each in group.built] == [(0, 1), (2, 3)]
 
 
 def test_durable_is_not_committed() -> None:

@@ -15,7 +15,7 @@ from holdfast.log.segment_reader import SegmentReader
 from holdfast.pipeline.journal_map import JournalMap
 from holdfast.pipeline.offsets import OffsetRange
 from holdfast.pipeline.reader_path import read_pieces
-from holdfast.pipeline.scan import Coverage
+from holdfast.pipeline.scan import Chunk, Coverage
 from tests.support.replica_bench import PartitionModel, RandomReplica, ReplicaBench, build_batch
 
 Capture = pytest.CaptureFixture[str]
@@ -59,13 +59,59 @@ def mapped(journal: JournalMap, chance: random.Random) -> Shown:
                 for position, first, stop in zip(
                     chunk.positions, chunk.starts, chunk.ends, strict=True
                 ):
-                    batch = Batch(chunk.data, position)
+                    batch = Batch(bytes(chunk.data), position)
                     shown[partition] += [
                         batch.record(offset - batch.base_offset).payload
                         for offset in range(first, stop)
                     ]
             start = end
     return shown
+
+
+def sent(bench: ReplicaBench, watermarks: list[int], chance: random.Random) -> Shown:
+    """As the admin port sends it to a task, answer by answer."""
+    ranges = [
+        OffsetRange(p, bench.journal.start_offsets[p], end)
+        for p, end in enumerate(watermarks)
+        if bench.journal.start_offsets[p] < end
+    ]
+    shown: Shown = {0: [], 1: [], 2: []}
+    coverage = Coverage(ranges, fail_on_data_loss=True)
+    while not coverage.done:
+        wanted = [(p, coverage.next[p], end) for p, end in coverage.end.items()]
+        plan = bench.reader.extents().plan(wanted, chance.choice((1, 500, 3000)))
+        data = b"".join(each.file.read(each.position, each.length) for each in plan.extents)
+        chunk = Chunk(data)
+        before = dict(coverage.next)
+        stop = coverage.scan(chunk, 0, len(data), limits=plan.next, stop_at_holes=True)
+        assert (stop.position, stop.damage) == (len(data), "")
+        assert coverage.next == plan.next
+        assert coverage.next != before
+        for position, first, end in zip(chunk.positions, chunk.starts, chunk.ends, strict=True):
+            batch = Batch(data, position)
+            shown[batch.partition] += [
+                batch.record(offset - batch.base_offset).payload for offset in range(first, end)
+            ]
+    return shown
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_sent_over_the_network_agrees(bench: ReplicaBench, seed: int) -> None:
+    chance = random.Random(seed)
+    replica = RandomReplica(bench, seed)
+    seen = 0
+    for _ in range(12):
+        for _ in range(30):
+            replica.step()
+        bench.writes_indexes = chance.random() < 0.7
+        watermarks = [
+            min(pair)
+            for pair in zip(bench.journal.high_watermark, bench.journal.written, strict=True)
+        ]
+        expected = committed(replica.models, watermarks)
+        assert sent(bench, watermarks, chance) == expected
+        seen += sum(map(len, expected.values()))
+    assert seen > 50
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.log.record import MESSAGE, BatchBuilder
+from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.log.scan import WINDOW_BYTES, scan_segment
 
 
@@ -23,7 +23,17 @@ def test_no_batch_is_lost_where_a_window_ends(payload_bytes: int) -> None:
     size_bytes = 0
     while size_bytes < 3 * WINDOW_BYTES:
         builder = BatchBuilder(0, len(batches))
-        builder.add(MESSAGE, 1, 1, b"t", b"c", b"", 0, 0, b"", bytes(payload_bytes), False)
+        builder.add(
+            Record(
+                builder.partition,
+                MESSAGE,
+                flags=1,
+                timestamp_us=1,
+                topic=b"t",
+                client_id=b"c",
+                payload=bytes(payload_bytes),
+            )
+        )
         batches.append(builder.build(0))
         size_bytes += len(batches[-1])
     scan = scan_segment(Memory(b"".join(batches)), 0, [0])
@@ -36,7 +46,17 @@ def test_no_batch_is_lost_where_a_window_ends(payload_bytes: int) -> None:
 def batch(partition: int, base_offset: int, payload: bytes = b"p", count: int = 1) -> bytes:
     builder = BatchBuilder(partition, base_offset)
     for _ in range(count):
-        builder.add(MESSAGE, 1, 1, b"t", b"c", b"", 0, 0, b"", payload, False)
+        builder.add(
+            Record(
+                builder.partition,
+                MESSAGE,
+                flags=1,
+                timestamp_us=1,
+                topic=b"t",
+                client_id=b"c",
+                payload=payload,
+            )
+        )
     return builder.build(0)
 
 

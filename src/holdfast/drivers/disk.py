@@ -17,7 +17,7 @@ from typing import Final
 from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import WriteFile
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import Segment, WriteGroup
+from holdfast.log.segment import Segment, WriteGroup
 
 logger = logging.getLogger("holdfast")
 

@@ -12,10 +12,11 @@ from holdfast.log.cursor import LogReader
 from holdfast.log.files import DataDirectory, DataDirectoryError, create_or_open
 from holdfast.log.filesystem import Lock
 from holdfast.log.index import SegmentIndex
-from holdfast.log.journal import Journal, Segment
+from holdfast.log.journal import Journal
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.retention import RetentionPolicy, count_superseded, messages_beyond
 from holdfast.log.scan import Damage
+from holdfast.log.segment import Segment
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 from holdfast.node.recovery import Recovery
 from holdfast.node.state import NodeState

@@ -10,8 +10,8 @@ from typing import Final
 
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.index import SegmentIndex
-from holdfast.log.journal import Segment
 from holdfast.log.record import Batch, CorruptBatch
+from holdfast.log.segment import Segment
 from holdfast.log.store import SegmentStore
 
 OPEN_FILES_MAX: Final = 32

@@ -13,7 +13,6 @@ from typing import Final
 from holdfast.log.files import DataDirectory, segment_name
 from holdfast.log.filesystem import ReadFile, TemporaryFile
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import Segment
 from holdfast.log.record import (
     CONTROL,
     HEADER_BYTES,
@@ -21,7 +20,9 @@ from holdfast.log.record import (
     Batch,
     BatchBuilder,
     CorruptBatch,
+    Record,
 )
+from holdfast.log.segment import Segment
 
 WRITE_BYTES: Final = 1 << 20
 """Gathered before they are written."""
@@ -48,21 +49,9 @@ class SegmentCompactor:
             if left:
                 self._beyond[record.topic] = left - 1
                 self.emptied += 1
-                builder.add(CONTROL, 0, record.timestamp_us, b"", b"", b"", 0, 0, b"", b"", False)
+                builder.add(Record(builder.partition, CONTROL, timestamp_us=record.timestamp_us))
             else:
-                builder.add(
-                    record.kind,
-                    record.flags,
-                    record.timestamp_us,
-                    record.topic,
-                    record.client_id,
-                    record.producer,
-                    record.producer_epoch,
-                    record.sequence,
-                    record.properties,
-                    record.payload,
-                    False,
-                )
+                builder.add(record)
         if self.emptied == emptied:
             return bytes(batch.data[batch.start : batch.start + batch.length])
         builder.attributes = batch.attributes

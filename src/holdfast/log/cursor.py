@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from holdfast.log.cache import SegmentCache
+from holdfast.log.extents import Extents
 from holdfast.log.index import (
     INDEX_BITS,
     INDEX_MASK,
@@ -25,8 +26,9 @@ from holdfast.log.index import (
     FilterMatch,
     SegmentIndex,
 )
-from holdfast.log.journal import Journal, Segment
+from holdfast.log.journal import Journal
 from holdfast.log.record import MESSAGE, Batch, CorruptBatch, Record
+from holdfast.log.segment import Segment
 from holdfast.log.store import SegmentStore
 from holdfast.topics.names import has_wildcard, matches
 
@@ -142,6 +144,10 @@ class LogReader:
         self._journal = journal
         self._store = store
         self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
+
+    def extents(self) -> Extents:
+        """For readers of whole stretches; shares files and indexes with this one."""
+        return Extents(self._journal, self._cache)
 
     def read(
         self,

@@ -9,6 +9,7 @@
                               replica also under which epochs
     snapshots/<sequence>.snap
     quarantine/               copies of damaged places
+    damaged/                  of a cluster: what was here before, see holdfast.drivers.set_aside
     lease/, epochs/           if nodes share it: see holdfast.lease and log/epochs.py
 
 Nothing here knows what is in a segment.
@@ -58,6 +59,7 @@ LOCK: Final = "lock"
 JOURNAL: Final = "journal"
 SNAPSHOTS: Final = "snapshots"
 QUARANTINE: Final = "quarantine"
+ASIDE: Final = "damaged"
 START: Final = "journal/start.json"
 
 
@@ -498,6 +500,7 @@ def _is_ours(name: str) -> bool:
         LEASE,
         EPOCHS,
         WATERMARKS,
+        ASIDE,
         "lost+found",
     )
 

@@ -171,6 +171,9 @@ class OsReadFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
+    def fileno(self) -> int:
+        return self._descriptor
+
     def __del__(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.log.files import DataDirectory
-from holdfast.log.journal import Journal, Segment
+from holdfast.log.journal import Journal
 from holdfast.log.record import HEADER_BYTES, MAGIC, Batch
 from holdfast.log.recovery import OpenedJournal
+from holdfast.log.segment import Segment
 from holdfast.log.segment_reader import Damage, SegmentReader
 
 CHUNK_BYTES: Final = 256 << 10

@@ -19,8 +19,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.log.epoch_table import EpochTable
-from holdfast.log.index import ActiveIndex, Gap, IndexHead, SegmentIndex
-from holdfast.log.record import ATTRIBUTE_RESET, HEAD_BYTES, HEADER_BYTES, Batch, BatchBuilder
+from holdfast.log.index import ActiveIndex, IndexHead
+from holdfast.log.record import (
+    ATTRIBUTE_RESET,
+    HEAD_BYTES,
+    HEADER_BYTES,
+    Batch,
+    BatchBuilder,
+    Record,
+)
+from holdfast.log.segment import Segment, WriteGroup
 from holdfast.log.watermarks import Checkpoint
 
 BATCH_RECORDS_MAX: Final = 1 << 20
@@ -28,83 +36,6 @@ BATCH_RECORDS_MAX: Final = 1 << 20
 BATCH_BODY_BYTES_MAX: Final = 16 << 20
 """A batch is closed at this size; a single larger record makes one of its own."""
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
-
-
-class Segment:
-    """One file of the journal. Offsets are cumulative: counted from the beginning of the log."""
-
-    def __init__(
-        self, sequence: int, head: IndexHead, index: SegmentIndex | None, size_bytes: int
-    ) -> None:
-        self.sequence = sequence
-        self.head = head
-        # In memory while the segment is active, and until its .idx file is written.
-        self.index = index
-        # Of the file; what the disk has may be less.
-        self.size_bytes = size_bytes
-        # In place of the head's, where a later segment has overridden the end of this one.
-        self._starts: list[int] | None = None
-        self._ends: list[int] | None = None
-
-    def start_offsets(self) -> list[int]:
-        return self.head.start_offsets if self._starts is None else self._starts
-
-    def end_offsets(self) -> list[int]:
-        return self.head.end_offsets if self._ends is None else self._ends
-
-    def end_sequence(self) -> int:
-        """Counts what damage has taken, so sequences are the same with or without it."""
-        return self.sequence + self.head.records + self.head.missing
-
-    def override(self, partition: int, offset: int) -> None:
-        """A later segment has what the partition holds from `offset` on."""
-        starts = list(self.start_offsets())
-        starts[partition] = min(starts[partition], offset)
-        ends = list(self.end_offsets())
-        ends[partition] = min(ends[partition], offset)
-        self._starts = starts
-        self._ends = ends
-
-    def has_void(self) -> bool:
-        """Are there records in here that do not count any more?"""
-        return self.head.void > 0 or self._ends is not None
-
-    def last_timestamp_us(self) -> int:
-        return self.head.last_timestamp_us
-
-    def gaps(self) -> list[Gap]:
-        return self.head.gaps
-
-
-class WriteGroup:
-    """Batches to be written at one place with one call."""
-
-    def __init__(
-        self,
-        segment: int,
-        position: int,
-        data: list[bytes],
-        size_bytes: int,
-        end_sequence: int,
-        end_offsets: list[int],
-        starts_segment: bool,
-        sealed: Segment | None,
-        built: list[tuple[int, int, int, bytes]],
-    ) -> None:
-        # Sequence that names the segment file.
-        self.segment = segment
-        self.position = position
-        self.data = data
-        self.size_bytes = size_bytes
-        self.end_sequence = end_sequence
-        # Per partition the offset after the last record appended when the group was taken.
-        self.end_offsets = end_offsets
-        # The file must be created first.
-        self.starts_segment = starts_segment
-        # The segment that ended where this group's begins; its .idx file is to be written.
-        self.sealed = sealed
-        # In a replica the batches that were appended here: partition, first offset, end, bytes.
-        self.built = built
 
 
 def _is_at_most(starts: Sequence[int], offsets: Sequence[int]) -> bool:
@@ -240,53 +171,44 @@ class Journal:
         self.committed_sequence = self.sequence
         self._taken_sequence = self.sequence
 
-    def append(
-        self,
-        partition: int,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        state: bool,
-        ticket: int = 0,
-    ) -> int:
-        """Add a record, return its offset. `sequence` is the record's own (producer sequence or
-        packet id); `state`: recovery must apply it."""
+    def append(self, record: Record) -> int:
+        """Put a record at the end of its partition; returns the offset that it gets."""
+        partition = record.partition
         builder = self._open[partition]
         if builder is None:
-            builder = BatchBuilder(partition, self.next_offset[partition])
-            builder.epoch = self.epochs[partition]
-            if builder.epoch:
-                self._note_epoch(partition, builder.epoch, builder.base_offset)
-            self._open[partition] = builder
-            self._pending.append(builder)
+            builder = self._begin_batch(partition)
         before = builder.body_bytes
-        offset = builder.add(
-            kind,
-            flags,
-            timestamp_us,
-            topic,
-            client_id,
-            producer,
-            producer_epoch,
-            sequence,
-            properties,
-            payload,
-            state,
-            ticket,
-        )
+        offset = builder.add(record)
         self.next_offset[partition] = offset + 1
         self.sequence += 1
         self.pending_bytes += builder.body_bytes - before + HEAD_BYTES
         if builder.body_bytes >= BATCH_BODY_BYTES_MAX or builder.count >= BATCH_RECORDS_MAX:
             self._open[partition] = None
         return offset
+
+    def extend(self, batch: Batch) -> int:
+        """Put the records of a batch that another node has made at the end of its partition, as
+        they are; returns the offset that the first one gets."""
+        partition = batch.partition
+        builder = self._open[partition]
+        if builder is None or builder.count + batch.count > BATCH_RECORDS_MAX:
+            builder = self._begin_batch(partition)
+        offset = builder.extend(batch)
+        self.next_offset[partition] = offset + batch.count
+        self.sequence += batch.count
+        self.pending_bytes += batch.body_bytes + batch.count * HEAD_BYTES
+        if builder.body_bytes >= BATCH_BODY_BYTES_MAX:
+            self._open[partition] = None
+        return offset
+
+    def _begin_batch(self, partition: int) -> BatchBuilder:
+        builder = BatchBuilder(partition, self.next_offset[partition])
+        builder.epoch = self.epochs[partition]
+        if builder.epoch:
+            self._note_epoch(partition, builder.epoch, builder.base_offset)
+        self._open[partition] = builder
+        self._pending.append(builder)
+        return builder
 
     def take(self) -> WriteGroup | None:
         """Close all open batches and hand them out; None if nothing was appended since the last
@@ -296,42 +218,64 @@ class Journal:
             return None
         self._pending = []
         data: list[bytes] = []
-        built: list[tuple[int, int, int, bytes]] = []
+        built: list[Batch] = []
         size_bytes = 0
         for item in pending:
             if isinstance(item, BatchBuilder):
                 self._open[item.partition] = None
                 content = item.build(item.epoch)
                 if self.replicated and item.count:
-                    end = item.base_offset + item.count
-                    built.append((item.partition, item.base_offset, end, content))
+                    built.append(item.parsed(content))
             else:
                 content = item.content()
             data.append(content)
             size_bytes += len(content)
         self.pending_bytes = 0
-        segments = self.segments
-        segment = segments[-1] if segments else None
-        sealed: Segment | None = None
-        starts_segment = False
+        before = self.segments[-1] if self.segments else None
+        segment = before
         if (
             segment is None
             or self._starts_segment
             or (segment.size_bytes and segment.size_bytes + size_bytes > self.segment_bytes)
         ):
-            self._starts_segment = False
-            sealed = segment
-            starts_segment = True
-            starts = segment.end_offsets() if segment is not None else self.start_offsets
-            if self.replicated:
-                starts = self._cut_starts(starts, pending)
-            index = ActiveIndex(self._taken_sequence, starts)
-            segment = Segment(self._taken_sequence, index.head, index, 0)
-            segments.append(segment)
+            segment = self._begin_segment(pending)
         position = segment.size_bytes
+        self._add_to_index(segment, pending, data)
+        self._taken_sequence = self.sequence
+        is_new = segment is not before
+        group = WriteGroup(
+            segment.sequence,
+            position,
+            data,
+            size_bytes,
+            self.sequence,
+            list(self.next_offset),
+            is_new,
+            before if is_new else None,
+            built,
+        )
+        if self.replicated:
+            self._in_flight.append(group)
+        return group
+
+    def _begin_segment(self, pending: list[BatchBuilder | Batch]) -> Segment:
+        """In front of these batches."""
+        self._starts_segment = False
+        starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
+        if self.replicated:
+            starts = self._cut_starts(starts, pending)
+        index = ActiveIndex(self._taken_sequence, starts)
+        segment = Segment(self._taken_sequence, index.head, index, 0)
+        self.segments.append(segment)
+        return segment
+
+    def _add_to_index(
+        self, segment: Segment, pending: list[BatchBuilder | Batch], data: list[bytes]
+    ) -> None:
+        """Batches, and their bytes, at the end of the active segment."""
         active = segment.index
         assert isinstance(active, ActiveIndex)
-        at = position
+        at = segment.size_bytes
         ends = active.head.end_offsets
         for number, item in enumerate(pending):
             length = len(data[number])
@@ -343,21 +287,6 @@ class Journal:
                 active.add_parsed(at, item)
             at += length
         segment.size_bytes = at
-        self._taken_sequence = self.sequence
-        group = WriteGroup(
-            segment.sequence,
-            position,
-            data,
-            size_bytes,
-            self.sequence,
-            list(self.next_offset),
-            starts_segment,
-            sealed,
-            built,
-        )
-        if self.replicated:
-            self._in_flight.append(group)
-        return group
 
     def wrote(self, group: WriteGroup) -> None:
         """The group's bytes are in the file: readers may have them."""

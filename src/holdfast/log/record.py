@@ -37,6 +37,7 @@ HEADER_BYTES: Final = 48
 # timestamp_delta_us, producer_epoch, ticket, sequence
 HEAD: Final = struct.Struct("<IHHHBBIIIIIQ")
 HEAD_BYTES: Final = 40
+_pack_head: Final = HEAD.pack
 # Of the same, what an index needs: body_start, topic_len, kind, timestamp_delta_us.
 _HEAD_SUMMARY: Final = struct.Struct("<IH4xB9xI16x")
 # What whoever applies a record looks at first: kind, flags, ticket.
@@ -101,6 +102,10 @@ FLAG_PRODUCER: Final = 0x10
 FLAG_WILL: Final = 0x20
 """The message is the will of `client_id` for its session epoch `sequence`."""
 
+STATE_FLAGS: Final = FLAG_RETAIN | FLAG_PACKET_ID | FLAG_PRODUCER | FLAG_WILL
+"""Of messages that matter beyond being delivered."""
+
+DELTA_US_MAX: Final = (1 << 32) - 1
 BATCH_BYTES_MAX: Final = 1 << 30
 """Above anything we write (one packet is at most 256 MiB); a longer length is damage."""
 
@@ -110,27 +115,27 @@ class CorruptBatch(Exception):
 
 
 class Record:
-    """One decoded record. `topic` is UTF-8; `properties` are encoded MQTT 5 properties without
-    their length prefix, as the publisher sent them less topic alias."""
+    """One record: to be appended, or as the log has it. `topic` is UTF-8; `properties` are encoded
+    MQTT 5 properties without their length prefix, as the publisher sent them less topic alias."""
 
     def __init__(
         self,
         partition: int,
-        offset: int,
         kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
+        flags: int = 0,
+        timestamp_us: int = 0,
+        topic: bytes = b"",
+        client_id: bytes = b"",
+        properties: bytes = b"",
+        payload: bytes = b"",
+        *,
+        producer: bytes = b"",
+        producer_epoch: int = 0,
+        sequence: int = 0,
         ticket: int = 0,
+        offset: int = -1,
     ) -> None:
         self.partition = partition
-        self.offset = offset
         self.kind = kind
         self.flags = flags
         self.timestamp_us = timestamp_us
@@ -143,6 +148,22 @@ class Record:
         self.payload = payload
         # By which the node that the client is connected to knows its record again; 0: none.
         self.ticket = ticket
+        # Whoever appends the record gives it this; -1: nobody has.
+        self.offset = offset
+
+    def is_state(self) -> bool:
+        """Must recovery apply it?"""
+        if self.kind == MESSAGE:
+            return self.flags & STATE_FLAGS != 0
+        return self.kind != CONTROL
+
+
+def _delta_us(timestamp_us: int, base_us: int) -> int:
+    """For the 32 bits of a head; a clock that steps back counts as no step."""
+    delta = timestamp_us - base_us
+    if delta < 0:
+        return 0
+    return delta if delta <= DELTA_US_MAX else DELTA_US_MAX
 
 
 class BatchBuilder:
@@ -164,68 +185,104 @@ class BatchBuilder:
         self._heads: list[bytes] = []
         self._body: list[bytes] = []
 
-    def add(
-        self,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        state: bool,
-        ticket: int = 0,
-    ) -> int:
-        """Add a record, return its offset. `state`: recovery must apply it.
+    def add(self, record: Record) -> int:
+        """Add a record, which gets its offset; returns that.
 
         The caller keeps a batch below BATCH_BYTES_MAX and closes it within an hour
-        (`timestamp_delta_us` has 32 bits); a clock that steps back counts as no step.
+        (`timestamp_delta_us` has 32 bits).
         """
         if self.count == 0:
-            self.base_timestamp_us = timestamp_us
-        delta = timestamp_us - self.base_timestamp_us
-        if delta < 0:
-            delta = 0
-        elif delta > 0xFFFFFFFF:
-            delta = 0xFFFFFFFF
+            self.base_timestamp_us = record.timestamp_us
+        delta = record.timestamp_us - self.base_timestamp_us
+        if not 0 <= delta <= DELTA_US_MAX:
+            delta = _delta_us(record.timestamp_us, self.base_timestamp_us)
         if delta > self.last_delta_us:
             self.last_delta_us = delta
-        if state:
+        kind = record.kind
+        flags = record.flags
+        if (kind != MESSAGE or flags & STATE_FLAGS) and kind != CONTROL:
             self.attributes |= ATTRIBUTE_STATE
+        topic = record.topic
+        client_id = record.client_id
+        producer = record.producer
+        properties = record.properties
+        payload = record.payload
+        topic_len = len(topic)
+        client_id_len = len(client_id)
+        producer_len = len(producer)
+        properties_len = len(properties)
+        payload_len = len(payload)
+        body_bytes = self.body_bytes
         self._heads.append(
-            HEAD.pack(
-                self.body_bytes,
-                len(topic),
-                len(client_id),
-                len(producer),
+            _pack_head(
+                body_bytes,
+                topic_len,
+                client_id_len,
+                producer_len,
                 kind,
                 flags,
-                len(properties),
-                len(payload),
+                properties_len,
+                payload_len,
                 delta,
-                producer_epoch,
-                ticket,
-                sequence,
+                record.producer_epoch,
+                record.ticket,
+                record.sequence,
             )
         )
         body = self._body
         body.append(topic)
         body.append(client_id)
-        if producer:
+        if producer_len:
             body.append(producer)
-        if properties:
+        if properties_len:
             body.append(properties)
         body.append(payload)
         self.topics.append(topic if kind == MESSAGE else b"")
-        self.body_bytes += (
-            len(topic) + len(client_id) + len(producer) + len(properties) + len(payload)
+        self.body_bytes = (
+            body_bytes + topic_len + client_id_len + producer_len + properties_len + payload_len
         )
         offset = self.base_offset + self.count
         self.count += 1
+        record.offset = offset
         return offset
+
+    def extend(self, batch: "Batch") -> int:
+        """Add the records of another batch as they are; returns the offset of the first."""
+        heads = batch.start + HEADER_BYTES
+        body = heads + batch.count * HEAD_BYTES
+        if self.count == 0:
+            self.base_timestamp_us = batch.base_timestamp_us
+            self._heads.append(batch.data[heads:body])
+        else:
+            self._add_moved_heads(batch)
+        self._body.append(batch.data[body : body + batch.body_bytes])
+        topics, newest_us = batch.topics()
+        newest_us = _delta_us(batch.base_timestamp_us + newest_us, self.base_timestamp_us)
+        if newest_us > self.last_delta_us:
+            self.last_delta_us = newest_us
+        self.attributes |= batch.attributes
+        self.topics.extend(topics)
+        self.body_bytes += batch.body_bytes
+        offset = self.base_offset + self.count
+        self.count += batch.count
+        return offset
+
+    def _add_moved_heads(self, batch: "Batch") -> None:
+        """Behind what there is already."""
+        moved_by = self.body_bytes
+        later_by = batch.base_timestamp_us - self.base_timestamp_us
+        heads = memoryview(batch.data)[batch.start + HEADER_BYTES :]
+        for fields in HEAD.iter_unpack(heads[: batch.count * HEAD_BYTES]):
+            body_start: int = fields[0]
+            delta_us: int = fields[8]
+            self._heads.append(
+                _pack_head(
+                    body_start + moved_by,
+                    *fields[1:8],
+                    _delta_us(delta_us + later_by, 0),
+                    *fields[9:],
+                )
+            )
 
     @property
     def size_bytes(self) -> int:
@@ -251,6 +308,12 @@ class BatchBuilder:
         )
         rest = b"".join([header[12:], *self._heads, *self._body, bytes(padding)])
         return b"".join([header[:8], crc32(rest).to_bytes(4, "little"), rest])
+
+    def parsed(self, data: bytes) -> "Batch":
+        """What `build` has returned, as whoever reads it has it."""
+        batch = Batch(data, check=False)
+        batch.know_topics(self.topics, self.last_delta_us)
+        return batch
 
 
 class Batch:
@@ -323,18 +386,18 @@ class Batch:
         e = d + properties_len
         return Record(
             self.partition,
-            self.base_offset + index,
             kind,
             flags,
             self.base_timestamp_us + delta,
             data[a:b],
             data[b:c],
-            data[c:d] if producer_len else b"",
-            producer_epoch,
-            sequence,
             data[d:e] if properties_len else b"",
             data[e : e + payload_len],
-            ticket,
+            producer=data[c:d] if producer_len else b"",
+            producer_epoch=producer_epoch,
+            sequence=sequence,
+            ticket=ticket,
+            offset=self.base_offset + index,
         )
 
     def topic(self, index: int) -> bytes:
@@ -371,6 +434,11 @@ class Batch:
         self._topics = topics
         self._newest_us = newest_us
         return topics, newest_us
+
+    def know_topics(self, topics: list[bytes], newest_us: int) -> None:
+        """What `topics` would find."""
+        self._topics = topics
+        self._newest_us = newest_us
 
     def client_id(self, index: int) -> bytes:
         """Of the record at `index`."""

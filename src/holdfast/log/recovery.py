@@ -21,9 +21,10 @@ from typing import Final
 
 from holdfast.log.files import DataDirectory
 from holdfast.log.index import ActiveIndex, CorruptIndex, Gap, IndexHead, SegmentIndex
-from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal, Segment
+from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.log.record import ATTRIBUTE_STATE, Batch, CorruptBatch, Record
 from holdfast.log.scan import Damage, SegmentScan, scan_segment
+from holdfast.log.segment import Segment
 from holdfast.log.store import OnDamage, SegmentStore, quarantine
 
 READ_BYTES: Final = 1 << 20

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.index import CorruptIndex, SealedIndex, SegmentIndex, decode
-from holdfast.log.journal import Segment
 from holdfast.log.scan import Damage, scan_segment
+from holdfast.log.segment import Segment
 
 OnDamage = Callable[[Damage], None]
 """May be called in any thread."""
@@ -23,7 +23,7 @@ class SegmentStore:
         """`writes`: indexes that had to be made anew are kept in their files."""
         self._directory = directory
         self._writes = writes
-        self._on_damage = on_damage
+        self.on_damage = on_damage
 
     def open_segment(self, sequence: int) -> ReadFile:
         """Raises FileNotFoundError when retention was faster, and other OSErrors."""
@@ -48,8 +48,8 @@ class SegmentStore:
         damage = Damage(segment.sequence, position, length, reason)
         if self._writes:
             quarantine(self._directory, damage)
-        if self._on_damage is not None:
-            self._on_damage(damage)
+        if self.on_damage is not None:
+            self.on_damage(damage)
 
     def pause(self) -> None:
         """Lets other threads run: entering a function that is not compiled is enough."""

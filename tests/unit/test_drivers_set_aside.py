@@ -1,0 +1,89 @@
+"""A damaged directory is put aside, however often that is interrupted."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.drivers import set_aside
+from holdfast.drivers.storage import Storage
+from holdfast.log.files import DataDirectoryError, lock_root
+
+
+def make(root: Path, incarnation: str) -> None:
+    """As a node of a cluster leaves it."""
+    Storage.open(root, "n1", 4, 1 << 20, incarnation).close()
+    (root / "raft").mkdir(exist_ok=True)
+    (root / "raft" / "log").write_bytes(b"raft")
+    (root / "journal" / "00.log").write_bytes(b"records")
+    (root / "quarantine").mkdir(exist_ok=True)
+    (root / "quarantine" / "piece").write_bytes(b"damaged")
+
+
+def test_nothing_is_moved_unless_it_was_decided(tmp_path: Path) -> None:
+    make(tmp_path, "first")
+    assert not set_aside.begin_anew(tmp_path)
+    assert not set_aside.exists(tmp_path)
+    assert (tmp_path / "journal" / "00.log").exists()
+
+
+def test_the_node_begins_with_an_empty_directory(tmp_path: Path) -> None:
+    make(tmp_path, "first")
+    set_aside.mark(tmp_path)
+    assert set_aside.begin_anew(tmp_path)
+    assert set_aside.exists(tmp_path)
+    aside = tmp_path / "damaged"
+    assert (aside / "journal" / "00.log").read_bytes() == b"records"
+    assert (aside / "raft" / "log").read_bytes() == b"raft"
+    assert (tmp_path / "quarantine" / "piece").read_bytes() == b"damaged"
+    storage = Storage.open(tmp_path, "n1", 4, 1 << 20, "second")
+    try:
+        assert storage.directory.manifest.incarnation == "second"
+        assert not storage.journal.segments
+    finally:
+        storage.close()
+    assert not set_aside.begin_anew(tmp_path)
+    set_aside.forget(tmp_path)
+    assert not set_aside.exists(tmp_path)
+    assert (tmp_path / "quarantine" / "piece").exists()
+
+
+@pytest.mark.parametrize("moved", range(5))
+def test_it_is_carried_on_after_an_interruption(
+    moved: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever that was, nothing is lost and nothing stays behind."""
+    make(tmp_path, "first")
+    names = {path.name for path in tmp_path.iterdir()} - {"lock", "quarantine"}
+    assert len(names) >= 3
+    set_aside.mark(tmp_path)
+    rename = Path.rename
+    moves = 0
+
+    def interrupted(self: Path, target: Path) -> Path:
+        nonlocal moves
+        moves += 1
+        if moves > moved:
+            raise OSError("the power is gone")
+        return rename(self, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", interrupted)
+        if moved < len(names):
+            with pytest.raises(OSError, match="power"):
+                set_aside.begin_anew(tmp_path)
+            assert (tmp_path / "begin-anew").exists()
+    assert set_aside.begin_anew(tmp_path)
+    assert {path.name for path in (tmp_path / "damaged").iterdir()} == names
+    assert {path.name for path in tmp_path.iterdir()} == {"lock", "quarantine", "damaged"}
+
+
+def test_not_while_another_process_has_it(tmp_path: Path) -> None:
+    make(tmp_path, "first")
+    set_aside.mark(tmp_path)
+    lock = lock_root(tmp_path)
+    try:
+        with pytest.raises(DataDirectoryError, match="served by another process"):
+            set_aside.begin_anew(tmp_path)
+    finally:
+        lock.release()
+    assert set_aside.begin_anew(tmp_path)
