@@ -43,7 +43,7 @@ def test_the_lives_are_rough() -> None:
     assert sum(world.added for world in worlds) > 150
     assert sum(world.refused["late"] for world in worlds) > 300
     happened = {line.split()[1] for world in worlds for line in world.trace}
-    assert happened >= {"kill", "start", "wipe", "join", "drain", "undrain", "remove"}
+    assert happened >= {"kill", "start", "wipe", "join", "drain", "undrain", "remove", "hang"}
 
 
 def require_found() -> None:

@@ -113,10 +113,10 @@ def newcomer_counts_when_the_metadata_says_so() -> AbstractContextManager[object
 def newcomer_needs_the_watermark_alone() -> AbstractContextManager[object]:
     has_come = InSync.has_come
 
-    def has_come_early(rules: InSync, led: Led, progress: Progress) -> bool:
+    def has_come_early(rules: InSync, led: Led, progress: Progress, now: float) -> bool:
         start, led.start = led.start, 0
         try:
-            return has_come(rules, led, progress)
+            return has_come(rules, led, progress, now)
         finally:
             led.start = start
 

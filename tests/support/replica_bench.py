@@ -10,9 +10,10 @@ from holdfast.log.cursor import LogReader
 from holdfast.log.files import DataDirectory, Manifest, create, read_manifest
 from holdfast.log.filesystem import FileSystem
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import Journal, WriteGroup
-from holdfast.log.record import ATTRIBUTE_RESET, MESSAGE, Batch, BatchBuilder
+from holdfast.log.journal import Journal
+from holdfast.log.record import ATTRIBUTE_RESET, FLAG_RETAIN, MESSAGE, Batch, BatchBuilder, Record
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.segment import WriteGroup
 from tests.support.journal_files import batches_of
 
 TIME_US = 1_700_000_000_000_000
@@ -74,17 +75,15 @@ def build_batch(partition: int, base: int, epoch: int, payloads: list[bytes]) ->
     builder = BatchBuilder(partition, base)
     for payload in payloads:
         builder.add(
-            MESSAGE,
-            1,
-            TIME_US,
-            topic_of(payload),
-            b"c",
-            b"",
-            0,
-            0,
-            b"",
-            payload,
-            len(payload) % 2 == 0,
+            Record(
+                builder.partition,
+                MESSAGE,
+                flags=1 | (FLAG_RETAIN if len(payload) % 2 == 0 else 0),
+                timestamp_us=TIME_US,
+                topic=topic_of(payload),
+                client_id=b"c",
+                payload=payload,
+            )
         )
     # As in a frame: other bytes around it.
     return Batch(b"frame..." + builder.build(epoch) + b"rest", 8)
@@ -110,18 +109,15 @@ class ReplicaBench:
 
     def append(self, partition: int, payload: bytes) -> int:
         return self.journal.append(
-            partition,
-            MESSAGE,
-            1,
-            TIME_US,
-            topic_of(payload),
-            b"c",
-            b"",
-            0,
-            0,
-            b"",
-            payload,
-            len(payload) % 2 == 0,
+            Record(
+                partition,
+                MESSAGE,
+                flags=1 | (FLAG_RETAIN if len(payload) % 2 == 0 else 0),
+                timestamp_us=TIME_US,
+                topic=topic_of(payload),
+                client_id=b"c",
+                payload=payload,
+            )
         )
 
     def write(self) -> bool:

@@ -48,6 +48,10 @@ class SimNode:
     is_alive: bool = True
     incarnation: str = "i1"
     is_leaving: bool = False
+    is_stalled: bool = False
+    """Its disk does not answer, and it says so."""
+    is_damaged: bool = False
+    """And likewise that its log is."""
 
     def presence(self) -> Presence:
         info = self.info
@@ -120,6 +124,11 @@ class ControllerWorld:
     def kill(self, node: str) -> None:
         self.nodes[node].is_alive = False
         self.trace.append(f"{self.now:.1f} kill {node}")
+
+    def hang(self, node: str) -> None:
+        """Its disk."""
+        self.nodes[node].is_stalled = True
+        self.trace.append(f"{self.now:.1f} hang {node}")
 
     def start(self, node: str) -> None:
         self.nodes[node].is_alive = True
@@ -248,7 +257,7 @@ class ControllerWorld:
                 for node in old.in_sync
                 if node not in new.in_sync
                 and node in present
-                and node not in self.health.dead
+                and node not in self.health.dead | self.health.stalled | self.health.damaged
                 and present[node].incarnation == self.metadata.nodes[node].incarnation
             }
             if gone and len(new.in_sync) < enough:
@@ -278,13 +287,15 @@ class ControllerWorld:
                 self.propose(ChangePartitions(((number, info.version, changed),)))
 
     def is_serving(self, node: str) -> bool:
-        """Alive with the disk that the metadata knows."""
+        """Alive with the disk that the metadata knows, and that does what it should."""
         sim = self.nodes.get(node)
         info = self.metadata.nodes.get(node)
         return (
             sim is not None
             and info is not None
             and sim.is_alive
+            and not sim.is_stalled
+            and not sim.is_damaged
             and sim.incarnation == info.incarnation
         )
 
@@ -311,6 +322,8 @@ class ControllerWorld:
             frozenset(dead),
             frozenset(dead),
             frozenset(node for node, sim in seen.items() if sim.is_leaving),
+            frozenset(node for node, sim in seen.items() if sim.is_stalled),
+            frozenset(node for node, sim in seen.items() if sim.is_damaged),
         )
         if health != self.health:
             self.health = health
@@ -324,6 +337,7 @@ class ControllerWorld:
             if not self.nodes[node].is_alive:
                 self.start(node)
             self.nodes[node].is_leaving = False
+            self.nodes[node].is_stalled = False
         self.depose(is_noticed=True)
         self.run(2 * self.config.proposal_timeout_s)
         self.recover_lost()
@@ -418,3 +432,8 @@ def happen(world: ControllerWorld, names: Iterator[str]) -> None:
         world.nodes[generator.choice(alive)].is_leaving = True
     elif what < 0.86:
         world.operate(operations.remove, generator.choice(known))
+    elif what < 0.91 and alive:
+        world.hang(generator.choice(alive))
+    elif what < 0.94:
+        for node in world.nodes:
+            world.nodes[node].is_stalled = False

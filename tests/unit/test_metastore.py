@@ -329,6 +329,22 @@ def test_a_leader_hands_over_before_it_stops() -> None:
     assert not nodes.stores["n1"].hand_over(nodes.now)
 
 
+def test_a_leader_whose_disk_hangs_lets_another_one_lead() -> None:
+    """Also if the first that it asks cannot, and it does not stand again before it is well."""
+    nodes = founded()
+    nodes.stores["n2"].set_stalled(True, nodes.now)
+    nodes.stores["n1"].set_stalled(True, nodes.now)
+    nodes.run(3.0)
+    assert nodes.leader().node_id == "n3"
+    nodes.cut.add("n3")
+    nodes.run(3.0)
+    assert not nodes.stores["n1"].is_leader
+    assert not nodes.stores["n2"].is_leader
+    nodes.stores["n2"].set_stalled(False, nodes.now)
+    nodes.run(3.0)
+    assert nodes.stores["n2"].is_leader
+
+
 def test_the_old_disk_of_a_node_is_no_member() -> None:
     """A voter that comes back with an empty disk neither votes nor acknowledges as it was."""
     nodes = founded()

@@ -390,6 +390,80 @@ def test_a_leaving_node_is_relieved_and_gets_its_leaderships_back() -> None:
     world.require_perfect()
 
 
+def test_a_node_with_a_hanging_disk_is_as_good_as_dead() -> None:
+    world = cluster("n2", "n3")
+    added = world.added
+    commands = len(world.commands)
+    world.nodes["n1"].is_stalled = True
+    world.run(0.4)
+    assert world.metadata.nodes["n1"].state == NodeState.DOWN
+    assert leaders(world)["n1"] == 0
+    assert not any("n1" in info.in_sync for info in world.metadata.partitions)
+    (first, *_) = world.commands[commands:]
+    assert isinstance(first, ChangePartitions)
+    assert len(first.changes) == 64
+    assert [info.state for _, info in first.nodes] == [NodeState.DOWN]
+    # It is there all the time; that makes no difference.
+    world.run(2)
+    assert world.metadata.nodes["n1"].state == NodeState.DOWN
+    world.nodes["n1"].is_stalled = False
+    world.run(15)
+    world.require_perfect()
+    assert world.added == added
+
+
+def test_when_no_disk_answers_nothing_is_changed() -> None:
+    world = cluster("n2", "n3", partitions=8)
+    world.run(10)
+    before = world.metadata
+    for sim in world.nodes.values():
+        sim.is_stalled = True
+    world.run(3)
+    assert world.metadata == before
+    world.nodes["n2"].is_stalled = False
+    world.run(1)
+    assert leaders(world) == {"n2": 8}
+
+
+def test_a_damaged_node_leads_nothing_even_if_nobody_else_can() -> None:
+    """And whoever is the last to have a partition stays in sync: it must not be thrown away."""
+    world = cluster("n2", "n3", partitions=6)
+    world.nodes["n1"].is_damaged = True
+    world.run(2)
+    assert leaders(world)["n1"] == 0
+    assert not any("n1" in info.in_sync for info in world.metadata.partitions)
+    for node in ("n2", "n3"):
+        world.nodes[node].is_damaged = True
+        world.run(2)
+    assert leaders(world) == {"": 6}
+    assert {info.in_sync for info in world.metadata.partitions} == {("n3",)}
+    world.nodes["n3"].is_damaged = False
+    world.run(2)
+    assert leaders(world) == {"n3": 6}
+
+
+def test_a_witness_takes_nothing_over_from_a_hanging_disk() -> None:
+    world = cluster(partitions=4)
+    world.join("w1", role=WITNESS)
+    world.run(3)
+    world.nodes["n1"].is_stalled = True
+    world.run(3)
+    assert leaders(world) == {"n1": 4}
+    assert world.metadata.nodes["n1"].state == NodeState.UP
+
+
+def test_a_node_that_is_drained_with_a_hanging_disk_leads_nothing() -> None:
+    world = cluster("n2", "n3", partitions=8)
+    command = operations.drain(world.metadata, "n1")
+    assert command is not None
+    world.propose(command, is_safe=True)
+    world.nodes["n1"].is_stalled = True
+    world.run(1)
+    assert world.metadata.nodes["n1"].state == NodeState.DRAINING
+    assert leaders(world)["n1"] == 0
+    assert not any("n1" in info.in_sync for info in world.metadata.partitions)
+
+
 def test_a_restart_of_every_node_in_turn_moves_no_replica() -> None:
     world = cluster("n2", "n3")
     added = world.added

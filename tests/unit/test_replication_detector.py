@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -317,6 +318,93 @@ def test_a_node_that_leaves_needs_no_second_opinion() -> None:
     assert mesh.detectors["a"].health(mesh.now).leaving == frozenset()
 
 
+def test_a_node_says_that_its_disk_is_full() -> None:
+    mesh = Mesh("a", "b", "c")
+    mesh.run(1)
+    mesh.detectors["c"].set_full(True, mesh.now)
+    mesh.run(0.02)
+    for node in "abc":
+        health = mesh.detectors[node].health(mesh.now)
+        assert health.full == health.ill == {"c"}
+        assert not health.dead
+    mesh.detectors["c"].set_full(False, mesh.now)
+    mesh.run(0.02)
+    assert mesh.detectors["a"].health(mesh.now).full == frozenset()
+
+
+def test_a_node_knows_until_when_it_was_heard() -> None:
+    mesh = Mesh("a", "b", "c")
+    assert mesh.detectors["a"].acknowledged_at("b") == float("-inf")
+    mesh.run(1)
+    assert mesh.now - 0.25 < mesh.detectors["a"].acknowledged_at("b") < mesh.now
+    # It hears, and is not heard: nobody has confirmed what it has sent since.
+    mesh.cut = {("a", "b"), ("a", "c")}
+    cut_at = mesh.now
+    mesh.run(2)
+    assert not mesh.suspects("a")
+    for node in "bc":
+        assert mesh.detectors["a"].acknowledged_at(node) <= cut_at
+        assert mesh.suspects(node) == {"a"}
+    mesh.cut.clear()
+    mesh.run(0.3)
+    assert mesh.detectors["a"].acknowledged_at("b") > cut_at + 2
+
+
+def test_nobody_suspects_a_node_before_it_knows_that_it_may_be() -> None:
+    """Whatever is cut, and when."""
+    for seed in range(10):
+        chance = random.Random(seed)
+        mesh = Mesh("a", "b", "c")
+        mesh.run(1 + chance.random() * 0.2)
+        mesh.cut = {(one, two) for one, two in product("abc", repeat=2) if chance.random() < 0.5}
+        for _ in range(100):
+            mesh.run(STEP_S)
+            for other in "bc":
+                held_until = mesh.detectors["a"].acknowledged_at(other) + CONFIG.suspect_s
+                assert "a" not in mesh.suspects(other) or mesh.now >= held_until
+
+
+def test_a_node_says_that_its_disk_does_not_answer() -> None:
+    """Nobody else can know; and nobody takes it for dead."""
+    mesh = Mesh("a", "b", "c")
+    mesh.run(1)
+    mesh.detectors["c"].set_stalled(True, mesh.now)
+    mesh.run(0.02)
+    for node in "abc":
+        health = mesh.detectors[node].health(mesh.now)
+        assert health.stalled == {"c"}
+        assert not health.dead
+        assert "c" in health.present
+    mesh.detectors["c"].set_stalled(False, mesh.now)
+    mesh.run(0.02)
+    assert mesh.detectors["a"].health(mesh.now).stalled == frozenset()
+    mesh.detectors["c"].set_stalled(True, mesh.now)
+    mesh.run(0.02)
+    mesh.kill("c")
+    assert mesh.detectors["a"].health(mesh.now).stalled == frozenset()
+    mesh.members.remove("c")
+    mesh.add("c")
+    mesh.run(0.2)
+    assert mesh.detectors["a"].health(mesh.now).stalled == frozenset()
+
+
+def test_a_node_says_that_its_log_is_damaged() -> None:
+    mesh = Mesh("a", "b", "c")
+    mesh.run(1)
+    mesh.detectors["c"].set_damaged(mesh.now)
+    mesh.run(0.02)
+    for node in "abc":
+        health = mesh.detectors[node].health(mesh.now)
+        assert health.damaged == {"c"}
+        assert not health.dead
+    # With another disk it is another node.
+    mesh.kill("c")
+    mesh.members.remove("c")
+    mesh.add("c")
+    mesh.run(0.2)
+    assert not mesh.detectors["a"].health(mesh.now).damaged
+
+
 def test_opinions_of_strangers_do_not_count() -> None:
     mesh = Mesh("a", "b", "c")
     mesh.run(1)
@@ -355,12 +443,13 @@ def test_removed_members_are_forgotten() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.123, 5e6])
 def test_heartbeats_come_through(seconds: float) -> None:
-    beat = Heartbeat(
-        2**63, seconds, True, False, frozenset({"n1", "a-very_long-node-id-of-32-charac"})
-    )
-    read = decode_heartbeat(encode_heartbeat(beat))
-    assert replace(read, lag_s=seconds) == beat
-    assert read.lag_s == min(seconds, (2**32 - 1) / 1000)
+    names = frozenset({"n1", "a-very_long-node-id-of-32-charac"})
+    for leaving, well, stalled, damaged, full in product((False, True), repeat=5):
+        heard = {"n1": 2**63, "n2": 0}
+        beat = Heartbeat(2**63, seconds, leaving, well, names, stalled, damaged, heard, full)
+        read = decode_heartbeat(encode_heartbeat(beat))
+        assert replace(read, lag_s=seconds) == beat
+        assert read.lag_s == min(seconds, (2**32 - 1) / 1000)
 
 
 def test_bad_heartbeats_are_refused() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.log.epoch_table import EpochTable
-from holdfast.log.record import MESSAGE, BatchBuilder
+from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.replication.kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
 from holdfast.replication.log_matching import compare, cut_offset
 from holdfast.replication.metadata import PartitionInfo
@@ -169,7 +169,7 @@ def test_epochs_do_not_fall_in_a_log() -> None:
     cores.tell()
     cores.write("a", 1)
     builder = BatchBuilder(0, 1)
-    builder.add(MESSAGE, 0, 0, b"t", b"", b"", 0, 0, b"", b"4", False)
+    builder.add(Record(builder.partition, MESSAGE, topic=b"t", payload=b"4"))
     payload = b"".join(replicate_parts([EPOCH.pack(3)], [builder.build(2)]))
     with pytest.raises(BadFrame, match="epoch 2 after one of 3"):
         cores["b"].core.handle_frame("a", REPLICATE, payload, cores.now)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.log.record import MESSAGE, BatchBuilder
+from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.replication.kinds import BadFrame
 from holdfast.replication.replica_wire import (
     CUT,
@@ -28,7 +28,11 @@ from holdfast.replication.replica_wire import (
 def batch(partition: int, base: int, count: int, epoch: int) -> bytes:
     builder = BatchBuilder(partition, base)
     for number in range(count):
-        builder.add(MESSAGE, 0, number, b"a/b", b"", b"", 0, 0, b"", b"x" * number, False)
+        builder.add(
+            Record(
+                builder.partition, MESSAGE, timestamp_us=number, topic=b"a/b", payload=b"x" * number
+            )
+        )
     return builder.build(epoch)
 
 

@@ -31,6 +31,7 @@ from holdfast.replication.planning import (
     relieved,
     settled,
     standing_of,
+    useless,
     wanted_replicas,
 )
 from holdfast.replication.ring import Assignment
@@ -159,8 +160,10 @@ class Controller:
                 del since[node]
 
     def _node_changes(self, metadata: ClusterMetadata, health: Health) -> dict[str, NodeInfo]:
-        """What the entries of nodes become: down, up again, or with another disk."""
+        """What the entries of nodes become: down, up again, or with another disk. One whose disk
+        does not answer, or is damaged, is as good as dead, whatever else of it runs."""
         changes = {}
+        ill = useless(metadata, health)
         for node, info in metadata.nodes.items():
             if node in self._pending_nodes:
                 continue
@@ -173,10 +176,12 @@ class Controller:
                     peer_address=presence.peer_address,
                     client_address=presence.client_address,
                     admin_address=presence.admin_address,
-                    state=NodeState.UP if info.state == NodeState.DOWN else info.state,
                 )
-            elif node in health.dead and info.state == NodeState.UP:
-                changed = replace(info, state=NodeState.DOWN)
+            if presence is None or node in ill:
+                if info.state == NodeState.UP and (node in health.dead or node in ill):
+                    changed = replace(changed, state=NodeState.DOWN)
+            elif info.state == NodeState.DOWN:
+                changed = replace(changed, state=NodeState.UP)
             if changed == info:
                 continue
             if changed.incarnation != info.incarnation and self._is_in_sync_in_pending(node):

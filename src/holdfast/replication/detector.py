@@ -13,6 +13,7 @@ Our own pauses are the commonest reason to hear nobody. A node whose loop was la
 of its pause ("local health", arXiv 1707.00788). A refused connection is a fact, paused or not.
 """
 
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +22,8 @@ from holdfast.replication.health import Health, Presence
 from holdfast.replication.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
 
 NEVER: Final = float("-inf")
+REMEMBERED: Final = 100
+"""Heartbeats of ours whose times are known."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,17 @@ class _Peer:
     heard_at: float = NEVER
     is_refused: bool = False
     is_leaving: bool = False
+    is_stalled: bool = False
+    is_damaged: bool = False
+    is_full: bool = False
     is_suspected: bool = False
     suspected_at: float = NEVER
     sequence: int = -1
     is_well: bool = True
     suspects: frozenset[str] = field(default_factory=frozenset)
     """What it said last."""
+    acknowledged_at: float = NEVER
+    """When the newest of our heartbeats was sent of which it said that it has come."""
 
 
 class Detector:
@@ -85,12 +93,17 @@ class Detector:
     ) -> None:
         self.effects: list[DetectorEffect] = []
         self._is_leaving = False
+        self._is_stalled = False
+        self._is_damaged = False
+        self._is_full = False
         self._node_id = node_id
         self._presence = presence
         self._config = config
         self._members: frozenset[str] = frozenset()
         self._peers: dict[str, _Peer] = {}
         self._sequence = 0
+        # When the last ones were sent, the newest at the end.
+        self._sent_at: deque[float] = deque(maxlen=REMEMBERED)
         self._beat_at = now
         self._silence_at = now + config.suspect_s
         self._well_at = now
@@ -111,6 +124,9 @@ class Detector:
         peer.presence = presence
         peer.is_refused = False
         peer.is_leaving = False
+        peer.is_stalled = False
+        peer.is_damaged = False
+        peer.is_full = False
         peer.sequence = -1
         peer.suspects = frozenset()
         self.heard(node, now)
@@ -134,7 +150,7 @@ class Detector:
         peer = self._peers.get(node)
         if peer is None or peer.presence is None:
             return
-        peer.heard_at = now
+        peer.heard_at = max(peer.heard_at, now)
         if peer.is_suspected:
             peer.is_suspected = False
             self.effects.append(HeardAgain(node))
@@ -148,8 +164,21 @@ class Detector:
             return
         peer.sequence = beat.sequence
         peer.is_leaving = beat.is_leaving
+        peer.is_stalled = beat.is_stalled
+        peer.is_damaged = beat.is_damaged
+        peer.is_full = beat.is_full
         peer.is_well = beat.is_well
         peer.suspects = beat.suspected
+        age = self._sequence - beat.heard.get(self._node_id, 0)
+        if 0 <= age < len(self._sent_at):
+            sent_at = self._sent_at[-1 - age]
+            peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
+
+    def acknowledged_at(self, node: str) -> float:
+        """When a heartbeat of ours was sent that this node has heard, and has said so: it takes us
+        for dead at `suspect_s` after that at the earliest. NEVER: there was none."""
+        peer = self._peers.get(node)
+        return NEVER if peer is None else peer.acknowledged_at
 
     def loop_lag(self, lag_s: float, now: float) -> None:
         """Our event loop was late by that much, as the driver has found."""
@@ -165,6 +194,21 @@ class Detector:
     def leave(self, now: float) -> None:
         """This node will stop in good order: it asks to be relieved of what it leads."""
         self._is_leaving = True
+        self._beat_at = now
+
+    def set_stalled(self, is_stalled: bool, now: float) -> None:
+        """The disk of this node does not answer, or does so again."""
+        self._is_stalled = is_stalled
+        self._beat_at = now
+
+    def set_damaged(self, now: float) -> None:
+        """The log of this node is not what it was, and will not be again."""
+        self._is_damaged = True
+        self._beat_at = now
+
+    def set_full(self, is_full: bool, now: float) -> None:
+        """The disk of this node has no room for more of the log, or has some again."""
+        self._is_full = is_full
         self._beat_at = now
 
     def timer(self) -> float | None:
@@ -195,14 +239,24 @@ class Detector:
         """The same object as long as nothing has changed."""
         present = {self._node_id: self._presence}
         leaving = {self._node_id} if self._is_leaving else set()
+        stalled = {self._node_id} if self._is_stalled else set()
+        damaged = {self._node_id} if self._is_damaged else set()
+        full = {self._node_id} if self._is_full else set()
         for node, peer in self._peers.items():
             if peer.presence is not None and not peer.is_suspected:
                 present[node] = peer.presence
                 if peer.is_leaving:
                     leaving.add(node)
+                if peer.is_stalled:
+                    stalled.add(node)
+                if peer.is_damaged:
+                    damaged.add(node)
+                if peer.is_full:
+                    full.add(node)
         suspected = self.suspects(now)
         dead = frozenset(node for node in suspected if self._is_seconded(node, now))
-        health = Health(present, suspected, dead, frozenset(leaving))
+        ill = (frozenset(stalled), frozenset(damaged), frozenset(full))
+        health = Health(present, suspected, dead, frozenset(leaving), *ill)
         if health != self._health:
             self._health = health
         return self._health
@@ -246,12 +300,22 @@ class Detector:
     def _beat(self, now: float) -> None:
         self._beat_at = now + self._config.heartbeat_s
         self._sequence += 1
+        self._sent_at.append(now)
+        heard = {
+            node: peer.sequence
+            for node, peer in self._peers.items()
+            if peer.presence is not None and peer.sequence > 0
+        }
         beat = Heartbeat(
             self._sequence,
             self._worst_lag_s,
             self._is_leaving,
             now >= self._well_at,
             self.suspects(now),
+            self._is_stalled,
+            self._is_damaged,
+            heard,
+            self._is_full,
         )
         self._worst_lag_s = 0.0
         self.effects.append(Beat(encode_heartbeat(beat)))

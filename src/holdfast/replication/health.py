@@ -24,3 +24,14 @@ class Health:
     """Suspected, and another node says so too."""
     leaving: frozenset[str] = frozenset()
     """Present, and about to stop in good order."""
+    stalled: frozenset[str] = frozenset()
+    """Present, and says that its disk does not answer: it can promise nothing."""
+    damaged: frozenset[str] = frozenset()
+    """Present, and says that its disk has lost, or changed, what was on it."""
+    full: frozenset[str] = frozenset()
+    """Present, and says that its disk has no room for more of the log."""
+
+    @property
+    def ill(self) -> frozenset[str]:
+        """Whose disk cannot be counted on."""
+        return self.stalled | self.damaged | self.full

@@ -35,12 +35,16 @@ class InSync:
         for progress in led.counted:
             if progress.peer.node not in led.info.in_sync:
                 continue
-            is_behind = progress.state == IDLE or progress.matched < led.end
-            heard_at = max(progress.heard_at, self._judged_from)
-            progress.is_silent = is_behind and now - heard_at > self._silent_s
+            progress.is_silent = self._says_nothing(led, progress, now)
             alive += not progress.is_silent
         led.alive = alive
         self.propose(led, now)
+
+    def _says_nothing(self, led: Led, progress: Progress, now: float) -> bool:
+        """It is behind, and has not got on for a while."""
+        is_behind = progress.state == IDLE or progress.matched < led.end
+        heard_at = max(progress.heard_at, self._judged_from)
+        return is_behind and now - heard_at > self._silent_s
 
     def is_settled(self, led: Led) -> bool:
         """Nothing will come of time alone."""
@@ -58,7 +62,7 @@ class InSync:
         is_pending = led.proposal is not None
         if is_pending and now - led.proposed_at < self._state.config.propose_again_s:
             return
-        wanted = self._wanted(led, metadata)
+        wanted = self._wanted(led, metadata, now)
         if not is_pending and len(wanted) == len(led.info.in_sync) and wanted == led.info.in_sync:
             return
         led.proposal = wanted
@@ -73,7 +77,7 @@ class InSync:
             ProposeInSync(led.partition, led.info.version, replace(led.info, in_sync=wanted))
         )
 
-    def _wanted(self, led: Led, metadata: ClusterMetadata) -> tuple[str, ...]:
+    def _wanted(self, led: Led, metadata: ClusterMetadata, now: float) -> tuple[str, ...]:
         info = led.info
         lost = set()
         silent = set()
@@ -88,7 +92,11 @@ class InSync:
         grown = []
         for node in info.members:
             follower = led.followers.get(node)
-            if node not in info.in_sync and follower is not None and self.has_come(led, follower):
+            if (
+                node not in info.in_sync
+                and follower is not None
+                and self.has_come(led, follower, now)
+            ):
                 grown.append(node)
         return (*kept, *grown)
 
@@ -96,11 +104,15 @@ class InSync:
         """Its disk is not the one that was in sync."""
         return progress.is_lost or (progress.state != IDLE and not is_genuine(progress, metadata))
 
-    def has_come(self, led: Led, progress: Progress) -> bool:
-        """It has all that can have been committed, and so may be waited for."""
+    def has_come(self, led: Led, progress: Progress, now: float) -> bool:
+        """It has all that can have been committed, and so may be waited for. Not so one that stays
+        where it was when it was left behind: it would be waited for, and left, for ever."""
         metadata = self._state.metadata
         return (
             progress.state != IDLE
+            and not self._says_nothing(led, progress, now)
+            # The controller would take it out again at once, and so on.
+            and progress.peer.node not in self._state.ill
             and progress.matched >= led.start
             and progress.matched >= self._state.log.high_watermark[led.partition]
             and progress.peer.node in led.info.members

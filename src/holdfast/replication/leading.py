@@ -83,8 +83,9 @@ class Leading:
         led.info = info
         led.proposal = None
         self._count(led, now)
-        self._in_sync.judge(led, now)
+        # First: a follower that was left behind has what is committed until the watermark moves.
         self._advance(led)
+        self._in_sync.judge(led, now)
 
     def handle_nodes(self, now: float) -> None:
         """The metadata says something new about nodes."""
@@ -262,7 +263,7 @@ class Leading:
             if progress.is_silent:
                 self._in_sync.judge(led, now)
             self._advance(led)
-        elif self._in_sync.has_come(led, progress):
+        elif self._in_sync.has_come(led, progress, now):
             self._in_sync.propose(led, now)
             self._watch(led, now)
 

@@ -122,6 +122,9 @@ class MetaStore:
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
         self._due = now
+        self._is_stalled = False
+        # Attempts to hand over: the first of the others may not be able to lead, either.
+        self._handed_over = 0
         self._drain(now)
 
     # What is known
@@ -221,9 +224,18 @@ class MetaStore:
         raft = self._raft
         others = [voter for voter in raft.membership.voters if voter != raft.member]
         live = [voter for voter in others if raft.is_caught_up(voter, now)]
-        done = bool(live) and raft.transfer(live[0], now)
+        done = bool(live) and raft.transfer(live[self._handed_over % len(live)], now)
+        self._handed_over += done
         self._drain(now)
         return done
+
+    def set_stalled(self, is_stalled: bool, now: float) -> None:
+        """The disk of this node does not answer, or does so again. While it does not, this node
+        lets another one lead: its own heartbeats would hide that it confirms nothing."""
+        self._is_stalled = is_stalled
+        self._raft.set_may_lead(not is_stalled)
+        if is_stalled:
+            self.hand_over(now)
 
     def leader_gone(self, node_id: str, now: float) -> None:
         """The failure detector is sure that the process of that node is dead: its socket is closed
@@ -254,6 +266,8 @@ class MetaStore:
     def handle_timers(self, now: float) -> None:
         if now >= self._raft.timer():
             self._raft.handle_timers(now)
+            if self._is_stalled:
+                self.hand_over(now)
             self._tend_members(now)
         for request in self._proposals.take_expired(now):
             unknown = Unknown("no majority of the cluster has confirmed the change in time")

@@ -25,7 +25,7 @@ class Standing:
     """How the nodes stand, once the changes of nodes that go with the decision are made."""
 
     absent: frozenset[str] = frozenset()
-    """Dead: they cannot lead, and nobody shall wait for them."""
+    """Dead, or without a disk to be trusted: they cannot lead, and nobody shall wait for them."""
     wiped: frozenset[str] = frozenset()
     """Back with an empty disk."""
     willing: frozenset[str] = frozenset()
@@ -39,6 +39,7 @@ def standing_of(
 ) -> Standing:
     """`changes`: of nodes, to be made together with what is decided on this standing."""
     absent, wiped, willing, retiring = set(), set(), set(), set()
+    ill = useless(metadata, health)
     for node, info in metadata.nodes.items():
         becomes = changes.get(node, info)
         presence = health.present.get(node)
@@ -47,7 +48,11 @@ def standing_of(
                 absent.add(node)
                 continue
             wiped.add(node)
-        elif node in health.dead or (becomes.state == NodeState.DOWN and presence is None):
+        elif (
+            node in health.dead
+            or node in ill
+            or (becomes.state == NodeState.DOWN and presence is None)
+        ):
             absent.add(node)
             continue
         if info.role != DATA or becomes.state == NodeState.DOWN:
@@ -57,6 +62,16 @@ def standing_of(
         elif node not in health.suspected:
             willing.add(node)
     return Standing(frozenset(absent), frozenset(wiped), frozenset(willing), frozenset(retiring))
+
+
+def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
+    """Nodes whose log is damaged; and those whose disk does not answer or is full, as long as that
+    of another data node is well: with nobody who could take over, to wait is all there is to do."""
+    ill = health.ill
+    for node, info in metadata.nodes.items():
+        if info.role == DATA and node in health.present and node not in ill:
+            return ill
+    return health.damaged
 
 
 def wanted_replicas(

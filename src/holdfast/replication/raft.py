@@ -213,6 +213,10 @@ class RaftNode:
         start_transfer(raft, member, now)
         return True
 
+    def set_may_lead(self, may_lead: bool) -> None:
+        """False: its disk does not answer, so it stands for no election."""
+        self._raft.may_lead = may_lead
+
     def leader_gone(self, now: float) -> None:
         """The leader's process is dead, for sure: do not wait until it was silent for long."""
         raft = self._raft

@@ -94,6 +94,8 @@ class Raft:
         """When the leader was heard of."""
         self.election_at = NEVER
         """When to stand for election, unless a leader is heard of."""
+        self.may_lead = True
+        """The disk answers: an election would be of use."""
         self.granted: set[str] = set()
         """By whom, as TRIAL or CANDIDATE."""
         self.is_transfer = False
@@ -121,8 +123,11 @@ class Raft:
 
     @property
     def may_stand(self) -> bool:
-        """Whoever votes may. So may who is not to vote any more until that is committed: it may be
-        the only one to have the entry that says so, and the others cannot do without its vote."""
+        """Whoever votes may, if its disk answers. So may who is not to vote any more until that is
+        committed: it may be the only one to have the entry that says so, and the others cannot do
+        without its vote."""
+        if not self.may_lead:
+            return False
         return self.is_voter or self.member in self.log.membership_at(self.commit).voters
 
     def arm_election(self, now: float) -> None:

@@ -21,6 +21,8 @@ class ReplicaState:
         # Partitions of which this node lacks what was derived from records that are gone: it
         # neither follows nor leads them.
         self.held: set[int] = set()
+        # Nodes that are not heard here, or say that their disks are not to be trusted.
+        self.ill: frozenset[str] = frozenset()
 
     def info(self, partition: int) -> PartitionInfo | None:
         metadata = self.metadata

@@ -45,6 +45,7 @@ class Replication:
         self._leading = Leading(self._state)
         self._following = Following(self._state)
         self._is_current = False
+        self._is_fit = True
         # Per partition an epoch of this node that an earlier life of its process may have led,
         # and when it asked for another.
         self._unled: dict[int, int] = {}
@@ -82,8 +83,17 @@ class Replication:
         leader another one in sync gets it; GivenUp if there is none."""
         self._following.hold(partition)
 
+    def set_unfit(self) -> None:
+        """The log here is damaged: follow nothing any more, and lead nothing that is not led
+        already. That goes to others by the metadata, which does not wait for this node."""
+        self._is_fit = False
+        for partition in range(len(self._state.epochs)):
+            self._following.hold(partition)
+
     def resume(self, partition: int, now: float) -> None:
         """After `hold`, or Restarted (see ReplicationConfig.holds_restarted)."""
+        if not self._is_fit:
+            return
         self._following.resume(partition, now)
         self._finish()
 
@@ -139,6 +149,7 @@ class Replication:
     def _may_lead(self, partition: int, info: PartitionInfo) -> bool:
         return (
             self._is_current
+            and self._is_fit
             and self._is_known()
             and partition not in self._state.held
             and info.epoch != self._unled.get(partition, -1)
@@ -153,7 +164,7 @@ class Replication:
     def _renew(self, now: float) -> None:
         """Ask for new epochs where this node leads by one that it must not use."""
         self._renew_at = now + self._state.config.propose_again_s
-        if not self._unled or not self._is_current or not self._is_known():
+        if not self._unled or not self._is_current or not self._is_known() or not self._is_fit:
             return
         for partition, epoch in self._unled.items():
             info = self._state.info(partition)
@@ -188,6 +199,14 @@ class Replication:
                 self._unled.pop(partition, None)
                 self._leading.stop(partition)
                 self._following.learn(partition, epoch)
+
+    def handle_ill(self, nodes: frozenset[str], now: float) -> None:
+        """Who is not heard here, or says that its disk is not to be trusted: nobody of these enters
+        an in-sync set."""
+        if nodes != self._state.ill:
+            self._state.ill = nodes
+            self._leading.handle_nodes(now)
+            self._finish()
 
     def handle_connected(self, node: str, now: float) -> None:
         self._leading.handle_connected(node, now)

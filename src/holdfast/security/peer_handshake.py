@@ -43,6 +43,8 @@ NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
 ROLES: Final = ("data", "witness")
 QUIET_REASONS: Final = ("linked", "self")
 """Refusals that are no mistake of anybody's."""
+REMOVED_THERE: Final = "removed_there"
+"""The peer knows that this node is no member of the cluster any more."""
 
 PROOF: Final = 1
 IDENTITY: Final = 2
@@ -300,6 +302,8 @@ def _refused(body: bytes) -> Refusal:
         raise Refusal("handshake", "sent a refusal that says nothing")
     if reason in QUIET_REASONS:
         return Refusal(reason, text, quiet=True)
+    if reason == "removed":
+        return Refusal(REMOVED_THERE, text)
     return Refusal("refused_there", f"refuses this node: {text}")
 
 
