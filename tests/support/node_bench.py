@@ -3,8 +3,9 @@ it crashes, and what survives. Reads are answered by naive scans over the writte
 
 from collections.abc import Callable, Iterable
 
-from holdfast.log.journal import Journal, WriteGroup
+from holdfast.log.journal import Journal
 from holdfast.log.record import MESSAGE, Batch, Record
+from holdfast.log.segment import WriteGroup
 from holdfast.mqtt import packets as m
 from holdfast.mqtt.decode import decode
 from holdfast.mqtt.encode import encode

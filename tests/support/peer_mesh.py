@@ -76,6 +76,9 @@ class PeerNode:
     def on_refused(self, node_id: str) -> None:
         self.events.append(("refused", node_id))
 
+    def on_removed(self) -> None:
+        self.events.append(("removed", ""))
+
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
         if kind == BAD_KIND:
             raise BadFrame("it is bad")

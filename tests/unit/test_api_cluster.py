@@ -117,7 +117,26 @@ def test_readiness(
         "initialised": initialised,
         "majority": majority,
         "lacking": lacking,
+        "disk_stalled": False,
+        "disk_damaged": False,
+        "removed": False,
     }
+
+
+@pytest.mark.parametrize("name", ["is_disk_stalled", "is_damaged", "is_removed"])
+@pytest.mark.parametrize("is_witness", [False, True])
+def test_a_node_that_is_out_of_it_is_not_ready(name: str, is_witness: bool) -> None:
+    cluster = FakeCluster()
+    cluster.values = replace(cluster.values, is_witness=True)
+    with admin_port(cluster) as port:
+        assert ask(port, "/readyz")[0] == 200
+        changes: dict[str, Any] = {name: True, "is_witness": is_witness}
+        cluster.values = replace(cluster.values, **changes)
+        code, body = ask(port, "/readyz")
+    assert code == 503
+    told = {"is_disk_stalled": "disk_stalled", "is_damaged": "disk_damaged"}.get(name, "removed")
+    assert [body[each] for each in ("disk_stalled", "disk_damaged", "removed")].count(True) == 1
+    assert body[told] is True
 
 
 def metrics(port: int) -> dict[tuple[str, ...], float]:
@@ -144,6 +163,7 @@ def test_metrics() -> None:
         lag_records={"n2": 12},
         failovers=3,
         forwarded_publishes=77,
+        is_damaged=True,
     )
     with admin_port(cluster) as port:
         found = metrics(port)
@@ -154,6 +174,8 @@ def test_metrics() -> None:
         ("holdfast_partitions_under_replicated", "n1"): 4,
         ("holdfast_partitions_leaderless", "n1"): 2,
         ("holdfast_partitions_moving", "n1"): 1,
+        ("holdfast_disk_stalled", "n1"): 0,
+        ("holdfast_disk_damaged", "n1"): 1,
         ("holdfast_failovers_total", "n1"): 3,
         ("holdfast_publish_forwarded_total", "n1"): 77,
         ("holdfast_peer_connected", "n1", "n2"): 1,

@@ -8,7 +8,7 @@ from holdfast.api.maintenance import Maintenance
 from holdfast.config.schema import Config, Log
 from holdfast.drivers.disk import GroupWriter
 from holdfast.drivers.storage import Storage
-from holdfast.log.record import FLAG_RETAIN, MESSAGE
+from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.node.recovery import snapshot_entries
@@ -27,7 +27,15 @@ def test_a_snapshot_lacks_nothing_that_was_appended_and_not_committed(tmp_path: 
     storage, node = open_node(tmp_path)
     journal = storage.journal
     journal.append(
-        0, MESSAGE, 1 | FLAG_RETAIN, 1, b"t", b"c", b"", 0, 0, b"", b"acknowledged later", True
+        Record(
+            0,
+            MESSAGE,
+            flags=1 | FLAG_RETAIN,
+            timestamp_us=1,
+            topic=b"t",
+            client_id=b"c",
+            payload=b"acknowledged later",
+        )
     )
 
     async def drain_journal() -> None:

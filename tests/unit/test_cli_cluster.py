@@ -266,10 +266,49 @@ def test_loss_must_be_accepted(cluster: FakeCluster, cli: Cli) -> None:
 
 def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
     cli = Cli(free_port(), capsys)
-    for command in ("status", "nodes", "partitions", "init", "rebalance", "watch"):
-        assert cli(command) == 2
+    commands = [("status",), ("nodes",), ("partitions",), ("rebalance",), ("watch",)]
+    for command in (*commands, ("init", "--wait", "0")):
+        assert cli(*command) == 2
         assert f"nothing listens on {cli.address}" in cli.errors
         assert cli.output == ""
+
+
+def test_init_waits_for_a_node_that_has_just_been_started(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    cli = Cli(port, capsys)
+    over = threading.Event()
+
+    def serve() -> None:
+        with admin_port(cluster, port):
+            over.wait()
+
+    thread = threading.Timer(0.5, serve)
+    thread.start()
+    try:
+        assert cli("init", "--wait", "60") == 0
+    finally:
+        over.set()
+        thread.join()
+    assert cluster.asked == ["init"]
+    assert cli.output.startswith("cluster c-1 made")
+    waiting = f"nothing listens on {cli.address} yet: waiting for up to 60 s\n"
+    assert cli.errors in (waiting, "")
+
+
+def test_init_waits_no_longer_than_it_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(free_port(), capsys)
+    assert cli("init", "--wait", "0.3", "--json") == 2
+    assert cli.errors.startswith(f"holdfast: nothing listens on {cli.address}: is the node running")
+    assert cli.errors.endswith(" (waited for 0.3 s, see --wait)\n")
+
+
+@pytest.mark.parametrize("text", ["-1", "nan", "soon", "inf"])
+def test_what_is_no_time_to_wait(cli: Cli, text: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli("init", f"--wait={text}")
+    assert ended.value.code == 2
 
 
 def test_a_node_of_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:

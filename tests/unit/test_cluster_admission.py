@@ -8,7 +8,7 @@ from holdfast.cluster.forwarding import Forwarding, decode_result
 from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
-from holdfast.log.record import Batch, BatchBuilder
+from holdfast.log.record import Batch, BatchBuilder, Record
 from holdfast.mqtt import reasons
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import NodeState
@@ -50,9 +50,18 @@ class Bench:
             self.ticket += 1
             producer = b"p" if flags & log_record.FLAG_PRODUCER else b""
             builder.add(
-                kind, flags, 0, name.encode(), b"c", producer, session_epoch, sequence,
-                b"", b"", False, self.ticket,
-            )  # fmt: skip
+                Record(
+                    builder.partition,
+                    kind,
+                    flags=flags,
+                    topic=name.encode(),
+                    client_id=b"c",
+                    producer=producer,
+                    producer_epoch=session_epoch,
+                    sequence=sequence,
+                    ticket=self.ticket,
+                )
+            )
         self.admission.forwarded("n2", epoch, attempt, Batch(builder.build(0)))
         return self.answers()
 
@@ -73,8 +82,8 @@ class Bench:
         assert group is not None
         self.journal.wrote(group)
         self.journal.commit(group)
-        for _, _, _, data in group.built:
-            for record in Batch(data).records():
+        for batch in group.built:
+            for record in batch.records():
                 self.images.apply(record)
         self.journal.advance(0, self.stored())
         self.admission.committed(0, self.stored())
@@ -109,7 +118,7 @@ def test_a_new_leader_knows_what_is_not_committed() -> None:
     bench.forward(("m", QOS_2, 9), ("n", NUMBERED, 3))
     group = bench.journal.take()
     assert group is not None
-    again = [Batch(data) for _, _, _, data in group.built]
+    again = group.built
     bench.admission.stop_leading(0)
     bench.admission.start_leading(0, again)
     bench.forward(("m", QOS_2, 9), ("n", NUMBERED, 3), ("o", NUMBERED, 4))

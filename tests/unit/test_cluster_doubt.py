@@ -1,15 +1,17 @@
 """A node that was held up hands nothing out before it knows whose its sessions are."""
 
 from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.doubt import Doubt
+from holdfast.cluster.doubt import GIVE_UP_S, LEADERLESS_S, Doubt
 from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.metadata_reads import MetadataReads
 from holdfast.log.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.delivery import can_send
-from holdfast.node.state import NodeState
+from holdfast.node.state import NodeState as BrokerState
 from holdfast.replication.commands import CHANGES_NOTHING
-from holdfast.replication.proposals import Refused
-from holdfast.session.connection import OPEN, Connection
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
+from holdfast.replication.proposals import Outcome, Refused
+from holdfast.session.connection import CLOSED, OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
 from holdfast.session.session import Session
@@ -18,17 +20,37 @@ HELD_UP_S = 0.5
 KNOWN = Refused(CHANGES_NOTHING)
 
 
+def metadata_of(leader: str, **states: str) -> ClusterMetadata:
+    nodes = {
+        node: NodeInfo(node, "i1", f"{node}:1", "", "", state=state)
+        for node, state in {"n1": NodeState.UP, **states}.items()
+    }
+    partition = PartitionInfo(tuple(nodes), (), leader, 1, tuple(nodes))
+    return ClusterMetadata("c", len(nodes), 1, nodes, (partition,), 1, tuple(nodes))
+
+
 class Bench:
-    """A node that leads the one partition, with one client."""
+    """n1, which leads the one partition, with one client."""
 
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
-        self.state = NodeState(NodeConfig(partitions=1), journal)
-        fabric = Fabric("n1", journal)
-        fabric.leading[0] = 1
-        self.barriers = Barriers(self.state, fabric)
+        self.state = BrokerState(NodeConfig(partitions=1), journal)
+        self.fabric = Fabric("n1", journal)
+        self.fabric.leading[0] = 1
+        self.reads = MetadataReads(self.propose_nothing)
+        self.barriers = Barriers(self.state, self.fabric, self.reads)
         self.requests = 0
-        self.doubt = Doubt(self.state, self.barriers, self.propose_nothing, HELD_UP_S, 0.0)
+        self.acknowledged_at: dict[str, float] = {}
+        self.metadata_leader = "n1"
+        self.doubt = Doubt(
+            self.state,
+            self.fabric,
+            self.barriers,
+            lambda node: self.acknowledged_at.get(node, float("-inf")),
+            lambda: self.metadata_leader,
+            HELD_UP_S,
+            0.0,
+        )
         self.connection = Connection(1 << 20, "", "")
         self.connection.state = OPEN
         self.session = Session("c", b"c")
@@ -37,6 +59,24 @@ class Bench:
         self.connection.session = self.session
         self.state.sessions["c"] = self.session
 
+    def agree(self, metadata: ClusterMetadata) -> None:
+        self.fabric.metadata = metadata
+        self.doubt.renew()
+
+    def run(self, until: float, *heard_by: str) -> None:
+        """In turns of 0.1 s; each of them hears what was sent in the one before."""
+        while self.state.now < until - 0.01:
+            for node in heard_by:
+                self.acknowledged_at[node] = self.state.now
+            self.state.now += 0.1
+            self.doubt.tick(self.state.now)
+            self.doubt.renew()
+            self.end_turn()
+
+    def know(self) -> None:
+        """Everything decided so far."""
+        self.proposal_done(self.requests, KNOWN)
+
     def propose_nothing(self, now: float) -> int:
         self.requests += 1
         return self.requests
@@ -44,11 +84,16 @@ class Bench:
     def go_on_at(self, now: float) -> None:
         self.state.now = now
         self.doubt.tick(now)
-        self.doubt.ask(now)
+        self.end_turn()
+
+    def proposal_done(self, request: int, outcome: Outcome) -> None:
+        self.reads.proposal_done(request, outcome, self.state.now)
         self.end_turn()
 
     def end_turn(self) -> None:
+        self.doubt.ask()
         self.barriers.advance()
+        self.reads.advance(self.state.now)
         self.doubt.advance()
 
     def can_send(self) -> bool:
@@ -64,9 +109,9 @@ def test_messages_wait_until_everything_before_is_known() -> None:
     message = Message(b"t", b"payload", 1, False, b"", -1, 0, b"p")
     message.partition = 0
     bench.session.push(Delivery(message, 1, False, ()))
-    assert not bench.doubt.proposal_done(bench.requests + 1, KNOWN)
-    assert bench.doubt.proposal_done(bench.requests, KNOWN)
-    bench.end_turn()
+    bench.proposal_done(bench.requests + 1, KNOWN)
+    assert not bench.can_send()
+    bench.proposal_done(bench.requests, KNOWN)
     assert bench.can_send()
     assert bench.connection.out
     assert len(bench.session.inflight) == 1
@@ -75,14 +120,13 @@ def test_messages_wait_until_everything_before_is_known() -> None:
 def test_it_asks_until_it_is_answered() -> None:
     bench = Bench()
     bench.go_on_at(3.0)
-    assert bench.doubt.proposal_done(1, Refused("nobody leads"))
+    bench.proposal_done(1, Refused("nobody leads"))
     bench.go_on_at(3.2)
     assert bench.requests == 2
     bench.go_on_at(3.4)
     assert bench.requests == 2
     assert not bench.can_send()
-    bench.doubt.proposal_done(2, KNOWN)
-    bench.end_turn()
+    bench.proposal_done(2, KNOWN)
     assert bench.can_send()
 
 
@@ -90,11 +134,9 @@ def test_an_answer_from_before_tells_nothing() -> None:
     bench = Bench()
     bench.go_on_at(3.0)
     bench.go_on_at(6.0)
-    assert not bench.doubt.proposal_done(1, KNOWN)
-    bench.end_turn()
+    bench.proposal_done(1, KNOWN)
     assert not bench.can_send()
-    bench.doubt.proposal_done(2, KNOWN)
-    bench.end_turn()
+    bench.proposal_done(2, KNOWN)
     assert bench.can_send()
 
 
@@ -103,4 +145,96 @@ def test_a_node_without_clients_has_no_doubt() -> None:
     bench.state.sessions.clear()
     bench.go_on_at(3.0)
     assert bench.requests == 0
+    assert not bench.state.is_unsure
+
+
+def test_a_node_that_is_not_heard_by_one_that_decides_is_in_doubt() -> None:
+    bench = Bench()
+    bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
+    bench.run(5.0, "n2", "n3")
+    assert bench.doubt.count == 0
+    bench.run(5.3, "n3")
+    assert bench.can_send()
+    bench.run(5.6, "n3")
+    assert not bench.can_send()
+    # Nothing that is learned before it is heard again would help.
+    assert bench.requests == 0
+    bench.run(6.1, "n2", "n3")
+    assert bench.requests == 1
+    assert not bench.can_send()
+    bench.know()
+    assert bench.can_send()
+    assert bench.doubt.count == 1
+
+
+def test_what_is_learned_counts_only_if_nobody_was_deaf_meanwhile() -> None:
+    bench = Bench()
+    bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
+    bench.run(1.0)
+    bench.run(1.2, "n2", "n3")
+    assert bench.requests == 1
+    bench.run(2.0, "n3")
+    bench.know()
+    assert not bench.can_send()
+    bench.run(2.2, "n2", "n3")
+    assert bench.requests == 2
+    bench.know()
+    assert bench.can_send()
+
+
+def test_a_node_that_is_down_or_decides_nothing_does_not_matter() -> None:
+    bench = Bench()
+    bench.agree(metadata_of("n1", n2=NodeState.UP, n3=NodeState.UP))
+    bench.run(1.0, "n2", "n3")
+    bench.run(1.6, "n2")
+    # It may have decided something when it was heard last.
+    assert not bench.can_send()
+    bench.run(1.8, "n2")
+    bench.know()
+    assert bench.can_send()
+    bench.run(4.0, "n2")
+    assert bench.can_send()
+    # Now it decides.
+    bench.agree(metadata_of("n3", n2=NodeState.UP, n3=NodeState.UP))
+    bench.run(4.1, "n2")
+    assert not bench.can_send()
+    bench.agree(metadata_of("n1", n2=NodeState.UP, n3=NodeState.DOWN))
+    bench.run(4.4, "n2")
+    bench.know()
+    assert bench.can_send()
+
+
+def test_two_that_do_not_hear_it_may_decide_together() -> None:
+    bench = Bench()
+    states = dict.fromkeys(("n2", "n3", "n4", "n5"), NodeState.UP)
+    bench.agree(metadata_of("n1", **states))
+    bench.run(1.0, "n2", "n3", "n4", "n5")
+    bench.run(3.0, "n2", "n3")
+    assert bench.requests == 0
+    assert not bench.can_send()
+
+
+def test_clients_are_sent_away_if_nothing_helps() -> None:
+    bench = Bench()
+    bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
+    bench.run(GIVE_UP_S + 5, "n3")
+    assert bench.connection.state == OPEN
+    bench.fabric.has_majority = True
+    bench.run(GIVE_UP_S + 5.2, "n3")
+    assert bench.connection.state == CLOSED
+
+
+def test_a_session_is_closed_whose_partition_nobody_leads() -> None:
+    bench = Bench()
+    bench.fabric.leading[0] = 0
+    bench.agree(metadata_of("", n2=NodeState.UP, n3=NodeState.UP))
+    bench.run(0.9, "n2", "n3")
+    bench.go_on_at(3.0)
+    bench.run(3.3, "n2", "n3")
+    bench.know()
+    bench.run(3.0 + LEADERLESS_S, "n2", "n3")
+    assert bench.connection.state == OPEN
+    assert not bench.can_send()
+    bench.run(3.5 + LEADERLESS_S, "n2", "n3")
+    assert bench.connection.state == CLOSED
     assert not bench.state.is_unsure

@@ -12,6 +12,7 @@ from holdfast.cluster.forwarding import (
 )
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
+from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import Held, NodeState
@@ -74,7 +75,9 @@ class Bench:
 
     def append(self, partition: int, kind: int, flags: int, name: str, payload: bytes) -> int:
         self.forwarding.append(
-            partition, kind, flags, 0, name.encode(), b"c", b"", 0, 0, b"", payload, False
+            Record(
+                partition, kind, flags=flags, topic=name.encode(), client_id=b"c", payload=payload
+            )
         )
         return self.newest()
 

@@ -2,13 +2,15 @@
 
 import pytest
 
+from holdfast.cluster.images import Images
 from holdfast.log.journal import Journal
 from holdfast.node.config import NodeConfig
 from holdfast.node.delivery import send_inflight
 from holdfast.node.state import Cluster, Group, NodeState
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.message import Message
-from holdfast.session.session import Session
+from holdfast.session.session import Inflight, Session, Subscription
+from holdfast.session.state import decode_cursor, encode_cursor
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,31 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
     assert send_inflight(state, session, message, 1, False, (), False, group)
     assert len(session.inflight) == 1
     assert (session.changes is not None) == is_told
+
+
+def test_the_log_says_which_group_has_given_a_record() -> None:
+    """Not so of what the session has by a subscription of its own that matches as well, or by
+    another group: it may not have been given the group's copy."""
+    images = Images(NodeState(NodeConfig(partitions=1), Journal(1, replicated=True)))
+    state = images.state
+    session = Session("c", b"c")
+    state.sessions["c"] = session
+    groups = [Group("g", "t"), Group("h", "t"), Group("g", "+")]
+    assert len({group.tag for group in groups}) == len(groups)
+    for group in groups:
+        group.members[session] = Subscription(session, group.key, 2, False, False, 0, 0)
+        state.groups[group.key] = group
+    given = Inflight(0, 7, 2, False)
+    given.group_tag = groups[0].tag
+    entries = {1: Inflight(0, 5, 2, False), 2: Inflight(0, 6, 2, True), 3: given}
+    session.inflight = {
+        packet_id: entry
+        for packet_id, entry in decode_cursor(encode_cursor([], dict(entries), [])).inflight
+        if entry is not None
+    }
+    assert [entry.is_retained for entry in session.inflight.values()] == [False, True, False]
+    kept = [images.groups.kept_by_members(group.key) for group in groups]
+    assert kept == [{(0, 7)}, set(), set()]
+    assert images.has_inflight("c", groups[0].tag, (0, 7))
+    assert not images.has_inflight("c", groups[1].tag, (0, 7))
+    assert not images.has_inflight("c", groups[0].tag, (0, 5))

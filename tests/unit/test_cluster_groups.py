@@ -453,7 +453,7 @@ def test_order_for_the_only_member(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cursor(key: str, epoch: int, positions: list[tuple[int, int]], *done: Place) -> Record:
     payload = encode_cursor(positions, {}, list(done))
-    return Record(0, 0, CURSOR, 0, 0, b"", key.encode(), b"", 0, epoch, b"", payload)
+    return Record(0, CURSOR, client_id=key.encode(), sequence=epoch, payload=payload, offset=0)
 
 
 def test_where_groups_stand_by_the_log() -> None:

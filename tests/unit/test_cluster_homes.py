@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
+from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
 from holdfast.log.journal import Journal
-from holdfast.log.record import CONTROL
+from holdfast.log.record import CONTROL, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import NodeState
 from holdfast.replication.kinds import SESSION_OPENED
@@ -17,13 +19,16 @@ class Bench:
 
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
-        journal.append(0, CONTROL, 0, 0, b"", b"", b"", 0, 0, b"", b"", True)
+        journal.append(Record(0, CONTROL))
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
         self.fabric = Fabric("n1", journal)
         self.fabric.connected.add("n2")
         self.fabric.leading[0] = 2
-        self.homes = Homes(self.state, self.fabric, Images(NodeState(config, journal)))
+        reads = MetadataReads(lambda now: NOTHING)
+        barriers = Barriers(self.state, self.fabric, reads)
+        images = Images(NodeState(config, journal))
+        self.homes = Homes(self.state, self.fabric, images, barriers)
         self.homes.start_leading(0)
 
     def ask(self, request: int, client_id: str) -> None:

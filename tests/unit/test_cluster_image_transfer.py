@@ -12,7 +12,7 @@ from holdfast.cluster.images import Images
 from holdfast.cluster.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
-from holdfast.log.record import Batch, BatchBuilder
+from holdfast.log.record import Batch, BatchBuilder, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import NodeState
 from holdfast.replication.commands import InitCluster, PutNode, apply
@@ -79,7 +79,13 @@ class Pair:
         builder = BatchBuilder(partition, delivered[partition])
         flags = 1 | log_record.FLAG_RETAIN
         builder.add(
-            *(log_record.MESSAGE, flags, 0, topic.encode(), b"", b"", 0, 0, b"", bytes(size), True)
+            Record(
+                builder.partition,
+                log_record.MESSAGE,
+                flags=flags,
+                topic=topic.encode(),
+                payload=bytes(size),
+            )
         )
         self.a.images.apply(Batch(builder.build(1)).record(0))
         delivered[partition] += 1
@@ -325,7 +331,7 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
     def append(topic: str) -> None:
         kind = log_record.MESSAGE if topic in flags else log_record.SESSION
         forwarding.append(
-            *(1, kind, flags.get(topic, 0), 0, topic.encode(), b"c", b"", 0, 0, b"", b"", False)
+            Record(1, kind, flags=flags.get(topic, 0), topic=topic.encode(), client_id=b"c")
         )
 
     forwarding.aligned(1, "a", 1, set())
@@ -336,5 +342,5 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
     flags["later"] = 1
     append("later")
     forwarding.give_up_doubtful(1)
-    left = [pending.topic.decode() for pending in forwarding.pending.values()]
+    left = [pending.record.topic.decode() for pending in forwarding.pending.values()]
     assert left == ["numbered", "producer", "will", "session", "later"]

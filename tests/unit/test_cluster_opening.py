@@ -1,15 +1,21 @@
 """CONNECTs of one client at one node, which it finds all at once after it was held up."""
 
+from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
+from holdfast.cluster.metadata_reads import MetadataReads
 from holdfast.cluster.opening import ASK_AFTER_S, ASK_AGAIN_S, Opener
 from holdfast.log.journal import Journal
 from holdfast.mqtt.packets import Connect
 from holdfast.node.config import NodeConfig
 from holdfast.node.connecting import Opening
+from holdfast.node.recovery import session_fields
 from holdfast.node.state import NodeState
+from holdfast.replication.commands import CHANGES_NOTHING
+from holdfast.replication.proposals import Refused
 from holdfast.session.connection import CLOSED, OPEN, OPENING, Connection
+from holdfast.session.session import Session
 
 CLIENT = "c"
 
@@ -17,8 +23,10 @@ CLIENT = "c"
 class AskedHomes(Homes):
     """Notes what it is asked and told."""
 
-    def __init__(self, state: NodeState, fabric: Fabric, images: Images) -> None:
-        super().__init__(state, fabric, images)
+    def __init__(
+        self, state: NodeState, fabric: Fabric, images: Images, barriers: Barriers
+    ) -> None:
+        super().__init__(state, fabric, images, barriers)
         self.asked: list[int] = []
         self.told_closed: list[int] = []
 
@@ -43,26 +51,43 @@ class Bench:
         self.state = NodeState(config, journal)
         fabric = LedHere("n1", journal)
         fabric.has_majority = True
-        self.homes = AskedHomes(self.state, fabric, Images(NodeState(config, journal)))
-        self.opener = Opener(self.state, fabric, self.homes)
+        self.images = NodeState(config, journal)
+        self.reads = MetadataReads(self.propose_nothing)
+        fabric.leading[0] = 1
+        self.barriers = Barriers(self.state, fabric, self.reads)
+        images = Images(self.images)
+        self.homes = AskedHomes(self.state, fabric, images, self.barriers)
+        self.opener = Opener(self.state, fabric, self.homes, self.barriers)
 
-    def connect(self) -> Connection:
+    def propose_nothing(self, now: float) -> int:
+        return 1
+
+    def pass_barrier(self) -> None:
+        """The metadata is read."""
+        self.barriers.advance()
+        self.reads.advance(self.state.now)
+        self.opener.applied()
+        assert self.reads.proposal_done(1, Refused(CHANGES_NOTHING), self.state.now)
+        self.barriers.advance()
+        self.opener.applied()
+
+    def connect(self, expiry_s: int = 3600) -> Connection:
         connection = Connection(1 << 20, "", "")
         connection.version = 5
         connection.client_id = CLIENT
         connection.state = OPENING
         packet = Connect(5, False, 60, CLIENT)
         connection.connect = packet
-        self.opener.open_session(connection, CLIENT, Opening(packet, 3600, {}))
+        self.opener.open_session(connection, CLIENT, Opening(packet, expiry_s, {}))
         return connection
 
-    def answer(self, number: int, epoch: int) -> None:
+    def answer(self, number: int, epoch: int, *, present: bool = False) -> None:
         self.opener.opened(
             {
                 "request": number,
                 "client": CLIENT,
                 "epoch": epoch,
-                "present": False,
+                "present": present,
                 "lost": False,
                 "session": None,
             }
@@ -116,3 +141,66 @@ def test_a_client_that_goes_while_its_session_is_opened_holds_nobody_up() -> Non
     bench.wait(ASK_AFTER_S)
     bench.answer(2, epoch=8)
     assert there.state == OPEN
+
+
+def test_a_resumed_session_waits_until_everything_is_known() -> None:
+    bench = Bench()
+    there = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=7, present=True)
+    assert there.state == OPENING
+    assert bench.opener.timer() == float("inf")
+    bench.pass_barrier()
+    assert there.state == OPEN
+
+
+def test_a_session_that_no_record_tells_of_is_not_begun_by_a_home_that_leads_no_longer() -> None:
+    """Such a home has answered that there is no session; this node learns of one."""
+    bench = Bench()
+    there, other = bench.connect(expiry_s=0), bench.connect(expiry_s=0)
+    assert there.state == CLOSED
+    bench.wait(ASK_AFTER_S)
+    bench.answer(2, epoch=7)
+    assert other.state == OPENING
+    image = Session(CLIENT, CLIENT.encode())
+    image.epoch = 5
+    bench.images.sessions[CLIENT] = image
+    bench.pass_barrier()
+    assert other.state == CLOSED
+    again = bench.connect(expiry_s=0)
+    bench.wait(ASK_AFTER_S)
+    bench.answer(3, epoch=8, present=True)
+    bench.pass_barrier()
+    assert again.state == OPEN
+
+
+def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
+    """Whoever gave the session may be behind in the partitions of its messages: an id that was
+    released and stored again since would count as a repetition, and its message be lost."""
+    bench = Bench()
+    images = bench.homes._images
+    there = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    image = Session(CLIENT, CLIENT.encode())
+    image.epoch = 7
+    image.owner = "n1"
+    image.inbound = {3: 0, 4: 0}
+    fields = session_fields(bench.images, image)
+    assert fields["inbound"] == [[3, 0], [4, 0]]
+    fields["maybe_sent"] = False
+    bench.opener.opened(
+        {
+            "request": 1,
+            "client": CLIENT,
+            "epoch": 7,
+            "present": True,
+            "lost": False,
+            "session": fields,
+        }
+    )
+    assert there.state == OPENING
+    images.inbound[CLIENT] = {(0, 4): 6, (0, 5): 6}
+    bench.pass_barrier()
+    assert there.state == OPEN
+    assert isinstance(there.session, Session)
+    assert there.session.inbound == {4: 0, 5: 0}

@@ -5,6 +5,7 @@ from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import WAIT_S, Appender, Forwarding, Pending, decode_forward
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
+from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.node.config import NodeConfig
 from holdfast.node.sequencing import Sequencer
@@ -47,7 +48,7 @@ class Bench:
     def publish(self, name: str, client: bytes = b"c", flags: int = 1) -> None:
         before = set(self.forwarding.pending)
         self.forwarding.append(
-            0, log_record.MESSAGE, flags, 0, name.encode(), client, b"", 0, 0, b"", b"", False
+            Record(0, log_record.MESSAGE, flags=flags, topic=name.encode(), client_id=client)
         )
         self.forwarding.hold(Promised(self.kept, name, self.connection))
         (self.tickets[name],) = set(self.forwarding.pending) - before

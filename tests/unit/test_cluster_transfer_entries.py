@@ -56,8 +56,18 @@ class Log:
     ) -> None:
         builder = BatchBuilder(partition, self.offsets[partition])
         builder.add(
-            *(kind, flags, 1_699_999_999_000_000, topic.encode(), client_id.encode(), producer),
-            *(epoch, sequence, b"", payload, True),
+            Record(
+                partition,
+                kind,
+                flags=flags,
+                timestamp_us=1_699_999_999_000_000,
+                topic=topic.encode(),
+                client_id=client_id.encode(),
+                producer=producer,
+                producer_epoch=epoch,
+                sequence=sequence,
+                payload=payload,
+            )
         )
         self.offsets[partition] += 1
         self.order.append(Batch(builder.build(1)).record(0))
@@ -153,7 +163,6 @@ def content(images: Images) -> dict[str, object]:
     for client_id, session in sorted(state.sessions.items()):
         fields = images.fields(session)
         fields["subscriptions"] = sorted(fields["subscriptions"])  # type: ignore[call-overload]
-        del fields["inbound"]
         sessions[client_id] = fields
     return {
         "sessions": sessions,

@@ -365,11 +365,15 @@ def test_who_was_removed_comes_back_only_with_another_disk(
             one.links.set_removed([("n2", disk), ("n3", disk)])
             await until(lambda: two.events == [("connected", "n1"), ("disconnected", "n1")])
             two.links.set_join([one.address])
-            await until(lambda: two.refusals("refused_there") >= 2)
+            await until(lambda: two.refusals("removed_there") >= 2)
+            # It is told, and so knows that it is for good.
+            assert two.events[2:4] == [("removed", ""), ("removed", "")]
             assert one.linked() == []
             wiped = await mesh.start("n2", incarnation="another")
             wiped.links.set_join([one.address])
             await until(lambda: one.linked() == ["n2"])
+            assert ("removed", "") not in wiped.events
+            assert ("removed", "") not in one.events
 
     run(test)
     assert any("n2 was removed from the cluster" in line for line in complaints(caplog))
@@ -389,7 +393,7 @@ def test_a_wiped_disk_is_no_restart(caplog: pytest.LogCaptureFixture) -> None:
             assert one.events == [("connected", "n2")]
             again = await mesh.start("n2")
             again.links.set_join([one.address])
-            await until(lambda: again.linked() == ["n1"])
+            await until(lambda: again.linked() == ["n1"] and len(one.events) >= 3)
             assert one.events[:3] == [
                 ("connected", "n2"),
                 ("disconnected", "n2"),
@@ -412,7 +416,7 @@ def test_a_restart_that_was_not_noticed(stays: str, restarts: str) -> None:
             old.links.set_join([])
             new = await mesh.start(restarts)
             new.links.set_join([one.address])
-            await until(lambda: new.linked() == [stays])
+            await until(lambda: new.linked() == [stays] and len(one.events) >= 3)
             assert one.events == [
                 ("connected", restarts),
                 ("disconnected", restarts),

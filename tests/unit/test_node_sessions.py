@@ -272,6 +272,24 @@ def test_shared_group_takes_back_what_a_member_did_not_acknowledge() -> None:
     assert second.payloads() == [b"1", b"2"]
 
 
+def test_a_groups_record_does_not_stand_for_the_sessions_own_copy() -> None:
+    """A subscription of its own matches as well, and is read from the log later."""
+    bench = NodeBench()
+    away = bench.connect("c", expiry_s=1000)
+    away.send(subscribe("t", 2), subscribe("$share/g/t", 2))
+    away.lose()
+    busy = bench.connect("m", properties={33: 1})
+    busy.send(subscribe("$share/g/t", 2))
+    bench.connect("p").send(publish("t", b"1", 1, 1), publish("t", b"2", 1, 2))
+    assert busy.payloads() == [b"1"]
+    bench.delay_reads = True
+    back = bench.connect("c", clean=False, expiry_s=1000)
+    assert back.payloads() == [b"2"]
+    bench.delay_reads = False
+    bench.run()
+    assert back.payloads() == [b"1", b"2"]
+
+
 def test_durable_shared_group_survives_absence_and_crash() -> None:
     bench = NodeBench()
     first = bench.connect("m1", expiry_s=1000)

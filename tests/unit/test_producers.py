@@ -916,7 +916,18 @@ def test_a_record_that_cannot_be_read_is_counted_and_passed() -> None:
     bench = Bench()
     state = bench.node.state
     recovery = Recovery(state)
-    recovery.apply(Record(0, 0, PRODUCER, FLAG_PRODUCER, 5, b"", b"\xff", b"p", 0, 1, b"", b""))
+    recovery.apply(
+        Record(
+            0,
+            PRODUCER,
+            flags=FLAG_PRODUCER,
+            timestamp_us=5,
+            client_id=b"\xff",
+            producer=b"p",
+            sequence=1,
+            offset=0,
+        )
+    )
     assert recovery.damaged == 1
     assert len(state.producers) == 0
 

@@ -17,7 +17,7 @@ from holdfast.log.files import DataDirectory, Manifest, create, snapshot_name
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.following import FollowError, JournalFollower
 from holdfast.log.journal import Journal
-from holdfast.log.record import MESSAGE
+from holdfast.log.record import MESSAGE, Record
 from holdfast.log.recovery import open_journal
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.node.config import NodeConfig
@@ -37,7 +37,11 @@ class Holder:
         self.writer = GroupWriter(directory, durable=True, shared=True, allocate_bytes=0)
 
     def write(self, payload: bytes, topic: bytes = b"t") -> None:
-        self.journal.append(0, MESSAGE, 1, 1, topic, b"c", b"", 0, 0, b"", payload, False)
+        self.journal.append(
+            Record(
+                0, MESSAGE, flags=1, timestamp_us=1, topic=topic, client_id=b"c", payload=payload
+            )
+        )
         group = self.journal.take()
         assert group is not None
         self.writer.write(group)

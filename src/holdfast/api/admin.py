@@ -3,11 +3,8 @@
 - /healthz: the process lives. /readyz: it serves clients; 503 from a standby, with its role, and
   from a node of a cluster that is not made yet, or whose majority it does not reach.
   /metrics: Prometheus.
-- /api/v1/log...: committed records as raw batches, for Spark and other readers:
-  `GET /api/v1/log` -> {"node", "partitions", "ranges": [[first offset, high watermark], ...]};
-  `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole batches covering offsets from A up to at
-  most B (the reader trims the first and the last), about M bytes; 410 below the retention floor;
-  `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
+- /api/v1/log...: committed records as raw batches, for Spark and other readers, see
+  `holdfast.api.log_routes` and `holdfast.api.log_sender`.
 - /cluster...: the cluster, see `holdfast.api.cluster_admin`.
 """
 
@@ -24,27 +21,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.cluster_admin import ClusterAdmin, ClusterRoutes
+from holdfast.api.log_routes import BadRequest, LogRoutes, NotServing
+from holdfast.api.log_sender import LogSender, connections_for
 from holdfast.api.metrics import registry_for, render
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
-
-READ_BYTES_DEFAULT = 4 << 20
-READ_BYTES_MAX = 64 << 20
-
-
-class BadRequest(Exception):
-    """The text says which parameter and what is allowed."""
-
-
-def _number(request: Request, name: str, default: int | None, maximum: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        if default is None:
-            raise BadRequest(f"parameter {name} is missing")
-        return default
-    if not text.isdecimal() or int(text) > maximum:
-        raise BadRequest(f"{name}={text!r}: a whole number from 0 to {maximum}")
-    return int(text)
 
 
 class Served(Protocol):
@@ -56,21 +37,10 @@ class Served(Protocol):
     cluster: ClusterAdmin | None
 
 
-class NotServing(Exception):
-    """Asked of a standby what only the holder of the lease has."""
-
-
 class Admin:
     def __init__(self, server: Served) -> None:
         self._server = server
         self._registry = registry_for(server)
-
-    @property
-    def _broker(self) -> Broker:
-        broker = self._server.broker
-        if broker is None:
-            raise NotServing("this node stands by: ask the holder of the lease")
-        return broker
 
     def application(self) -> Starlette:
         return Starlette(
@@ -78,9 +48,7 @@ class Admin:
                 Route("/healthz", self.healthz),
                 Route("/readyz", self.readyz),
                 Route("/metrics", self.metrics),
-                Route("/api/v1/log", self.log_ranges),
-                Route("/api/v1/log/{partition:int}", self.log_read),
-                Route("/api/v1/log/{partition:int}/offset", self.log_offset),
+                *LogRoutes(self._server).routes(),
                 *ClusterRoutes(self._server).routes(),
             ],
             exception_handlers={BadRequest: _bad_request, NotServing: _not_serving},
@@ -111,9 +79,13 @@ class Admin:
             body["initialised"] = figures.initialised
             body["majority"] = figures.has_majority
             body["lacking"] = figures.lacking
+            body["disk_stalled"] = figures.is_disk_stalled
+            body["disk_damaged"] = figures.is_damaged
+            body["removed"] = figures.is_removed
             is_whole = figures.initialised and figures.has_majority and not figures.lacking
+            is_out = figures.is_disk_stalled or figures.is_damaged or figures.is_removed
             # A witness has no clients: it is ready when it can vote.
-            body["ready"] = is_whole and (bool(body["ready"]) or figures.is_witness)
+            body["ready"] = is_whole and not is_out and (bool(body["ready"]) or figures.is_witness)
         return JSONResponse(body, 200 if body["ready"] else 503)
 
     async def metrics(self, request: Request) -> Response:
@@ -121,57 +93,6 @@ class Admin:
             render(self._registry),
             media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
         )
-
-    def _committed(self, partition: int) -> int:
-        """Committed and readable from the file."""
-        journal = self._broker.node.state.journal
-        return min(journal.high_watermark[partition], journal.written[partition])
-
-    async def log_ranges(self, request: Request) -> Response:
-        config = self._broker.node.state.config
-        reader = self._broker.reader
-        ranges = [
-            [reader.first_offset(partition), self._committed(partition)]
-            for partition in range(config.partitions)
-        ]
-        return JSONResponse(
-            {"node": config.node_id, "partitions": config.partitions, "ranges": ranges}
-        )
-
-    def _partition(self, request: Request) -> int:
-        partition: int = request.path_params["partition"]
-        partitions = self._broker.node.state.config.partitions
-        if partition >= partitions:
-            raise BadRequest(f"partition {partition}: this node has 0 to {partitions - 1}")
-        return partition
-
-    async def log_read(self, request: Request) -> Response:
-        partition = self._partition(request)
-        watermark = self._committed(partition)
-        start = _number(request, "start", None, 1 << 62)
-        end = min(_number(request, "end", watermark, 1 << 62), watermark)
-        size = _number(request, "bytes", READ_BYTES_DEFAULT, READ_BYTES_MAX)
-        first = self._broker.reader.first_offset(partition)
-        if start < first:
-            return JSONResponse(
-                {"error": "older records were removed by retention", "first_offset": first}, 410
-            )
-        if start >= end:
-            return Response(b"", media_type="application/octet-stream")
-        reader = self._broker.reader
-        batches = await self._broker.in_reader_thread(
-            lambda: reader.read_batches(partition, start, end, size)
-        )
-        return Response(b"".join(batches), media_type="application/octet-stream")
-
-    async def log_offset(self, request: Request) -> Response:
-        partition = self._partition(request)
-        timestamp_us = _number(request, "timestamp_us", None, 1 << 62)
-        reader = self._broker.reader
-        offset = await self._broker.in_reader_thread(
-            lambda: reader.offset_for_time(partition, timestamp_us)
-        )
-        return JSONResponse({"offset": offset})
 
 
 async def _bad_request(request: Request, error: Exception) -> Response:
@@ -198,9 +119,11 @@ class AdminServer:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         self._socket = socket.create_server((bind, port), family=family)
         self.port: int = self._socket.getsockname()[1]
+        self._sender = LogSender(lambda: server.broker)
         self._server = _QuietServer(
             uvicorn.Config(
                 Admin(server).application(),
+                http=connections_for(self._sender),
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -217,4 +140,5 @@ class AdminServer:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+        await asyncio.to_thread(self._sender.close)
         self._socket.close()

@@ -49,6 +49,12 @@ class ClusterFigures:
     """Publishes of clients of this node that were sent to another node, their leader."""
     lacking: int = 0
     """Partitions whose sessions and retained messages this node must get from others first."""
+    is_disk_stalled: bool = False
+    """A write has not ended for too long: the node gives up what it leads, and its clients."""
+    is_removed: bool = False
+    """From the cluster; others have told it so."""
+    is_damaged: bool = False
+    """What is on its disk is not what was written: it serves nobody, and begins anew."""
 
 
 class ClusterAdmin(Protocol):

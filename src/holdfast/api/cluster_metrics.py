@@ -20,6 +20,8 @@ GAUGES: Final[tuple[tuple[str, str, Read], ...]] = (
         "Partitions with fewer replicas in sync than they should have.",
         lambda f: f.under_replicated,
     ),
+    ("disk_stalled", "1 while a write to the disk takes too long.", lambda f: f.is_disk_stalled),
+    ("disk_damaged", "1 while this node's log is damaged.", lambda f: f.is_damaged),
     ("partitions_leaderless", "Partitions that nobody leads.", lambda f: f.leaderless),
     ("partitions_moving", "Partitions that get new replicas.", lambda f: f.moving),
 )

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.api.cluster_admin import ClusterError, ClusterFigures
+from holdfast.api.replacement import Replacement
 from holdfast.api.sharing import address_of, admin_of
 from holdfast.cluster.images import Images
-from holdfast.cluster.member import Member, MemberConfig
+from holdfast.cluster.member import Member
+from holdfast.cluster.parts import MemberConfig
 from holdfast.config.schema import Config
 from holdfast.drivers.cluster_broker import ClusterBroker
 from holdfast.drivers.peer_auth import PeerAuth
 from holdfast.drivers.peers import PeerIdentity, PeerLinks
 from holdfast.drivers.raft_files import DamagedRaft, RaftFiles
 from holdfast.drivers.raft_writer import RaftWriter
-from holdfast.drivers.storage import Storage, StorageError
+from holdfast.drivers.storage import Storage, StorageError, report_damage
 from holdfast.log.journal import Journal
+from holdfast.log.scan import Damage
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState
 from holdfast.replication import operations
@@ -78,6 +81,10 @@ class Clustering:
             auth = PeerAuth.load(cluster)
         except (ValueError, OSError) as error:
             raise StorageError(str(error)) from error
+        # Starts the process anew; the server sets it.
+        self.start_anew: Callable[[], None]
+        self._forgetting: asyncio.Task[None] | None = None
+        self._replacement = Replacement(Path(config.node.data), config.node.id)
         storage = Storage.open(
             Path(config.node.data),
             config.node.id,
@@ -85,18 +92,11 @@ class Clustering:
             config.log.segment_bytes,
             secrets.token_hex(8),
         )
-        if storage.journal.unsure:
-            damaged = sorted(storage.journal.unsure)
-            storage.close()
-            raise StorageError(
-                f"{config.node.data}: partitions {damaged} are damaged, so this node must not count"
-                " as one that has them: move the directory away and start with an empty one, which"
-                " gets everything from the other nodes"
-            )
         self.storage = storage
         manifest = storage.directory.manifest
         node = new_node(storage.journal)
-        images = _recovered(storage, node)
+        found: list[Damage] = []
+        images = _recovered(storage, node, found)
         member_name = member_id(config.node.id, manifest.incarnation)
         is_new = not manifest.cluster_id
         try:
@@ -137,7 +137,11 @@ class Clustering:
             config.log.memory_flush_ms / 1000,
             on_failed,
             self._after_turn,
+            cluster.disk_stall_s,
         )
+        if storage.journal.unsure or found:
+            logger.error("partitions_damaged partitions=%s", sorted(storage.journal.unsure))
+            self.broker.distrust_disk()
         self.broker.raft = RaftWriter(
             files,
             self._loop.call_soon_threadsafe,
@@ -166,6 +170,8 @@ class Clustering:
         """Be reached by the others, and reach them. Raises OSError."""
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
+        if self._replacement.has_aside:
+            self._forgetting = asyncio.create_task(self._forget_aside())
         self.broker.touch()
         if not self.config.cluster.wait_for_init and self.member.meta.metadata is None:
             await self.init()
@@ -187,7 +193,8 @@ class Clustering:
                 continue
             if not info.leader or member.replication.followed_epoch(partition) != info.epoch:
                 return False
-        return member.fabric.is_whole and member.meta.has_majority(self._loop.time())
+        is_fit = member.fabric.is_whole and not self.broker.is_damaged
+        return is_fit and member.meta.has_majority(self._loop.time())
 
     def _after_turn(self) -> None:
         """See ClusterBroker."""
@@ -202,7 +209,11 @@ class Clustering:
                 self.links.set_cluster(metadata.cluster_id)
             self.links.set_removed(metadata.removed)
             self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
-            self._redirect()
+        self._redirect()
+        if self.broker.is_damaged and self._replacement.step(
+            member.fabric.metadata, member.is_dispensable
+        ):
+            self.start_anew()
         outcomes = member.outcomes
         member.outcomes = []
         for request, outcome in outcomes:
@@ -219,6 +230,10 @@ class Clustering:
             not any(member.fabric.leading) or not member.fabric.connected
         ):
             self._relieved.set()
+
+    async def _forget_aside(self) -> None:
+        await self._ready.wait()
+        await self._replacement.forget_aside(lambda: self.member.fabric.metadata)
 
     async def _save_images(self) -> None:
         """What other nodes have sent counts once it is durable."""
@@ -246,6 +261,7 @@ class Clustering:
             "node": self.config.node.id,
             "initialised": metadata is not None,
             "metadata_leader": member.meta.leader_id,
+            "metadata_term": member.meta.term,
             "has_majority": metadata is not None and member.meta.has_majority(now),
             "version": 0,
             "replication_factor": self.config.cluster.replication_factor,
@@ -289,6 +305,9 @@ class Clustering:
             member.admission.refused,
             member.forwarding.forwarded,
             len(member.transfer.missing) + len(member.transfer.unsaved),
+            self.broker.disk.is_stalled,
+            self.broker.is_removed,
+            self.broker.is_damaged,
         )
 
     async def init(self) -> dict[str, object]:
@@ -396,10 +415,13 @@ class Clustering:
 
     def _other_servers(self, metadata: ClusterMetadata) -> str:
         """Where clients may go instead, as in a Server Reference."""
+        is_removed = self.broker.is_removed
         addresses = [
             info.client_address
             for node, info in sorted(metadata.nodes.items())
-            if node in self.member.fabric.connected
+            if node != self.config.node.id
+            # The others have no links to one that was removed.
+            and (is_removed or node in self.member.fabric.connected)
             and info.state == StateOfNode.UP
             and info.role == DATA
             and info.client_address
@@ -407,19 +429,33 @@ class Clustering:
         return " ".join(addresses)
 
     def _redirect(self) -> None:
-        """A node that is being drained sends its clients away."""
+        """A node that is being drained, was removed, or has a disk that does not answer sends its
+        clients away."""
         metadata = self.member.fabric.metadata
         if metadata is None or not self._ready.is_set():
             return
         info = metadata.nodes.get(self.config.node.id)
-        is_draining = info is not None and info.state == StateOfNode.DRAINING
-        self.broker.touch()
-        self.member.node.redirect(self._other_servers(metadata) if is_draining else "")
+        text = ""
+        if self.broker.is_removed:
+            text = "this node was removed from the cluster"
+        elif self.broker.is_damaged:
+            text = "the disk of this node is damaged"
+        elif self.broker.disk.is_stalled:
+            text = "the disk of this node does not answer"
+        elif info is not None and info.state == StateOfNode.DOWN and self.member.state.disk_full:
+            text = "the disk of this node is full"
+        elif info is not None and info.state == StateOfNode.DRAINING:
+            text = "this node is being drained"
+        servers = self._other_servers(metadata) if text else ""
+        if servers != self.member.state.redirect:
+            self.broker.touch()
+            self.member.node.redirect(servers, text)
 
     async def stop(self) -> None:
-        if self._saving is not None:
-            self._saving.cancel()
-            await asyncio.gather(self._saving, return_exceptions=True)
+        for task in (self._saving, self._forgetting):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self.links.stop()
         await self.broker.write_watermarks()
 
@@ -438,7 +474,14 @@ def member_config(config: Config, incarnation: str) -> MemberConfig:
     )
 
 
-def _recovered(storage: Storage, node: Node) -> Images:
+def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Images:
+    """`damage`: gets what is found to be damaged now."""
+
+    def note(found: Damage) -> None:
+        report_damage(found)
+        damage.append(found)
+
+    storage.opened.store.on_damage = note
     state = NodeState(node.state.config, storage.journal)
     state.now = node.state.now
     state.wall_us = time.time_ns() // 1000
@@ -456,5 +499,5 @@ def _load_uncommitted(member: Member, storage: Storage) -> None:
             batches = storage.reader.read_batches(partition, start, end, PENDING_BYTES)
             if not batches:
                 break
-            member.load_uncommitted(batches, partition)
+            member.load_uncommitted(batches)
             start = member.log.uncommitted[partition][-1].end_offset

@@ -46,9 +46,14 @@ class Maintenance:
         # Journal bytes taken by retention since start: growth is counted over what is gone.
         self._removed_bytes = 0
 
+    def start_watching(self) -> None:
+        """Only the free space: a node of a cluster stores before it serves."""
+        self._tasks.append(asyncio.create_task(self._repeat(self._watch_space, SPACE_INTERVAL_S)))
+
     def start(self) -> None:
+        if not self._tasks:
+            self.start_watching()
         for work, interval_s in (
-            (self._watch_space, SPACE_INTERVAL_S),
             (self._maybe_snapshot, RETENTION_INTERVAL_S),
             (self._retain, RETENTION_INTERVAL_S),
         ):
@@ -79,8 +84,7 @@ class Maintenance:
         if free < reserve:
             broker.refuse_publishes()
         elif state.disk_full and free > reserve + reserve // 4 and not broker.writer.is_full:
-            state.disk_full = False
-            logger.warning("disk_has_space free_bytes=%d", free)
+            broker.accept_publishes()
 
     def _automatic_reserve(self) -> int:
         """A twentieth of the disk, at most RESERVE_BYTES_MAX: room for state records, indexes

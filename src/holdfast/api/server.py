@@ -46,6 +46,8 @@ PORT_PAUSE_S = 0.1
 
 STAND_BY_AGAIN = -1
 """Instead of an exit code: start this program anew, as a standby."""
+START_ANEW = -2
+"""The same, because its data directory is to be put aside."""
 
 
 class StartError(Exception):
@@ -137,6 +139,7 @@ class Server:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._hands_over = False
+        self._starts_anew = False
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -207,11 +210,13 @@ class Server:
             )
             self.cluster = self._clustering = clustering
             self.storage = clustering.storage
+            clustering.start_anew = self.start_anew
             if not clustering.is_witness:
                 self.maintenance = maintenance = Maintenance(
                     clustering.broker, clustering.storage, self.config
                 )
                 clustering.take_snapshot = partial(maintenance.take_snapshot, always=True)
+                maintenance.start_watching()
             await clustering.start()
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error
@@ -360,8 +365,13 @@ class Server:
         self._hands_over = True
         self._stop.set()
 
+    def start_anew(self) -> None:
+        """Stop in good order, and begin again as a new process."""
+        self._starts_anew = True
+        self._stop.set()
+
     async def run(self) -> int:
-        """Until a signal, a failure or a hand-over; the exit code, or STAND_BY_AGAIN."""
+        """Until a signal, a failure or a hand-over; the exit code, STAND_BY_AGAIN or START_ANEW."""
         await self._stop.wait()
         if isinstance(self._failure, LeaseLost):
             # Nothing is promised any more; there is nothing to save, and no time to lose.
@@ -371,6 +381,8 @@ class Server:
             logger.critical("stopping error=%r", str(self._failure))
             return 1
         await self.stop()
+        if self._starts_anew:
+            return START_ANEW
         return STAND_BY_AGAIN if self._hands_over else 0
 
     async def _within_shutdown(self, writing: Coroutine[object, object, None]) -> bool:

@@ -76,6 +76,14 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parsers["unsafe-recover"].add_argument(
         "--accept-loss", action="store_true", help="you know that messages are lost for good"
     )
+    parsers["init"].add_argument(
+        "--wait",
+        type=cluster_commands.wait_argument,
+        default=cluster_commands.INIT_WAIT_S,
+        metavar="SECONDS",
+        help="how long a node that has just been started has to open its admin port"
+        f" (default {cluster_commands.INIT_WAIT_S:g})",
+    )
     _add_drain_options(parsers["drain"])
     _add_handover(commands)
     cluster_local.add_options(

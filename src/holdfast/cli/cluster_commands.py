@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from holdfast.cli.cluster_http import AdminError, AdminPort, NoAnswer
+from holdfast.cli.cluster_http import AdminError, AdminPort, NoAnswer, Unanswered
 from holdfast.cli.cluster_status import ClusterStatus, NodeStatus, verdict
 from holdfast.cli.cluster_text import node_table, partition_table, summary
 from holdfast.cli.log_text import count_text
@@ -18,6 +18,8 @@ from holdfast.topics.names import decode_topic, has_wildcard
 
 EXIT_DEGRADED: Final = 1
 POLL_S: Final = 0.2
+INIT_WAIT_S: Final = 10.0
+WAIT_MAX_S: Final = 3600.0
 
 
 def show_status(port: AdminPort, args: argparse.Namespace) -> int:
@@ -67,8 +69,18 @@ def topic_argument(text: str) -> str:
     return text
 
 
+def wait_argument(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= WAIT_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text!r}: give seconds, from 0 to {WAIT_MAX_S:g}")
+    return seconds
+
+
 def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
-    port.change("init")
+    _init(port, args.wait, _quiet if args.json else _progress)
     status = port.status()
     _report(
         args,
@@ -77,6 +89,27 @@ def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
         {"cluster_id": status.cluster_id, "node": status.node},
     )
     return 0
+
+
+def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> None:
+    """A node that has just been started may not listen yet. Raises AdminError."""
+    deadline = time.monotonic() + wait_s
+    is_told = False
+    while True:
+        try:
+            port.change("init")
+            return
+        except Unanswered:
+            # It may have been asked.
+            raise
+        except NoAnswer as error:
+            if time.monotonic() >= deadline:
+                waited = f" (waited for {wait_s:g} s, see --wait)" if wait_s else ""
+                raise NoAnswer(f"{error}{waited}") from None
+            if not is_told:
+                progress(f"nothing listens on {port.address} yet: waiting for up to {wait_s:g} s")
+                is_told = True
+        time.sleep(POLL_S)
 
 
 def rebalance(port: AdminPort, args: argparse.Namespace) -> int:

@@ -24,6 +24,8 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     in_sync: int
     adding: int = 0
     """Replicas that are being made on it."""
+    disk_full: bool = False
+    """It says that it has no room for more of the log."""
 
     @property
     def held(self) -> int:
@@ -82,7 +84,9 @@ def verdict(status: ClusterStatus) -> Verdict:
         wrong.append("nobody leads the metadata")
     for node in status.nodes:
         if node.state == "down":
-            wrong.append(f"{node.node} is down")
+            wrong.append(f"{node.node} is down" + ": its disk is full" * node.disk_full)
+        elif node.disk_full:
+            wrong.append(f"the disk of {node.node} is full")
         elif not node.connected and node.node != status.node:
             wrong.append(f"{status.node} has no link to {node.node}")
     if status.leaderless:

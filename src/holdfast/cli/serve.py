@@ -128,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(config: Config) -> int:
-    from holdfast.api.server import STAND_BY_AGAIN
+    from holdfast.api.server import STAND_BY_AGAIN, START_ANEW
     from holdfast.cli.logs import set_up_logging
     from holdfast.drivers.loop import new_event_loop
     from holdfast.log.files import MANIFEST
@@ -147,7 +147,7 @@ def serve(config: Config) -> int:
             "%s: the data directory is gone: is it mounted?", config.node.data
         )
         return EXIT_FAILED
-    if code == STAND_BY_AGAIN:
+    if code in (STAND_BY_AGAIN, START_ANEW):
         # A new process image under the old process id: whatever still runs in this one, threads
         # that wait for the disk and the sockets of clients, ends with it.
         logging.shutdown()

@@ -14,9 +14,9 @@ from typing import Final
 
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import Appender, Forwarding, Pending, encode_result
-from holdfast.cluster.images import STATE_FLAGS, Images
+from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
-from holdfast.log.record import Batch
+from holdfast.log.record import Batch, Record
 from holdfast.mqtt import reasons
 from holdfast.node.state import NodeState
 from holdfast.replication.kinds import FORWARD_RESULT
@@ -54,16 +54,13 @@ class Tail:
         # Repetitions that wait: (offset that must be committed, origin, ticket)
         self.repeated: deque[tuple[int, str, int]] = deque()
 
-    def note(
-        self,
-        offset: int,
-        kind: int,
-        flags: int,
-        client_id: bytes,
-        producer: bytes,
-        epoch: int,
-        sequence: int,
-    ) -> None:
+    def note(self, record: Record) -> None:
+        offset = record.offset
+        kind = record.kind
+        flags = record.flags
+        client_id = record.client_id
+        epoch = record.producer_epoch
+        sequence = record.sequence
         if kind == log_record.RELEASE:
             key = (client_id, sequence)
             self.inbound[key] = (False, offset)
@@ -80,8 +77,8 @@ class Tail:
             self.sessions[client_id] = (epoch, offset)
             self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
         elif flags & log_record.FLAG_PRODUCER:
-            self.producers[producer] = (epoch, sequence, offset)
-            self._entries.append((offset, log_record.FLAG_PRODUCER, (producer, 0)))
+            self.producers[record.producer] = (epoch, sequence, offset)
+            self._entries.append((offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
 
     def forget_below(self, offset: int) -> None:
         """The images know it."""
@@ -131,17 +128,7 @@ class Admission(Appender):
         self._tails[partition] = tail
         for batch in uncommitted:
             for record in batch.records():
-                self._note(
-                    tail,
-                    partition,
-                    record.offset,
-                    record.kind,
-                    record.flags,
-                    record.client_id,
-                    record.producer,
-                    record.producer_epoch,
-                    record.sequence,
-                )
+                self._note(tail, record)
 
     def stop_leading(self, partition: int) -> None:
         self._tails.pop(partition, None)
@@ -159,21 +146,7 @@ class Admission(Appender):
         """A record of this node."""
         self._origin = self._fabric.node_id
         self._attempt = NO_ATTEMPT
-        self._append(
-            self._fabric.node_id,
-            pending.partition,
-            pending.kind,
-            pending.flags,
-            pending.timestamp_us,
-            pending.topic,
-            pending.client_id,
-            pending.producer,
-            pending.producer_epoch,
-            pending.sequence,
-            pending.properties,
-            pending.payload,
-            pending.ticket,
-        )
+        self._append(self._fabric.node_id, pending.record)
 
     def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
         """Records of another node; `attempt`: see Forwarding. Those for a partition that we do not
@@ -185,128 +158,60 @@ class Admission(Appender):
             return
         self._origin = origin
         self._attempt = attempt
+        is_plain = not batch.attributes & log_record.ATTRIBUTE_STATE
+        if is_plain and not self._refusal(self._tails[partition], partition):
+            # None of them can be a repetition that is recognised.
+            self._fabric.journal.extend(batch)
+            return
         for index in range(batch.count):
-            record = batch.record(index)
-            self._append(
-                origin,
-                partition,
-                record.kind,
-                record.flags,
-                record.timestamp_us,
-                record.topic,
-                record.client_id,
-                record.producer,
-                record.producer_epoch,
-                record.sequence,
-                record.properties,
-                record.payload,
-                record.ticket,
-            )
+            self._append(origin, batch.record(index))
 
-    def _append(
-        self,
-        origin: str,
-        partition: int,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        ticket: int,
-    ) -> None:
+    def _append(self, origin: str, record: Record) -> None:
+        partition = record.partition
         tail = self._tails[partition]
         outcome = STORE
-        if kind == log_record.MESSAGE:
-            outcome = self._admit(
-                tail, partition, flags, client_id, producer, producer_epoch, sequence
-            )
+        if record.kind == log_record.MESSAGE:
+            outcome = self._admit(tail, record)
         if outcome == REFUSED:
             self.refused += 1
-            self._answer(origin, ticket, self._reason, self._text)
+            self._answer(origin, record.ticket, self._reason, self._text)
             return
         journal = self._fabric.journal
         if outcome == REPEATED:
             self.repeated += 1
             end = journal.next_offset[partition]
             if journal.high_watermark[partition] >= end:
-                self._answer(origin, ticket, reasons.SUCCESS, "")
+                self._answer(origin, record.ticket, reasons.SUCCESS, "")
             else:
-                tail.repeated.append((end, origin, ticket))
+                tail.repeated.append((end, origin, record.ticket))
             return
-        is_state = kind != log_record.MESSAGE or flags & STATE_FLAGS != 0
-        offset = journal.append(
-            partition,
-            kind,
-            flags,
-            timestamp_us,
-            topic,
-            client_id,
-            producer,
-            producer_epoch,
-            sequence,
-            properties,
-            payload,
-            is_state,
-            ticket,
-        )
-        if is_state:
-            self._note(
-                tail,
-                partition,
-                offset,
-                kind,
-                flags,
-                client_id,
-                producer,
-                producer_epoch,
-                sequence,
-            )
+        journal.append(record)
+        if record.is_state():
+            self._note(tail, record)
 
-    def _note(
-        self,
-        tail: Tail,
-        partition: int,
-        offset: int,
-        kind: int,
-        flags: int,
-        client_id: bytes,
-        producer: bytes,
-        epoch: int,
-        sequence: int,
-    ) -> None:
-        if kind == log_record.RELEASE and self._is_superseded(tail, partition, client_id, epoch):
-            return
-        tail.note(offset, kind, flags, client_id, producer, epoch, sequence)
+    def _note(self, tail: Tail, record: Record) -> None:
+        if record.kind != log_record.RELEASE or not self._is_superseded(tail, record):
+            tail.note(record)
 
-    def _is_superseded(self, tail: Tail, partition: int, client_id: bytes, epoch: int) -> bool:
+    def _is_superseded(self, tail: Tail, record: Record) -> bool:
         """Has a later owner of the session told of packet ids in this partition?"""
-        known = tail.sessions.get(client_id)
+        epoch = record.producer_epoch
+        known = tail.sessions.get(record.client_id)
         if known is not None:
             return epoch < known[0]
-        return self._images.is_superseded(client_id.decode(), partition, epoch)
+        return self._images.is_superseded(record.client_id.decode(), record.partition, epoch)
 
     def _refuse(self, reason: int, text: str) -> int:
         self._reason = reason
         self._text = text
         return REFUSED
 
-    def _admit(
-        self,
-        tail: Tail,
-        partition: int,
-        flags: int,
-        client_id: bytes,
-        producer: bytes,
-        epoch: int,
-        sequence: int,
-    ) -> int:
+    def _admit(self, tail: Tail, record: Record) -> int:
+        flags = record.flags
+        client_id = record.client_id
+        sequence = record.sequence
         if flags & log_record.FLAG_PACKET_ID:
-            if self._is_superseded(tail, partition, client_id, epoch):
+            if self._is_superseded(tail, record):
                 # Its client has sent it again to the later owner, if it was not acknowledged; and
                 # may have got the acknowledgement, and released the id.
                 return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
@@ -314,10 +219,12 @@ class Admission(Appender):
             if known is not None:
                 if known[0]:
                     return REPEATED
-            elif self._images.is_inbound(client_id.decode(), partition, sequence, epoch):
+            elif self._images.is_inbound(
+                client_id.decode(), record.partition, sequence, record.producer_epoch
+            ):
                 return REPEATED
         elif flags & log_record.FLAG_PRODUCER:
-            outcome = self._admit_sequence(tail, partition, producer, epoch, sequence)
+            outcome = self._admit_sequence(tail, record)
             if outcome != STORE:
                 return outcome
         elif flags & log_record.FLAG_WILL:
@@ -328,24 +235,30 @@ class Admission(Appender):
                 return REPEATED
             # Nobody would send it again.
             return STORE
-        text = ""
-        if not self._may_append(partition):
-            text = "too few replicas are in sync"
-        elif self._state.disk_full:
-            text = "the leader's disk is full"
-        elif tail.refused.get(self._origin, -1) == self._attempt:
-            text = "an earlier message was refused: send that first"
+        text = self._refusal(tail, record.partition)
         if text:
-            self._note_hole(tail, flags, producer, epoch, sequence)
+            if flags & log_record.FLAG_PRODUCER:
+                tail.holes[record.producer] = (record.producer_epoch, sequence)
             if self._attempt >= 0:
                 tail.refused[self._origin] = self._attempt
             return self._refuse(reasons.QUOTA_EXCEEDED, text)
         return STORE
 
-    def _admit_sequence(
-        self, tail: Tail, partition: int, producer_id: bytes, epoch: int, sequence: int
-    ) -> int:
+    def _refusal(self, tail: Tail, partition: int) -> str:
+        """Why nothing of the origin is taken now; "": it is."""
+        if not self._may_append(partition):
+            return "too few replicas are in sync"
+        if self._state.disk_full:
+            return "the leader's disk is full"
+        if tail.refused.get(self._origin, -1) == self._attempt:
+            return "an earlier message was refused: send that first"
+        return ""
+
+    def _admit_sequence(self, tail: Tail, record: Record) -> int:
         """See node.sequencing.admit."""
+        producer_id = record.producer
+        epoch = record.producer_epoch
+        sequence = record.sequence
         stored_epoch = -1
         stored_sequence = 0
         pending = tail.producers.get(producer_id)
@@ -354,7 +267,7 @@ class Admission(Appender):
         else:
             table = self._images.state.producers
             producer = table.find(producer_id, self._state.wall_us)
-            place = None if producer is None else producer.place(partition)
+            place = None if producer is None else producer.place(record.partition)
             if place is not None:
                 stored_epoch = place.epoch
                 stored_sequence = place.sequence
@@ -378,12 +291,6 @@ class Admission(Appender):
         if hole is None and len(tail.holes) >= HOLES_MAX:
             return self._refuse(reasons.QUOTA_EXCEEDED, "too many producers wait")
         return STORE
-
-    def _note_hole(
-        self, tail: Tail, flags: int, producer: bytes, epoch: int, sequence: int
-    ) -> None:
-        if flags & log_record.FLAG_PRODUCER:
-            tail.holes[producer] = (epoch, sequence)
 
     def _answer(self, origin: str, ticket: int, reason: int, text: str) -> None:
         if not ticket:

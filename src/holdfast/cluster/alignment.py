@@ -7,9 +7,9 @@ asked: the question goes the same way as the records, behind them.
 
 from typing import Final
 
+from holdfast.cluster.barriers import ALIGNMENT, barrier_request
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import Forwarding
-from holdfast.cluster.opening import barrier_request
 from holdfast.replication.kinds import BARRIER
 from holdfast.replication.replication import Replication
 
@@ -87,7 +87,7 @@ class Alignment:
         # With nobody to ask there is nothing to wait for but an event.
         self._asked_at = now if leaders else -1.0
         for leader in leaders:
-            self._fabric.send(leader, BARRIER, barrier_request(0))
+            self._fabric.send(leader, BARRIER, barrier_request(ALIGNMENT))
 
     def timer(self) -> float | None:
         return self._asked_at + ASK_AGAIN_S if self._waiting and self._asked_at >= 0 else None

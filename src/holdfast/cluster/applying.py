@@ -11,7 +11,7 @@ another node (see transfer) may be ahead of it.
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from holdfast.cluster.images import STATE_FLAGS, Images
+from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
 from holdfast.log.record import Batch, Record
@@ -53,8 +53,8 @@ class ApplyingLog:
         self._journal.append_batch(batch)
         self.uncommitted[batch.partition].append(batch)
 
-    def built(self, partition: int, data: bytes) -> None:
-        self.uncommitted[partition].append(Batch(data, check=False))
+    def built(self, batch: Batch) -> None:
+        self.uncommitted[batch.partition].append(batch)
 
     def truncate(self, partition: int, offset: int) -> None:
         self._journal.truncate(partition, offset)
@@ -115,15 +115,16 @@ class Applier:
         pending = self._pending
         topics, _ = batch.topics()
         heads = batch.heads()
+        has_receivers = len(state.subscriptions) > 0
         for index in range(max(0, first), last):
             kind, flags, ticket = heads[index]
             is_message = kind == log_record.MESSAGE
             record: Record | None = None
-            if not is_message or flags & STATE_FLAGS:
+            if not is_message or flags & log_record.STATE_FLAGS:
                 record = batch.record(index)
                 if record.offset >= start:
                     self._images.apply(record)
-            if is_message and flags & log_record.FLAG_QOS_MASK:
+            if has_receivers and is_message and flags & log_record.FLAG_QOS_MASK:
                 self._deliver(batch, index, topics[index])
             delivered[partition] = batch.base_offset + index + 1
             is_will = is_message and flags & log_record.FLAG_WILL != 0

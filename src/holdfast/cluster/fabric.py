@@ -21,6 +21,8 @@ class Fabric:
         self.leading: list[int] = [0] * journal.partitions
         # Does this node hear from a majority of the voters, directly or through their leader?
         self.has_majority = False
+        # When it last did.
+        self.majority_at = 0.0
         # Has this node the images of all partitions?
         self.is_whole = True
 

@@ -19,7 +19,7 @@ from typing import Final
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.promises import Promise, enqueue, settled
 from holdfast.log import record as log_record
-from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
+from holdfast.log.record import Batch, BatchBuilder, CorruptBatch, Record
 from holdfast.mqtt import reasons
 from holdfast.node.recording import SESSION_OPENED
 from holdfast.node.state import Held, NodeState
@@ -47,45 +47,18 @@ RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_r
 
 
 class Pending:
-    def __init__(
-        self,
-        number: int,
-        ticket: int,
-        partition: int,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        state: bool,
-        since: float,
-    ) -> None:
+    def __init__(self, record: Record, number: int, since: float) -> None:
+        self.record = record
+        self.partition = record.partition
+        self.ticket = record.ticket
         # Grows with every record; tickets begin anew.
         self.number = number
-        self.ticket = ticket
-        self.partition = partition
-        self.kind = kind
-        self.flags = flags
-        self.timestamp_us = timestamp_us
-        self.topic = topic
-        self.client_id = client_id
-        self.producer = producer
-        self.producer_epoch = producer_epoch
-        self.sequence = sequence
-        self.properties = properties
-        self.payload = payload
-        self.state = state
         self.since = since
-        self.size_bytes = 200 + len(topic) + len(properties) + len(payload)
+        self.size_bytes = 200 + len(record.topic) + len(record.properties) + len(record.payload)
         # A leader may have it: whether it does is known once this node is aligned.
         self.in_doubt = False
         self.promise: Promise | None = None
-        self.afterwards: list[Callable[[], None]] = []
+        self.afterwards: list[Callable[[], None]] | None = None
         # Committed or refused; `reason` and `text` as in Promise.
         self.done = False
         self.reason = 0
@@ -93,12 +66,18 @@ class Pending:
 
     def is_promised(self) -> bool:
         """Does anybody wait for it? Nobody does for a QoS 0 message or a will."""
-        if self.kind == log_record.MESSAGE:
-            return bool(self.flags & log_record.FLAG_QOS_MASK) and not self.is_will()
-        return self.kind != log_record.RETAINED
+        record = self.record
+        if record.kind == log_record.MESSAGE:
+            return bool(record.flags & log_record.FLAG_QOS_MASK) and not is_will(record)
+        return record.kind != log_record.RETAINED
 
-    def is_will(self) -> bool:
-        return bool(self.flags & log_record.FLAG_WILL)
+    def is_refusable(self) -> bool:
+        """Is it a message whose client may send it again?"""
+        return self.record.kind == log_record.MESSAGE and not is_will(self.record)
+
+
+def is_will(record: Record) -> bool:
+    return record.flags & log_record.FLAG_WILL != 0
 
 
 class Appender:
@@ -130,8 +109,10 @@ class Forwarding:
         self._refused: list[dict[bytes, int]] = [{} for _ in range(fabric.journal.partitions)]
         # Appended since the last promise: that one is about them.
         self._recent: list[Pending] = []
-        # What leaves at the end of the turn: (leader, partition, attempt) -> builder.
-        self._builders: dict[tuple[str, int, int], BatchBuilder] = {}
+        # What leaves at the end of the turn: leader, attempt, and records of one partition each;
+        # and per partition the last of them, if more can be added to it.
+        self._outbound: list[tuple[str, int, BatchBuilder]] = []
+        self._open: list[BatchBuilder | None] = [None] * fabric.journal.partitions
         self._outbound_bytes = 0
         self.forwarded = 0
         self.sent_again = 0
@@ -141,43 +122,15 @@ class Forwarding:
         node for the same client, may have used low ones shortly before."""
         self._ticket = ticket
 
-    def append(
-        self,
-        partition: int,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        state: bool,
-    ) -> None:
+    def append(self, record: Record) -> None:
         ticket = self._ticket + 1
         if ticket > TICKET_MAX:
             ticket = 1
         self._ticket = ticket
         self._number += 1
-        pending = Pending(
-            self._number,
-            ticket,
-            partition,
-            kind,
-            flags,
-            timestamp_us,
-            topic,
-            client_id,
-            producer,
-            producer_epoch,
-            sequence,
-            properties,
-            payload,
-            state,
-            self._state.now,
-        )
+        record.ticket = ticket
+        partition = record.partition
+        pending = Pending(record, self._number, self._state.now)
         self.pending[ticket] = pending
         self.pending_bytes += pending.size_bytes
         self._queues[partition][ticket] = pending
@@ -186,9 +139,11 @@ class Forwarding:
         if self._targets[partition]:
             self._dispatch(pending)
 
-    def hold(self, held: Held) -> None:
-        """Of everything appended since the last call."""
+    def hold(self, held: Held, others: int = 0) -> Promise:
+        """Of everything appended since the last call. `others`: what else it waits for, each to be
+        `settled`."""
         promise = Promise(held)
+        promise.waiting = others
         for pending in self._recent:
             # It may have been refused at once.
             if pending.done:
@@ -198,6 +153,7 @@ class Forwarding:
                 promise.waiting += 1
         self._recent = []
         enqueue(self._state, promise)
+        return promise
 
     def forget_recent(self) -> None:
         """What was appended without a promise is no part of the next one."""
@@ -212,25 +168,12 @@ class Forwarding:
             self._appender.append(pending)
             return
         self.forwarded += 1
-        key = (target, partition, self._attempts[partition])
-        builder = self._builders.get(key)
+        builder = self._open[partition]
         if builder is None:
             builder = BatchBuilder(partition, 0)
-            self._builders[key] = builder
-        builder.add(
-            pending.kind,
-            pending.flags,
-            pending.timestamp_us,
-            pending.topic,
-            pending.client_id,
-            pending.producer,
-            pending.producer_epoch,
-            pending.sequence,
-            pending.properties,
-            pending.payload,
-            pending.state,
-            pending.ticket,
-        )
+            self._open[partition] = builder
+            self._outbound.append((target, self._attempts[partition], builder))
+        builder.add(pending.record)
         self._outbound_bytes += pending.size_bytes
         if self._outbound_bytes > FORWARD_BYTES_MAX:
             self._send()
@@ -241,13 +184,15 @@ class Forwarding:
         self._send()
 
     def _send(self) -> None:
-        builders = self._builders
-        if not builders:
+        outbound = self._outbound
+        if not outbound:
             return
-        self._builders = {}
+        self._outbound = []
         self._outbound_bytes = 0
         frames: dict[str, list[bytes]] = {}
-        for (target, partition, attempt), builder in builders.items():
+        for target, attempt, builder in outbound:
+            partition = builder.partition
+            self._open[partition] = None
             if self._targets[partition] == target:
                 parts = frames.setdefault(target, [])
                 parts.append(_HEAD.pack(self._epochs[partition], attempt))
@@ -258,9 +203,10 @@ class Forwarding:
     def settle(self, ticket: int, partition: int, client_id: bytes) -> None:
         """A record with this ticket is committed; whether it is ours shows here."""
         pending = self.pending.get(ticket)
-        if pending is None or pending.partition != partition or pending.client_id != client_id:
+        if pending is None or pending.partition != partition:
             return
-        self._done(pending)
+        if pending.record.client_id == client_id:
+            self._done(pending)
 
     def refuse(self, ticket: int, reason: int, text: str) -> None:
         """The leader has answered: below 0x80 it has it already, else it does not take it."""
@@ -269,6 +215,7 @@ class Forwarding:
             return
         if reason == reasons.QUOTA_EXCEEDED:
             self._attempts[pending.partition] += 1
+            self._open[pending.partition] = None
             self._note_refused(pending)
         pending.reason = reason
         pending.text = text
@@ -282,15 +229,14 @@ class Forwarding:
             oldest = next(iter(self._queues[pending.partition].values())).number
             for client_id in [each for each, number in refused.items() if number < oldest]:
                 del refused[client_id]
-        refused[pending.client_id] = self._number
+        refused[pending.record.client_id] = self._number
 
     def _follows_refused(self, pending: Pending) -> bool:
         """Was an earlier message of the client refused, which may send that again?"""
-        return (
-            pending.kind == log_record.MESSAGE
-            and not pending.is_will()
-            and pending.number <= self._refused[pending.partition].get(pending.client_id, 0)
-        )
+        if not pending.is_refusable():
+            return False
+        refused = self._refused[pending.partition]
+        return pending.number <= refused.get(pending.record.client_id, 0)
 
     def _done(self, pending: Pending) -> None:
         queue = self._queues[pending.partition]
@@ -300,8 +246,9 @@ class Forwarding:
             self._refused[pending.partition].clear()
         self.pending_bytes -= pending.size_bytes
         pending.done = True
-        for do in pending.afterwards:
-            do()
+        if pending.afterwards is not None:
+            for do in pending.afterwards:
+                do()
         if pending.promise is not None:
             settled(self._state, pending.promise)
 
@@ -318,12 +265,13 @@ class Forwarding:
         it that are not committed yet. The rest leaves now."""
         self._targets[partition] = leader
         self._epochs[partition] = epoch
-        for key in [key for key in self._builders if key[1] == partition]:
-            del self._builders[key]
+        self._open[partition] = None
+        self._outbound = [each for each in self._outbound if each[2].partition != partition]
         for pending in list(self._queues[partition].values()):
             if pending.ticket in known:
                 continue
-            if pending.payload.startswith(SESSION_OPENED) and pending.kind == log_record.SESSION:
+            record = pending.record
+            if record.kind == log_record.SESSION and record.payload.startswith(SESSION_OPENED):
                 # Decided when this node led the home, by what it knew then.
                 self.refuse(pending.ticket, reasons.UNSPECIFIED_ERROR, "no leader any more")
                 continue
@@ -339,7 +287,10 @@ class Forwarding:
         """Once the last record that was appended to the partition so far is applied."""
         queue = self._queues[partition]
         if queue:
-            queue[next(reversed(queue))].afterwards.append(do)
+            newest = queue[next(reversed(queue))]
+            if newest.afterwards is None:
+                newest.afterwards = []
+            newest.afterwards.append(do)
         else:
             do()
 
@@ -355,7 +306,8 @@ class Forwarding:
         """This node will never see the records that would tell whether these are stored. Others
         are told apart by their leader when they come a second time."""
         for pending in list(self._queues[partition].values()):
-            is_plain = pending.kind == log_record.MESSAGE and not pending.flags & RECOGNISED
+            record = pending.record
+            is_plain = record.kind == log_record.MESSAGE and not record.flags & RECOGNISED
             if pending.in_doubt and is_plain:
                 self.refuse(pending.ticket, reasons.SERVER_BUSY, "this node was away for too long")
 
@@ -366,19 +318,13 @@ class Forwarding:
         for partition in self.waiting_partitions():
             refused: set[bytes] = set()
             for pending in list(self._queues[partition].values()):
-                is_overdue = pending.since <= now - WAIT_S
-                if (
-                    pending.kind == log_record.MESSAGE
-                    and not pending.in_doubt
-                    and not pending.is_will()
-                    and (is_overdue or pending.client_id in refused)
-                ):
-                    refused.add(pending.client_id)
-                    self.refuse(
-                        pending.ticket,
-                        reasons.QUOTA_EXCEEDED,
-                        "no leader for the topic's partition",
-                    )
+                if pending.in_doubt or not pending.is_refusable():
+                    continue
+                client_id = pending.record.client_id
+                if pending.since <= now - WAIT_S or client_id in refused:
+                    refused.add(client_id)
+                    text = "no leader for the topic's partition"
+                    self.refuse(pending.ticket, reasons.QUOTA_EXCEEDED, text)
 
 
 def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:

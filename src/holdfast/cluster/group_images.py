@@ -25,8 +25,11 @@ class GroupImages:
         # Per partition the offsets at or above the position that are finished.
         self.done: dict[str, dict[int, set[int]]] = {}
         self.epochs: dict[str, int] = {}
+        # Grows with every record.
+        self.version = 0
 
     def apply(self, record: Record) -> None:
+        self.version += 1
         key = record.client_id.decode()
         if record.sequence < self.epochs.get(key, 0):
             return
@@ -58,7 +61,7 @@ class GroupImages:
         return offset in self.done.get(key, {}).get(partition, ())
 
     def kept_by_members(self, key: str) -> set[tuple[int, int]]:
-        """Places of QoS 2 records that sessions in the group have under a packet id: nobody else
+        """Places of QoS 2 records that sessions have from the group under a packet id: nobody else
         may get them. [MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
         group = self._state.groups.get(key)
         if group is None:
@@ -66,7 +69,7 @@ class GroupImages:
         found: set[tuple[int, int]] = set()
         for session in group.members:
             for entry in session.inflight.values():
-                if entry.qos == 2:
+                if entry.qos == 2 and entry.group_tag == group.tag:
                     found.add((entry.partition, entry.offset))
         return found
 

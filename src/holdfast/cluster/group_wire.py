@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.cluster.fabric import fields_of, number_of, text_of
 from holdfast.log import record as log_record
-from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
+from holdfast.log.record import Batch, BatchBuilder, CorruptBatch, Record
 from holdfast.mqtt.properties import expiry_of
 from holdfast.replication.kinds import BadFrame
 from holdfast.session.message import Message
@@ -202,18 +202,18 @@ def encode_assign(assign: Assign) -> bytes:
     for message in messages:
         parts.append(_PLACE.pack(message.partition, message.offset))
         builder.add(
-            log_record.MESSAGE,
-            message.qos | (log_record.FLAG_RETAIN if message.retain else 0),
-            message.timestamp_us,
-            message.topic,
-            message.publisher,
-            b"",
-            0,
-            # A batch has its times relative to its first record, and these are in any order.
-            message.timestamp_us,
-            message.properties,
-            message.payload,
-            False,
+            Record(
+                builder.partition,
+                log_record.MESSAGE,
+                flags=message.qos | (log_record.FLAG_RETAIN if message.retain else 0),
+                timestamp_us=message.timestamp_us,
+                topic=message.topic,
+                client_id=message.publisher,
+                # A batch has its times relative to its first record, and these are in any order.
+                sequence=message.timestamp_us,
+                properties=message.properties,
+                payload=message.payload,
+            )
         )
     parts.append(builder.build(0))
     return b"".join(parts)

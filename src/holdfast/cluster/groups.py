@@ -43,12 +43,16 @@ ROUNDS_MAX: Final = 8
 
 class Groups:
     def __init__(
-        self, state: NodeState, fabric: Fabric, forwarding: Forwarding, images: Images
+        self,
+        state: NodeState,
+        fabric: Fabric,
+        forwarding: Forwarding,
+        images: Images,
+        barriers: Barriers,
     ) -> None:
         self._fabric = fabric
-        self.barriers = Barriers(state, fabric)
         self.coordinator = Coordinator(
-            state, fabric, images, self.barriers, self._send_heard, self._send_assign
+            state, fabric, images, barriers, self._send_heard, self._send_assign
         )
         self.shares = Shares(state, fabric, forwarding, images, self._send_tell, self._send_report)
 
@@ -118,7 +122,6 @@ class Groups:
 
     def flush(self) -> None:
         """End of a turn."""
-        self.barriers.advance()
         for _ in range(ROUNDS_MAX):
             self.shares.flush()
             self.coordinator.flush()
@@ -131,8 +134,6 @@ class Groups:
 
     def timer(self) -> float | None:
         times = [
-            when
-            for when in (self.barriers.timer(), self.shares.timer(), self.coordinator.timer())
-            if when is not None
+            when for when in (self.shares.timer(), self.coordinator.timer()) if when is not None
         ]
         return min(times) if times else None

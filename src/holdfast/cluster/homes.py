@@ -5,8 +5,8 @@ knows in the log; then an `open` record with a higher epoch makes the asker the 
 session as the log has it goes to it. A record of an owner before, with a lower epoch, counts for
 nothing from there on, on every node: the log itself is the fence.
 
-The leader also does what nobody else can for a session without a connection: publishes its will
-when that is due, ends it when it expires, and closes it when its owner is lost.
+The leader also closes a session whose owner is lost, and does what nobody else can for one without
+a connection (`endings`).
 
 Invariants
 - An epoch of a session is given to one owner.
@@ -21,63 +21,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from holdfast.cluster.barriers import Barriers
+from holdfast.cluster.endings import Endings
 from holdfast.cluster.fabric import Fabric, fields_of, number_of, text_of
+from holdfast.cluster.home_requests import Owner, Request
 from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
-from holdfast.node.closing import log_close, log_end
+from holdfast.node.closing import log_close
 from holdfast.node.delivery import append_state
-from holdfast.node.publishing import publish_will
-from holdfast.node.recording import session_opened, will_from
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Held, NodeState
+from holdfast.node.recording import session_opened
+from holdfast.node.state import SESSION_EXPIRY, Held, NodeState
 from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
-from holdfast.session.session import Session, Will
+from holdfast.session.session import Session
 
 CLOSE_WAIT_S: Final = 1.0
-"""How long the owner before has to let go of a session; then it goes without its last words."""
+"""How long the owner before has to let go of a session; then it goes without its last words. A lost
+link does not make it shorter: the node may live, and hand out messages for as long as it may take
+itself for the owner (`doubt`), which must be less."""
 EPOCH_ORIGIN_S: Final = 1_577_836_800
 """2020. Epochs of a session that nobody remembers begin with the seconds since then, so that they
 lie above those of an earlier life."""
 
 GIVEN_MAX: Final = 20_000
 """Clients whose newest epoch is remembered though no record tells it."""
-
-
-class Owner:
-    """`recorded`: the log knows."""
-
-    def __init__(self, node: str, epoch: int, recorded: bool, request: int = 0) -> None:
-        self.node = node
-        self.epoch = epoch
-        self.recorded = recorded
-        # With which it asked.
-        self.request = request
-
-
-class Request:
-    def __init__(self, node: str, fields: dict[str, object]) -> None:
-        self.node = node
-        self.number = number_of(fields, "request")
-        self.client_id = text_of(fields, "client")
-        self.clean_start = bool(fields["clean"])
-        self.expiry_s = number_of(fields, "expiry_s")
-        username = fields["username"]
-        self.username = None if username is None else str(username)
-        will = fields.get("will")
-        try:
-            self.will = will_from(will) if isinstance(will, dict) else None
-        except (KeyError, ValueError, TypeError) as error:
-            raise BadFrame(f"will: {error!r}") from None
-        # Until when the owner before is waited for.
-        self.deadline = 0.0
-        self.waits_for = ""
-        # Its `open` record is on its way.
-        self.is_opening = False
-
-    @property
-    def recorded(self) -> bool:
-        return self.expiry_s > 0 or self.will is not None
 
 
 class HeldOpened(Held):
@@ -93,7 +61,10 @@ class HeldOpened(Held):
     def release(self, state: NodeState) -> None:
         image = self.homes.image(self.request.client_id)
         if image is not None and image.owner == self.request.node and image.epoch == self.epoch:
-            self.homes.opened(self.request, self.epoch, self.present)
+            if self.request.is_orphan:
+                self.homes.orphaned(self.request, image)
+            else:
+                self.homes.opened(self.request, self.epoch, self.present)
         else:
             # Another leader has decided otherwise. It asks again.
             self.homes.done(self.request)
@@ -104,7 +75,9 @@ class HeldOpened(Held):
 
 
 class Homes:
-    def __init__(self, state: NodeState, fabric: Fabric, images: Images) -> None:
+    def __init__(
+        self, state: NodeState, fabric: Fabric, images: Images, barriers: Barriers
+    ) -> None:
         self._state = state
         self._fabric = fabric
         self._images = images
@@ -118,16 +91,13 @@ class Homes:
         # is asked and told meanwhile. Of what is said again, the last.
         self._begins_at: dict[int, int] = {}
         self._early: dict[int, dict[tuple[str, str, int], Callable[[], None]]] = {}
-        # Sessions without a connection whose will or end was due while another node led.
-        self._overdue: dict[str, int] = {}
-        # Of those whose will is on its way into the log, the epoch; and those that end behind it.
-        self._published: dict[str, int] = {}
-        self._ending: set[str] = set()
+        self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
         # Partitions whose owners are to be asked what they have.
         self._asks: set[int] = set()
         # Answers and orders to this node itself; opening.Opener takes them.
         self.local: list[dict[str, object]] = []
         self.taken_over = 0
+        self.close_wait_s = CLOSE_WAIT_S
 
     def home(self, client_id: str) -> int:
         return partition_of(client_id.encode(), self._state.config.partitions)
@@ -151,6 +121,9 @@ class Homes:
         if home in self._begins_at:
             self._keep(home, ("open", node, request.number), partial(self.open, node, fields))
             return
+        if fields.get("gone"):
+            self._withdraw(request)
+            return
         queue = self._requests.setdefault(request.client_id, deque())
         for other in queue:
             if other.node == node and other.number == request.number:
@@ -158,6 +131,22 @@ class Homes:
         queue.append(request)
         if len(queue) == 1:
             self._begin(request)
+
+    def _withdraw(self, request: Request) -> None:
+        """Its client has gone. What was opened for it is closed by the asker; else nothing is
+        opened: the client may have the session elsewhere by now, or have left another will."""
+        queue = self._requests.get(request.client_id)
+        for other in queue or ():
+            if other.node == request.node and other.number == request.number:
+                if other.is_opening:
+                    # The answer comes with the record.
+                    return
+                request = other
+                break
+        if not self._was_answered(request):
+            if queue and queue[0] is not request and request in queue:
+                queue.remove(request)
+            self.opened(request, 0, False, is_lost=True)
 
     def _keep(self, home: int, key: tuple[str, str, int], again: Callable[[], None]) -> None:
         """For when this node may decide. What is said again replaces what was
@@ -180,20 +169,23 @@ class Homes:
         if owner is None or (owner.node == request.node and not owner.recorded):
             self._open(request)
             return
-        if self._is_lost(owner.node):
+        if self._fabric.is_gone(owner.node):
             self._go_without(request)
             return
         request.waits_for = owner.node
-        request.deadline = self._state.now + CLOSE_WAIT_S
+        request.deadline = self._state.now + self.close_wait_s
         if owner.node == request.node:
             # What it had before is on its way into the log.
             return
         self.taken_over += 1
-        fields: dict[str, object] = {"client": request.client_id, "epoch": owner.epoch}
-        if owner.node == self._fabric.node_id:
+        self._order_close(owner.node, request.client_id, owner.epoch)
+
+    def _order_close(self, node: str, client_id: str, epoch: int) -> None:
+        fields: dict[str, object] = {"client": client_id, "epoch": epoch}
+        if node == self._fabric.node_id:
             self.local.append({"close": True, **fields})
         else:
-            self._fabric.send_fields(owner.node, SESSION_CLOSE, fields)
+            self._fabric.send_fields(node, SESSION_CLOSE, fields)
 
     def _was_answered(self, request: Request) -> bool:
         """Asked twice. It is at work already, or was taken for lost, or has been and gone."""
@@ -213,11 +205,6 @@ class Homes:
             self.opened(request, owner.epoch, False)
             return True
         return False
-
-    def _is_lost(self, node: str) -> bool:
-        if node == self._fabric.node_id:
-            return False
-        return node not in self._fabric.connected or self._fabric.is_gone(node)
 
     def handle_closed(self, node: str, payload: bytes) -> None:
         fields = fields_of(payload, "client", "epoch")
@@ -262,7 +249,7 @@ class Homes:
         """Nobody has the session."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
-        if image is not None and self._will_comes_first(image, request.clean_start):
+        if image is not None and self.endings.will_comes_first(image, request.clean_start):
             return
         owner = self._owners.get(client_id)
         known = max(
@@ -299,38 +286,12 @@ class Homes:
         present = image is not None and not request.clean_start
         self._state.hold(HeldOpened(self, request, epoch, present))
 
-    def _will_comes_first(self, image: Session, is_clean: bool) -> bool:
-        """A session that is over publishes its will, also if a clean start ends it [MQTT-3.1.2-8];
-        one that is resumed, if the will was not delayed. `will_applied` and `applied` go on."""
-        if image.owner:
-            return False
-        if image.expiry_s == 0:
-            return True
-        will = image.will
-        if will is None or not (is_clean or will.delay_s == 0):
-            return False
-        if self._images.has_fired(image.client_id, image.epoch):
-            return False
-        self._publish(image, will)
-        return True
-
-    def _publish(self, image: Session, will: Will) -> None:
-        """Once, as long as this node leads the session's home."""
-        if self._published.get(image.client_id) != image.epoch:
-            self._published[image.client_id] = image.epoch
-            publish_will(self._state, image, will)
-
     def will_applied(self, record: Record) -> None:
         """A will is in the log: its session may end, or be opened again."""
         client_id = record.client_id.decode()
-        if not self._decides(self.home(client_id)):
-            return
-        image = self._images.state.sessions.get(client_id)
-        if self._published.get(client_id, -1) <= record.sequence:
-            self._published.pop(client_id, None)
-        if image is not None and client_id in self._ending:
-            self.due(image, SESSION_EXPIRY)
-        self._go_on(client_id)
+        if self.decides_for(client_id):
+            self.endings.will_applied(client_id, record.sequence)
+            self._go_on(client_id)
 
     def opened(self, request: Request, epoch: int, present: bool, *, is_lost: bool = False) -> None:
         """`is_lost`: the session was closed again meanwhile, and its will published."""
@@ -351,6 +312,16 @@ class Homes:
         else:
             self._fabric.send_fields(request.node, SESSION_OPENED, fields)
         self.done(request)
+
+    def orphaned(self, request: Request, image: Session) -> None:
+        """The session is open for nobody."""
+        self._close(image)
+        self.done(request)
+
+    def is_opening(self, client_id: str) -> bool:
+        """The client is back: that is on its way into the log."""
+        queue = self._requests.get(client_id)
+        return queue is not None and len(queue) > 0 and queue[0].is_opening
 
     def done(self, request: Request) -> None:
         """The next one, please."""
@@ -379,9 +350,14 @@ class Homes:
         self.owned(node, partitions, {str(client): int(epoch) for client, epoch in owned}, asking)
 
     def connected(self, node: str) -> None:
-        """It may have told what it has when we did not lead yet."""
+        """It may have told what it has when we did not lead yet, and not have heard what it is to
+        let go of."""
+        for client_id, queue in self._requests.items():
+            owner = self._owner(client_id)
+            if owner is not None and owner.node == node == queue[0].waits_for:
+                self._order_close(node, client_id, owner.epoch)
         self._ask_owned(
-            [node], [each for each in range(len(self._fabric.leading)) if self._decides(each)]
+            [node], [each for each in range(len(self._fabric.leading)) if self.decides(each)]
         )
 
     def flush(self) -> None:
@@ -406,13 +382,16 @@ class Homes:
             if partition in self._begins_at:
                 again = partial(self.owned, node, [partition], owned, asking)
                 self._keep(partition, ("owned", node, 0), again)
-        led = {partition for partition in partitions if self._decides(partition)}
+        led = {partition for partition in partitions if self.decides(partition)}
         for client_id, epoch in owned.items():
             if self.home(client_id) not in led:
                 continue
             known = self._owner(client_id)
             if known is None or known.epoch < epoch:
                 self._owners[client_id] = Owner(node, epoch, False)
+            elif known.node != node and known.epoch > epoch:
+                # It was not to be reached when the session was given away.
+                self._order_close(node, client_id, epoch)
         for client_id, owner in list(self._owners.items()):
             if (
                 owner.node == node
@@ -422,6 +401,7 @@ class Homes:
                 and self.home(client_id) in led
             ):
                 del self._owners[client_id]
+        self._forget_requests(node, led, {*owned, *asking})
         for session in list(self._images.open):
             if (
                 session.owner == node
@@ -431,18 +411,27 @@ class Homes:
             ):
                 self._close(session)
 
+    def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
+        """A process before has asked for what this one does not know."""
+        for client_id, queue in list(self._requests.items()):
+            if client_id in known or self.home(client_id) not in led:
+                continue
+            for request in [each for each in queue if each.node == node]:
+                if request.is_opening:
+                    request.is_orphan = True
+                elif queue[0] is request:
+                    self.done(request)
+                else:
+                    queue.remove(request)
+
     def node_gone(self, node: str) -> None:
         """By the metadata; its sessions are without a connection."""
         for client_id, owner in list(self._owners.items()):
             if owner.node == node and not owner.recorded:
                 del self._owners[client_id]
         for session in list(self._images.open):
-            if session.owner == node and self._decides(self.home(session.client_id)):
+            if session.owner == node and self.decides_for(session.client_id):
                 self._close(session)
-        self._go_on_without(node)
-
-    def disconnected(self, node: str) -> None:
-        """The link is lost; the node may live."""
         self._go_on_without(node)
 
     def _go_on_without(self, node: str) -> None:
@@ -452,10 +441,13 @@ class Homes:
 
     def _close(self, session: Session) -> None:
         """In place of an owner that is lost. Its will follows when the record has come back."""
-        log_close(self._state, session)
+        log_close(self._state, session, maybe_sent=True)
 
-    def _decides(self, partition: int) -> bool:
+    def decides(self, partition: int) -> bool:
         return self._fabric.leads(partition) and partition not in self._begins_at
+
+    def decides_for(self, client_id: str) -> bool:
+        return self.decides(self.home(client_id))
 
     def start_leading(self, partition: int) -> None:
         self._begins_at[partition] = self._fabric.journal.next_offset[partition]
@@ -471,12 +463,7 @@ class Homes:
         for session in list(self._images.open):
             if self._fabric.is_gone(session.owner) and self.home(session.client_id) == partition:
                 self._close(session)
-        for client_id, kind in list(self._overdue.items()):
-            if self.home(client_id) == partition:
-                del self._overdue[client_id]
-                overdue = self._images.state.sessions.get(client_id)
-                if overdue is not None:
-                    self.due(overdue, kind)
+        self.endings.start_deciding(partition)
         for again in self._early.pop(partition).values():
             again()
         self._asks.add(partition)
@@ -492,14 +479,7 @@ class Homes:
         for client_id in list(self._owners):
             if self.home(client_id) == partition:
                 del self._owners[client_id]
-        for client_id in list(self._published):
-            if self.home(client_id) == partition:
-                del self._published[client_id]
-                self._overdue[client_id] = WILL_DUE
-        for client_id in list(self._ending):
-            if self.home(client_id) == partition:
-                self._ending.discard(client_id)
-                self._overdue[client_id] = SESSION_EXPIRY
+        self.endings.stop_deciding(partition)
 
     def applied(self, record: Record) -> None:
         """A SESSION record is in the images: a session without a connection has its will and its
@@ -507,35 +487,15 @@ class Homes:
         client_id = record.client_id.decode()
         session = self._images.state.sessions.get(client_id)
         if session is None or session.owner:
-            self._overdue.pop(client_id, None)
-            self._ending.discard(client_id)
+            self.endings.forget(client_id)
         if session is not None and session.owner:
-            if self._fabric.is_gone(session.owner) and self._decides(record.partition):
+            if self._fabric.is_gone(session.owner) and self.decides(record.partition):
                 # It went while it was given the session.
                 self._close(session)
         elif session is not None and not self._images.settle_one(session):
-            self.due(session, SESSION_EXPIRY)
-        if self._requests and self._decides(record.partition):
+            self.endings.due(session, SESSION_EXPIRY)
+        if self._requests and self.decides(record.partition):
             self._go_on(client_id)
-
-    def due(self, session: Session, kind: int) -> None:
-        """A timer of an image has fired."""
-        client_id = session.client_id
-        if self.image(client_id) is not session or session.owner:
-            return
-        if not self._decides(self.home(client_id)):
-            self._overdue[client_id] = kind
-            return
-        will = session.will
-        if will is not None and not self._images.has_fired(client_id, session.epoch):
-            # The end is logged behind it: it must not be lost between the two.
-            if kind == SESSION_EXPIRY:
-                self._ending.add(client_id)
-            self._publish(session, will)
-        elif kind == SESSION_EXPIRY:
-            self._ending.discard(client_id)
-            self._state.stats.sessions_expired += 1
-            log_end(self._state, session)
 
     def handle_timers(self) -> None:
         now = self._state.now
@@ -546,6 +506,3 @@ class Homes:
     def timer(self) -> float | None:
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
         return min(due) if due else None
-
-
-IMAGE_TIMERS: Final = (WILL_DUE, SESSION_EXPIRY)

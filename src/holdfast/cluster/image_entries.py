@@ -65,7 +65,7 @@ def _sessions(images: Images, partitions: Container[int]) -> Iterator[Entry | No
             yield None
         home = _home(images, session.client_id)
         if home in partitions and sessions.get(session.client_id) is session:
-            yield home, SNAPSHOT_SESSION, _dump({**images.fields(session), "inbound": []})
+            yield home, SNAPSHOT_SESSION, _dump(images.fields(session))
 
 
 def _inbound(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:

@@ -16,7 +16,6 @@ from itertools import islice
 from typing import Final
 
 from holdfast.cluster.group_images import GroupImages
-from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.node.recovery import (
     SNAPSHOT_GROUP,
@@ -39,6 +38,9 @@ REQUESTS_MAX: Final = 8
 """Of one session. A node asks again within a second, of whoever leads then."""
 SNAPSHOT_EPOCHS: Final = 100
 """JSON: `fired` and `ended`."""
+SNAPSHOT_INBOUND: Final = 101
+"""JSON: what `Images.inbound` has of a client, with epochs. Not a part of its session: that may be
+opened by a record that comes later."""
 
 
 class Images(Recovery):
@@ -53,6 +55,9 @@ class Images(Recovery):
         # that have ended as far as this process knows them.
         self._requests: dict[str, list[int]] = {}
         self._old_requests: OrderedDict[str, list[int]] = OrderedDict()
+        # Clients whose node was lost, with or before their newest connection: of what it had sent
+        # last their cursor does not know.
+        self.maybe_sent: set[str] = set()
         # Per client id the newest session epoch whose will was published.
         self.fired: OrderedDict[str, int] = OrderedDict()
         # Per client id the epoch of the newest session that has ended.
@@ -60,14 +65,19 @@ class Images(Recovery):
         self.groups = GroupImages(state, self.group_positions)
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
-        if kind != SNAPSHOT_EPOCHS:
+        if kind == SNAPSHOT_EPOCHS:
+            fields = json.loads(data)
+            self.fired = OrderedDict(fields["fired"])
+            self.ended = OrderedDict(fields["ended"])
+        elif kind == SNAPSHOT_INBOUND:
+            fields = json.loads(data)
+            self.inbound[fields["client"]] = {
+                (partition, packet_id): epoch for partition, packet_id, epoch in fields["ids"]
+            }
+        else:
             super().apply_snapshot_entry(kind, data)
             if kind == SNAPSHOT_GROUP:
                 self.groups.restore(json.loads(data))
-            return
-        fields = json.loads(data)
-        self.fired = OrderedDict(fields["fired"])
-        self.ended = OrderedDict(fields["ended"])
 
     def _move_cursor(self, record: Record) -> None:
         key = record.client_id.decode()
@@ -142,6 +152,7 @@ class Images(Recovery):
                 # By a leader before, which did not know what the next one has decided.
                 return
             self._note_request(client_id, int(str(fields.get("request", 0))))
+        self._note_sent(before, fields, epoch)
         super()._change_session(fields, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
         if after is not None and self.has_fired(client_id, after.epoch):
@@ -162,6 +173,21 @@ class Images(Recovery):
         else:
             self.born[client_id] = after.epoch
 
+    def _note_sent(self, before: Session | None, fields: dict[str, object], epoch: int) -> None:
+        if before is None or epoch < before.epoch:
+            return
+        client_id = before.client_id
+        operation = fields["op"]
+        if operation == "end" or (operation == "open" and fields["clean"]):
+            self.maybe_sent.discard(client_id)
+        elif operation == "open" and before.owner:
+            self.maybe_sent.add(client_id)
+        elif operation == "close" and not fields.get("maybe_sent"):
+            self.maybe_sent.discard(client_id)
+        elif operation == "close" and before.owner:
+            # Else its node has told more than who closed it, as well, in the node's place.
+            self.maybe_sent.add(client_id)
+
     def _forget_inbound(self, client_id: str, epoch: int) -> None:
         """Of a session that has ended. What a later one sent may have come before."""
         ids = self.inbound.pop(client_id, {})
@@ -175,13 +201,8 @@ class Images(Recovery):
         requests = fields.get("requests", [])
         assert isinstance(requests, list)
         self._requests[session.client_id] = list(requests)
-        inbound = fields["inbound"]
-        assert isinstance(inbound, list)
-        if inbound:
-            self.inbound[session.client_id] = {
-                (int(partition), int(packet_id)): session.epoch for packet_id, partition in inbound
-            }
-        session.inbound = None
+        if fields.get("maybe_sent", True):
+            self.maybe_sent.add(session.client_id)
         return session
 
     def drop(self, session: Session) -> None:
@@ -189,11 +210,12 @@ class Images(Recovery):
         self._forget(session)
         self.born.pop(session.client_id, None)
         self._requests.pop(session.client_id, None)
+        self.maybe_sent.discard(session.client_id)
 
     def restore(self, fields: dict[str, object]) -> Session:
-        """From `fields` of another node, but for the inbound ids. Raises KeyError, ValueError,
-        TypeError or AssertionError for fields that are none."""
-        session = self._restore_session({**fields, "inbound": []})
+        """From `fields` of another node. Raises KeyError, ValueError, TypeError or AssertionError
+        for fields that are none."""
+        session = self._restore_session(fields)
         if self.has_fired(session.client_id, session.epoch):
             session.will = None
         return session
@@ -211,11 +233,12 @@ class Images(Recovery):
         """As another node knows."""
         _remember(self.ended, client_id, epoch, ENDED_MAX)
 
-    def has_inflight(self, client_id: str, place: tuple[int, int]) -> bool:
-        """Is the record (partition, offset) with the session, under a packet id?"""
+    def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
+        """Is the group's record (partition, offset) with the session, under a packet id?"""
         session = self.state.sessions.get(client_id)
         return session is not None and any(
-            (entry.partition, entry.offset) == place for entry in session.inflight.values()
+            (entry.partition, entry.offset) == place and entry.group_tag == group_tag
+            for entry in session.inflight.values()
         )
 
     def settle_one(self, session: Session) -> bool:
@@ -227,19 +250,13 @@ class Images(Recovery):
         return session in self.open or self._rearm(session)
 
     def fields(self, session: Session) -> dict[str, object]:
-        """The session as a snapshot's entry."""
+        """The session as a snapshot's entry, without packet ids of what it sends."""
         if session in self.touched:
             self._settle(session)
         fields = session_fields(self.state, session)
-        born = self.born.get(session.client_id, session.epoch)
-        fields["born"] = born
+        fields["born"] = self.born.get(session.client_id, session.epoch)
         fields["requests"] = self._requests.get(session.client_id, [])
-        ids = self.inbound.get(session.client_id, {})
-        fields["inbound"] = [
-            [packet_id, partition]
-            for (partition, packet_id), epoch in ids.items()
-            if epoch >= born or packet_id == NO_ID
-        ]
+        fields["maybe_sent"] = session.client_id in self.maybe_sent
         return fields
 
     def snapshot(self) -> Iterator[tuple[int, bytes]]:
@@ -248,6 +265,13 @@ class Images(Recovery):
             if self.state.sessions.get(session.client_id) is session:
                 data = json.dumps(self.fields(session), ensure_ascii=False, separators=(",", ":"))
                 yield SNAPSHOT_SESSION, data.encode()
+        for client_id in list(self.inbound):
+            known = self.inbound.get(client_id)
+            if known:
+                ids = [[*place, epoch] for place, epoch in known.items()]
+                inbound = {"client": client_id, "ids": ids}
+                data = json.dumps(inbound, ensure_ascii=False, separators=(",", ":"))
+                yield SNAPSHOT_INBOUND, data.encode()
         for key in list(self.group_positions):
             if key in self.group_positions:
                 place = self.groups.fields(key)
@@ -266,12 +290,3 @@ def _remember(epochs: OrderedDict[str, int], client_id: str, epoch: int, count_m
         epochs.move_to_end(client_id)
         if len(epochs) > count_max:
             epochs.popitem(last=False)
-
-
-STATE_FLAGS: Final = (
-    log_record.FLAG_RETAIN
-    | log_record.FLAG_PACKET_ID
-    | log_record.FLAG_PRODUCER
-    | log_record.FLAG_WILL
-)
-"""Of messages that matter beyond being delivered."""

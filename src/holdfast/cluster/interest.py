@@ -14,7 +14,7 @@ from typing import Final
 from holdfast.cluster.fabric import Fabric, fields_of, number_of
 from holdfast.cluster.promises import Promise, enqueue, settled
 from holdfast.log import record as log_record
-from holdfast.log.record import Batch, BatchBuilder, CorruptBatch
+from holdfast.log.record import Batch, BatchBuilder, CorruptBatch, Record
 from holdfast.mqtt.properties import expiry_of
 from holdfast.node.delivery import deliver, send_group_qos0
 from holdfast.node.routing import find_route
@@ -258,17 +258,17 @@ class Interest:
             self.dropped += 1
             groups = b""
         builder.add(
-            log_record.MESSAGE,
-            log_record.FLAG_RETAIN if message.retain else 0,
-            message.timestamp_us,
-            message.topic,
-            message.publisher,
-            groups,
-            0,
-            0,
-            message.properties,
-            message.payload,
-            False,
+            Record(
+                builder.partition,
+                log_record.MESSAGE,
+                flags=log_record.FLAG_RETAIN if message.retain else 0,
+                timestamp_us=message.timestamp_us,
+                topic=message.topic,
+                client_id=message.publisher,
+                producer=groups,
+                properties=message.properties,
+                payload=message.payload,
+            )
         )
 
     def handle_qos0(self, payload: bytes) -> None:

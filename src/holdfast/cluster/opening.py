@@ -2,13 +2,14 @@
 this node is it no longer.
 
 A resumed session begins only when this node has applied everything that was committed anywhere
-before: what the owner before has acknowledged is then known here too (`Barrier`).
+before (`barriers`): what the owner before has acknowledged is then known here too.
 """
 
 import base64
 import struct
 from typing import Final
 
+from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.fabric import Fabric, fields_of, number_of, text_of
 from holdfast.cluster.homes import Homes
 from holdfast.log.record import Record
@@ -19,7 +20,6 @@ from holdfast.node.recording import log_progress, will_fields
 from holdfast.node.recovery import Recovery
 from holdfast.node.state import NodeState
 from holdfast.replication.kinds import (
-    BARRIER,
     SESSION_CLOSED,
     SESSION_OPEN,
     SESSION_OWNED,
@@ -35,12 +35,12 @@ was held up finds CONNECTs of clients that have gone elsewhere, and must not tak
 ASKING_MAX: Final = 100_000
 """CONNECTs that wait for their session; one that was asked for stays until that is answered."""
 ASK_AGAIN_S: Final = 0.3
-"""After a SESSION_OPEN or BARRIER without an answer."""
+"""After a SESSION_OPEN without an answer."""
 REFUSED_AFTER_S: Final = 2.0
 """So long a CONNECT waits for a majority."""
 
-_REQUEST: Final = struct.Struct("<Q")
-_RESULT: Final = struct.Struct("<HIQ")
+NEVER: Final = float("inf")
+NOTHING: Final = -1
 
 
 class Asking:
@@ -60,15 +60,16 @@ class Asking:
         self.is_asked = False
         # Once it is ours.
         self.answer: dict[str, object] | None = None
-        # Per partition the offset that must be applied here first; -1: its leader has not said.
-        self.barrier: list[int] = []
+        # What must be passed first; NOTHING: it need not wait.
+        self.barrier = NOTHING
         # Where the session goes on.
         self.positions: list[tuple[int, int]] = []
 
 
 class Opener:
-    def __init__(self, state: NodeState, fabric: Fabric, homes: Homes) -> None:
+    def __init__(self, state: NodeState, fabric: Fabric, homes: Homes, barriers: Barriers) -> None:
         self._state = state
+        self._barriers = barriers
         self._fabric = fabric
         self._homes = homes
         self._number = 0
@@ -130,6 +131,9 @@ class Opener:
             "expiry_s": opening.expiry_s,
             "username": asking.connection.username,
         }
+        if asking.connection.state == CLOSED:
+            # It is not to be opened any more, if it was not yet.
+            fields["gone"] = True
         if opening.will is not None:
             fields["will"] = will_fields(opening.will)
         home = self._homes.home(asking.client_id)
@@ -155,11 +159,19 @@ class Opener:
         if fields["lost"]:
             self._give_up(asking)
             return
+        asking.ask_at = NEVER
         if fields["present"]:
-            asking.barrier = [-1] * len(self._fabric.leading)
             asking.positions = _positions(fields["session"])
-            self._ask_barrier(asking)
+        if fields["present"] or not self._is_in_log(asking):
+            asking.barrier = self._barriers.begin(is_patient=True)
         self._finish_if_ready(asking)
+
+    def _is_in_log(self, asking: Asking) -> bool:
+        """Has a record told that this node has the session? Then its home was led by whoever has
+        answered; else that may be a node that leads it no longer, and that does not know a session
+        which is there to be resumed."""
+        opening = asking.opening
+        return opening.clean_start or opening.expiry_s > 0 or opening.will is not None
 
     def _give_up(self, asking: Asking) -> None:
         """The others have taken this node for lost, and closed what it had just opened."""
@@ -180,32 +192,8 @@ class Opener:
         if session is None:
             self._tell_closed(client_id, epoch)
 
-    def _ask_barrier(self, asking: Asking) -> None:
-        asking.ask_at = self._state.now + ASK_AGAIN_S
-        leaders: set[str] = set()
-        journal = self._fabric.journal
-        for partition, known in enumerate(asking.barrier):
-            if known >= 0:
-                continue
-            if self._fabric.leads(partition):
-                asking.barrier[partition] = journal.next_offset[partition]
-            else:
-                leaders.add(self._fabric.leader(partition))
-        request = barrier_request(asking.number)
-        for leader in leaders:
-            self._fabric.send(leader, BARRIER, request)
-
-    def barrier_answered(self, number: int, entries: list[tuple[int, int, int]]) -> None:
-        asking = self.asking.get(number)
-        if asking is None:
-            return
-        for partition, _, offset in entries:
-            if partition < len(asking.barrier) and asking.barrier[partition] < 0:
-                asking.barrier[partition] = offset
-        self._finish_if_ready(asking)
-
     def applied(self) -> None:
-        """Records were applied."""
+        """Records were applied, or a barrier was passed."""
         for asking in list(self.asking.values()):
             if asking.answer is not None:
                 self._finish_if_ready(asking)
@@ -216,20 +204,20 @@ class Opener:
             return
         if not self._fabric.is_whole:
             return
-        delivered = self._state.delivered
-        for partition, offset in enumerate(asking.barrier):
-            if offset < 0 or delivered[partition] < offset:
-                return
+        if asking.barrier != NOTHING and not self._barriers.has_passed(asking.barrier):
+            return
         for partition, offset in asking.positions:
-            if delivered[partition] < offset:
+            if self._state.delivered[partition] < offset:
                 return
         answer = asking.answer
         assert answer is not None
         epoch = number_of(answer, "epoch")
         image = self._homes.image(asking.client_id)
-        if image is not None and image.epoch >= epoch and image.owner != self._fabric.node_id:
-            self._give_up(asking)
-            return
+        if image is not None and image.owner != self._fabric.node_id:
+            is_unknown_there = not answer["present"] and not self._is_in_log(asking)
+            if image.epoch >= epoch or is_unknown_there:
+                self._give_up(asking)
+                return
         self._done(asking)
         session = self._session(answer)
         if answer["present"]:
@@ -247,7 +235,10 @@ class Opener:
         session.will = asking.opening.will
         session.expiry_s = asking.opening.expiry_s
         if session.expiry_s > 0 or session.will is not None:
-            log_close(self._state, session)
+            resumed = asking.answer["session"]
+            # It was sent nothing here.
+            maybe_sent = isinstance(resumed, dict) and bool(resumed.get("maybe_sent"))
+            log_close(self._state, session, maybe_sent=maybe_sent)
         self._tell_closed(session.client_id, session.epoch)
         self._done(asking)
 
@@ -370,11 +361,7 @@ class Opener:
                 text = "no majority of the cluster can be reached"
                 refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
             if asking.ask_at <= self._state.now:
-                if asking.answer is None:
-                    self._ask(asking)
-                else:
-                    self._ask_barrier(asking)
-                    self._finish_if_ready(asking)
+                self._ask(asking)
 
     def timer(self) -> float | None:
         if not self.asking:
@@ -390,27 +377,3 @@ def _positions(session: object) -> list[tuple[int, int]]:
         return decode_cursor(base64.b64decode(str(session["cursor"]))).positions
     except (KeyError, ValueError, struct.error) as error:
         raise BadFrame(f"cursor of a session: {error!r}") from None
-
-
-def barrier_request(number: int) -> bytes:
-    return _REQUEST.pack(number)
-
-
-def barrier_answer(fabric: Fabric, payload: bytes) -> bytes:
-    """Where the partitions end that this node leads. Raises BadFrame."""
-    if len(payload) != _REQUEST.size:
-        raise BadFrame(f"barrier of {len(payload)} bytes")
-    parts = [payload]
-    for partition, epoch in enumerate(fabric.leading):
-        if epoch:
-            parts.append(_RESULT.pack(partition, epoch, fabric.journal.next_offset[partition]))
-    return b"".join(parts)
-
-
-def decode_barrier(payload: bytes) -> tuple[int, list[tuple[int, int, int]]]:
-    """The request, and (partition, epoch, end) each. Raises BadFrame."""
-    try:
-        (number,) = _REQUEST.unpack_from(payload)
-        return number, list(_RESULT.iter_unpack(payload[_REQUEST.size :]))
-    except struct.error as error:
-        raise BadFrame(f"answer to a barrier: {error}") from None

@@ -13,12 +13,14 @@ from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import Forwarding
 from holdfast.cluster.group_wire import Assign, Place, Report, Stock, Tell
 from holdfast.cluster.images import Images
+from holdfast.cluster.promises import Promise, settled
 from holdfast.log.partition import partition_of
 from holdfast.node.delivery import can_send, pump_group
 from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import OPEN
 from holdfast.session.message import Message
 from holdfast.session.session import Session
+from holdfast.session.state import tag_of
 
 LIMIT_MAX: Final = 2000
 """Records of one group at one node, whatever its members could take."""
@@ -27,8 +29,20 @@ FINISHED_MAX: Final = 100_000
 oldest out again."""
 QUEUE_WAIT_S: Final = 0.5
 """How long an assigned record waits for a member that is ready; then others may have it."""
+FINISH_WAIT_S: Final = 5.0
+"""How long a member's PUBREL waits for the coordinator, which logs progress much sooner."""
 ASK_AGAIN_S: Final = 0.1
 """After a TELL without an answer: the next leader may know later than we that it is one."""
+
+
+class Waiting:
+    """A promise that waits until the log says that a group has finished with a record."""
+
+    def __init__(self, key: str, place: Place, promise: Promise, until: float) -> None:
+        self.key = key
+        self.place = place
+        self.promise = promise
+        self.until = until
 
 
 class Share:
@@ -74,7 +88,11 @@ class Shares:
         self._touched: dict[Share, None] = {}
         # With something that `tidy` looks after.
         self._untidy: dict[Share, None] = {}
+        self._waiting: list[Waiting] = []
+        # Of the images, when these were looked through last.
+        self._version = 0
         self._number = 0
+        self._was_unsure = False
         # Per home partition: leader, epoch and number of the last TELL; and whether it was heard.
         self._told: dict[int, tuple[str, int, int]] = {}
         self._untold: dict[int, None] = dict.fromkeys(range(len(fabric.leading)))
@@ -117,6 +135,31 @@ class Shares:
         self._touched[share] = None
         self._untidy[share] = None
 
+    def unfinished(self, session: Session, place: Place) -> list[str]:
+        """Groups of the session of which the log does not say that they have finished with it."""
+        groups = self._images.groups
+        found: list[str] = []
+        for group in session.groups or ():
+            assert isinstance(group, Group)
+            if not groups.is_finished(group.key, *place):
+                found.append(group.key)
+        return found
+
+    def wait(self, key: str, place: Place, promise: Promise) -> None:
+        """The promise waits for that, FINISH_WAIT_S at most: a group that ends tells nothing."""
+        self._waiting.append(Waiting(key, place, promise, self._state.now + FINISH_WAIT_S))
+
+    def _settle_waiting(self) -> None:
+        groups = self._images.groups
+        self._version = groups.version
+        waiting = self._waiting
+        self._waiting = []
+        for each in waiting:
+            if each.until <= self._state.now or groups.is_finished(each.key, *each.place):
+                settled(self._state, each.promise)
+            else:
+                self._waiting.append(each)
+
     def kept(self, key: str, session: Session, place: Place) -> None:
         share = self.shares.get(key)
         if share is None or place not in share.held:
@@ -134,7 +177,7 @@ class Shares:
         had the session by then."""
         if place not in share.held:
             return
-        if self._images.has_inflight(client_id, place):
+        if self._images.has_inflight(client_id, tag_of(share.key), place):
             self._finish(share, place)
         else:
             self._give_back(share, place)
@@ -152,13 +195,23 @@ class Shares:
             place = (message.partition, message.offset)
             if place in share.held:
                 continue
-            if group is None or not group.members:
+            if group is None or not group.members or self._state.is_unsure:
                 share.returned.append(place)
             else:
                 share.held[place] = None
                 group.returned.append(message)
         if group is not None and group.members:
             pump_group(self._state, group)
+
+    def _doubt(self) -> None:
+        """A node that may have been taken for lost keeps nothing for its members: others may have
+        been given it. What comes from the coordinator later comes from one that knows of this node
+        again, or goes back as well."""
+        self._was_unsure = self._state.is_unsure
+        for share in self.shares.values():
+            self._touched[share] = None
+            if self._was_unsure and share.group is not None:
+                self._drain(share, share.group)
 
     # What the coordinator is to know
 
@@ -269,6 +322,10 @@ class Shares:
 
     def flush(self) -> None:
         """Tell what has changed."""
+        if self._waiting and self._version != self._images.groups.version:
+            self._settle_waiting()
+        if self._was_unsure != self._state.is_unsure:
+            self._doubt()
         if self._untold and self._tell_at <= self._state.now:
             self._tell()
         touched = self._touched
@@ -311,6 +368,8 @@ class Shares:
 
     def tidy(self) -> None:
         """Now and then."""
+        if self._waiting:
+            self._settle_waiting()
         untidy = self._untidy
         self._untidy = {}
         for share in untidy:

@@ -87,6 +87,8 @@ class Transfer:
         self._asked: Asked | None = None
         self._ask_at = 0.0
         self._given: dict[str, Given] = {}
+        # False: the log that the images here were made from was damaged.
+        self.may_give = True
         self.received = 0
         self.sent = 0
 
@@ -285,7 +287,7 @@ class Transfer:
             if not 0 <= partition < len(delivered):
                 raise BadFrame(f"asks for images of partition {partition}")
             applied = max(delivered[partition], self._applier.starts[partition])
-            if partition not in self.missing and applied >= needed:
+            if self.may_give and partition not in self.missing and applied >= needed:
                 grants[partition] = applied
         source: Iterator[Entry | None] = iter(())
         if grants:

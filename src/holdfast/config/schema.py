@@ -90,6 +90,8 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Silence after which a node is taken for dead if another node finds so, too."""
     silent_s: Annotated[float, Meta(ge=0.1, le=120)] = 1.0
     """How long a replica may be behind and say nothing before the others go on without it."""
+    disk_stall_s: Annotated[float, Meta(ge=0.1, le=600)] = 3.0
+    """How long one write to the disk may take before the node counts as down until it is done."""
     replace_after_s: Annotated[float, Meta(ge=1, le=604_800)] = 10.0
     """How long a node is dead before its replicas are made anew on other nodes."""
     catch_up_bytes_per_s: Bytes = 67_108_864

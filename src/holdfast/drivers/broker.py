@@ -17,8 +17,8 @@ from holdfast.drivers.disk import JournalWriter, LogReadPool
 from holdfast.drivers.storage import Storage
 from holdfast.drivers.transport import ClientTransport
 from holdfast.log.cursor import LogReader, ReadResult
-from holdfast.log.journal import WriteGroup
 from holdfast.log.record import Record
+from holdfast.log.segment import WriteGroup
 from holdfast.node.effects import (
     CheckPassword,
     Effect,
@@ -76,6 +76,8 @@ class Broker:
         self.timer_at = 0.0
         self.group_in_flight = False
         self.flush_timer: asyncio.TimerHandle | None = None
+        # False: what is read may lack what damage has taken, and nobody shall get it.
+        self.believes_disk = True
         # Reads of what is not in the file yet.
         self.deferred: list[Effect] = []
         self.nobody_left: asyncio.Future[None] | None = None
@@ -212,6 +214,13 @@ class Broker:
                 self.reserve_bytes,
             )
 
+    def accept_publishes(self) -> None:
+        """There is space again."""
+        state = self.node.state
+        if state.disk_full:
+            state.disk_full = False
+            logger.warning("disk_has_space free_bytes=%d", self.writer.space())
+
     def note_disconnected(self) -> None:
         waiter = self.nobody_left
         if waiter is not None and self.node.state.connections == 0 and not waiter.done():
@@ -298,6 +307,8 @@ class Broker:
             if error is not None:
                 self.fail("log_read_failed", error)
                 return
+            if not self.believes_disk:
+                return
             assert isinstance(result, ReadResult)
             self.node.handle_read(
                 effect, result.records, result.positions, result.done, result.lost
@@ -329,6 +340,8 @@ class Broker:
             self.touch()
             if error is not None:
                 self.fail("log_read_failed", error)
+                return
+            if not self.believes_disk:
                 return
             found: list[tuple[int, Record | None]] = result  # type: ignore[assignment]
             self.node.handle_fetched(effect, found)

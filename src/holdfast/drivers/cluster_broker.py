@@ -12,11 +12,15 @@ from holdfast.cluster.member import Member
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.peers import PeerIdentity, PeerLinks
 from holdfast.drivers.raft_writer import RaftWriter
-from holdfast.drivers.storage import Storage
-from holdfast.log.journal import WriteGroup
+from holdfast.drivers.storage import Storage, report_damage
+from holdfast.log.scan import Damage
+from holdfast.log.segment import WriteGroup
 from holdfast.log.watermarks import Checkpoint
 from holdfast.node.state import NodeState
+from holdfast.replication.disk_watch import DiskWatch
 from holdfast.replication.health import Presence
+from holdfast.replication.kinds import HEARTBEAT
+from holdfast.replication.metadata import DATA, ClusterMetadata
 from holdfast.replication.replica_effects import ReadBatches
 
 logger = logging.getLogger("holdfast")
@@ -37,9 +41,11 @@ class ClusterBroker(Broker):
         memory_flush_s: float,
         on_failed: Callable[[BaseException], None],
         on_turn: Callable[[], None],
+        disk_stall_s: float,
     ) -> None:
         """`on_turn`: after a turn in which the cluster's nodes may have changed, or proposals have
-        come back, or a snapshot is wanted; after every one while `is_watched`."""
+        come back, or a snapshot is wanted, or the disk stalls or does so no more, or this node was
+        removed; after every one while `is_watched`. `disk_stall_s`: how long one write may take."""
         super().__init__(
             member.node,
             loop,  # type: ignore[arg-type]
@@ -54,6 +60,15 @@ class ClusterBroker(Broker):
         self.raft: RaftWriter | None = None
         self.directory = storage.directory
         self.on_turn = on_turn
+        storage.opened.store.on_damage = self._found_damage
+        self.disk = DiskWatch(disk_stall_s)
+        self.is_damaged = False
+        """The log has lost, or changed, what was in it. It stays like that."""
+        # Damage was found before it was known whether there are others.
+        self._is_undecided = False
+        self.is_removed = False
+        """From the cluster, and for good: the others have said so."""
+        self._standing_changed = False
         self.is_watched = True
         # When the member's timers are due, as it said last.
         self._member_at = 0.0
@@ -74,6 +89,9 @@ class ClusterBroker(Broker):
     def advance(self) -> None:
         member = self.member
         now = self.node.state.now
+        disk_at = self.disk.timer()
+        if disk_at is not None and disk_at <= now:
+            self._watch_disk(now)
         if self._member_at <= now:
             member.handle_timers(now)
             self._member_at = member.timer()
@@ -82,7 +100,29 @@ class ClusterBroker(Broker):
     def next_timer(self) -> float | None:
         when = self.node.timer()
         member = self._member_at = self.member.timer()
-        return member if when is None or member < when else when
+        if when is None or member < when:
+            when = member
+        disk_at = self.disk.timer()
+        return disk_at if disk_at is not None and disk_at < when else when
+
+    def _watch_disk(self, now: float) -> None:
+        disk = self.disk
+        if self.writer.is_full:
+            disk.journal.waits_for_space(now)
+        if self.raft is not None and self.raft.is_full:
+            disk.metadata.waits_for_space(now)
+        if disk.handle_timers(now):
+            self._tell_disk(now)
+
+    def _tell_disk(self, now: float) -> None:
+        """It stalls, or does not any more."""
+        is_stalled = self.disk.is_stalled
+        self._standing_changed = True
+        if is_stalled:
+            logger.error("disk_stalled stall_s=%g", self.disk.stall_s)
+        else:
+            logger.warning("disk_goes_on")
+        self.member.handle_disk(is_stalled, now)
 
     def finish_turn(self) -> None:
         member = self.member
@@ -97,6 +137,7 @@ class ClusterBroker(Broker):
             persists = member.persists
             member.persists = []
             for write in persists:
+                self.disk.metadata.began(self.node.state.now)
                 self.raft.submit(write)
         if member.reads:
             reads = member.reads
@@ -104,8 +145,17 @@ class ClusterBroker(Broker):
             for read in reads:
                 self._read_batches(read)
         wants_save = member.transfer.wants_save()
-        if member.nodes_changed or member.outcomes or self.is_watched or wants_save:
+        if (
+            member.nodes_changed
+            or member.outcomes
+            or self.is_watched
+            or wants_save
+            or self._standing_changed
+        ):
+            self._standing_changed = False
             self.on_turn()
+        if self._is_undecided:
+            self.distrust_disk()
         self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -144,12 +194,34 @@ class ClusterBroker(Broker):
             return
         self._is_unwritten = False
 
+    def refuse_publishes(self) -> None:
+        was_full = self.node.state.disk_full
+        super().refuse_publishes()
+        if not was_full:
+            self._tell_space(is_full=True)
+
+    def accept_publishes(self) -> None:
+        was_full = self.node.state.disk_full
+        super().accept_publishes()
+        if was_full:
+            self._tell_space(is_full=False)
+
+    def _tell_space(self, *, is_full: bool) -> None:
+        self.touch()
+        self._standing_changed = True
+        self.member.handle_space(is_full, self.node.state.now)
+
     def group_taken(self, group: WriteGroup) -> None:
-        self.member.handle_taken(group, self.node.state.now)
+        now = self.node.state.now
+        self.disk.journal.began(now)
+        self.member.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:
         super().group_written(group)
-        self.member.handle_durable(self.node.state.now)
+        now = self.node.state.now
+        if self.disk.ended(self.disk.journal, now):
+            self._tell_disk(now)
+        self.member.handle_durable(now)
 
     def write_journal(self, at_once: bool) -> None:
         super().write_journal(at_once)
@@ -168,6 +240,8 @@ class ClusterBroker(Broker):
             if error is not None:
                 self.fail("log_read_failed", error)
                 return
+            if not self.believes_disk:
+                return
             assert isinstance(result, list)
             self.member.handle_batches(effect.request, result, self.node.state.now)
 
@@ -175,7 +249,10 @@ class ClusterBroker(Broker):
 
     def raft_written(self) -> None:
         self.touch()
-        self.member.handle_persisted(self.node.state.now)
+        now = self.node.state.now
+        if self.disk.ended(self.disk.metadata, now):
+            self._tell_disk(now)
+        self.member.handle_persisted(now)
 
     def recorded_state(self) -> NodeState:
         return self.images.state
@@ -200,7 +277,12 @@ class ClusterBroker(Broker):
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
         self.touch()
-        self.member.handle_frame(node_id, kind, payload, self.node.state.now)
+        # The process may have been stopped since the turn began, and have read this afterwards.
+        now = self.loop.time()
+        self.member.tick(now)
+        if kind != HEARTBEAT:
+            now = self.node.state.now
+        self.member.handle_frame(node_id, kind, payload, now)
 
     def on_disconnected(self, node_id: str) -> None:
         self.touch()
@@ -210,7 +292,37 @@ class ClusterBroker(Broker):
         self.touch()
         self.member.handle_refused(node_id, self.node.state.now)
 
+    def _found_damage(self, damage: Damage) -> None:
+        """In the thread that reads, before it reports what it has read."""
+        report_damage(damage)
+        self.loop.call_soon_threadsafe(self.distrust_disk)
+
+    def distrust_disk(self) -> None:
+        """The log is damaged. Nothing that is read from it is given to anybody any more, unless
+        there is nobody else who could have it."""
+        metadata = self.member.fabric.metadata
+        self._is_undecided = metadata is None
+        if self.is_damaged or metadata is None or not _has_other_replicas(self.member, metadata):
+            return
+        self.touch()
+        self.is_damaged = self._standing_changed = True
+        self.is_watched = True
+        self.believes_disk = False
+        logger.error("node_damaged text='it gives up what it leads and serves nobody'")
+        self.member.handle_damage(self.node.state.now)
+
+    def on_removed(self) -> None:
+        if not self.is_removed:
+            self.touch()
+            self.is_removed = self._standing_changed = True
+            logger.error("node_removed text='the others go on without this node: stop it'")
+
     def close(self) -> None:
         if self.raft is not None:
             self.raft.close()
         super().close()
+
+
+def _has_other_replicas(member: Member, metadata: ClusterMetadata) -> bool:
+    own = member.meta.node_id
+    return any(node != own and info.role == DATA for node, info in metadata.nodes.items())

@@ -17,7 +17,12 @@ from holdfast.drivers.peer_complaints import Complaints
 from holdfast.drivers.peer_dialing import Dialer, connect
 from holdfast.drivers.peer_link import CLOSE_TIMEOUT_S, PeerLink, PeerMetrics, failure
 from holdfast.drivers.peer_listening import PeerListener
-from holdfast.security.peer_handshake import NONCE_BYTES, PeerIdentity, Refusal
+from holdfast.security.peer_handshake import (
+    NONCE_BYTES,
+    REMOVED_THERE,
+    PeerIdentity,
+    Refusal,
+)
 
 __all__ = ["PeerAuth", "PeerHandler", "PeerIdentity", "PeerLinks", "PeerMetrics"]
 
@@ -44,6 +49,9 @@ class PeerHandler(Protocol):
 
     def on_refused(self, node_id: str) -> None:
         """The node is not connected and nobody listens at its address. Each time it is dialled."""
+
+    def on_removed(self) -> None:
+        """Another node knows that this one was removed from the cluster. Each time it says so."""
 
 
 class PeerLinks:
@@ -375,6 +383,8 @@ class PeerLinks:
         if refusal is None or self._stopped:
             return None
         self._count(refusal.reason)
+        if refusal.reason == REMOVED_THERE:
+            self._handler.on_removed()
         return None if refusal.quiet else refusal
 
     def _count(self, reason: str) -> None:

@@ -3,30 +3,12 @@
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import PUBREL
-from holdfast.node.catching_up import continue_reading, send_unsent
+from holdfast.node.catching_up import continue_reading, hold_pubrel, send_unsent
 from holdfast.node.delivery import log_changes, note_group_progress, note_progress, pump
 from holdfast.node.retained import continue_scans
-from holdfast.node.state import Group, Held, NodeState
-from holdfast.session.connection import OPEN, Connection
+from holdfast.node.state import Group, NodeState
+from holdfast.session.connection import Connection
 from holdfast.session.session import RECEIVED, Inflight, Session
-
-
-class HeldPubrel(Held):
-    """PUBREL of a durable session: the log must know that the client has the message, or a crash
-    would send it again as a new one."""
-
-    def __init__(self, connection: Connection, packet_id: int) -> None:
-        super().__init__(connection)
-        self.packet_id = packet_id
-
-    def release(self, state: NodeState) -> None:
-        connection = self.connection
-        assert connection is not None
-        if connection.state == OPEN:
-            connection.send(
-                encode_ack(PUBREL, self.packet_id, reasons.SUCCESS, connection.version),
-                state.dirty,
-            )
 
 
 def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
@@ -63,7 +45,7 @@ def handle_pubrec(
         session.note_change(packet_id, entry)
         log_changes(state, session)
     # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
-    state.hold(HeldPubrel(connection, packet_id))
+    hold_pubrel(state, connection, session, packet_id, entry)
 
 
 def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
@@ -82,7 +64,7 @@ def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight)
         note_group_progress(state, entry.group)
         if state.cluster is not None:
             state.cluster.group_finished(entry.group, entry.partition, entry.offset)
-    if session.replaying and not entry.is_retained and entry.group is None:
+    if session.replaying and not entry.is_retained and not entry.group_tag:
         session.note_done(entry.partition, entry.offset)
     if session.expiry_s > 0:
         if entry.logged:

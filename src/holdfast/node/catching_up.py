@@ -23,11 +23,11 @@ from holdfast.node.delivery import (
 )
 from holdfast.node.effects import FetchInflight, ReadLog
 from holdfast.node.routing import may_read, subscription_for
-from holdfast.node.state import Group, NodeState
+from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
-from holdfast.session.session import RECEIVED, Session
+from holdfast.session.session import RECEIVED, Inflight, Session
 
 READ_RECORDS_MAX = 500
 READ_BYTES_MAX = 1 << 20
@@ -145,7 +145,7 @@ def _queue_for_session(state: NodeState, session: Session, records: list[Record]
     known = {
         (entry.partition, entry.offset)
         for entry in session.inflight.values()
-        if not entry.is_retained
+        if not entry.is_retained and not entry.group_tag
     }
     if session.done is not None:
         known |= session.done
@@ -200,14 +200,42 @@ def resume(state: NodeState, session: Session, connection: Connection) -> None:
     wanted: list[tuple[int, int, int]] = []
     for packet_id, entry in session.inflight.items():
         if entry.state == RECEIVED:
-            connection.send(
-                encode_ack(PUBREL, packet_id, reasons.SUCCESS, connection.version), state.dirty
-            )
+            hold_pubrel(state, connection, session, packet_id, entry)
         else:
             wanted.append((packet_id, entry.partition, entry.offset))
     if wanted:
         session.resuming = True
         state.effects.append(FetchInflight(session, connection, wanted))
+
+
+class HeldPubrel(Held):
+    """PUBREL of a durable session: the log must know that the client has the message, or a crash
+    would send it again as a new one."""
+
+    def __init__(self, connection: Connection, packet_id: int) -> None:
+        super().__init__(connection)
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
+            connection.send(
+                encode_ack(PUBREL, self.packet_id, reasons.SUCCESS, connection.version),
+                state.dirty,
+            )
+
+
+def hold_pubrel(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """A member of a shared group keeps the id until the log says that the group has finished with
+    the message: with neither in the log, another member would get it."""
+    held = HeldPubrel(connection, packet_id)
+    if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
+        state.cluster.hold_for_groups(held, session, entry.partition, entry.offset)
+    else:
+        state.hold(held)
 
 
 def handle_fetched(

@@ -9,10 +9,10 @@ from holdfast.mqtt.encode import encode
 from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Connack, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
-from holdfast.node.publishing import publish_will
 from holdfast.node.recording import log_progress
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
 from holdfast.node.subscribing import leave_group, remove_subscription
+from holdfast.node.wills import publish_will
 from holdfast.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.session.session import NEVER_EXPIRES, Session
 
@@ -47,14 +47,7 @@ def refuse(
             data = encode(Connack(False, reason, needed), connection.version)
         connection.send(data, state.dirty)
     connection.state = CLOSED
-    connection.closing = True
-    mark_dirty(state, connection)
-
-
-def mark_dirty(state: NodeState, connection: Connection) -> None:
-    if not connection.dirty:
-        connection.dirty = True
-        state.dirty.append(connection)
+    connection.close(state.dirty)
 
 
 def close_connection(
@@ -127,8 +120,7 @@ def handle_connection_lost(state: NodeState, connection: Connection) -> None:
 
 def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
     connection.state = CLOSED
-    connection.closing = True
-    mark_dirty(state, connection)
+    connection.close(state.dirty)
     session = connection.session
     if not isinstance(session, Session) or session.connection is not connection:
         return
@@ -140,7 +132,7 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
         # The leader of the session's home publishes its will, and ends it if it does not last.
         log_progress(state)
         if session.expiry_s > 0 or session.will is not None:
-            log_close(state, session)
+            log_close(state, session, maybe_sent=session.maybe_sent is not None)
         elif session.recorded:
             log_end(state, session)
         state.cluster.session_detached(session)
@@ -165,23 +157,18 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
         session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
 
 
-def log_close(state: NodeState, session: Session) -> None:
-    append_state(
-        state,
-        log_record.SESSION,
-        session.key,
-        json.dumps(
-            {
-                "op": "close",
-                "client": session.client_id,
-                "expiry_s": session.expiry_s,
-                "will": session.will is not None,
-            },
-            ensure_ascii=False,
-            separators=(",", ":"),
-        ).encode(),
-        session.epoch,
-    )
+def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
+    """`maybe_sent`: the session was sent messages of which its cursor in the log does not know."""
+    fields: dict[str, object] = {
+        "op": "close",
+        "client": session.client_id,
+        "expiry_s": session.expiry_s,
+        "will": session.will is not None,
+    }
+    if maybe_sent:
+        fields["maybe_sent"] = True
+    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
 def _settle_cursor(state: NodeState, session: Session) -> None:
@@ -197,6 +184,9 @@ def _settle_cursor(state: NodeState, session: Session) -> None:
     if session.reading:
         session.cancel_read()
     if session.tailing:
+        if not session.outbox:
+            # All there was is inflight, or done.
+            session.maybe_sent = None
         session.fall_behind(state.delivered)
     elif session.outbox:
         session.positions = session.resume_positions(state.delivered)

@@ -1,5 +1,7 @@
 """CONNECT to CONNACK: validation, authentication, session open or takeover."""
 
+from typing import Final
+
 from holdfast.log import record as log_record
 from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
@@ -25,6 +27,13 @@ from holdfast.session.connection import (
 from holdfast.session.session import Session, Will
 from holdfast.topics.names import InvalidTopic, decode_topic
 
+SEQUENCES_ASKED: Final = ("hf-seq", "?")
+"""A user property of CONNECT: does this broker look at producer sequences?"""
+SEQUENCES_KNOWN: Final = ("hf-seq", "1")
+"""The answer in CONNACK. Other brokers give none."""
+ROOMY_PACKET_BYTES: Final = 1024
+"""A client that takes packets of this size has room for the answer."""
+
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
     connection.version = packet.protocol_level
@@ -39,7 +48,7 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
         return
     if state.redirect:
-        text = "this node is being drained"
+        text = "this node takes no clients"
         refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, state.redirect)
         return
     if state.connections > state.config.connections:
@@ -393,6 +402,11 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
         if number(given, p.REQUEST_RESPONSE_INFORMATION, 0) == 1:
             # A topic prefix of the client's own for its response topics (section 4.10.1).
             answer[p.RESPONSE_INFORMATION] = f"responses/{connection.client_id}"
+        pairs = given.get(p.USER_PROPERTY)
+        is_asked = isinstance(pairs, list) and SEQUENCES_ASKED in pairs
+        # [MQTT-3.2.2-20]
+        if is_asked and connection.packet_bytes_max >= ROOMY_PACKET_BYTES:
+            answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN]
     connection.receive_maximum = receive_maximum
     session.inflight_max = min(receive_maximum, config.inflight_max)
     connection.keep_alive_s = float(keep_alive_s)

@@ -7,6 +7,7 @@ instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and coun
 
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
 from holdfast.node.state import PROGRESS, Group, Held, NodeState, Route
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
@@ -200,6 +201,7 @@ def send_inflight(
     entry = Inflight(message.partition, message.offset, qos, is_retained)
     if group is not None:
         entry.group = group
+        entry.group_tag = group.tag
         entry.message = message
     elif is_retained:
         entry.message = message
@@ -428,16 +430,12 @@ def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch:
     """A record of derived state, in the home partition of `key` (client id or group key). `epoch`:
     of the session; a record with a lower one than the session has by then counts for nothing."""
     state.append(
-        partition_of(key, state.config.partitions),
-        kind,
-        0,
-        state.wall_us,
-        b"",
-        key,
-        b"",
-        0,
-        epoch,
-        b"",
-        payload,
-        True,
+        Record(
+            partition_of(key, state.config.partitions),
+            kind,
+            timestamp_us=state.wall_us,
+            client_id=key,
+            sequence=epoch,
+            payload=payload,
+        )
     )

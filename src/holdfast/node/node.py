@@ -304,13 +304,14 @@ class Node:
         self.state.closing = True
         self._send_away("shutting down", server_reference)
 
-    def redirect(self, server_reference: str) -> None:
-        """Send all clients, and those that come, to other servers from now on; "": not any more."""
+    def redirect(self, server_reference: str, text: str) -> None:
+        """Send all clients, and those that come, to other servers from now on; "": not any more.
+        `text`: why."""
         state = self.state
         if state.redirect != server_reference:
             state.redirect = server_reference
             if server_reference:
-                self._send_away("this node is being drained", server_reference)
+                self._send_away(text, server_reference)
 
     def _send_away(self, text: str, server_reference: str) -> None:
         state = self.state

@@ -14,7 +14,7 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Batch, BatchBuilder, Record
 from holdfast.node.catching_up import message_of
 from holdfast.node.closing import drop_session, end_session
-from holdfast.node.publishing import set_retained
+from holdfast.node.held_publish import set_retained
 from holdfast.node.recording import group_positions, is_durable_group, will_fields, will_from
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.node.subscribing import add_subscription, remove_subscription, subscription_fields
@@ -264,8 +264,7 @@ class Recovery:
         Raises KeyError, ValueError, TypeError or AssertionError for fields that are none."""
         session = self._restore_session(fields)
         self._settle(session)
-        if fields["open"]:
-            # Its node is gone; of what it was sent last the log does not know.
+        if fields.get("maybe_sent", True):
             session.maybe_sent = list(self.state.delivered)
         return session
 
@@ -450,16 +449,15 @@ def retained_entry(message: Message) -> bytes:
     """Of kind SNAPSHOT_RETAINED."""
     builder = BatchBuilder(message.partition, message.offset)
     builder.add(
-        log_record.MESSAGE,
-        message.qos | log_record.FLAG_RETAIN,
-        message.timestamp_us,
-        message.topic,
-        message.publisher,
-        b"",
-        0,
-        0,
-        message.properties,
-        message.payload,
-        True,
+        Record(
+            builder.partition,
+            log_record.MESSAGE,
+            flags=message.qos | log_record.FLAG_RETAIN,
+            timestamp_us=message.timestamp_us,
+            topic=message.topic,
+            client_id=message.publisher,
+            properties=message.properties,
+            payload=message.payload,
+        )
     )
     return builder.build(0)

@@ -8,6 +8,7 @@ starts again from there. docs/producers.md has the whole contract.
 from typing import Final
 
 from holdfast.log import record as log_record
+from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.publish import Publish
@@ -189,19 +190,28 @@ def _bind(
 
 def _append_owner(state: NodeState, sequencer: Sequencer, partition: int, owner: str) -> None:
     state.append(
-        partition,
-        log_record.PRODUCER,
-        log_record.FLAG_PRODUCER,
-        state.wall_us,
-        b"",
-        owner.encode(),
-        sequencer.producer_id,
-        sequencer.epoch,
-        sequencer.sequence,
-        b"",
-        b"",
-        True,
+        Record(
+            partition,
+            log_record.PRODUCER,
+            flags=log_record.FLAG_PRODUCER,
+            timestamp_us=state.wall_us,
+            client_id=owner.encode(),
+            producer=sequencer.producer_id,
+            producer_epoch=sequencer.epoch,
+            sequence=sequencer.sequence,
+        )
     )
+
+
+def note_refused(state: NodeState, connection: Connection, record: Record) -> None:
+    """If its producer has numbered the message: nothing later of the producer is taken on this
+    connection before it."""
+    if not record.flags & log_record.FLAG_PRODUCER:
+        return
+    sequencer = sequencer_of(connection)
+    if not sequencer.note_refused(record.producer, record.producer_epoch, record.sequence):
+        # A new connection starts without holes, and its client where it was.
+        connection.close(state.dirty)
 
 
 def _note_evicted(state: NodeState, evicted: int) -> None:

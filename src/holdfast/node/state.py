@@ -21,6 +21,7 @@ from holdfast.security.enhanced import Factory
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
 from holdfast.session.session import Session, Subscription
+from holdfast.session.state import tag_of
 from holdfast.topics.retained import RetainedTrie
 from holdfast.topics.trie import SubscriptionTrie
 
@@ -62,21 +63,7 @@ class Cluster:
     """What a node of a cluster has done elsewhere; a node alone has none of it. Records go to the
     leaders of their partitions, so nobody knows their offsets yet."""
 
-    def append(
-        self,
-        partition: int,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        state: bool,
-    ) -> None:
+    def append(self, record: Record) -> None:
         raise NotImplementedError
 
     def hold(self, held: Held) -> None:
@@ -139,6 +126,11 @@ class Cluster:
         state, as far as that is appended, and no concern of the group any more."""
         raise NotImplementedError
 
+    def hold_for_groups(self, held: Held, session: Session, partition: int, offset: int) -> None:
+        """As `hold`, and not before the log says that the groups of the session have finished with
+        the record."""
+        raise NotImplementedError
+
     def hold_for_interest(self, held: Held) -> None:
         """Release `held` once the other nodes know every filter told so far, behind everything
         promised to its connection before."""
@@ -157,6 +149,7 @@ class Group(Cursor):
         self.name = name
         self.filter = filter
         self.key = f"$share/{name}/{filter}"
+        self.tag = tag_of(self.key)
         self.members: dict[Session, Subscription] = {}
         self.turn = 0
         self.returned: deque[object] = deque()
@@ -269,52 +262,11 @@ class NodeState:
     def note(self, level: str, event: str, fields: dict[str, object]) -> None:
         self.effects.append(Note(level, event, fields))
 
-    def append(
-        self,
-        partition: int,
-        kind: int,
-        flags: int,
-        timestamp_us: int,
-        topic: bytes,
-        client_id: bytes,
-        producer: bytes,
-        producer_epoch: int,
-        sequence: int,
-        properties: bytes,
-        payload: bytes,
-        state: bool,
-    ) -> int:
+    def append(self, record: Record) -> int:
         """See Journal.append. Returns -1 in a cluster."""
-        cluster = self.cluster
-        if cluster is None:
-            return self.journal.append(
-                partition,
-                kind,
-                flags,
-                timestamp_us,
-                topic,
-                client_id,
-                producer,
-                producer_epoch,
-                sequence,
-                properties,
-                payload,
-                state,
-            )
-        cluster.append(
-            partition,
-            kind,
-            flags,
-            timestamp_us,
-            topic,
-            client_id,
-            producer,
-            producer_epoch,
-            sequence,
-            properties,
-            payload,
-            state,
-        )
+        if self.cluster is None:
+            return self.journal.append(record)
+        self.cluster.append(record)
         return -1
 
     def hold(self, held: Held) -> None:

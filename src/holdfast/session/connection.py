@@ -84,3 +84,10 @@ class Connection:
         if not self.dirty:
             self.dirty = True
             dirty.append(self)
+
+    def close(self, dirty: "list[Connection]") -> None:
+        """Let the driver close the socket once what is queued is written."""
+        self.closing = True
+        if not self.dirty:
+            self.dirty = True
+            dirty.append(self)

@@ -34,6 +34,8 @@ class Inflight:
         self.is_retained = is_retained
         self.state = SENT
         self.logged = False
+        # Of a shared group's record, for as long as it is inflight: see session.state.tag_of.
+        self.group_tag = 0
         # For a shared group's record: whose it is, and the message so that it can be handed on.
         self.group: object | None = None
         self.message: Message | None = None

@@ -5,8 +5,10 @@ packed, since an active durable session writes up to twenty a second::
 
     u16 positions, u16 entries
     positions * (u16 partition, u64 next offset to read)
-    entries * (u16 packet id, u8 operation, u8 qos, u8 retained, u16 partition, u64 offset)
+    entries * (u16 packet id, u8 operation, u8 qos, u8 source, u16 partition, u64 offset)
 
+source: 0 what a subscription of the session's own has matched, 1 retained when it subscribed, else
+the tag of the shared group that the record was given by.
 operation: 0 the packet id is free, 3 the offset was finished though no logged position has passed
 it (the packet id is 0), otherwise the Inflight state. Every field sets one key to a value, so
 replaying records that a snapshot already contains changes nothing.
@@ -14,6 +16,7 @@ replaying records that a snapshot already contains changes nothing.
 
 import struct
 from typing import Final
+from zlib import crc32
 
 from holdfast.session.session import Inflight
 
@@ -23,6 +26,16 @@ _ENTRY: Final = struct.Struct("<HBBBHQ")
 
 FREE: Final = 0
 DONE: Final = 3
+
+RETAINED: Final = 1
+TAG_MIN: Final = 2
+TAGS: Final = 254
+
+
+def tag_of(group: str) -> int:
+    """Tells the groups of one session apart, by their keys, mostly: two of them that have the same
+    one and match the same topics may take each other's records for their own after a failure."""
+    return TAG_MIN + crc32(group.encode()) % TAGS
 
 
 class CursorState:
@@ -54,7 +67,7 @@ def encode_cursor(
                     packet_id,
                     entry.state,
                     entry.qos,
-                    1 if entry.is_retained else 0,
+                    RETAINED if entry.is_retained else entry.group_tag,
                     entry.partition,
                     entry.offset,
                 )
@@ -74,14 +87,16 @@ def decode_cursor(payload: bytes) -> CursorState:
         cursor.positions.append((partition, offset))
         at += _POSITION.size
     for _ in range(entry_count):
-        packet_id, state, qos, retained, partition, offset = _ENTRY.unpack_from(payload, at)
+        packet_id, state, qos, source, partition, offset = _ENTRY.unpack_from(payload, at)
         at += _ENTRY.size
         if state == FREE:
             cursor.inflight.append((packet_id, None))
         elif state == DONE:
             cursor.done.append((partition, offset))
         else:
-            entry = Inflight(partition, offset, qos, retained == 1)
+            entry = Inflight(partition, offset, qos, source == RETAINED)
+            if source >= TAG_MIN:
+                entry.group_tag = source
             entry.state = state
             entry.logged = True
             cursor.inflight.append((packet_id, entry))

@@ -1,0 +1,91 @@
+"""What the broker's node asks of its cluster, handed on to the parts of the member."""
+
+from typing import Final
+
+from holdfast.cluster.forwarding import PENDING_BYTES_MAX
+from holdfast.cluster.parts import Parts
+from holdfast.cluster.promises import Promise, enqueue
+from holdfast.log.record import Record
+from holdfast.mqtt import reasons
+from holdfast.node.state import Cluster, Group, Held
+from holdfast.session.connection import Connection
+from holdfast.session.message import Message
+from holdfast.session.session import Session
+
+UNAVAILABLE_S: Final = 2.0
+"""Without a majority for so long, a node refuses what it would have to promise."""
+
+
+class NodeSide(Cluster):
+    def __init__(self, parts: Parts) -> None:
+        self._state = parts.state
+        self._fabric = parts.fabric
+        self._forwarding = parts.forwarding
+        self._interest = parts.interest
+        self._opener = parts.opener
+        self._shares = parts.groups.shares
+        self._coordinator = parts.groups.coordinator
+
+    def append(self, record: Record) -> None:
+        self._forwarding.append(record)
+
+    def hold(self, held: Held) -> None:
+        self._forwarding.hold(held)
+
+    def hold_reply(self, held: Held) -> None:
+        enqueue(self._state, Promise(held))
+
+    def hold_for_groups(self, held: Held, session: Session, partition: int, offset: int) -> None:
+        place = (partition, offset)
+        groups = self._shares.unfinished(session, place)
+        promise = self._forwarding.hold(held, len(groups))
+        for key in groups:
+            self._shares.wait(key, place, promise)
+
+    def hold_for_interest(self, held: Held) -> None:
+        self._interest.hold(held)
+
+    def refusal(self, partition: int) -> int:
+        if self._state.now > self._fabric.majority_at + UNAVAILABLE_S:
+            return reasons.QUOTA_EXCEEDED
+        return 0
+
+    def is_congested(self, part: int) -> bool:
+        return (
+            self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
+            or self._fabric.journal.pending_bytes > self._state.config.pending_bytes_max // part
+        )
+
+    def spread(self, message: object, topic: str) -> None:
+        assert isinstance(message, Message)
+        self._interest.spread(message, topic)
+
+    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+        self._opener.open_session(connection, client_id, opening)
+
+    def session_detached(self, session: Session) -> None:
+        self._opener.detached(session)
+
+    def subscribed(self, filter: str) -> None:
+        self._interest.subscribed(filter)
+
+    def unsubscribed(self, filter: str) -> None:
+        self._interest.unsubscribed(filter)
+
+    def group_changed(self, group: Group) -> None:
+        self._shares.changed(group)
+
+    def group_record(self, group: Group, message: object) -> None:
+        assert isinstance(message, Message)
+        self._coordinator.record(group, message)
+
+    def group_read(
+        self, group: Group, records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        self._coordinator.handle_read(group, records, positions, done)
+
+    def group_finished(self, group: Group, partition: int, offset: int) -> None:
+        self._shares.finished(group.key, (partition, offset))
+
+    def group_kept(self, group: Group, session: Session, partition: int, offset: int) -> None:
+        self._shares.kept(group.key, session, (partition, offset))

@@ -1,0 +1,124 @@
+"""The parts of a member, put together."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from holdfast.cluster.admission import Admission
+from holdfast.cluster.alignment import Alignment
+from holdfast.cluster.applying import Applier, ApplyingLog
+from holdfast.cluster.barriers import Barriers
+from holdfast.cluster.doubt import Doubt
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import Forwarding
+from holdfast.cluster.groups import Groups
+from holdfast.cluster.homes import Homes
+from holdfast.cluster.images import Images
+from holdfast.cluster.interest import Interest
+from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
+from holdfast.cluster.opening import Opener
+from holdfast.cluster.space import Space
+from holdfast.cluster.transfer import Transfer
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.node import Node
+from holdfast.node.state import NodeState
+from holdfast.replication.commands import ChangePartitions
+from holdfast.replication.controller import ControllerConfig
+from holdfast.replication.detector import Detector, DetectorConfig
+from holdfast.replication.health import Presence
+from holdfast.replication.metastore import MetaStore
+from holdfast.replication.replica_config import ReplicationConfig
+from holdfast.replication.replication import Replication
+
+
+@dataclass(frozen=True)
+class MemberConfig:
+    detector: DetectorConfig
+    controller: ControllerConfig
+    replication: ReplicationConfig
+    is_witness: bool = False
+    """It votes on the metadata, and follows no partition."""
+
+
+class Parts:
+    def __init__(
+        self,
+        node: Node,
+        images: Images,
+        journal: Journal,
+        meta: MetaStore,
+        presence: Presence,
+        config: MemberConfig,
+        random: Callable[[], float],
+        now: float,
+        lacking: Iterable[int] = (),
+    ) -> None:
+        """`node`: the broker's, without sessions; `images`: as recovered up to the journal's high
+        watermarks, `lacking`: but for these partitions. `random`: from 0 to below 1."""
+        self.node = node
+        self.state: NodeState = node.state
+        self.images = images
+        self.meta = meta
+        self.presence = presence
+        self.config = config
+        self.log = ApplyingLog(journal)
+        self.fabric = Fabric(meta.node_id, journal)
+        self.fabric.majority_at = now
+        self.replication = Replication(
+            meta.node_id, self.log, replace(config.replication, holds_restarted=True)
+        )
+        self.detector = Detector(meta.node_id, presence, config.detector, now)
+        self.admission = Admission(self.state, self.fabric, images, self.replication.may_append)
+        self.forwarding = Forwarding(self.state, self.fabric, self.admission)
+        self.admission.forwarding = self.forwarding
+        self.alignment = Alignment(self.fabric, self.forwarding, self.replication)
+        self.metadata_reads = MetadataReads(self._propose_nothing)
+        self.barriers = Barriers(self.state, self.fabric, self.metadata_reads)
+        self.homes = Homes(self.state, self.fabric, images, self.barriers)
+        self.opener = Opener(self.state, self.fabric, self.homes, self.barriers)
+        self.interest = Interest(self.state, self.fabric)
+        self.groups = Groups(self.state, self.fabric, self.forwarding, images, self.barriers)
+        held_s = config.detector.suspect_s
+        self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * held_s)
+        self.doubt = Doubt(
+            self.state,
+            self.fabric,
+            self.barriers,
+            self.detector.acknowledged_at,
+            lambda: meta.leader_id,
+            held_s,
+            now,
+        )
+        self.applier = Applier(
+            self.state,
+            images,
+            self.log,
+            self.forwarding.pending,
+            self.forwarding.settle,
+            self._session_applied,
+        )
+        self.transfer = Transfer(self.state, self.fabric, images, self.applier)
+        self.space = Space(self.fabric, self.replication, self.transfer)
+        # The newest messages that are retained and the producers are those of the images.
+        node.state.retained = images.state.retained
+        node.state.producers = images.state.producers
+        images.state.delivered = node.state.delivered
+        for partition in lacking:
+            self.replication.hold(partition)
+            self.transfer.missing.add(partition)
+        self.fabric.is_whole = self.transfer.is_whole
+        self.forwarding.begin_at(int(random() * (1 << 31)))
+        self.opener.begin_at(int(random() * (1 << 52)))
+        self.barriers.begin_at(int(random() * (1 << 52)))
+
+    def _propose_nothing(self, now: float) -> int:
+        return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING
+
+    def _session_applied(self, record: Record) -> None:
+        """A SESSION record, or a will."""
+        if record.kind == log_record.SESSION:
+            self.homes.applied(record)
+            self.opener.session_changed(record)
+        else:
+            self.homes.will_applied(record)

@@ -1,0 +1,182 @@
+"""What follows from an inbound message when its record is committed: the retained update, delivery,
+and the acknowledgement, or what takes its place."""
+
+from holdfast.log import record as log_record
+from holdfast.log.record import Record
+from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode, encode_ack
+from holdfast.mqtt.packets import PUBACK, PUBREC, Ack, Properties
+from holdfast.mqtt.properties import REASON_STRING
+from holdfast.node.catching_up import message_of
+from holdfast.node.delivery import deliver
+from holdfast.node.routing import find_route
+from holdfast.node.sequencing import note_refused
+from holdfast.node.state import Held, NodeState, Route
+from holdfast.session.connection import CLOSED, Connection
+from holdfast.session.message import Message
+from holdfast.session.session import Session
+
+
+def acknowledgement(qos: int) -> int:
+    """The packet type that says a message is stored."""
+    return PUBACK if qos == 1 else PUBREC
+
+
+class HeldPublish(Held):
+    """A message whose record is appended and not yet committed."""
+
+    def __init__(
+        self, record: Record, route: Route, connection: Connection | None, packet_id: int
+    ) -> None:
+        super().__init__(connection)
+        self.record = record
+        self.route = route
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        record = self.record
+        route = self.route
+        if route.version != state.route_version:
+            route = find_route(state, record.topic)
+        is_retained = record.flags & log_record.FLAG_RETAIN != 0
+        receivers = 0
+        if is_retained or route.targets or route.groups:
+            message = message_of(record)
+            if is_retained:
+                set_retained(state, route.topic, message)
+            receivers = deliver(state, route, message)
+        state.delivered[record.partition] = record.offset + 1
+        connection = self.connection
+        if connection is not None and connection.state != CLOSED:
+            reason = reasons.SUCCESS
+            if receivers == 0 and connection.version >= 5:
+                reason = reasons.NO_MATCHING_SUBSCRIBERS
+            packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
+            if packet_type == PUBACK:
+                # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+                connection.unacknowledged -= 1
+            connection.send(
+                encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
+            )
+
+
+class HeldAck(Held):
+    """PUBACK or PUBREC for a message whose record went to the leader of its partition; delivered
+    here, and retained, it is when its record comes back committed."""
+
+    def __init__(
+        self, connection: Connection, record: Record, packet_id: int, is_repeated: bool
+    ) -> None:
+        """`is_repeated`: a QoS 2 message that was sent before, maybe to another node."""
+        super().__init__(connection)
+        self.record = record
+        self.packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
+        self.packet_id = packet_id
+        self.is_repeated = is_repeated
+
+    def release(self, state: NodeState) -> None:
+        self._answer(state, reasons.SUCCESS, "")
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        connection = self.connection
+        assert connection is not None
+        session = connection.session
+        if (
+            self.packet_type == PUBREC
+            and isinstance(session, Session)
+            and session.inbound is not None
+        ):
+            session.inbound.pop(self.packet_id, None)
+        state.stats.refused_unavailable += 1
+        if reason == reasons.QUOTA_EXCEEDED:
+            note_refused(state, connection, self.record)
+        self._answer(state, reason, text)
+
+    def _answer(self, state: NodeState, reason: int, text: str) -> None:
+        connection = self.connection
+        assert connection is not None
+        if self.packet_type == PUBACK or reason >= 0x80:
+            # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+            connection.unacknowledged -= 1
+        if connection.state == CLOSED:
+            return
+        is_kept = connection.version < 5 or self.is_repeated
+        if is_kept and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
+            # MQTT 3 has no negative acknowledgement: the client keeps what was not answered. So it
+            # must if an earlier copy may still be stored: refused, it would be sent anew.
+            connection.close(state.dirty)
+            return
+        connection.send(
+            encode_refusal(connection, self.packet_type, self.packet_id, reason, text), state.dirty
+        )
+
+
+class HeldRetained(Held):
+    """The retained update of a QoS 0 message."""
+
+    def __init__(self, message: Message, topic: str) -> None:
+        super().__init__()
+        self.message = message
+        self.topic = topic
+
+    def release(self, state: NodeState) -> None:
+        set_retained(state, self.topic, self.message)
+
+
+class HeldReply(Held):
+    """Bytes for a client, kept behind the promises made to it before."""
+
+    def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
+        super().__init__(connection)
+        self.data = data
+        self.acknowledges = acknowledges
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        if self.acknowledges:
+            connection.unacknowledged -= 1
+        if connection.state != CLOSED:
+            connection.send(self.data, state.dirty)
+
+
+class HeldRefusal(HeldReply):
+    """Of a message that could not be stored and may be sent again."""
+
+    def __init__(self, connection: Connection, data: bytes) -> None:
+        super().__init__(connection, data, True)
+        connection.refusals_due += 1
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        connection.refusals_due -= 1
+        super().release(state)
+
+
+def encode_refusal(
+    connection: Connection, packet_type: int, packet_id: int, reason: int, text: str
+) -> bytes:
+    """PUBACK or PUBREC with a reason and, if the client wants to know, the text."""
+    reply = b""
+    if text and connection.problem_information:
+        # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
+        properties: Properties = {REASON_STRING: text}
+        reply = encode(Ack(packet_type, packet_id, reason, properties), connection.version)
+    if not reply or len(reply) > connection.packet_bytes_max:
+        reply = encode_ack(packet_type, packet_id, reason, connection.version)
+    return reply
+
+
+def set_retained(state: NodeState, topic: str, message: Message) -> None:
+    """[MQTT-3.3.1-5] the last one replaces; [MQTT-3.3.1-6] [MQTT-3.3.1-7] an empty one removes."""
+    if not message.payload:
+        state.retained.remove(topic)
+        return
+    if len(state.retained) >= state.config.retained_max and state.retained.get(topic) is None:
+        state.stats.refused_quota += 1
+        state.note(
+            "warning", "retained_limit", {"topic": topic, "limit": state.config.retained_max}
+        )
+        return
+    state.retained.set(topic, message)

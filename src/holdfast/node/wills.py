@@ -1,0 +1,71 @@
+"""Wills: a message that a client leaves for when its connection ends without DISCONNECT."""
+
+from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.delivery import deliver
+from holdfast.node.held_publish import HeldPublish
+from holdfast.node.publishing import log_qos0
+from holdfast.node.routing import find_route
+from holdfast.node.state import NodeState, Route
+from holdfast.session.message import Message
+from holdfast.session.session import Session, Will
+from holdfast.topics.names import InvalidTopic
+
+
+def publish_will(state: NodeState, session: Session, will: Will) -> None:
+    """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8]"""
+    state.stats.wills_published += 1
+    try:
+        route = find_route(state, will.topic)
+    except InvalidTopic:
+        return
+    qos = min(will.qos, state.config.qos_max)
+    retain = will.retain and state.config.retain_available
+    if qos == 0:
+        _publish_qos0(state, session, will, retain, route)
+        return
+    record = Record(
+        route.partition,
+        log_record.MESSAGE,
+        flags=qos | log_record.FLAG_WILL | (log_record.FLAG_RETAIN if retain else 0),
+        timestamp_us=state.wall_us,
+        topic=will.topic,
+        client_id=session.key,
+        sequence=session.epoch,
+        properties=will.properties,
+        payload=will.payload,
+    )
+    state.append(record)
+    if state.cluster is None:
+        state.hold(HeldPublish(record, route, None, 0))
+
+
+def _publish_qos0(
+    state: NodeState, session: Session, will: Will, retain: bool, route: Route
+) -> None:
+    message = Message(
+        will.topic,
+        will.payload,
+        0,
+        retain,
+        will.properties,
+        will.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    deliver(state, route, message)
+    if state.cluster is not None:
+        state.cluster.spread(message, route.topic)
+    if route.logged or message.retain:
+        log_qos0(state, message, route)
+    if session.recorded:
+        state.append(
+            Record(
+                partition_of(session.key, state.config.partitions),
+                log_record.WILL,
+                timestamp_us=state.wall_us,
+                client_id=session.key,
+                sequence=session.epoch,
+            )
+        )

@@ -1,0 +1,245 @@
+"""A barrier is passed when everything that was committed anywhere before it is applied here."""
+
+from holdfast.cluster.barriers import (
+    ASK_AGAIN_S,
+    ASKING_MAX,
+    WAIT_S,
+    Barriers,
+    barrier_answer,
+    decode_barrier,
+)
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.metadata_reads import ASK_AGAIN_S as READ_AGAIN_S
+from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
+from holdfast.log.journal import Journal
+from holdfast.log.record import MESSAGE, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.state import NodeState
+from holdfast.replication.commands import CHANGES_NOTHING
+from holdfast.replication.kinds import BARRIER
+from holdfast.replication.proposals import Refused, Unknown
+
+PARTITIONS = 2
+KNOWN = Refused(CHANGES_NOTHING)
+
+
+class Agreed(Fabric):
+    """What the metadata says, as this node knows it."""
+
+    def __init__(self, node_id: str, journal: Journal) -> None:
+        super().__init__(node_id, journal)
+        self.leaders = ["n2"] * PARTITIONS
+        self.epochs = [1] * PARTITIONS
+
+    def leader(self, partition: int) -> str:
+        return self.leaders[partition]
+
+    def epoch(self, partition: int) -> int:
+        return self.epochs[partition]
+
+
+class Bench:
+    """n1, which leads nothing."""
+
+    def __init__(self) -> None:
+        journal = Journal(PARTITIONS, replicated=True)
+        self.state = NodeState(NodeConfig(partitions=PARTITIONS), journal)
+        self.fabric = Agreed("n1", journal)
+        self.fabric.connected = {"n2", "n3"}
+        self.has_leader = True
+        self.proposed = 0
+        self.reads = MetadataReads(self.propose_nothing)
+        self.barriers = Barriers(self.state, self.fabric, self.reads)
+
+    def propose_nothing(self, now: float) -> int:
+        if not self.has_leader:
+            return NOTHING
+        self.proposed += 1
+        return self.proposed
+
+    def turn(self, seconds: float = 0.0) -> list[tuple[str, int]]:
+        """Who is asked, and with which question."""
+        self.state.now += seconds
+        self.barriers.advance()
+        self.reads.advance(self.state.now)
+        asked: list[tuple[str, int]] = []
+        for node, kind, payload in self.fabric.outgoing:
+            assert kind == BARRIER
+            assert isinstance(payload, bytes)
+            asked.append((node, decode_barrier(payload)[0]))
+        self.fabric.outgoing.clear()
+        return asked
+
+    def read(self) -> None:
+        """The metadata is known up to the newest proposal."""
+        assert self.reads.proposal_done(self.proposed, KNOWN, self.state.now)
+
+    def apply(self, *ends: int) -> None:
+        self.state.delivered[:] = ends
+
+
+def test_it_waits_for_the_metadata_and_for_what_the_leaders_have() -> None:
+    bench = Bench()
+    barrier = bench.barriers.begin(is_patient=True)
+    assert bench.barriers.begin(is_patient=True) == barrier
+    assert bench.turn() == [("n2", 1)]
+    bench.barriers.answered(1, [(0, 1, 5), (1, 1, 0)])
+    bench.apply(5, 0)
+    bench.turn()
+    assert not bench.barriers.has_passed(barrier)
+    bench.read()
+    bench.apply(4, 0)
+    bench.turn()
+    assert not bench.barriers.has_passed(barrier)
+    bench.apply(5, 0)
+    assert bench.turn() == []
+    assert bench.barriers.has_passed(barrier)
+    assert bench.barriers.timer() is None
+
+
+def test_a_leader_that_was_deposed_is_not_believed() -> None:
+    """n2 and this node are cut off from the others, and n3 leads there: it has committed a record
+    that n2 does not know."""
+    bench = Bench()
+    barrier = bench.barriers.begin(is_patient=True)
+    bench.turn()
+    bench.barriers.answered(1, [(0, 1, 5), (1, 1, 0)])
+    bench.apply(5, 0)
+    for _ in range(100):
+        bench.turn(WAIT_S)
+    assert not bench.barriers.has_passed(barrier)
+    # The link to the others is there again.
+    bench.fabric.leaders[0] = "n3"
+    bench.fabric.epochs[0] = 2
+    bench.read()
+    assert bench.turn(ASK_AGAIN_S)[0][0] == "n3"
+    assert not bench.barriers.has_passed(barrier)
+    bench.barriers.answered(200, [(0, 2, 6)])
+    bench.turn()
+    assert not bench.barriers.has_passed(barrier)
+    bench.apply(6, 0)
+    bench.turn()
+    assert bench.barriers.has_passed(barrier)
+
+
+def test_a_leader_that_is_not_known_here_yet_is_believed() -> None:
+    bench = Bench()
+    barrier = bench.barriers.begin(is_patient=True)
+    bench.turn()
+    bench.read()
+    bench.barriers.answered(1, [(0, 2, 6), (1, 1, 0)])
+    bench.barriers.answered(1, [(0, 1, 5)])
+    bench.apply(5, 0)
+    bench.turn()
+    assert not bench.barriers.has_passed(barrier)
+    bench.apply(6, 0)
+    bench.turn()
+    assert bench.barriers.has_passed(barrier)
+
+
+def test_what_the_next_leader_does_not_have_is_not_waited_for() -> None:
+    bench = Bench()
+    barrier = bench.barriers.begin(is_patient=True)
+    bench.turn()
+    bench.read()
+    bench.barriers.answered(1, [(0, 1, 9), (1, 1, 0)])
+    bench.apply(5, 0)
+    bench.turn()
+    bench.fabric.leaders[0] = "n3"
+    bench.fabric.epochs[0] = 2
+    assert bench.turn(ASK_AGAIN_S) == [("n3", 2)]
+    bench.barriers.answered(2, [(0, 2, 5)])
+    bench.turn()
+    assert bench.barriers.has_passed(barrier)
+
+
+def test_answers_and_reads_from_before_it_began_do_not_count() -> None:
+    bench = Bench()
+    first = bench.barriers.begin(is_patient=True)
+    assert bench.turn() == [("n2", 1)]
+    second = bench.barriers.begin(is_patient=True)
+    assert second != first
+    assert bench.turn() == [("n2", 2)]
+    bench.barriers.answered(1, [(0, 1, 0), (1, 1, 0)])
+    bench.read()
+    bench.turn()
+    assert bench.barriers.has_passed(first)
+    assert not bench.barriers.has_passed(second)
+    bench.barriers.answered(2, [(0, 1, 0), (1, 1, 0)])
+    bench.turn()
+    assert not bench.barriers.has_passed(second)
+    bench.read()
+    bench.turn()
+    assert bench.barriers.has_passed(second)
+
+
+def test_partitions_that_this_node_leads() -> None:
+    bench = Bench()
+    bench.fabric.leading = [3, 0]
+    bench.fabric.epochs = [3, 1]
+    bench.fabric.journal.append(Record(0, MESSAGE))
+    barrier = bench.barriers.begin(is_patient=True)
+    bench.turn()
+    bench.read()
+    bench.barriers.answered(1, [(1, 1, 0)])
+    bench.turn()
+    assert not bench.barriers.has_passed(barrier)
+    bench.apply(1, 0)
+    bench.turn()
+    assert bench.barriers.has_passed(barrier)
+    # The same is what it answers others.
+    answer = barrier_answer(bench.fabric, bytes(8))
+    assert decode_barrier(answer) == (0, [(0, 3, 1)])
+
+
+def test_a_patient_one_does_not_pass_without_a_leader_and_another_one_does() -> None:
+    bench = Bench()
+    bench.fabric.leaders = ["", "n2"]
+    patient = bench.barriers.begin(is_patient=True)
+    other = bench.barriers.begin()
+    assert other != patient
+    bench.turn()
+    bench.barriers.answered(1, [(1, 1, 0)])
+    bench.turn(WAIT_S)
+    bench.read()
+    bench.turn()
+    assert not bench.barriers.has_passed(other)
+    bench.turn(WAIT_S)
+    assert bench.barriers.has_passed(other)
+    assert not bench.barriers.has_passed(patient)
+
+
+def test_many_of_them_are_asked_about_at_once() -> None:
+    bench = Bench()
+    bench.fabric.leaders = ["", "n2"]
+    found = set()
+    for _ in range(3 * ASKING_MAX):
+        found.add(bench.barriers.begin(is_patient=True))
+        bench.turn()
+    assert len(found) == ASKING_MAX + 1
+    assert len(bench.turn(ASK_AGAIN_S)) == 1
+    assert bench.proposed == 1
+
+
+def test_the_metadata_is_read_again_until_it_is_known() -> None:
+    bench = Bench()
+    bench.has_leader = False
+    barrier = bench.barriers.begin(is_patient=True)
+    bench.turn()
+    bench.barriers.answered(1, [(0, 1, 0), (1, 1, 0)])
+    bench.turn()
+    assert bench.proposed == 0
+    assert bench.reads.timer() is None
+    bench.has_leader = True
+    bench.turn()
+    assert bench.proposed == 1
+    assert not bench.reads.proposal_done(7, KNOWN, bench.state.now)
+    assert bench.reads.proposal_done(1, Unknown("no majority"), bench.state.now)
+    bench.turn()
+    assert bench.proposed == 1
+    assert bench.reads.timer() == bench.state.now + READ_AGAIN_S
+    bench.turn(READ_AGAIN_S)
+    assert bench.proposed == 2
+    bench.read()
+    bench.turn()
+    assert bench.barriers.has_passed(barrier)

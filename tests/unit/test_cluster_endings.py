@@ -1,0 +1,137 @@
+"""The will and the end of a session without a connection, at the leader of its home."""
+
+from holdfast.cluster.barriers import Barriers
+from holdfast.cluster.endings import Endings
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.images import Images
+from holdfast.cluster.metadata_reads import MetadataReads
+from holdfast.log.journal import Journal
+from holdfast.log.record import FLAG_WILL, SESSION, Batch
+from holdfast.node.config import NodeConfig
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.replication.commands import CHANGES_NOTHING
+from holdfast.replication.proposals import Refused
+from holdfast.session.session import Session, Will
+
+CLIENT = "c"
+EPOCH = 5
+
+
+class Bench:
+    """A node that leads the one partition; what it appends goes to its own journal."""
+
+    def __init__(self, delay_s: int = 10) -> None:
+        self.journal = Journal(1, replicated=True)
+        config = NodeConfig(partitions=1)
+        self.state = NodeState(config, self.journal)
+        self.images = NodeState(config, self.journal)
+        fabric = Fabric("n1", self.journal)
+        fabric.leading[0] = 1
+        self.reads = MetadataReads(lambda now: 1)
+        self.barriers = Barriers(self.state, fabric, self.reads)
+        self.decides = True
+        self.is_opening = False
+        self.endings = Endings(
+            self.state,
+            Images(self.images),
+            self.barriers,
+            lambda partition: self.decides,
+            lambda client_id: self.is_opening,
+        )
+        self.session = Session(CLIENT, CLIENT.encode())
+        self.session.epoch = EPOCH
+        self.session.expiry_s = 100
+        self.session.will = Will(b"t", b"gone", 1, False, b"", -1, delay_s)
+        self.images.sessions[CLIENT] = self.session
+
+    def pass_barrier(self) -> None:
+        self.barriers.advance()
+        self.reads.advance(self.state.now)
+        assert self.reads.proposal_done(1, Refused(CHANGES_NOTHING), self.state.now)
+        if self.barriers.advance():
+            self.endings.advance()
+
+    def appended(self) -> list[str]:
+        """Since the last call."""
+        group = self.journal.take()
+        if group is None:
+            return []
+        self.state.delivered[:] = self.journal.next_offset
+        records = [record for data in group.data for record in Batch(data).records()]
+        assert all(record.kind == SESSION or record.flags & FLAG_WILL for record in records)
+        return ["end" if record.kind == SESSION else "will" for record in records]
+
+
+def test_a_delayed_will_waits_until_it_is_known_that_nobody_is_back() -> None:
+    bench = Bench()
+    bench.endings.due(bench.session, WILL_DUE)
+    assert bench.appended() == []
+    bench.pass_barrier()
+    assert bench.appended() == ["will"]
+    bench.endings.advance()
+    assert bench.appended() == []
+
+
+def test_a_session_that_is_back_keeps_its_will() -> None:
+    bench = Bench()
+    bench.endings.due(bench.session, WILL_DUE)
+    bench.session.owner = "n2"
+    bench.session.epoch = EPOCH + 1
+    bench.endings.forget(CLIENT)
+    bench.pass_barrier()
+    assert bench.appended() == []
+
+
+def test_a_later_life_has_a_barrier_of_its_own() -> None:
+    bench = Bench()
+    bench.endings.due(bench.session, WILL_DUE)
+    bench.barriers.advance()
+    bench.reads.advance(bench.state.now)
+    bench.session.epoch = EPOCH + 1
+    bench.endings.due(bench.session, WILL_DUE)
+    bench.pass_barrier()
+    assert bench.appended() == []
+    bench.pass_barrier()
+    assert bench.appended() == ["will"]
+
+
+def test_a_will_without_delay_does_not_wait() -> None:
+    bench = Bench(delay_s=0)
+    bench.endings.due(bench.session, WILL_DUE)
+    assert bench.appended() == ["will"]
+    bench.endings.due(bench.session, WILL_DUE)
+    assert bench.appended() == []
+
+
+def test_a_session_ends_behind_its_will() -> None:
+    bench = Bench()
+    bench.endings.due(bench.session, SESSION_EXPIRY)
+    bench.pass_barrier()
+    assert bench.appended() == ["will"]
+    bench.session.will = None
+    bench.endings.will_applied(CLIENT, EPOCH)
+    assert bench.appended() == ["end"]
+
+
+def test_what_is_due_while_a_client_comes_back_waits() -> None:
+    bench = Bench(delay_s=0)
+    bench.is_opening = True
+    bench.endings.due(bench.session, WILL_DUE)
+    assert bench.appended() == []
+    bench.is_opening = False
+    bench.endings.start_deciding(0)
+    assert bench.appended() == ["will"]
+
+
+def test_what_another_node_has_not_done_is_done_by_the_next_that_decides() -> None:
+    bench = Bench(delay_s=0)
+    bench.decides = False
+    bench.endings.due(bench.session, WILL_DUE)
+    assert bench.appended() == []
+    bench.decides = True
+    bench.endings.start_deciding(0)
+    assert bench.appended() == ["will"]
+    # It may be lost with the leader of the will's partition.
+    bench.endings.stop_deciding(0)
+    bench.endings.start_deciding(0)
+    assert bench.appended() == ["will"]

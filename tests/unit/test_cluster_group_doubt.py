@@ -1,0 +1,105 @@
+"""A node that may have been taken for lost hands no records of shared groups to its members: others
+may have them by then. [MQTT-4.8.2-4]"""
+
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import Appender, Forwarding
+from holdfast.cluster.group_wire import Assign, Report, Tell
+from holdfast.cluster.images import Images
+from holdfast.cluster.shares import Shares
+from holdfast.log.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.node.config import NodeConfig
+from holdfast.node.state import Group, NodeState
+from holdfast.session.connection import OPEN, Connection
+from holdfast.session.message import Message
+from holdfast.session.session import Session, Subscription
+
+PARTITIONS = 2
+
+
+class Node:
+    """Leads the home of its group itself."""
+
+    def __init__(self) -> None:
+        journal = Journal(PARTITIONS, replicated=True)
+        config = NodeConfig(node_id="n1", partitions=PARTITIONS)
+        self.state = NodeState(config, journal)
+        images = Images(NodeState(config, journal))
+        fabric = LedHere("n1", journal)
+        self.reports: list[Report] = []
+        self.tells: list[Tell] = []
+        self.shares = Shares(
+            self.state,
+            fabric,
+            Forwarding(self.state, fabric, Appender()),
+            images,
+            lambda _, tell: self.tells.append(tell),
+            lambda _, report: self.reports.append(report),
+        )
+        self.session = Session("c", b"c")
+        self.session.inflight_max = 1
+        self.session.connection = Connection(1 << 20, "", "")
+        self.session.connection.state = OPEN
+        self.group = Group("g", "t")
+        self.group.members[self.session] = Subscription(self.session, "t", 2, False, False, 0, 0)
+        self.session.groups = [self.group]
+        self.home = partition_of(self.group.key.encode(), PARTITIONS)
+        self.shares.changed(self.group)
+        self.shares.flush()
+        self.shares.heard("n1", self.tells[-1].number, self.tells[-1].homes)
+        self.shares.flush()
+
+    def assign(self, *offsets: int) -> None:
+        messages = []
+        for offset in offsets:
+            message = Message(b"t", b"%d" % offset, 2, False, b"", -1, 0, b"p")
+            message.partition = 0
+            message.offset = offset
+            messages.append(message)
+        number = self.tells[-1].number
+        self.shares.assigned("n1", Assign(self.home, 1, number, self.group.key, messages))
+
+    def returned(self) -> list[tuple[int, int]]:
+        self.shares.flush()
+        places = [place for report in self.reports for place in report.returned]
+        self.reports.clear()
+        return places
+
+
+class LedHere(Fabric):
+    def leader(self, partition: int) -> str:
+        return self.node_id
+
+    def epoch(self, partition: int) -> int:
+        return 1
+
+
+def test_what_waits_for_a_member_goes_back() -> None:
+    node = Node()
+    node.assign(5, 6, 7)
+    assert len(node.session.inflight) == 1
+    assert node.returned() == []
+    node.state.is_unsure = True
+    assert node.returned() == [(0, 6), (0, 7)]
+
+
+def test_what_is_assigned_meanwhile_goes_back_unseen() -> None:
+    """It may have been on its way since before."""
+    node = Node()
+    node.state.is_unsure = True
+    node.assign(5)
+    node.state.is_unsure = False
+    assert node.returned() == [(0, 5)]
+    assert not node.session.inflight
+
+
+def test_the_coordinator_learns_what_members_can_take() -> None:
+    node = Node()
+    limits = []
+    for is_unsure in (True, False):
+        node.state.is_unsure = is_unsure
+        node.shares.flush()
+        limits.append(node.reports[-1].limit)
+    assert limits == [0, 1]
+    node.assign(5)
+    assert len(node.session.inflight) == 1

@@ -1,0 +1,245 @@
+"""What every node must derive alike from the same records, whatever it has besides them."""
+
+import json
+
+from holdfast.cluster.barriers import Barriers
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.homes import Homes
+from holdfast.cluster.images import Images
+from holdfast.cluster.metadata_reads import MetadataReads
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.recording import session_opened
+from holdfast.node.state import NodeState
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.replication.metadata import NodeState as StateOfNode
+from holdfast.session.session import Session, Will
+from holdfast.session.state import encode_cursor
+
+PARTITIONS = 2
+CLIENT = "c"
+HOME = partition_of(CLIENT.encode(), PARTITIONS)
+OTHER = 1 - HOME
+
+
+class Bench:
+    """A node whose own log is empty: it is behind in every partition."""
+
+    def __init__(self) -> None:
+        self.journal = Journal(PARTITIONS, replicated=True)
+        self.images = self.new()
+
+    def new(self) -> Images:
+        state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), self.journal)
+        state.wall_us = 1_700_000_000_000_000
+        return Images(state)
+
+    def apply(self, kind: int, payload: bytes, *, epoch: int, partition: int = HOME) -> Record:
+        record = Record(
+            partition,
+            kind,
+            timestamp_us=1_700_000_000_000_000,
+            client_id=CLIENT.encode(),
+            sequence=epoch,
+            payload=payload,
+        )
+        self.images.apply(record)
+        return record
+
+    def open(
+        self, epoch: int, *, owner: str = "n2", has_will: bool = False, is_clean: bool = False
+    ) -> Record:
+        session = Session(CLIENT, CLIENT.encode())
+        session.epoch = epoch
+        session.expiry_s = 3600
+        if has_will:
+            session.will = Will(b"will", b"gone", 1, False, b"", 0, 30)
+        return self.apply(log_record.SESSION, session_opened(session, is_clean, owner), epoch=epoch)
+
+    def close(self, epoch: int, *, maybe_sent: bool = False) -> Record:
+        fields = {"maybe_sent": True} if maybe_sent else {}
+        return self.change(epoch, op="close", expiry_s=3600, will=False, **fields)
+
+    def maybe_sent(self) -> bool:
+        return bool(self.images.fields(self.session())["maybe_sent"])
+
+    def change(self, epoch: int, **fields: object) -> Record:
+        payload = json.dumps({"client": CLIENT, **fields}).encode()
+        return self.apply(log_record.SESSION, payload, epoch=epoch)
+
+    def send_qos2(self, epoch: int, *, packet_id: int) -> None:
+        """In the other partition than the session's home."""
+        self._apply_packet(log_record.MESSAGE, 2 | log_record.FLAG_PACKET_ID, epoch, packet_id)
+
+    def release(self, epoch: int, *, packet_id: int) -> None:
+        self._apply_packet(log_record.RELEASE, 0, epoch, packet_id)
+
+    def _apply_packet(self, kind: int, flags: int, epoch: int, packet_id: int) -> None:
+        self.images.apply(
+            Record(
+                OTHER,
+                kind,
+                flags=flags,
+                timestamp_us=1_700_000_000_000_000,
+                topic=b"t",
+                client_id=CLIENT.encode(),
+                producer_epoch=epoch,
+                sequence=packet_id,
+            )
+        )
+
+    def restart(self) -> None:
+        """The images are in a snapshot, and a new process begins with them."""
+        entries = list(self.images.snapshot())
+        self.images = self.new()
+        for kind, data in entries:
+            self.images.apply_snapshot_entry(kind, data)
+
+    def session(self) -> Session:
+        session = self.images.state.sessions[CLIENT]
+        self.images.fields(session)
+        return session
+
+
+def test_positions_are_those_of_the_log_and_not_of_this_node() -> None:
+    """A resumed session that began too low would get at QoS 2 what it has had."""
+    bench = Bench()
+    bench.open(1)
+    positions = [(HOME, 40), (OTHER, 70)]
+    bench.apply(log_record.CURSOR, encode_cursor(positions, {}, []), epoch=1)
+    found = bench.session().positions
+    assert found is not None
+    assert (found[HOME], found[OTHER]) == (40, 70)
+
+
+def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() -> None:
+    """Not where deliveries on this node are."""
+    found = []
+    for delivered in ([0, 0], [5, 100], [100, 5]):
+        bench = Bench()
+        bench.images.state.delivered = list(delivered)
+        bench.open(1)
+        filters = [["f/#", 1, False, False, 0, 0]]
+        bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
+        found.append(bench.session().positions)
+    assert found == [[30, 20]] * 3
+
+
+def test_a_will_that_was_published_stays_so_over_a_snapshot() -> None:
+    """The records that tell may come in any order after it: the will's is in another partition."""
+    bench = Bench()
+    bench.open(1, has_will=True)
+    bench.images.note_fired(CLIENT, 1)
+    assert bench.session().will is None
+    bench.restart()
+    again = bench.images
+    assert again.has_fired(CLIENT, 1)
+    assert not again.has_fired(CLIENT, 2)
+    bench.open(1, has_will=True)
+    assert bench.session().will is None
+    bench.open(2, has_will=True)
+    assert bench.session().will is not None
+
+
+def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed() -> None:
+    """Its record is applied after the node went: nobody else would ever close it."""
+    bench = Bench()
+    state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), bench.journal)
+    fabric = Fabric("n1", bench.journal)
+    infos = {
+        "n1": NodeInfo("n1", "i", "n1:1", "", ""),
+        "n2": NodeInfo("n2", "i", "n2:1", "", "", state=StateOfNode.DOWN),
+        "n3": NodeInfo("n3", "i", "n3:1", "", ""),
+    }
+    partitions = (PartitionInfo(("n1", "n2", "n3"), (), "n1", 1, ("n1", "n3")),) * PARTITIONS
+    fabric.metadata = ClusterMetadata("c", 3, 1, infos, partitions, 1)
+    fabric.leading = [1] * PARTITIONS
+    closed: list[dict[str, object]] = []
+
+    class Recording(Homes):
+        def _close(self, session: Session) -> None:
+            closed.append({"client": session.client_id, "owner": session.owner})
+
+    barriers = Barriers(state, fabric, MetadataReads(lambda now: 1))
+    homes = Recording(state, fabric, bench.images, barriers)
+    for partition in range(PARTITIONS):
+        homes.start_leading(partition)
+        homes.committed(partition)
+    homes.applied(bench.open(1, owner="n3"))
+    assert closed == []
+    homes.applied(bench.open(2, owner="n2"))
+    assert closed == [{"client": CLIENT, "owner": "n2"}]
+
+
+def test_packet_ids_keep_their_epochs_over_a_snapshot() -> None:
+    """A release of the connection before, from a partition that is behind the session's home, is
+    applied after a restart as it is without one: an id that stayed would swallow the next message
+    with it."""
+    bench = Bench()
+    bench.open(1)
+    bench.send_qos2(1, packet_id=7)
+    bench.open(2)
+    bench.restart()
+    assert bench.images.inbound_ids(CLIENT) == {7: OTHER}
+    bench.release(1, packet_id=7)
+    assert bench.images.inbound_ids(CLIENT) == {}
+
+
+def test_packet_ids_of_a_session_that_is_not_open_yet_are_kept_over_a_snapshot() -> None:
+    """A repetition must be known even if the session's home was behind when the node stopped."""
+    bench = Bench()
+    bench.open(1)
+    bench.send_qos2(3, packet_id=7)
+    bench.change(2, op="end")
+    bench.restart()
+    bench.open(3)
+    assert bench.images.is_inbound(CLIENT, OTHER, 7, 3)
+    assert bench.images.inbound_ids(CLIENT) == {7: OTHER}
+
+
+def test_what_a_lost_node_has_sent_may_come_again() -> None:
+    """And nothing of what a node that lives has left in the log: messages that are new to the
+    client are new. [MQTT-3.3.1-1]"""
+    bench = Bench()
+    bench.open(1)
+    bench.close(1)
+    assert not bench.maybe_sent()
+    bench.open(2)
+    bench.close(2, maybe_sent=True)
+    assert bench.maybe_sent()
+    bench.open(3)
+    bench.restart()
+    assert bench.maybe_sent()
+    bench.close(3)
+    assert not bench.maybe_sent()
+    bench.restart()
+    assert not bench.maybe_sent()
+
+
+def test_a_node_that_was_taken_for_lost_has_the_last_word() -> None:
+    """Its own `close`, with what it left in the log before, and the one that is written in its
+    place: in any order."""
+    for own_first in (True, False):
+        bench = Bench()
+        bench.open(1)
+        bench.close(1, maybe_sent=not own_first)
+        bench.close(1, maybe_sent=own_first)
+        assert not bench.maybe_sent()
+        bench.open(2)
+        bench.close(1, maybe_sent=True)
+        assert not bench.maybe_sent()
+
+
+def test_a_session_that_begins_anew_was_sent_nothing() -> None:
+    bench = Bench()
+    bench.open(1)
+    bench.close(1, maybe_sent=True)
+    bench.change(1, op="end")
+    bench.open(2)
+    assert not bench.maybe_sent()
+    bench.close(2, maybe_sent=True)
+    bench.open(3, is_clean=True)
+    assert not bench.maybe_sent()

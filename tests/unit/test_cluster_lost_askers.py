@@ -1,0 +1,87 @@
+"""What a home does with a CONNECT whose client, or whose node's process, is not there any more."""
+
+from typing import Any
+
+import pytest
+
+from holdfast.cluster.barriers import Barriers
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.homes import Homes
+from holdfast.cluster.images import Images
+from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
+from holdfast.log.journal import Journal
+from holdfast.node.config import NodeConfig
+from holdfast.node.state import NodeState
+
+
+class Home:
+    """n1 leads the only partition; sessions are not recorded, so answers come at once."""
+
+    def __init__(self) -> None:
+        journal = Journal(1, replicated=True)
+        config = NodeConfig(partitions=1)
+        self.state = NodeState(config, journal)
+        fabric = Fabric("n1", journal)
+        fabric.connected.update(("n2", "n3"))
+        fabric.leading[0] = 2
+        barriers = Barriers(self.state, fabric, MetadataReads(lambda now: NOTHING))
+        self.homes = Homes(self.state, fabric, Images(NodeState(config, journal)), barriers)
+        self.homes.start_leading(0)
+        self.answers: list[dict[str, Any]] = []
+        fabric.send_fields = self._sent  # type: ignore[method-assign, assignment]
+
+    def _sent(self, node: str, kind: int, fields: dict[str, Any]) -> None:
+        if "request" in fields:
+            self.answers.append({"node": node, **fields})
+
+    def ask(self, node: str, request: int, **more: object) -> None:
+        self.homes.open(
+            node,
+            {"request": request, "client": "c", "clean": True, "expiry_s": 0, "username": None}
+            | more,
+        )
+
+    def told(self) -> list[tuple[str, int, bool]]:
+        return [(each["node"], each["request"], each["lost"]) for each in self.answers]
+
+
+@pytest.fixture
+def home() -> Home:
+    """n2 has the session of c."""
+    home = Home()
+    home.ask("n2", 1)
+    assert home.told() == [("n2", 1, False)]
+    home.answers.clear()
+    return home
+
+
+def test_a_client_that_has_gone_takes_the_session_from_nobody(home: Home) -> None:
+    home.ask("n3", 7, gone=True)
+    assert home.told() == [("n3", 7, True)]
+    home.ask("n2", 1)
+    assert home.told()[1:] == [("n2", 1, False)]
+
+
+def test_a_request_that_waits_is_withdrawn(home: Home) -> None:
+    home.ask("n3", 7)
+    home.ask("n3", 8)
+    assert home.told() == []
+    home.ask("n3", 8, gone=True)
+    home.ask("n3", 7, gone=True)
+    assert home.told() == [("n3", 8, True), ("n3", 7, True)]
+    home.homes.closed("n2", "c", 1 << 40)
+    assert len(home.answers) == 2
+
+
+def test_what_was_opened_is_told_to_whom_it_was_opened_for(home: Home) -> None:
+    """It is the asker that closes it."""
+    home.ask("n2", 1, gone=True)
+    assert home.told() == [("n2", 1, False)]
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_requests_of_a_process_before_are_forgotten(home: Home, knows: bool) -> None:
+    home.ask("n3", 7)
+    home.homes.owned("n3", [0], {}, ["c"] if knows else [])
+    home.homes.closed("n2", "c", 1 << 40)
+    assert home.told() == ([("n3", 7, False)] if knows else [])

@@ -1,0 +1,63 @@
+"""A QoS 2 message that comes again while the first one is on its way in the cluster."""
+
+import pytest
+
+from holdfast.log.journal import Journal
+from holdfast.log.record import Record
+from holdfast.mqtt import reasons
+from holdfast.node.config import NodeConfig
+from holdfast.node.connecting import Opening, finish_open
+from holdfast.node.node import Node
+from holdfast.node.state import Cluster, Held, NodeState
+from holdfast.session.connection import Connection
+from holdfast.session.session import Session
+from tests.e2e.wire import connect, publish
+
+
+class Refusing(Cluster):
+    """A cluster that takes nothing."""
+
+    def __init__(self, state: NodeState) -> None:
+        self.state = state
+        self.replies = 0
+
+    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+        assert isinstance(opening, Opening)
+        session = Session(client_id, client_id.encode())
+        session.epoch = 1
+        finish_open(self.state, connection, session, False, opening)
+
+    def append(self, record: Record) -> None:
+        raise AssertionError("it is refused")
+
+    def hold(self, held: Held) -> None:
+        """What else is promised is not what this is about."""
+
+    def hold_reply(self, held: Held) -> None:
+        self.replies += 1
+
+    def refusal(self, partition: int) -> int:
+        return reasons.QUOTA_EXCEEDED
+
+    def is_congested(self, part: int) -> bool:
+        return False
+
+    def session_detached(self, session: Session) -> None:
+        """Nobody asks."""
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("dup", [False, True])
+def test_a_repetition_that_cannot_be_taken_is_not_refused(version: int, dup: bool) -> None:
+    """The first one may be stored yet: to refuse the second would say that it was not. Without an
+    answer the client sends it once more."""
+    node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
+    cluster = node.state.cluster = Refusing(node.state)
+    connection = node.handle_connected("remote", "listener")
+    node.handle_data(connection, connect("c", version))
+    node.handle_resumed(connection)
+    assert not connection.closing
+    node.handle_data(connection, publish("t", b"x", 2, 7, version, dup=dup))
+    is_told = version == 5 and not dup
+    assert cluster.replies == is_told
+    assert connection.closing == (not is_told)
