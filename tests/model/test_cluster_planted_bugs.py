@@ -19,8 +19,8 @@ from holdfast.node.state import Held
 from holdfast.replication.following import Following
 from holdfast.replication.in_sync import InSync
 from holdfast.replication.progress import Led
-from holdfast.sim.process import Process
 from holdfast.sim.schedule import Violation
+from holdfast.sim.storing import ProcessDisk
 from holdfast.sim.world import Settings, World
 
 SEEDS = 40
@@ -31,16 +31,16 @@ Plant = Callable[[], AbstractContextManager[object]]
 
 
 def acknowledged_before_the_fsync() -> AbstractContextManager[object]:
-    begin = Process._write_journal
+    begin = ProcessDisk.write_journal
 
-    def count_at_once(process: Process) -> None:
-        was_idle = process.group is None
-        begin(process)
-        if was_idle and process.group is not None:
-            process.journal.commit(process.group)
-            process.member.handle_durable(process.state.now)
+    def count_at_once(disk: ProcessDisk) -> None:
+        was_idle = disk.group is None
+        begin(disk)
+        if was_idle and disk.group is not None:
+            disk._journal.commit(disk.group)
+            disk._member.handle_durable(disk._state.now)
 
-    return patch.object(Process, "_write_journal", count_at_once)
+    return patch.object(ProcessDisk, "write_journal", count_at_once)
 
 
 def truncation_to_the_watermark() -> AbstractContextManager[object]:
@@ -79,7 +79,7 @@ def release_logged_late() -> AbstractContextManager[object]:
 
     def hold_without_release(forwarding: Forwarding, held: Held) -> None:
         forwarding._recent = [
-            pending for pending in forwarding._recent if pending.kind != log_record.RELEASE
+            pending for pending in forwarding._recent if pending.record.kind != log_record.RELEASE
         ]
         hold(forwarding, held)
 
@@ -151,7 +151,7 @@ def wills_can_be_refused() -> AbstractContextManager[object]:
     def refuse_at_once(forwarding: Forwarding, now: float) -> None:
         overdue(forwarding, now)
         for pending in list(forwarding.pending.values()):
-            if pending.flags & log_record.FLAG_WILL and _is_waiting(forwarding, pending):
+            if pending.record.flags & log_record.FLAG_WILL and _is_waiting(forwarding, pending):
                 forwarding.refuse(pending.ticket, 0x97, "planted")
 
     return patch.object(Forwarding, "refuse_overdue", refuse_at_once)
@@ -191,13 +191,13 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings("power", "outage"),
         0,
     ),
-    "truncation to the watermark": (truncation_to_the_watermark, settings("kill", "pause"), 6),
+    "truncation to the watermark": (truncation_to_the_watermark, settings("kill", "pause"), 10),
     "no epoch check at the follower": (
         no_epoch_check_at_the_follower,
         settings("pause", "late", mean_s=0.3),
         9,
     ),
-    "release logged late": (release_logged_late, settings("kill"), 13),
+    "release logged late": (release_logged_late, settings("kill"), 39),
     "shrink before the metadata": (
         shrink_before_the_metadata,
         settings("isolate", "one-way", "kill"),
@@ -208,10 +208,10 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings("isolate", "pause", "one-way"),
         0,
     ),
-    "sent again without alignment": (sent_again_without_alignment, settings("kill", "reset"), 5),
+    "sent again without alignment": (sent_again_without_alignment, settings("kill", "reset"), 8),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
-    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 1),
-    "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 4),
+    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 13),
+    "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 10),
     "messages of an owner before are stored": (
         messages_of_an_owner_before_are_stored,
         settings("isolate", "pause", "one-way"),
@@ -222,7 +222,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings("isolate", "pause", "one-way"),
         3,
     ),
-    "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 10),
+    "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 2),
 }
 
 

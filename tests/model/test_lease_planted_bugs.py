@@ -21,7 +21,7 @@ from holdfast.log.epochs import EPOCH_FILE, Epoch, newest_epoch
 from holdfast.log.files import DataDirectory, Manifest
 from holdfast.log.filesystem import FileSystem, Lock, TemporaryFile
 from holdfast.log.following import JournalFollower
-from holdfast.log.journal import Segment, WriteGroup
+from holdfast.log.segment import Segment, WriteGroup
 from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong
 

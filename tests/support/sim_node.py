@@ -28,13 +28,14 @@ from holdfast.lease.directory import NodeInfo
 from holdfast.lease.tenure import LeaseLost
 from holdfast.lease.watch import LeaseTimes
 from holdfast.log.files import Manifest
-from holdfast.log.journal import Journal, WriteGroup
+from holdfast.log.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import FLAG_RETAIN, MESSAGE, Batch, Record
+from holdfast.log.segment import WriteGroup
 from holdfast.node.catching_up import message_of
 from holdfast.node.config import NodeConfig
+from holdfast.node.held_publish import set_retained
 from holdfast.node.node import Node
-from holdfast.node.publishing import set_retained
 from holdfast.node.recovery import snapshot_entries
 from holdfast.node.state import NodeState
 from tests.support.sim_files import Process
@@ -248,18 +249,15 @@ class SimNode:
             payload = b"%s %d %d " % (self.node_id.encode(), self.epoch, self._produced)
             is_retained = self.chance.random() < 0.3
             state.journal.append(
-                partition_of(topic, PARTITIONS),
-                MESSAGE,
-                1 | (FLAG_RETAIN if is_retained else 0),
-                self.wall_us(),
-                topic,
-                self.node_id.encode(),
-                b"",
-                0,
-                0,
-                b"",
-                payload + b"x" * size,
-                is_retained,
+                Record(
+                    partition_of(topic, PARTITIONS),
+                    MESSAGE,
+                    flags=1 | (FLAG_RETAIN if is_retained else 0),
+                    timestamp_us=self.wall_us(),
+                    topic=topic,
+                    client_id=self.node_id.encode(),
+                    payload=payload + b"x" * size,
+                )
             )
 
     def _write(self) -> None:

@@ -4,7 +4,7 @@ leaves what was synced and perhaps a little more."""
 from dataclasses import dataclass
 from random import Random
 
-from holdfast.log.record import MESSAGE, Batch, BatchBuilder
+from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
 
 
 class Wrong(Exception):
@@ -89,7 +89,9 @@ class SimReplicaLog:
             builder = BatchBuilder(partition, self.next_offset[partition])
             self._open[partition] = builder
         payload = b"%d" % number
-        builder.add(MESSAGE, 0, number, b"t", b"", b"", 0, 0, b"", payload, False)
+        builder.add(
+            Record(builder.partition, MESSAGE, timestamp_us=number, topic=b"t", payload=payload)
+        )
         self.next_offset[partition] += 1
 
     def take(self) -> list[tuple[int, int, int, bytes]]:

@@ -24,9 +24,9 @@ from holdfast.lease.watch import EXPIRED, Watch
 from holdfast.log.epochs import CLAIMED_NAME, LEASE, CorruptEpoch, Epoch, newest_epoch
 from holdfast.log.files import DataDirectory, Manifest, create
 from holdfast.log.filesystem import WriteFile
-from holdfast.log.journal import Segment
 from holdfast.log.record import CONTROL, FLAG_RETAIN, Record
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.segment import Segment
 from holdfast.log.snapshot import Snapshot
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node

@@ -5,6 +5,7 @@ import logging
 import sys
 import traceback
 
+from holdfast.sim.casts import CASTS
 from holdfast.sim.faults import ALL
 from holdfast.sim.plans import settings_for
 from holdfast.sim.schedule import Violation
@@ -17,6 +18,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="so many, from --seed on")
     parser.add_argument("--nodes", type=int, default=0, help="default: 3 or 5, by the seed")
     parser.add_argument("--faults", default="", help=f"of {','.join(ALL)}; none; default: by seed")
+    parser.add_argument("--casts", default="", help=f"of {','.join(CASTS)}; default: by seed")
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")
     parser.add_argument("-v", action="store_true", help="print every event")
     options = parser.parse_args()
@@ -26,7 +28,8 @@ def main() -> int:
         faults: tuple[str, ...] | None = None
         if options.faults:
             faults = () if options.faults == "none" else tuple(options.faults.split(","))
-        settings = settings_for(seed, options.nodes, faults, options.duration)
+        casts = tuple(options.casts.split(",")) if options.casts else None
+        settings = settings_for(seed, options.nodes, faults, options.duration, casts)
         failures += not run(seed, settings, options.v)
     return 1 if failures else 0
 

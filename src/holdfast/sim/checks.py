@@ -14,9 +14,11 @@ from holdfast.log.record import Batch, Record
 from holdfast.node.effects import Note
 from holdfast.session.message import Message as StoredMessage
 from holdfast.sim.schedule import Violation
+from holdfast.sim.story import SessionStory
 
 if TYPE_CHECKING:
     from holdfast.sim.process import Process
+    from holdfast.sim.whispers import Whisper
     from holdfast.sim.world import World
 
 IMPOSSIBLE = frozenset({"replica_diverged", "record_not_understood"})
@@ -36,8 +38,12 @@ class Message:
         self.once = qos == 2
         # Never behind a later one of its publisher.
         self.is_ordered = True
+        # -1: never.
+        self.expiry_s = -1
         # Again after each reconnect.
         self.times_sent = 0
+        # For the first time.
+        self.sent_at = 0.0
         self.is_acknowledged = False
         self.is_refused = False
 
@@ -50,6 +56,13 @@ class Checks:
         self.messages: dict[str, Message] = {}
         # Per payload how often it is in the committed log; topics by name.
         self.stored: dict[str, int] = {}
+        # By payload, the timestamp of the newest copy.
+        self.stored_us: dict[str, int] = {}
+        # The same, of the first copy.
+        self.first_stored_us: dict[str, int] = {}
+        # Of QoS 0, by payload; and those that were sent while all was quiet.
+        self.whispers: dict[str, Whisper] = {}
+        self.quiet_whispers: list[Whisper] = []
         self.wills: dict[str, int] = {}
         self.retained: dict[str, str] = {}
         self.records = 0
@@ -60,6 +73,7 @@ class Checks:
         self._owners: dict[tuple[str, int], str] = {}
         # Messages.
         self.acknowledged = 0
+        self.sessions = SessionStory(self.fail)
 
     def fail(self, text: str) -> NoReturn:
         raise Violation(text)
@@ -134,6 +148,7 @@ class Checks:
         is_about_topic = record.kind in (log_record.MESSAGE, log_record.RETAINED)
         if is_about_topic and record.flags & log_record.FLAG_RETAIN:
             self.retained[topic] = text
+        self.sessions.take(record)
         if record.kind != log_record.MESSAGE:
             return
         if record.flags & log_record.FLAG_WILL:
@@ -146,6 +161,8 @@ class Checks:
             self.fail(f"nobody has published {text!r} to {topic}")
         count = self.stored.get(text, 0) + 1
         self.stored[text] = count
+        self.first_stored_us.setdefault(text, record.timestamp_us)
+        self.stored_us[text] = max(record.timestamp_us, self.stored_us.get(text, 0))
         if message.is_refused:
             self.fail(f"{text} is committed though it was refused")
         if count > 1:
@@ -194,6 +211,16 @@ class Checks:
                 f"epoch {session.epoch} of {client} belongs to {owner} and to {process.host.name}"
             )
 
+    def overheard(self, client: str, node: str, text: str, superseded_at: float) -> None:
+        """A connection of a client has been given a message, the client having been accepted
+        elsewhere at that time."""
+        message = self.messages.get(text)
+        if message is not None and message.sent_at > superseded_at:
+            self.fail(
+                f"{node} has given {text} to {client}, sent {message.sent_at - superseded_at:.3f} s"
+                " after a later connection of the client was accepted"
+            )
+
     def noted(self, process: "Process", note: Note) -> None:
         if note.event in IMPOSSIBLE:
             self.fail(f"{process.host.name}: {note.event} {note.fields}")
@@ -208,28 +235,34 @@ class Checks:
             process = host.process
             if process is None:
                 return f"{host.name} does not run"
+            metadata = process.member.fabric.metadata
+            if metadata is None:
+                return f"{host.name} has no metadata"
+            if len(metadata.voters) < len(world.hosts):
+                return f"by {host.name} only {metadata.voters} vote"
+            if host.is_witness:
+                continue
             journal = process.journal
             if process.state.delivered != ends:
                 return f"{host.name} has applied {process.state.delivered} of {ends}"
             if journal.durable_offset != ends or journal.next_offset != ends:
                 return f"{host.name}'s log ends at {journal.next_offset}, committed are {ends}"
-            metadata = process.member.fabric.metadata
-            if metadata is None:
-                return f"{host.name} has no metadata"
             for partition, info in enumerate(metadata.partitions):
                 if not info.leader:
                     return f"partition {partition} has no leader"
-                if len(info.in_sync) < min(metadata.replication_factor, len(world.hosts)):
+                if len(info.in_sync) < min(metadata.replication_factor, len(world.data_hosts)):
                     return f"partition {partition}: in sync are only {info.in_sync}"
                 if info.adding:
                     return f"partition {partition}: {info.adding} are being added"
+                if any(world.hosts[node].is_witness for node in info.members):
+                    self.fail(f"partition {partition}: a witness is among {info.members}")
         return ""
 
     def same_images(self) -> None:
         """Every node has the same sessions, retained messages and producers."""
         first: Mapping[str, object] | None = None
         name = ""
-        for host in self._world.hosts.values():
+        for host in self._world.data_hosts:
             assert host.process is not None
             image = image_of(host.process)
             if first is None:
@@ -280,9 +313,12 @@ def image_of(process: "Process") -> dict[str, object]:
             key: sorted(value, key=repr) if isinstance(value, list) else value
             for key, value in fields.items()
         }
+        found[f"inbound {client_id}"] = images.inbound_ids(client_id)
     for topic, message in images.state.retained.entries.items():
         assert isinstance(message, StoredMessage)
         found[f"retained {topic}"] = message.payload.decode()
+    for key in images.group_positions:
+        found[f"group {key}"] = images.groups.fields(key)
     for client_id, epoch in images.fired.items():
         found[f"fired {client_id}"] = epoch
     for client_id, epoch in images.ended.items():

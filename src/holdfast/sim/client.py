@@ -25,6 +25,9 @@ FOREVER: Final = 0xFFFFFFFF
 PATIENCE_S: Final = 4.0
 """A client that waits for something longer connects anew."""
 
+FOUND_OUT_S: Final = 4.0
+"""After so long, at most, a node sees that a client has gone elsewhere."""
+
 SENT: Final = 0
 RELEASED: Final = 1
 
@@ -38,6 +41,15 @@ class Outgoing:
         self.since = 0.0
 
 
+class Abandoned:
+    """A connection in whose place the client has opened another."""
+
+    def __init__(self, reader: FrameReader) -> None:
+        self.reader = reader
+        # When the next one was accepted.
+        self.superseded_at = float("inf")
+
+
 class Client:
     def __init__(
         self,
@@ -47,13 +59,16 @@ class Client:
         *,
         clean: bool = False,
         filters: tuple[tuple[str, int], ...] = (),
+        expiry_s: int = FOREVER,
     ) -> None:
+        """`expiry_s`: of its session, with version 5, unless `clean`."""
         self.world = world
         self.schedule = world.schedule
         self.name = name
         self.version = version
         self.clean = clean
         self.filters = filters
+        self.expiry_s = 0 if clean else expiry_s
         self.chance: random.Random = world.schedule.chance(f"client/{name}")
         self.socket: ClientSocket | None = None
         self.is_connected = False
@@ -64,6 +79,7 @@ class Client:
         self.will: m.Will | None = None
         self.on_message: Callable[[Publish], None] | None = None
         self.on_connected: Callable[[], None] | None = None
+        self.on_subscribed: Callable[[], None] | None = None
         self.on_done: Callable[[Outgoing, int], None] | None = None
         self.outgoing: dict[int, Outgoing] = {}
         self._incoming: set[int] = set()
@@ -71,7 +87,10 @@ class Client:
         # Some take the lowest one that is free, at once.
         self._reuses_ids = self.chance.random() < 0.6
         self._connecting_since = 0.0
+        # How often its session had ended when it connected last.
+        self._ends = 0
         self._reader = FrameReader(1 << 20)
+        self._abandoned: dict[ClientSocket, Abandoned] = {}
 
     # Connections
 
@@ -79,15 +98,16 @@ class Client:
         """Drops an older connection without closing it: the node finds out."""
         old = self.socket
         if old is not None:
-            old.close(after_s=self.chance.random() * 2)
+            old.abandon(self.chance.random() * FOUND_OUT_S)
+            self._abandoned[old] = Abandoned(self._reader)
         self.is_connected = False
         self.socket = ClientSocket(self, host)
         self._reader = FrameReader(1 << 20)
         self._connecting_since = self.schedule.now
         self.connects += 1
         properties: m.Properties = {}
-        if self.version >= 5 and not self.clean:
-            properties[p.SESSION_EXPIRY_INTERVAL] = FOREVER
+        if self.version >= 5 and self.expiry_s:
+            properties[p.SESSION_EXPIRY_INTERVAL] = self.expiry_s
         self.schedule.note(self.name, f"connects to {host.name}")
         clean_start = self.clean
         self._write(
@@ -109,12 +129,12 @@ class Client:
             socket.close()
         self._lost()
 
-    def disconnect(self) -> None:
+    def disconnect(self, reason: int = 0) -> None:
         socket = self.socket
         if socket is None:
             return
-        self.schedule.note(self.name, "disconnects")
-        self._write(encode(Disconnect(), self.version))
+        self.schedule.note(self.name, f"disconnects, 0x{reason:02x}")
+        self._write(encode(Disconnect(reason), self.version))
         socket.close()
         self._lost()
 
@@ -158,12 +178,21 @@ class Client:
         self.outgoing[self._next_id] = outgoing
         self._send(self._next_id, outgoing, False)
 
+    def send(self, message: Message) -> None:
+        """With QoS 0."""
+        packet = Publish(
+            message.topic.encode(), message.text.encode(), 0, False, False, 0, b"", 0, -1
+        )
+        self._write(encode(packet, self.version))
+
     def _send(self, packet_id: int, outgoing: Outgoing, dup: bool) -> None:
         message = outgoing.message
         outgoing.since = self.schedule.now
         if outgoing.state == RELEASED:
             self._write(encode_ack(m.PUBREL, packet_id, 0, self.version))
             return
+        if not message.times_sent:
+            message.sent_at = outgoing.since
         message.times_sent += 1
         packet = Publish(
             message.topic.encode(),
@@ -182,6 +211,7 @@ class Client:
 
     def received(self, socket: ClientSocket, data: bytes) -> None:
         if socket is not self.socket:
+            self._overhear(socket, data)
             return
         reader = self._reader
         reader.feed(data)
@@ -190,6 +220,26 @@ class Client:
                 reader.buffer, reader.first, reader.start, reader.end, self.version, False
             )
             self._handle(packet)
+
+    def _overhear(self, socket: ClientSocket, data: bytes) -> None:
+        """A node that hands out messages has the session."""
+        abandoned = self._abandoned.get(socket)
+        if abandoned is None:
+            return
+        reader = abandoned.reader
+        reader.feed(data)
+        while reader.next():
+            packet = decode(
+                reader.buffer, reader.first, reader.start, reader.end, self.version, False
+            )
+            if isinstance(packet, Connack):
+                # Overtaken on its way: it takes the session from the later one.
+                self._abandoned.pop(socket, None)
+                return
+            if isinstance(packet, Publish) and packet.qos and not self.clean:
+                self.world.checks.overheard(
+                    self.name, socket.host.name, packet.payload.decode(), abandoned.superseded_at
+                )
 
     def _handle(self, packet: m.Packet) -> None:
         if isinstance(packet, Connack):
@@ -202,6 +252,8 @@ class Client:
             if any(reason >= 0x80 for reason in packet.reasons):
                 self.world.checks.fail(f"{self.name}: SUBACK {packet.reasons}")
             self.is_subscribed = True
+            if self.on_subscribed is not None:
+                self.on_subscribed()
         elif isinstance(packet, Disconnect):
             self.schedule.note(self.name, f"is told DISCONNECT 0x{packet.reason:02x}")
 
@@ -213,18 +265,24 @@ class Client:
             self.drop()
             return
         self.is_connected = True
+        for abandoned in self._abandoned.values():
+            abandoned.superseded_at = min(abandoned.superseded_at, self.schedule.now)
         self.schedule.note(self.name, f"CONNACK present={packet.session_present}")
         if self.clean:
             if packet.session_present:
                 self.world.checks.fail(f"{self.name}: a clean start found a session")
             self.outgoing.clear()
         elif self.has_session and not packet.session_present:
-            self.world.checks.fail(f"{self.name}: {socket.host.name} has lost its session")
+            self._miss_session(socket.host.name)
         if packet.session_present and self.connects == 1:
             self.world.checks.fail(f"{self.name}: a session from nowhere")
         if not packet.session_present:
-            self._incoming.clear()
+            self._forget_session()
+        elif self.world.checks.sessions.ends.get(self.name, 0) > self._ends:
+            # It expired, and this one is of a CONNECT whose answer was lost.
+            self._forget_session()
         self.has_session = not self.clean
+        self._ends = self.world.checks.sessions.ends.get(self.name, 0)
         if socket.process is socket.host.process:
             self.world.checks.opened(self.name, socket.process)
         if not self.is_subscribed:
@@ -233,6 +291,15 @@ class Client:
             self._send(packet_id, outgoing, True)
         if self.on_connected is not None:
             self.on_connected()
+
+    def _miss_session(self, node: str) -> None:
+        """It may have expired, and the log knows then."""
+        if self.world.checks.sessions.ends.get(self.name, 0) == self._ends:
+            self.world.checks.fail(f"{self.name}: {node} has lost its session")
+
+    def _forget_session(self) -> None:
+        self._incoming.clear()
+        self.is_subscribed = not self.filters
 
     def _subscribe(self) -> None:
         requests = [m.SubscriptionRequest(filter, qos) for filter, qos in self.filters]

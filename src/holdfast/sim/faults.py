@@ -9,6 +9,9 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.sim.operating import Operator
+from holdfast.sim.process import LEAVE_S
+
 if TYPE_CHECKING:
     from holdfast.sim.host import Host
     from holdfast.sim.world import World
@@ -26,12 +29,21 @@ FULL_DISK: Final = "full-disk"
 SKEW: Final = "skew"
 LATE: Final = "late"
 WIPE: Final = "wipe"
+HANG_DISK: Final = "hang-disk"
+LEAVE: Final = "leave"
+"""A restart in good order."""
+OPERATE: Final = "operate"
+"""No fault: an operator changes the cluster."""
 ALL: Final = (
     KILL, POWER, OUTAGE, PAUSE, ISOLATE, ONE_WAY, BRIDGE, RESET, SLOW_DISK, FULL_DISK, SKEW, LATE,
-    WIPE,
+    WIPE, HANG_DISK, LEAVE, OPERATE,
 )  # fmt: skip
-PROCESSES: Final = (KILL, POWER, OUTAGE)
+PROCESSES: Final = (KILL, POWER, OUTAGE, LEAVE)
+DISKS: Final = (SLOW_DISK, FULL_DISK, HANG_DISK, POWER)
 NETWORK: Final = (ISOLATE, ONE_WAY, BRIDGE, RESET, LATE)
+
+SKEW_MAX_S: Final = 60.0
+"""Of one clock from the true time."""
 
 
 class Faults:
@@ -58,7 +70,11 @@ class Faults:
             SKEW: self._skew,
             LATE: self._late,
             WIPE: self._wipe,
+            HANG_DISK: self._hang_disk,
+            LEAVE: self._leave,
+            OPERATE: self._operate,
         }
+        self._operator = Operator(world)
 
     def begin(self) -> None:
         if self._kinds:
@@ -88,6 +104,7 @@ class Faults:
     def end(self) -> None:
         """Everything works again."""
         self._is_over = True
+        self._operator.end()
         world = self._world
         world.schedule.note("faults", "all is well again")
         world.network.heal()
@@ -95,6 +112,7 @@ class Faults:
         world.network.late_s = 0.02
         for host in world.hosts.values():
             host.slow_s = 0.0
+            host.unhang()
             host.disk.capacity_bytes = 1 << 40
             host.resume()
             host.start()
@@ -116,6 +134,15 @@ class Faults:
         for host in self._world.hosts.values():
             host.kill(power=True)
             self._restart(host, 2.0)
+
+    def _leave(self, host: "Host") -> None:
+        if host.process is not None and not host.is_paused:
+            host.process.leave()
+            # It is down within this time, or is killed by another fault.
+            self._world.schedule.after(LEAVE_S + 0.2 + self._chance.random(), host.start)
+
+    def _operate(self, host: "Host") -> None:
+        self._operator.strike(host)
 
     def _pause(self, host: "Host") -> None:
         host.pause(0.1 + self._chance.random() ** 3 * 8)
@@ -180,6 +207,10 @@ class Faults:
 
         self._world.schedule.after(self._chance.random() * 3, well)
 
+    def _hang_disk(self, host: "Host") -> None:
+        """Nothing comes back from it, for seconds."""
+        host.hang(0.2 + self._chance.random() ** 2 * 7)
+
     def _full_disk(self, host: "Host") -> None:
         self._world.schedule.note(host.name, "disk will be full")
         disk = host.disk
@@ -192,12 +223,15 @@ class Faults:
         self._world.schedule.after(self._chance.random() * 3, well)
 
     def _skew(self, host: "Host") -> None:
-        host.skew_us = int((self._chance.random() - 0.5) * 2 * 60e6)
+        host.skew_us = int((self._chance.random() - 0.5) * 2e6 * SKEW_MAX_S)
         self._world.schedule.note(host.name, f"wall clock is off by {host.skew_us / 1e6:.1f} s")
 
     def _wipe(self, host: "Host") -> None:
-        """Once, and only what the others have."""
-        if self._wiped or not self._world.is_in_sync():
+        """Once, and only what the others have, its vote included."""
+        metadata = self._world.newest_metadata()
+        if self._wiped or metadata is None or not self._world.is_in_sync():
+            return
+        if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
             return
         self._wiped = True
         host.kill(power=True)

@@ -4,6 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from holdfast.drivers.disk import DiskFullError
+from holdfast.replication.metadata import ClusterMetadata
 from holdfast.sim.disk import Crash, SimDisk
 from holdfast.sim.mirror import Mirror
 from holdfast.sim.network import PeerConnection
@@ -22,11 +23,14 @@ AT_ONCE_S: Final = 0.0005
 class Host:
     """An Endpoint of the network. `creates_cluster`: at its first start, the others wait."""
 
-    def __init__(self, world: "World", name: str, creates_cluster: bool) -> None:
+    def __init__(
+        self, world: "World", name: str, creates_cluster: bool, is_witness: bool = False
+    ) -> None:
         self.world = world
         self.schedule = world.schedule
         self.name = name
         self.creates_cluster = creates_cluster
+        self.is_witness = is_witness
         self.chance = self.schedule.chance(name)
         self.disk = SimDisk(CAPACITY_BYTES)
         self.mirror = Mirror(world.checks, name, world.settings.partitions)
@@ -35,9 +39,11 @@ class Host:
         self.incarnations = 0
         self.is_on = True
         self.paused_until = 0.0
-        self.skew_us = int((self.chance.random() - 0.5) * 2e6)
+        self.skew_us = int((self.chance.random() - 0.5) * 2e6 * world.settings.skew_s)
         # How much longer than usual the disk takes.
         self.slow_s = 0.0
+        # Until when it does nothing at all.
+        self._hung_until = 0.0
         self._boot_s = self.chance.random() * 1000
         self._backlog: deque[Work] = deque()
         # More is committed than is on the disk here.
@@ -51,11 +57,26 @@ class Host:
     def schedule_time(self, when: float) -> float:
         return when - self._boot_s
 
+    def true_us(self) -> int:
+        return EPOCH_US + int(self.schedule.now * 1e6)
+
     def wall_us(self) -> int:
-        return EPOCH_US + int(self.schedule.now * 1e6) + self.skew_us
+        return self.true_us() + self.skew_us
 
     def sync_s(self) -> float:
         return 0.0003 + self.chance.random() * 0.001 + self.slow_s * self.chance.random()
+
+    # The disk
+
+    def hang(self, duration_s: float) -> None:
+        self._hung_until = max(self._hung_until, self.schedule.now + duration_s)
+        self.schedule.note(self.name, f"disk hangs for {duration_s:.2f} s")
+
+    def unhang(self) -> None:
+        self._hung_until = 0.0
+
+    def hangs_for_s(self) -> float:
+        return max(0.0, self._hung_until - self.schedule.now)
 
     # The process
 
@@ -69,10 +90,21 @@ class Host:
 
     def new_incarnation(self) -> str:
         self.incarnations += 1
+        return self.incarnation
+
+    @property
+    def incarnation(self) -> str:
         return f"{self.name}disk{self.incarnations}"
+
+    def was_removed(self, metadata: ClusterMetadata) -> bool:
+        """With the disk that it has."""
+        return (self.name, self.incarnation) in metadata.removed
 
     def start(self) -> None:
         if self.process is not None:
+            return
+        if self.hangs_for_s():
+            self.schedule.after(self.hangs_for_s(), self.start)
             return
         self.is_on = True
         self.process_number += 1
@@ -152,10 +184,7 @@ class Host:
         self.disk.steps = 0
         self.disk.crash_at = self.chance.choice((-1, 1, 1, 2, 2, 3))
         try:
-            if process.group is not None and self.chance.random() < 0.7:
-                process.writer.write(process.group)
-            if process.raft_writes and self.chance.random() < 0.7:
-                process.raft_files.write(process.raft_writes[0])
+            process.disk.break_writes()
         except (Crash, DiskFullError):
             pass
         self.disk.crash_at = -1
@@ -173,11 +202,14 @@ class Host:
     def link(self, other: str) -> PeerConnection | None:
         return None if self.process is None else self.process.links.get(other)
 
+    def shuns(self, other: str) -> bool:
+        return self.process is not None and self.process.has_removed(self.world.hosts[other])
+
     def link_up(self, connection: PeerConnection, other: str) -> None:
         process = self.process
         peer = self.world.hosts[other].process
         if process is not None and peer is not None:
-            process.link_up(connection, other, peer.presence)
+            process.link_up(connection, other, peer.presence, peer.role)
 
     def link_down(self, connection: PeerConnection, other: str) -> None:
         if self.process is not None:

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING
 
 from holdfast.drivers.storage import Storage
-from holdfast.log.journal import WriteGroup
 from holdfast.log.record import ATTRIBUTE_RESET, Batch
+from holdfast.log.segment import WriteGroup
 
 if TYPE_CHECKING:
     from holdfast.sim.checks import Checks

@@ -41,6 +41,9 @@ class Endpoint(Protocol):
     def link(self, other: str) -> "PeerConnection | None":
         """As its process sees it."""
 
+    def shuns(self, other: str) -> bool:
+        """Its process wants no link to the other node."""
+
     def link_up(self, connection: "PeerConnection", other: str) -> None: ...
 
     def link_down(self, connection: "PeerConnection", other: str) -> None: ...
@@ -248,6 +251,8 @@ class Network:
             self._knock(second, first)
             return
         if first.is_paused or second.is_paused:
+            return
+        if first.shuns(second.name) or second.shuns(first.name):
             return
         for each in connections:
             if not each.is_of_running(first) or not each.is_of_running(second):

@@ -38,7 +38,11 @@ class ClientSocket:
         self._connection: Connection | None = None
         self.is_open = True
         """For the client."""
+        self.is_abandoned = False
+        """The client is elsewhere; what still comes is looked at all the same."""
         self._node_closed = False
+        self.ended_at = float("inf")
+        """The node has sent the last thing then."""
         self._up_at = 0.0
         self._down_at = 0.0
         # What has arrived while the node wanted no input.
@@ -63,6 +67,11 @@ class ClientSocket:
         self.is_open = False
         self._up_at += after_s
         self._send(self._gone)
+
+    def abandon(self, after_s: float) -> None:
+        """The client connects anew; the node finds out after a while."""
+        self.is_abandoned = True
+        self.close(after_s=after_s)
 
     def vanish(self) -> None:
         """What the client has sent is lost too, if it has not arrived."""
@@ -110,6 +119,7 @@ class ClientSocket:
             self._down(lambda: self._to_client(data))
         if connection.closing and not self._node_closed:
             self._node_closed = True
+            self.ended_at = self.schedule.now
             self._down(self._closed)
             self.process.later(0.0, lambda: self.process.client_gone(connection))
 
@@ -126,10 +136,12 @@ class ClientSocket:
     def _gone_now(self) -> None:
         if self._connection is not None:
             self._node_closed = True
+            self.ended_at = min(self.ended_at, self.schedule.now)
             self.process.client_gone(self._connection)
 
     def node_ended(self) -> None:
         self._node_closed = True
+        self.ended_at = min(self.ended_at, self.schedule.now)
         self._down(self._closed)
 
     def _down(self, work: Work) -> None:
@@ -139,7 +151,7 @@ class ClientSocket:
         self.schedule.at(self._down_at, work)
 
     def _to_client(self, data: bytes) -> None:
-        if self.is_open:
+        if self.is_open or self.is_abandoned:
             self.user.received(self, data)
 
     def _closed(self) -> None:

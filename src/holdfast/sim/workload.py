@@ -1,4 +1,5 @@
-"""Who publishes and who subscribes, and what each of them must see."""
+"""Who publishes and who subscribes with QoS 1 and 2, retains, or leaves a will; and what each of
+them must see."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -51,13 +52,17 @@ class Party:
     def is_wanted(self) -> bool:
         return True
 
+    def is_ready(self) -> bool:
+        """The work may begin."""
+        return self.client.is_subscribed
+
     def look(self) -> None:
         """Now and then."""
 
     def _connect(self) -> None:
         open_hosts = [
             host
-            for host in self.world.hosts.values()
+            for host in self.world.data_hosts
             if host.process is not None and host.process.is_ready
         ]
         if open_hosts:
@@ -71,6 +76,12 @@ class Party:
         """What it still waits for; "": nothing."""
         return ""
 
+    def check_quiet(self) -> None:
+        """What was to be seen while nothing went wrong."""
+
+    def check(self) -> None:
+        """At the end."""
+
 
 class Subscriber(Party):
     """A durable session. `prefixes`: of the topics it gets."""
@@ -79,6 +90,8 @@ class Subscriber(Party):
         super().__init__(world, client)
         self.prefixes = prefixes
         self.received: dict[str, int] = {}
+        # By text, how often without DUP.
+        self._first_sent: dict[str, int] = {}
         self._newest: dict[tuple[str, str], int] = {}
         client.on_message = self._arrived
 
@@ -99,6 +112,10 @@ class Subscriber(Party):
         self.received[text] = count
         if packet.qos == 2 and count > stored:
             checks.fail(f"{name} has received {text} {count} times with QoS 2")
+        if not packet.dup:
+            self._first_sent[text] = self._first_sent.get(text, 0) + 1
+            if self._first_sent[text] > stored:
+                checks.fail(f"{name} has received {text} {count} times, now without DUP")
         message = checks.messages.get(text)
         if count > 1 or message is None or not message.is_ordered:
             return
@@ -127,6 +144,7 @@ class Subscriber(Party):
 class Publisher(Party):
     """Publishes numbered messages."""
 
+    topics: tuple[str, ...] = TOPICS
     pause_s = 0.03
     window = WINDOW
     is_ordered = True
@@ -135,14 +153,18 @@ class Publisher(Party):
         super().__init__(world, client)
         self.number = 0
         self.refused = 0
+        self.newest: Message
         client.on_done = self.done
         self._next()
 
     def _next(self) -> None:
         self.world.schedule.after(self.chance.expovariate(1 / self.pause_s), self._next)
         client = self.client
-        if self.is_active and client.is_connected and len(client.outgoing) < self.window:
+        if self.may_publish() and client.is_connected and len(client.outgoing) < self.window:
             self.publish()
+
+    def may_publish(self) -> bool:
+        return self.is_active
 
     def message(self, topic: str, qos: int) -> Message:
         self.number += 1
@@ -150,10 +172,11 @@ class Publisher(Party):
         message = Message(f"{client.name}#{self.number}", client.name, topic, self.number, qos)
         message.is_ordered = self.is_ordered
         self.world.checks.published(message)
+        self.newest = message
         return message
 
     def publish(self) -> None:
-        message = self.message(self.chance.choice(TOPICS), self.chance.choice((1, 2)))
+        message = self.message(self.chance.choice(self.topics), self.chance.choice((1, 2)))
         self.client.publish(message)
 
     def done(self, outgoing: Outgoing, reason: int) -> None:
@@ -287,20 +310,3 @@ class Dying(Party):
             return f"{self.client.name} has not ended"
         missing = [text for text in self.awaited if not self.world.checks.wills.get(text)]
         return f"the wills {missing} have not come" if missing else ""
-
-
-def parties(world: "World") -> list[Party]:
-    every = tuple((topic, 2) for topic in TOPICS)
-    return [
-        Subscriber(world, Client(world, "sub5", 5, filters=(("t/#", 2),)), ("t/",)),
-        Subscriber(world, Client(world, "sub4", 4, filters=(("t/#", 1),)), ("t/",)),
-        Subscriber(
-            world, Client(world, "subw", 5, filters=(*every[:1], ("w/#", 2))), ("t/0", "w/")
-        ),
-        Publisher(world, Client(world, "pub5", 5)),
-        Publisher(world, Client(world, "pub4", 4)),
-        Producer(world, Client(world, "producer", 5, clean=True)),
-        Retainer(world, Client(world, "retainer", 5, clean=True)),
-        Dying(world, Client(world, "dying5", 5)),
-        Dying(world, Client(world, "dying4", 4, clean=True)),
-    ]

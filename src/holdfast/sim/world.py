@@ -4,12 +4,25 @@ and in the end nothing may be missing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.replication.metadata import ClusterMetadata
+from holdfast.sim.casts import LOG, parties
 from holdfast.sim.checks import Checks
-from holdfast.sim.faults import Faults
+from holdfast.sim.faults import SKEW, SKEW_MAX_S, Faults
 from holdfast.sim.host import Host
 from holdfast.sim.network import Network
 from holdfast.sim.schedule import Schedule, Violation
-from holdfast.sim.workload import Retainer, parties
+from holdfast.sim.workload import Publisher
+
+QUIET_S = 1.5
+"""So long nothing goes wrong and nothing changes, so that everything sent must arrive."""
+ARRIVE_S = 0.5
+"""Then everything has arrived."""
+ALONE_S = 1.0
+"""So long clients publish while one node is away."""
+GOES_ON_S = 10.0
+"""Then all of it is acknowledged."""
+HANGS_S = 60.0
+"""Longer than that."""
 
 Missing = Callable[[], str]
 """What is still to come; "": nothing."""
@@ -21,6 +34,10 @@ class Settings:
     partitions: int = 4
     replication_factor: int = 3
     min_insync: int = 2
+    has_witness: bool = False
+    """The last node has no data, but votes."""
+    casts: tuple[str, ...] = (LOG,)
+    """What the clients do; see `casts`."""
     faults: tuple[str, ...] = ()
     mean_s: float = 1.0
     """Between two faults."""
@@ -38,6 +55,11 @@ class Settings:
     """Of the log on each disk, looked at after a snapshot; 0: everything stays."""
     outbox_messages: int = 30
     replace_after_s: float = 10.0
+    disk_stall_s: float = 1.0
+    skew_s: float = 1.0
+    """Of the nodes' wall clocks from the true time, at most."""
+    loses_one: bool = False
+    """In the end, all being well, one node or its disk goes, and the others must go on."""
 
 
 class World:
@@ -49,11 +71,22 @@ class World:
         self.network = Network(self.schedule)
         self.hosts: dict[str, Host] = {}
         for number in range(settings.nodes):
-            host = Host(self, f"n{number + 1}", number == 0)
+            is_witness = settings.has_witness and number == settings.nodes - 1
+            host = Host(self, f"n{number + 1}", number == 0, is_witness)
             self.hosts[host.name] = host
             self.network.add(host)
         self.faults = Faults(self, settings.faults, settings.mean_s)
+        self.is_quiet = False
         self.parties = parties(self)
+
+    @property
+    def skew_s(self) -> float:
+        """How far two wall clocks may ever have been apart."""
+        return SKEW_MAX_S * 2 if SKEW in self.settings.faults else self.settings.skew_s * 2
+
+    @property
+    def data_hosts(self) -> list[Host]:
+        return [host for host in self.hosts.values() if not host.is_witness]
 
     def run(self) -> None:
         """Raises Violation, or whatever a node raised."""
@@ -70,12 +103,47 @@ class World:
         for party in self.parties:
             party.is_active = False
         self._wait(settings.settled_within_s, self._not_settled, "not settled")
+        self._be_quiet()
+        if settings.loses_one:
+            self._lose_one()
         self.checks.same_images()
         self.checks.same_sessions()
+        self.checks.sessions.check(self.skew_s)
         for party in self.parties:
-            if isinstance(party, Retainer):
-                party.check()
+            party.check()
         self.schedule.note("world", "done")
+
+    def _be_quiet(self) -> None:
+        self.schedule.note("world", "quiet")
+        self.is_quiet = True
+        self.schedule.run(self.schedule.now + QUIET_S)
+        self.is_quiet = False
+        self.schedule.run(self.schedule.now + ARRIVE_S)
+        for party in self.parties:
+            party.check_quiet()
+        self._wait(self.settings.settled_within_s, self._not_settled, "not settled after the quiet")
+
+    def _lose_one(self) -> None:
+        chance = self.schedule.chance("loses")
+        host = chance.choice(list(self.hosts.values()))
+        if chance.random() < 0.4:
+            host.hang(HANGS_S)
+        else:
+            host.kill(power=chance.random() < 0.5)
+        publishers = [party for party in self.parties if isinstance(party, Publisher)]
+        for publisher in publishers:
+            publisher.is_active = True
+        self.schedule.run(self.schedule.now + ALONE_S)
+        for publisher in publishers:
+            publisher.is_active = False
+
+        def unsettled() -> str:
+            return next(filter(None, (each.unsettled() for each in publishers)), "")
+
+        self._wait(GOES_ON_S, unsettled, f"not settled without {host.name}")
+        host.unhang()
+        host.start()
+        self._wait(self.settings.settled_within_s, self._not_settled, "not settled again")
 
     def _wait(self, limit_s: float, what_is_missing: Missing, name: str) -> None:
         deadline = self.schedule.now + limit_s
@@ -91,8 +159,10 @@ class World:
         for host in self.hosts.values():
             if host.process is None or not host.process.is_ready:
                 return f"{host.name} is not ready"
+            if len(host.process.links) < len(self.hosts) - 1:
+                return f"{host.name} has links to {list(host.process.links)} only"
         for party in self.parties:
-            if not party.client.is_subscribed:
+            if not party.is_ready():
                 return f"{party.client.name} has not subscribed"
         return "" if self.is_in_sync() else "replicas are not in sync"
 
@@ -101,18 +171,26 @@ class World:
             waiting = party.unsettled()
             if waiting:
                 return waiting
+        for host in self.hosts.values():
+            if host.process is None or len(host.process.links) < len(self.hosts) - 1:
+                return f"{host.name} is not connected with all others"
         return self.checks.at_rest()
 
     def is_in_sync(self) -> bool:
         """Every partition has all its replicas in sync, by the newest metadata of any node."""
+        newest = self.newest_metadata()
+        if newest is None or any(host.process is None for host in self.hosts.values()):
+            return False
+        factor = min(self.settings.replication_factor, len(self.data_hosts))
+        return all(info.leader and len(info.in_sync) >= factor for info in newest.partitions)
+
+    def newest_metadata(self) -> ClusterMetadata | None:
+        """That any running node knows."""
         newest = None
         for host in self.hosts.values():
             if host.process is None:
-                return False
+                continue
             metadata = host.process.member.fabric.metadata
             if metadata is not None and (newest is None or metadata.version > newest.version):
                 newest = metadata
-        if newest is None:
-            return False
-        factor = min(self.settings.replication_factor, len(self.hosts))
-        return all(info.leader and len(info.in_sync) >= factor for info in newest.partitions)
+        return newest

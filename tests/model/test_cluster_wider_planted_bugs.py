@@ -1,0 +1,304 @@
+"""As test_cluster_planted_bugs, for what is not the log: QoS 0 between nodes, delays and expiries,
+shared groups, the witness, an operator's commands, disks that hang."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from holdfast.cluster.coordination import Coordination
+from holdfast.cluster.endings import Endings
+from holdfast.cluster.group_images import GroupImages
+from holdfast.cluster.images import Images
+from holdfast.cluster.interest import Interest
+from holdfast.cluster.node_side import NodeSide
+from holdfast.log.record import Batch
+from holdfast.node.recovery import Recovery
+from holdfast.node.state import Held
+from holdfast.replication import commands, voters
+from holdfast.replication.commands import Applied, PutNode
+from holdfast.replication.disk_watch import DiskWatch
+from holdfast.replication.metadata import WITNESS, ClusterMetadata, NodeInfo
+from holdfast.session.message import Message
+from holdfast.session.session import NEVER_EXPIRES, Session
+from holdfast.sim.casts import GROUPS, LOG, QOS0, TIMED
+from holdfast.sim.schedule import Violation
+from holdfast.sim.storing import ProcessDisk
+from holdfast.sim.world import Settings, World
+
+SEEDS = 25
+"""At most, from the one given."""
+
+Plant = Callable[[], AbstractContextManager[object]]
+
+
+def filters_are_told_once() -> AbstractContextManager[object]:
+    """Not again when a link comes back."""
+    connected = Interest.connected
+    known: set[tuple[int, str]] = set()
+
+    def tell_once(interest: Interest, node: str) -> None:
+        if (id(interest), node) in known:
+            interest._acknowledged[node] = interest._number
+            return
+        known.add((id(interest), node))
+        connected(interest, node)
+
+    return patch.object(Interest, "connected", tell_once)
+
+
+def messages_come_twice() -> AbstractContextManager[object]:
+    handle = Interest.handle_qos0
+
+    def handle_twice(interest: Interest, payload: bytes) -> None:
+        handle(interest, payload)
+        handle(interest, payload)
+
+    return patch.object(Interest, "handle_qos0", handle_twice)
+
+
+def every_node_picks_itself() -> AbstractContextManager[object]:
+    """Each node with members of a shared subscription gives a QoS 0 message to one of them."""
+    handle = Interest.handle_qos0
+
+    def handle_for_all(interest: Interest, payload: bytes) -> None:
+        handle(interest, payload)
+        interest._deliver_to_groups(list(interest._state.groups), _message(payload))
+
+    return patch.object(Interest, "handle_qos0", handle_for_all)
+
+
+def _message(payload: bytes) -> Message:
+    record = next(iter(Batch(payload).records()))
+    return Message(record.topic, record.payload, 0, False, b"", -1, 0, b"")
+
+
+def a_will_does_not_wait() -> AbstractContextManager[object]:
+    rearm = Recovery._rearm
+
+    def without_delay(recovery: Recovery, session: Session) -> bool:
+        if session.will is not None:
+            session.will.delay_s = 0
+        return rearm(recovery, session)
+
+    return patch.object(Recovery, "_rearm", without_delay)
+
+
+@contextmanager
+def a_timer_is_not_cancelled() -> Iterator[None]:
+    """The will of a session that is back comes all the same."""
+    due = Endings.due
+
+    def due_though_it_is_back(endings: Endings, session: Session, kind: int) -> None:
+        owner, session.owner = session.owner, ""
+        due(endings, session, kind)
+        session.owner = owner
+
+    def touch(recovery: Recovery, session: Session) -> None:
+        recovery.expired.discard(session)
+        recovery.touched.add(session)
+
+    with (
+        patch.object(Endings, "due", due_though_it_is_back),
+        patch.object(Recovery, "_touch", touch),
+    ):
+        yield
+
+
+def a_held_up_node_is_sure() -> AbstractContextManager[object]:
+    """It publishes the wills that are due by its clock, whoever decides by now."""
+    return patch.object(Endings, "_is_confirmed", lambda *_: True)
+
+
+def sessions_expire_at_once() -> AbstractContextManager[object]:
+    settle = Images.settle_one
+
+    def expire(images: Images, session: Session) -> bool:
+        is_touched = session in images.touched
+        is_there = settle(images, session)
+        if is_touched and session not in images.open and session.expiry_s < NEVER_EXPIRES:
+            return False
+        return is_there
+
+    return patch.object(Images, "settle_one", expire)
+
+
+def what_was_overdue_is_forgotten() -> AbstractContextManager[object]:
+    """By the node that leads next."""
+
+    def forget(endings: Endings, partition: int) -> None:
+        endings._overdue.clear()
+
+    return patch.object(Endings, "start_deciding", forget)
+
+
+def messages_never_expire() -> AbstractContextManager[object]:
+    return patch.object(Message, "is_expired", lambda *_: False)
+
+
+def a_lost_node_keeps_what_it_had() -> AbstractContextManager[object]:
+    lose = Coordination.lose
+
+    def lose_nothing(coordination: Coordination, node: str) -> list[tuple[int, int]]:
+        lose(coordination, node)
+        return []
+
+    return patch.object(Coordination, "lose", lose_nothing)
+
+
+def what_sessions_have_kept_is_given_again() -> AbstractContextManager[object]:
+    return patch.object(GroupImages, "kept_by_members", lambda *_: set())
+
+
+def groups_begin_at_the_end() -> AbstractContextManager[object]:
+    """A new coordinator does not look at where the group stands."""
+    open_ = Coordination.open
+
+    def open_here(
+        coordination: Coordination, positions: list[int] | None, images: GroupImages
+    ) -> None:
+        if positions is not None:
+            positions = list(coordination._state.delivered)
+        open_(coordination, positions, images)
+
+    return patch.object(Coordination, "open", open_here)
+
+
+def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
+    def hold(node: NodeSide, held: Held, *_: object) -> None:
+        node.hold(held)
+
+    return patch.object(NodeSide, "hold_for_groups", hold)
+
+
+def what_a_lost_node_has_sent_is_new() -> AbstractContextManager[object]:
+    return patch.object(Images, "_note_sent", lambda *_: None)
+
+
+def a_witness_does_not_vote() -> AbstractContextManager[object]:
+    is_good = voters._is_good
+
+    def is_good_data_node(
+        member: str, own: str, wanted: dict[str, NodeInfo], leaving: set[str]
+    ) -> bool:
+        return is_good(member, own, wanted, leaving) and wanted[member].role != WITNESS
+
+    return patch.object(voters, "_is_good", is_good_data_node)
+
+
+def a_removed_name_is_not_taken_again() -> AbstractContextManager[object]:
+    """Whatever disk the node has by then."""
+    put = commands._put_node
+
+    def put_others(metadata: ClusterMetadata, command: PutNode) -> Applied:
+        if command.info.node_id in dict(metadata.removed):
+            return Applied(metadata, (), "planted")
+        return put(metadata, command)
+
+    return patch.object(commands, "_put_node", put_others)
+
+
+def what_hangs_counts_as_written() -> AbstractContextManager[object]:
+    """Of the metadata."""
+    begin = ProcessDisk._begin_raft_write
+
+    def pretend(disk: ProcessDisk) -> None:
+        disk.raft_writes.popleft()
+        disk._process.touch()
+        disk.watch.ended(disk.watch.metadata, disk._state.now)
+        disk._member.handle_persisted(disk._state.now)
+        if disk.raft_writes:
+            disk._begin_raft_write()
+
+    def begin_or_pretend(disk: ProcessDisk) -> None:
+        if disk._host.hangs_for_s():
+            disk._process.later(0.001, lambda: pretend(disk))
+        else:
+            begin(disk)
+
+    return patch.object(ProcessDisk, "_begin_raft_write", begin_or_pretend)
+
+
+def nobody_looks_at_the_disk() -> AbstractContextManager[object]:
+    return patch.object(DiskWatch, "handle_timers", lambda *_: False)
+
+
+def settings(cast: str, *faults: str, mean_s: float = 0.4, **other: Any) -> Settings:
+    return Settings(
+        casts=(cast,),
+        faults=faults,
+        mean_s=mean_s,
+        min_insync=other.pop("min_insync", 1),
+        duration_s=3.0,
+        settled_within_s=12.0,
+        skew_s=0.02,
+        **other,
+    )
+
+
+PLANTED: dict[str, tuple[Plant, Settings, int]] = {
+    "filters are told once": (filters_are_told_once, settings(QOS0, "reset"), 0),
+    "messages come twice": (messages_come_twice, settings(QOS0), 0),
+    "every node picks itself": (every_node_picks_itself, settings(QOS0), 0),
+    "a will does not wait": (a_will_does_not_wait, settings(TIMED), 0),
+    "a timer is not cancelled": (a_timer_is_not_cancelled, settings(TIMED), 0),
+    "a held-up node is sure": (
+        a_held_up_node_is_sure,
+        settings(TIMED, "kill", "isolate", "reset", "pause", mean_s=1.0, min_insync=2),
+        227,
+    ),
+    "sessions expire at once": (sessions_expire_at_once, settings(TIMED), 0),
+    "what was overdue is forgotten": (
+        what_was_overdue_is_forgotten,
+        settings(TIMED, "kill", "pause"),
+        8,
+    ),
+    "messages never expire": (messages_never_expire, settings(TIMED), 4),
+    "a lost node keeps what it had": (a_lost_node_keeps_what_it_had, settings(GROUPS, "kill"), 46),
+    "what sessions have kept is given again": (
+        what_sessions_have_kept_is_given_again,
+        settings(GROUPS, "kill"),
+        0,
+    ),
+    "ids are free before the group has finished": (
+        ids_are_free_before_the_group_has_finished,
+        settings(GROUPS, "kill"),
+        0,
+    ),
+    "groups begin at the end": (groups_begin_at_the_end, settings(GROUPS, "kill"), 1),
+    "what a lost node has sent is new": (
+        what_a_lost_node_has_sent_is_new,
+        settings(LOG, "kill"),
+        0,
+    ),
+    "a witness does not vote": (a_witness_does_not_vote, settings(LOG, has_witness=True), 0),
+    "a removed name is not taken again": (
+        a_removed_name_is_not_taken_again,
+        settings(LOG, "operate", mean_s=0.3),
+        0,
+    ),
+    "what hangs counts as written": (
+        what_hangs_counts_as_written,
+        settings(LOG, "hang-disk", "power", "outage"),
+        7,
+    ),
+    "nobody looks at the disk": (nobody_looks_at_the_disk, settings(LOG, loses_one=True), 10),
+}
+
+
+def first_seed_that_fails(plan: Settings, first: int) -> tuple[int, str] | None:
+    for seed in range(first, first + SEEDS):
+        try:
+            World(seed, plan).run()
+        except (Violation, AssertionError, ValueError, KeyError) as error:
+            return seed, str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    plant, plan, first = PLANTED[name]
+    with plant():
+        assert first_seed_that_fails(plan, first) is not None
