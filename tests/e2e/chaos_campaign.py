@@ -11,7 +11,9 @@ from math import inf
 from pathlib import Path
 from typing import Final
 
+import holdfast
 from holdfast.log.partition import partition_of
+from holdfast.pipeline.experiments.log import ExperimentLog
 from tests.e2e.chaos_clients import Publisher
 from tests.e2e.chaos_faults import Fault, Scene, wait_whole
 from tests.e2e.chaos_site import Site
@@ -51,6 +53,10 @@ class Outcome:
     acknowledged: int = 0
     delivered: int = 0
     wills: int = 0
+    run: str = ""
+    """The name of the run in its events."""
+    events: Path = Path()
+    """The file with them."""
 
     def stalls(self, kind: str) -> list[float]:
         return sorted(
@@ -96,23 +102,45 @@ def play(
     going to be. `directory` is for the clients' own files. Raises AssertionError when the site
     does not become whole again."""
     rng = random.Random(seed)
-    ledger = Ledger()
-    workload = Workload(site.servers(), ledger, rng, directory, site.clients_prefix)
-    outcome = Outcome(seed)
-    try:
-        workload.begin()
-        for kind, fault in faults:
-            scene = Scene(site, rng, topics_of(workload), pause_max_s)
-            outcome.rounds.append(_play_one(workload, scene, kind, fault))
-        workload.end(DRAIN_S)
-    except BaseException as error:
-        _judge(outcome, workload)
-        error.add_note(outcome.report())
-        raise
-    finally:
-        workload.close()
+    outcome = Outcome(seed, run=f"chaos-{len(site.nodes)}-{seed}-{time.time_ns() // 1000}")
+    outcome.events = directory / "events.jsonl"
+    parameters = _parameters(site, faults, outcome)
+    with ExperimentLog(outcome.run, outcome.events, parameters=parameters) as log:
+        ledger, roles = Ledger(log), Roles(site, log)
+        workload = Workload(site.servers(), ledger, rng, directory, site.clients_prefix)
+        try:
+            workload.begin()
+            for kind, fault in faults:
+                scene = Scene(site, rng, topics_of(workload), pause_max_s)
+                outcome.rounds.append(_play_one(workload, scene, kind, fault, roles))
+            workload.end(DRAIN_S)
+        except BaseException as error:
+            _judge(outcome, workload)
+            error.add_note(outcome.report())
+            raise
+        finally:
+            workload.close()
     _judge(outcome, workload)
     return outcome
+
+
+def _parameters(
+    site: Site, faults: Sequence[tuple[str, Fault]], outcome: Outcome
+) -> dict[str, str]:
+    """What the events say about the run."""
+    deadline = time.monotonic() + WHOLE_S
+    while not site.leaders() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return {
+        "name": f"chaos, {len(site.nodes)} nodes",
+        "software": f"holdfast {holdfast.__version__}",
+        "nodes": str(len(site.nodes)),
+        "partitions": str(len(site.leaders())),
+        "qos": "mixed",
+        "payload_bytes": "64",
+        "fault_plan": ", ".join(dict.fromkeys(kind for kind, _ in faults)),
+        "seed": str(outcome.seed),
+    }
 
 
 def _judge(outcome: Outcome, workload: Workload) -> None:
@@ -127,7 +155,7 @@ def _judge(outcome: Outcome, workload: Workload) -> None:
         outcome.refusals += party.refusals
 
 
-def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault) -> Round:
+def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault, roles: "Roles") -> Round:
     crowd, rng = workload.crowd, scene.rng
     crowd.pump(rng.uniform(*SETTLE_S))
     absent = workload.stir()
@@ -135,13 +163,13 @@ def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault) -> Roun
     leaders = scene.site.leaders()
     at = time.monotonic()
     for pause_s in fault(scene):
-        crowd.pump(pause_s)
+        crowd.pump(pause_s, roles.look)
     for party in absent:
         party.away = False
     for pause_s in wait_whole(scene, WHOLE_S):
-        crowd.pump(pause_s)
+        crowd.pump(pause_s, roles.look)
     whole_at = time.monotonic()
-    workload.ledger.fault(kind, at, whole_at)
+    workload.ledger.fault(kind, at, whole_at, scene.victims)
     affected = {
         topic
         for topic in scene.busy
@@ -152,6 +180,29 @@ def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault) -> Roun
     crowd.pump(AFTERWARDS_S, lambda: all(one.newest_s() > whole_at for one in watched))
     stall_s = max((one.stall_s() for one in watched if one.topics), default=None)
     return Round(kind, tuple(sorted(scene.victims)), stall_s, whole_at - at)
+
+
+class Roles:
+    """Writes down which node leads which partition, as of the site's newest look at them."""
+
+    def __init__(self, site: Site, log: ExperimentLog) -> None:
+        self._site = site
+        self._log = log
+        self._known: dict[int, str] = site.leaders()
+
+    def look(self) -> bool:
+        """False: a crowd may ask for it all the time, and goes on."""
+        leaders = self._site.leaders()
+        if leaders != self._known:
+            for partition, node in leaders.items():
+                before = self._known.get(partition, "")
+                if node != before:
+                    role = "leader" if node else "none"
+                    self._log.write(
+                        "role_changed", node=node or before, partition=partition, role=role
+                    )
+            self._known = leaders
+        return False
 
 
 class Watched:

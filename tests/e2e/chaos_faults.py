@@ -152,6 +152,16 @@ def fill_disk(scene: Scene) -> Iterator[float]:
     hog.unlink()
 
 
+def hang_disk(scene: Scene) -> Iterator[float]:
+    """For less than a node waits for its disk, or for longer; everything else of it runs."""
+    disk = scene.site.hanging_disk
+    assert disk is not None
+    scene.hit(next(iter(scene.nodes)))
+    disk.hang()
+    yield scene.rng.uniform(0.5, 8.0)
+    disk.go_on()
+
+
 def rolling_restart(scene: Scene) -> Iterator[float]:
     """SIGTERM, one node after the other, each as soon as the one before serves again."""
     for name in list(scene.nodes):
@@ -229,6 +239,7 @@ OF_A_CLUSTER: Final[dict[str, Fault]] = {
     "one-way partition": part_one_way,
     "bridge partition": part_bridge,
     "full disk": fill_disk,
+    "disk hangs": hang_disk,
     "rolling restart": rolling_restart,
     "wiped disk": wipe_disk,
     "kill during failover": kill_during_failover,

@@ -17,6 +17,8 @@ from holdfast.log.partition import partition_of
 from tests.e2e.brokers import Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses
+from tests.support.hanging_disk import HangingDisk, hanging_disk
+from tests.support.hanging_disk import missing as no_hanging_disk
 from tests.support.namespaces import Host, Network
 
 WATCH_S: Final = 0.1
@@ -49,6 +51,8 @@ class Site:
         self.network = network
         self.nodes = nodes
         self.small_disk: Path | None = None
+        self.hanging_disk: HangingDisk | None = None
+        """Of the first node."""
         self._whole_at = 0.0
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watcher")
@@ -191,9 +195,12 @@ def cluster_site(
     settings: dict[str, dict[str, Any]] = SETTINGS,
     *,
     is_watched: bool = True,
+    has_small_disk: bool = True,
+    has_hanging_disk: bool = False,
 ) -> Iterator[ClusterSite]:
     """`is_watched`: False: nobody asks the nodes for their status, nor knows whether they are
-    whole."""
+    whole. `has_small_disk`: False: for what takes long or is measured, a real disk on each node.
+    `has_hanging_disk`: the first node's can hang, where such a one can be made."""
     with ExitStack() as stack:
         names = [f"n{number}" for number in range(1, count + 1)]
         network = _hosts(stack, names)
@@ -205,8 +212,16 @@ def cluster_site(
             prefixes=[_prefix(network.hosts[name]) for name in names],
         )
         site = ClusterSite(network, cluster)
-        site.small_disk = stack.enter_context(_small_disk(cluster.nodes[names[-1]]))
+        if has_small_disk:
+            site.small_disk = stack.enter_context(_small_disk(cluster.nodes[names[-1]]))
+        if has_hanging_disk and not no_hanging_disk():
+            disk = stack.enter_context(hanging_disk(directory / "disk"))
+            cluster.nodes[names[0]].data = disk.directory / "data"
+            site.hanging_disk = disk
         stack.callback(cluster.end)
+        if site.hanging_disk is not None:
+            # Before that: nobody can be killed while it waits for its disk.
+            stack.callback(site.hanging_disk.go_on)
         try:
             cluster.start()
             with site.watched() if is_watched else nullcontext():

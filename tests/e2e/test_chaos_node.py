@@ -8,13 +8,14 @@ import pytest
 from tests.e2e.chaos_campaign import play
 from tests.e2e.chaos_faults import OF_ONE_NODE
 from tests.e2e.chaos_site import lonely_site
+from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_cluster_chaos import IS_CAMPAIGN, PAUSE_MAX_S
 from tests.e2e.test_kill9 import SEED
 from tests.support.namespaces import missing
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(540)
 def test_one_node(tmp_path: Path) -> None:
     if missing():
         pytest.skip(missing())
@@ -29,6 +30,7 @@ def test_one_node(tmp_path: Path) -> None:
         print(f"\n{outcome.report()}")
         assert not site.tracebacks()
     assert not outcome.violations, outcome.report()
+    print(judge_again(outcome.events, outcome.run, outcome.violations, tmp_path)[1])
     assert outcome.acknowledged > 50 * len(faults)
     assert outcome.wills > 0
     assert all(each.stall_s is not None for each in outcome.rounds)

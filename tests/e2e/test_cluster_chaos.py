@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.chaos_campaign import Outcome, play
 from tests.e2e.chaos_faults import OF_A_CLUSTER, Fault
 from tests.e2e.chaos_site import cluster_site
+from tests.e2e.ledger_spark import judge_again
 from tests.e2e.test_kill9 import SEED
 from tests.support.namespaces import missing
 
@@ -49,20 +50,23 @@ def run(directory: Path, nodes: int, rounds: int) -> None:
     if missing():
         pytest.skip(missing())
     faults = schedule(rounds, random.Random(SEED))
-    with cluster_site(directory, nodes) as site:
-        playable = [one for one in faults if one[0] != "full disk" or site.small_disk is not None]
+    with cluster_site(directory, nodes, has_hanging_disk=True) as site:
+        without = {"full disk"} if site.small_disk is None else set()
+        without |= {"disk hangs"} if site.hanging_disk is None else set()
+        playable = [one for one in faults if one[0] not in without]
         outcome = play(site, playable, SEED, directory, pause_max_s=PAUSE_MAX_S)
         judge(outcome)
         assert not site.tracebacks()
+    print(judge_again(outcome.events, outcome.run, outcome.violations, directory)[1])
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(180 + 60 * ROUNDS)
+@pytest.mark.timeout(480 + 60 * ROUNDS)
 def test_three_nodes(tmp_path: Path) -> None:
     run(tmp_path, 3, ROUNDS)
 
 
 @pytest.mark.skipif(not IS_CAMPAIGN, reason="make chaos")
-@pytest.mark.timeout(180 + 60 * ROUNDS)
+@pytest.mark.timeout(480 + 60 * ROUNDS)
 def test_five_nodes(tmp_path: Path) -> None:
     run(tmp_path, 5, ROUNDS)
