@@ -16,10 +16,10 @@ import pytest
 from holdfast.drivers.disk import GroupWriter
 from holdfast.log.files import create_or_open
 from holdfast.log.index import ActiveIndex
-from holdfast.log.journal import WriteGroup
 from holdfast.log.partition import partition_of
-from holdfast.log.record import MESSAGE, Batch
+from holdfast.log.record import MESSAGE, Batch, Record
 from holdfast.log.recovery import open_journal
+from holdfast.log.segment import WriteGroup
 from holdfast.log.snapshot import SnapshotEncoder
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -74,9 +74,16 @@ class Serving:
         partition = partition_of(topic.encode(), PARTITIONS)
         for payload in payloads:
             offset = self.journal.append(
-                partition, MESSAGE, 1, TIME_US, topic.encode(), b"client", b"", 0, 0, b"",
-                payload.encode(), False,
-            )  # fmt: skip
+                Record(
+                    partition,
+                    MESSAGE,
+                    flags=1,
+                    timestamp_us=TIME_US,
+                    topic=topic.encode(),
+                    client_id=b"client",
+                    payload=payload.encode(),
+                )
+            )
             self.published.append((partition, offset, payload))
         group = self.journal.take()
         assert group is not None

@@ -27,6 +27,8 @@ COMMANDS: Final = {
     "sub": "subscribe and print messages (options of mosquitto_sub)",
     "cluster": "make, look at and change a cluster; try one on this machine",
     "log": "inspect, verify, dump or follow a data directory",
+    "pipeline": "the log as tables, made and kept up to date by Spark",
+    "topology": "who is in a federation, and who is linked to whom",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
 """Command -> help line; command `x` lives in the module holdfast.cli.x."""
@@ -65,7 +67,7 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
         prog="holdfast",
         description="An MQTT broker that keeps what it has acknowledged.",
         epilog="commands:\n"
-        + "\n".join(f"  {name:8}{text}" for name, text in COMMANDS.items())
+        + "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
         + "\n\n`holdfast COMMAND --help` describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

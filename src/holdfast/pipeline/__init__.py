@@ -7,14 +7,30 @@ because tasks import this package and need only some of it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast.pipeline.jobs.lake import Lake
+    from holdfast.pipeline.jobs.table import Column, Grain, Outputs, Table
     from holdfast.pipeline.properties import decode_properties
     from holdfast.pipeline.session import spark_session
     from holdfast.pipeline.source import HoldfastSource
 
-__all__ = ["HoldfastSource", "decode_properties", "spark_session"]
+__all__ = [
+    "Column",
+    "Grain",
+    "HoldfastSource",
+    "Lake",
+    "Outputs",
+    "Table",
+    "decode_properties",
+    "spark_session",
+]
 
 _HOMES = {
+    "Column": "holdfast.pipeline.jobs.table",
+    "Grain": "holdfast.pipeline.jobs.table",
     "HoldfastSource": "holdfast.pipeline.source",
+    "Lake": "holdfast.pipeline.jobs.lake",
+    "Outputs": "holdfast.pipeline.jobs.table",
+    "Table": "holdfast.pipeline.jobs.table",
     "decode_properties": "holdfast.pipeline.properties",
     "spark_session": "holdfast.pipeline.session",
 }

@@ -24,6 +24,8 @@ from holdfast.log.files import open_to_read, segment_name
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.index import CorruptIndex, IndexHead
 from holdfast.log.record import HEAD_FIELDS, HEADER_BYTES, Batch, CorruptBatch
+from holdfast.log.topic_choice import TopicChoice
+from holdfast.pipeline.chosen import chosen_pieces
 from holdfast.pipeline.offsets import Bounds, OffsetRange, Offsets
 from holdfast.pipeline.reader_path import Piece, find_batch
 from holdfast.pipeline.segment_map import NO_OFFSET, SegmentMap
@@ -163,11 +165,19 @@ class JournalMap:
                             return found
         return {p: found.get(p, bound.end) for p, bound in bounds.items()}
 
-    def pieces(self, ranges: Sequence[OffsetRange]) -> list[Piece]:
-        """The stretches of the journal, in order, that hold every record of the ranges."""
+    def pieces(
+        self, ranges: Sequence[OffsetRange], choice: TopicChoice | None = None
+    ) -> list[Piece]:
+        """The stretches of the journal, in order, that hold every record of the ranges; with a
+        choice those of its topics."""
         result = []
         for segment in self._segments:
             try:
+                if choice is not None and segment.is_finished and self._committed is None:
+                    chosen = chosen_pieces(self.directory, segment, ranges, choice)
+                    if chosen is not None:
+                        result += chosen
+                        continue
                 piece = segment.piece(ranges)
             except FileNotFoundError:
                 continue  # the task that misses its records says so

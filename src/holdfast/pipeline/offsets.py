@@ -6,12 +6,14 @@ offset the log still has. In JSON (checkpoints, options) its keys are decimal st
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 Offsets = dict[int, int]
 
+SPLIT_RECORDS_MIN: Final = 100
+"""A task for fewer is not worth it."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
@@ -84,7 +86,7 @@ def parse_position(option: str, text: str) -> str | Offsets:
 
 def resolve(position: str | Offsets, bounds: Mapping[int, Bounds]) -> Offsets:
     """A position as offsets. Given offsets stay as they are, even where the log lacks them
-    (`ranges_between` decides about that); partitions they leave out begin at the first offset.
+    (`held` decides about that); partitions they leave out begin at the first offset.
 
     Raises OffsetError when a partition is given that the log does not have.
     """
@@ -100,6 +102,35 @@ def resolve(position: str | Offsets, bounds: Mapping[int, Bounds]) -> Offsets:
     return {p: position.get(p, bound.first) for p, bound in bounds.items()}
 
 
+def held(
+    ranges: Iterable[OffsetRange], bounds: Mapping[int, Bounds], *, fail_on_data_loss: bool
+) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """What the log has of some ranges, by partition, and what it has not.
+
+    Raises DataLossError when some of it is below the first offset the log has, or above its end
+    (another log, or a log that lost its tail), unless `fail_on_data_loss` is false.
+    """
+    found, lost = [], []
+    for item in sorted(ranges, key=lambda item: item.partition):
+        start, end = item.start, item.end
+        bound = bounds.get(item.partition, Bounds(end, end))
+        if start < bound.first or end > bound.end:
+            if fail_on_data_loss:
+                raise DataLossError(_missing(item.partition, start, end, bound))
+            low, high = max(start, bound.first), min(end, bound.end)
+            if low >= high:
+                low = high = end
+            lost += [
+                OffsetRange(item.partition, first, last)
+                for first, last in ((start, low), (high, end))
+                if first < last
+            ]
+            start, end = low, high
+        if start < end:
+            found.append(OffsetRange(item.partition, start, end))
+    return found, lost
+
+
 def ranges_between(
     start: Mapping[int, int],
     end: Mapping[int, int],
@@ -107,29 +138,17 @@ def ranges_between(
     *,
     fail_on_data_loss: bool,
 ) -> list[OffsetRange]:
-    """The non-empty ranges from `start` to `end`.
+    """The non-empty ranges from `start` to `end`, as `held` finds them."""
+    return held(wanted(start, end, bounds), bounds, fail_on_data_loss=fail_on_data_loss)[0]
 
-    Raises DataLossError when some of it is below the first offset the log has, or above its end
-    (another log, or a log that lost its tail). With `fail_on_data_loss` false such a part is left
-    out instead.
-    """
-    result = []
-    for partition in sorted(end):
-        bound = bounds.get(partition)
-        stop = end[partition]
-        begin = start.get(partition, bound.first if bound else stop)
-        if begin >= stop:
-            continue
-        if bound is None:
-            bound = Bounds(stop, stop)
-        if begin < bound.first or stop > bound.end:
-            if fail_on_data_loss:
-                raise DataLossError(_missing(partition, begin, stop, bound))
-            begin = max(begin, bound.first)
-            stop = min(stop, bound.end)
-        if begin < stop:
-            result.append(OffsetRange(partition, begin, stop))
-    return result
+
+def wanted(
+    start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, Bounds]
+) -> list[OffsetRange]:
+    """The ranges between two positions; a partition missing in `start` begins at its first
+    offset."""
+    begins = {p: start.get(p, bounds[p].first if p in bounds else stop) for p, stop in end.items()}
+    return [OffsetRange(p, begins[p], stop) for p, stop in end.items() if begins[p] < stop]
 
 
 def available(
@@ -198,6 +217,23 @@ def group(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRang
         sizes[lightest] += item.records
     for members in groups:
         members.sort(key=lambda item: item.partition)
+    return groups
+
+
+def split(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRange]]:
+    """At most `tasks_max` groups: of each range the first has the first part, and so on. What was
+    written at the same time is read by the same task, in one go through the journal."""
+    total = sum(item.records for item in ranges)
+    count = max(1, min(tasks_max, total // SPLIT_RECORDS_MIN)) if ranges else 0
+    groups: list[list[OffsetRange]] = []
+    for number in range(count):
+        members = []
+        for item in sorted(ranges, key=lambda item: item.partition):
+            start = item.start + item.records * number // count
+            end = item.start + item.records * (number + 1) // count
+            if start < end:
+                members.append(OffsetRange(item.partition, start, end))
+        groups.append(members)
     return groups
 
 

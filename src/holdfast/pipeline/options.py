@@ -2,16 +2,26 @@
 
 ==================== ==============================================================================
 path                 a data directory (this or `servers`); also `load(DIR)`
-servers              `host:adminport`, several separated by commas: tried in turn
+servers              `host:adminport`, several separated by commas: all of one log. Tasks read from
+                     those that do not lead the partitions, and go on at another when one dies
 startingOffsets      `earliest` (default of a batch read), `latest` (default of a stream) or JSON
                      such as `{"0": 12}`; a partition left out begins at its first record
 endingOffsets        `latest` (default) or JSON; batch reads only
 startingTimestamp    in place of startingOffsets: ISO 8601, UTC where it names no zone, or
-                     milliseconds since 1970 (as Spark's Kafka source has it)
-endingTimestamp      in place of endingOffsets; records of that time and later are left out
+                     milliseconds since 1970 (as Spark's Kafka source has it). Each partition begins
+                     at its first record that is not older; where a clock was set back, later
+                     ones may be
+endingTimestamp      in place of endingOffsets: each partition ends before its first record of that
+                     time or later
 maxRecordsPerTrigger streams only: at most so many offsets in one micro-batch
-failOnDataLoss       `true` (default): missing offsets are an error; `false`: they are skipped
-tasks                into how many tasks the partitions are grouped (default: number of processors)
+failOnDataLoss       `true` (default): missing offsets are an error; `false`: they are skipped, and
+                     a warning on standard error says which
+topics               only what these MQTT filters match, separated by commas: `a/+/b,c/#`
+pushFilters          batch reads: `true`: Spark's filters of partition, offset, timestamp and topic
+                     decide what is read. Then load a DataFrame anew for each query: Spark gives
+                     what the first query's filters left to the next one, too. `false` (default)
+tasks                how many at most (default: number of processors). A stream keeps a partition in
+                     one task; of a batch read each task has a part of the time
 columns              only these, separated by commas, in that order: Spark asks Python sources
                      for all columns always, so leaving some out saves their cost
 ==================== ==============================================================================
@@ -24,6 +34,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from holdfast.pipeline.offsets import Offsets, parse_position
+from holdfast.pipeline.topic_filter import Clause, TopicFilter
+from holdfast.topics.names import InvalidFilter, check_filter, is_shared
 
 COLUMNS: Final = (
     "topic",
@@ -46,6 +58,8 @@ NAMES: Final = (
     "endingTimestamp",
     "maxRecordsPerTrigger",
     "failOnDataLoss",
+    "topics",
+    "pushFilters",
     "tasks",
     "columns",
 )
@@ -68,6 +82,8 @@ class SourceOptions:
     ending_timestamp_us: int | None
     records_per_trigger_max: int | None
     fail_on_data_loss: bool
+    topics: TopicFilter
+    push_filters: bool
     tasks: int
     columns: tuple[str, ...]
 
@@ -97,6 +113,8 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
         ending_timestamp_us=_timestamp(given, "endingTimestamp"),
         records_per_trigger_max=_number(given, "maxRecordsPerTrigger", 1 << 62),
         fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
+        topics=_topics(given.get("topics")),
+        push_filters=_boolean(given, "pushFilters", default=False),
         tasks=_number(given, "tasks", TASKS_MAX) or _processors(),
         columns=_columns(given.get("columns")),
     )
@@ -160,6 +178,23 @@ def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:
     if text not in ("true", "false"):
         raise OptionError(f"{option} is {text!r}; allowed: true, false")
     return text == "true"
+
+
+def _topics(text: str | None) -> TopicFilter:
+    if text is None:
+        return TopicFilter()
+    filters = tuple(each.strip() for each in text.split(","))
+    for each in filters:
+        try:
+            check_filter(each)
+            if is_shared(each):
+                raise InvalidFilter("a shared subscription has no place here")
+        except InvalidFilter as error:
+            raise OptionError(
+                f"topics is {text!r}: {error}; allowed: MQTT filters separated by commas, such as "
+                "a/+/b,c/#"
+            ) from None
+    return TopicFilter((Clause(filters),))
 
 
 def _columns(text: str | None) -> tuple[str, ...]:

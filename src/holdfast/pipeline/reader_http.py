@@ -1,229 +1,275 @@
-"""Reading a node's log over its admin port: `option("servers", "host:adminport[,host:adminport]")`.
+"""What a Spark task does with `option("servers", ...)`: reads its ranges from one node, and goes on
+at another one, at the exact offset, when that one dies, lags, or has lost what is wanted.
 
-The interface, of which this is the client (offsets are half-open, JSON is UTF-8)::
-
-    GET /api/v1/log
-        {"node": id, "partitions": N, "ranges": [[first_offset, high_watermark], ...]}
-    GET /api/v1/log/{partition}?start=A&end=B&bytes=M
-        200 application/octet-stream: whole raw batches in order that cover the offsets from A up
-        to at most B. The first may begin before A, the last may end after B; at least one if
-        A < B; about M bytes at most (default 4 MiB)
-        410 {"first_offset": X} when A < X: retention has removed the records before X
-    GET /api/v1/log/{partition}/offset?timestamp_us=T
-        {"offset": O}: the first offset whose record is not older than T
-
-Only committed records are served. A server that does not answer or answers 5xx is passed over for
-the next of the list; after ROUNDS rounds over the list the last error is raised.
+The interface is `holdfast.api.log_sender`. While an answer is decoded the next one is under way.
 """
 
 import json
 import time
 from collections.abc import Iterator, Sequence
-from http.client import HTTPConnection, HTTPException
-from typing import Any, Final
+from dataclasses import dataclass
+from http.client import HTTPResponse
+from typing import Final
 
 from holdfast.log.record import BATCH_BYTES_MAX
-from holdfast.pipeline.offsets import Bounds, OffsetRange, Offsets
-from holdfast.pipeline.scan import Chunk, Coverage
+from holdfast.pipeline.admin_connection import (
+    AdminConnection,
+    ConnectionFailed,
+    Server,
+    ServerError,
+)
+from holdfast.pipeline.offsets import OffsetRange
+from holdfast.pipeline.scan import Chunk, Coverage, find_in
+from holdfast.pipeline.topic_filter import TopicFilter
 
+PATH: Final = "/api/v1/log/read"
 FETCH_BYTES: Final = 4 << 20
-"""Asked for at a time."""
-CHUNK_BYTES: Final = 4 << 20
-CHUNK_RECORDS: Final = 20_000
-"""Answers are put together until a chunk has either: small ones would make small Arrow batches."""
-TIMEOUT_S: Final = 30.0
-"""For connecting and for every read of the socket."""
-ROUNDS: Final = 5
-PAUSE_S: Final = 0.2
-"""Between the first two rounds; it doubles each time."""
-ERROR_TEXT_BYTES: Final = 500
+"""Asked for at a time: some 20,000 rows, as Spark reads fastest, and it fits the processor's
+cache."""
+PATIENCE_S: Final = 30.0
+"""So long nothing may come from any server before the read fails."""
+PAUSE_S: Final = 0.05
+PAUSE_MAX_S: Final = 1.0
+
+Positions = list[tuple[int, int]]
 
 
-class ServerError(Exception):
-    """No server gave a usable answer. The text says which server said what."""
+@dataclass(frozen=True)
+class Answer:
+    """The data is valid until the next answer is taken."""
+
+    data: memoryview
+    next: dict[int, int]
+    passed: list[tuple[int, int, int]]
 
 
 class LogMovedError(Exception):
-    """410: the log has nothing before `first_offset`."""
+    """410: the log of this server begins at these offsets."""
 
-    def __init__(self, first_offset: int) -> None:
-        super().__init__(f"the log begins at offset {first_offset}")
-        self.first_offset = first_offset
+    def __init__(self, first_offsets: dict[int, int]) -> None:
+        super().__init__("records were removed by retention")
+        self.first_offsets = first_offsets
 
 
-class HttpLog:
-    """The log of a node, through one kept-alive connection to the first server that works."""
+class LogStream:
+    """The ranges from one server. A request is sent ahead as soon as it is known where the answer
+    before ends."""
 
-    def __init__(self, servers: Sequence[tuple[str, int]]) -> None:
-        self.servers = list(servers)
-        self._index = 0
-        self._connection: HTTPConnection | None = None
+    def __init__(self, server: Server, topics: TopicFilter) -> None:
+        self._connection = AdminConnection(server)
+        self._clause = topics.narrowest() if topics else None
+        self._asked: list[tuple[int, int, int]] | None = None
+        self._buffer = bytearray()
+
+    @property
+    def name(self) -> str:
+        return self._connection.name
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection.close()
+        self._asked = None
 
-    def bounds(self) -> dict[int, Bounds]:
-        answer = self._get_json("/api/v1/log")
-        try:
-            return {
-                partition: Bounds(int(first), int(end))
-                for partition, (first, end) in enumerate(answer["ranges"])
-            }
-        except (KeyError, TypeError, ValueError):
-            raise ServerError(f"{self._server()}: /api/v1/log has no usable ranges") from None
-
-    def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Per partition the first offset whose record is not older than the time."""
-        result: Offsets = {}
-        for partition in self.bounds():
-            path = f"/api/v1/log/{partition}/offset?timestamp_us={timestamp_us}"
-            try:
-                result[partition] = int(self._get_json(path)["offset"])
-            except (KeyError, TypeError, ValueError):
-                raise ServerError(f"{self._server()}: no usable offset at {path}") from None
-        return result
-
-    def fetch(self, partition: int, start: int, end: int) -> bytes:
-        """Whole batches from the one with `start` on; empty if the server has none in the range.
-        Raises LogMovedError, ServerError."""
-        path = f"/api/v1/log/{partition}?start={start}&end={end}&bytes={FETCH_BYTES}"
-        status, body = self._get(path)
-        if status == 410:
-            try:
-                raise LogMovedError(int(json.loads(body)["first_offset"]))
-            except (KeyError, TypeError, ValueError):
-                raise ServerError(f"{self._server()}: 410 without first_offset") from None
-        if status != 200:
-            raise ServerError(self._complaint(path, status, body))
-        return body
-
-    def _get_json(self, path: str) -> dict[str, Any]:
-        status, body = self._get(path)
-        if status != 200:
-            raise ServerError(self._complaint(path, status, body))
-        try:
-            answer = json.loads(body)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict):
-            raise ServerError(f"{self._server()}: the answer to {path} is no JSON object")
-        return answer
-
-    def _get(self, path: str) -> tuple[int, bytes]:
-        """Status below 500 and body, from the first server that gives one."""
-        failure = ""
-        pause_s = PAUSE_S
-        for round_number in range(ROUNDS):
-            if round_number:
-                time.sleep(pause_s)
-                pause_s *= 2
-            for _ in self.servers:
-                try:
-                    status, body = self._request(path)
-                except (OSError, HTTPException) as error:
-                    failure = f"{self._server()}: {error or type(error).__name__}"
-                else:
-                    if status < 500:
-                        return status, body
-                    failure = self._complaint(path, status, body)
+    def read(self, wanted: list[tuple[int, int, int]]) -> Answer:
+        """Raises ConnectionFailed, LogMovedError, ServerError."""
+        if self._asked != wanted:
+            if self._asked is not None:
                 self.close()
-                self._index = (self._index + 1) % len(self.servers)
-        raise ServerError(
-            f"no answer from {self._listing()} in {ROUNDS} rounds; the last error: {failure}. Is "
-            "it the admin port (`holdfast serve --admin ADDR:PORT`), and is it reachable from here?"
-        )
+            self._ask(wanted)
+        self._asked = None
+        response = self._connection.answer()
+        if response.status != 200:
+            raise self._refusal(response)
+        told, passed = self._told(response)
+        length = response.length or 0
+        if length > BATCH_BYTES_MAX + FETCH_BYTES:
+            raise ServerError(f"{self.name}: an answer of {length} bytes is longer than any batch")
+        if len(self._buffer) < length or len(self._buffer) > max(8 * FETCH_BYTES, 4 * length):
+            self._buffer = bytearray(max(length, FETCH_BYTES))
+        data = memoryview(self._buffer)[:length]
+        self._connection.read_into(response, data)
+        ahead = [(p, max(start, told.get(p, start)), end) for p, start, end in wanted]
+        ahead = [item for item in ahead if item[1] < item[2]]
+        if length and ahead:
+            self._ask(ahead)
+        return Answer(data, told, passed)
 
-    def _request(self, path: str) -> tuple[int, bytes]:
-        connection = self._connection
-        if connection is None:
-            host, port = self.servers[self._index]
-            connection = self._connection = HTTPConnection(host, port, timeout=TIMEOUT_S)
-        connection.request("GET", path)
-        response = connection.getresponse()
-        declared = response.length
-        if declared is not None and declared > BATCH_BYTES_MAX + FETCH_BYTES:
-            raise HTTPException(f"an answer of {declared} bytes is longer than any batch")
-        return response.status, response.read()
+    def _ask(self, wanted: list[tuple[int, int, int]]) -> None:
+        request: dict[str, object] = {"ranges": wanted, "bytes": FETCH_BYTES}
+        if self._clause is not None:
+            request["filters"] = self._clause.filters
+            request["prefixes"] = self._clause.prefixes
+        self._connection.ask("POST", PATH, json.dumps(request).encode())
+        self._asked = wanted
 
-    def _complaint(self, path: str, status: int, body: bytes) -> str:
-        text = body[:ERROR_TEXT_BYTES].decode(errors="replace").strip()
-        return f"{self._server()}: {status} to {path}: {text}"
+    def _told(self, response: HTTPResponse) -> tuple[dict[int, int], list[tuple[int, int, int]]]:
+        try:
+            told = json.loads(response.headers["holdfast-log"])
+            following = {int(p): int(offset) for p, offset in told["next"]}
+            return following, [(int(p), int(a), int(b)) for p, a, b in told["passed"]]
+        except (KeyError, TypeError, ValueError):
+            raise ServerError(f"{self.name}: the answer does not tell how far it goes") from None
 
-    def _server(self) -> str:
-        host, port = self.servers[self._index]
-        return f"{host}:{port}"
-
-    def _listing(self) -> str:
-        return ", ".join(f"{host}:{port}" for host, port in self.servers)
+    def _refusal(self, response: HTTPResponse) -> Exception:
+        body = self._connection.text_of(response)
+        if response.status == 410:
+            try:
+                return LogMovedError({int(p): int(o) for p, o in json.loads(body)["first_offsets"]})
+            except (KeyError, TypeError, ValueError):
+                return ServerError(f"{self.name}: 410 without first_offsets")
+        return ServerError(self._connection.complaint(PATH, response.status, body))
 
 
 def read_ranges(
-    servers: Sequence[tuple[str, int]], ranges: Sequence[OffsetRange], coverage: Coverage
+    servers: Sequence[Server],
+    ranges: Sequence[OffsetRange],
+    coverage: Coverage,
+    topics: TopicFilter = TopicFilter(),  # noqa: B008
 ) -> Iterator[Chunk]:
-    """The wanted batches. Raises DataLossError when some are missing, ServerError."""
-    log = HttpLog(servers)
-    try:
-        chunk = Chunk(b"")
-        parts: list[bytes] = []
-        parts_bytes = 0
-        for item in ranges:
-            while coverage.next[item.partition] < item.end:
-                answer = _fetch(log, item, coverage)
-                if not answer:
-                    break
-                found = Chunk(answer)
-                _scan(found, coverage, item)
-                chunk.positions.extend(position + parts_bytes for position in found.positions)
-                chunk.starts.extend(found.starts)
-                chunk.ends.extend(found.ends)
-                chunk.records += found.records
-                parts.append(answer)
-                parts_bytes += len(answer)
-                if parts_bytes >= CHUNK_BYTES or chunk.records >= CHUNK_RECORDS:
-                    chunk.data = parts[0] if len(parts) == 1 else b"".join(parts)
-                    yield chunk
-                    chunk, parts, parts_bytes = Chunk(b""), [], 0
-        if parts:
-            chunk.data = b"".join(parts)
-            yield chunk
-    finally:
-        log.close()
+    """The wanted batches. A chunk's data is valid until the next one is asked for. Raises
+    DataLossError when some are missing, ServerError."""
+    return _Reading(servers, ranges, coverage, topics).chunks()
 
 
-def _fetch(log: HttpLog, item: OffsetRange, coverage: Coverage) -> bytes:
-    """The next batches of a range; empty when the log has lost the rest of it."""
-    while coverage.next[item.partition] < item.end:
-        start = coverage.next[item.partition]
+class _Reading:
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        ranges: Sequence[OffsetRange],
+        coverage: Coverage,
+        topics: TopicFilter,
+    ) -> None:
+        self._servers = list(servers)
+        self._partitions = [item.partition for item in ranges]
+        self._coverage = coverage
+        self._topics = topics
+        self._at = 0
+        # Places of servers that do not have what comes next, and why.
+        self._refused: dict[int, str] = {}
+        self._moved: dict[int, int] = {}
+        self._pause_s = PAUSE_S
+        self._silent_since = time.monotonic()
+        self._stream: LogStream | None = None
+
+    def chunks(self) -> Iterator[Chunk]:
         try:
-            answer = log.fetch(item.partition, start, item.end)
+            while not self._coverage.done:
+                before = dict(self._coverage.next)
+                try:
+                    chunk = self._next()
+                except ConnectionFailed as error:
+                    self._turn(str(error))
+                    continue
+                if self._coverage.next != before:
+                    self._refused.clear()
+                    self._moved.clear()
+                    self._pause_s = PAUSE_S
+                    self._silent_since = time.monotonic()
+                if chunk is not None and chunk.positions:
+                    yield chunk
+                    # What is done with the rows may take its time.
+                    self._silent_since = time.monotonic()
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+
+    def _next(self) -> Chunk | None:
+        """Raises ConnectionFailed, DataLossError, ServerError."""
+        coverage = self._coverage
+        if self._stream is None:
+            self._stream = LogStream(self._servers[self._at], self._topics)
+        wanted = [
+            (p, coverage.next[p], coverage.end[p])
+            for p in self._partitions
+            if coverage.next[p] < coverage.end[p]
+        ]
+        try:
+            answer = self._stream.read(wanted)
         except LogMovedError as error:
-            if error.first_offset <= start:
-                raise ServerError(f"410 for offset {start}, yet {error}") from None
-            coverage.skip_to(item.partition, error.first_offset, "removed by retention")
-            continue
-        if answer:
-            return answer
-        # Nothing there: damaged, or this server has not come as far as the one that was asked
-        # for the range. Only the former may be skipped.
-        bound = log.bounds().get(item.partition)
-        if bound is None or bound.end < item.end:
-            raise ServerError(
-                f"the server has partition {item.partition} up to offset "
-                f"{bound.end if bound else 0} only, {item.end} was committed before"
+            self._note_moved(error)
+            return None
+        chunk = Chunk(answer.data)
+        coverage.note_passed(answer.passed)
+        is_last_word = len(self._refused) == len(self._servers)
+        damage = self._scan(chunk, answer, is_last_word=is_last_word)
+        progress = any(coverage.next[p] > start for p, start, _ in wanted)
+        coverage.forget_passed()
+        if progress:
+            return chunk
+        if damage:
+            self._refuse(damage)
+        elif all(answer.next.get(p, start) <= start for p, start, _ in wanted):
+            behind = ", ".join(f"{end} of partition {p}" for p, _, end in wanted[:5])
+            self._turn(
+                f"{self._stream.name} has nothing for what was committed before, up to offset "
+                f"{behind}"
             )
-        coverage.skip_to(item.partition, item.end, "damaged on the server")
-    return b""
+        else:
+            raise ServerError(f"{self._stream.name}: the answer does not contain what it tells")
+        return None
 
+    def _scan(self, chunk: Chunk, answer: Answer, *, is_last_word: bool) -> str:
+        """Returns what is wrong with the answer; "" if nothing is. `is_last_word`: all servers
+        have refused, so what is missing here is lost."""
+        coverage = self._coverage
+        position, length = 0, len(answer.data)
+        while True:
+            stop = coverage.scan(
+                chunk, position, length, limits=answer.next, stop_at_holes=not is_last_word
+            )
+            whole = stop.position == length
+            damage = stop.damage or ("" if whole else "it ends in the middle of a batch")
+            if not damage:
+                break
+            if not is_last_word:
+                return f"damaged at {stop.position} of {length} bytes: {damage}"
+            following = find_in(answer.data, stop.position + 8)
+            if following is None:
+                break
+            position = following
+        for partition, reached in answer.next.items():
+            if partition not in coverage.next:
+                continue
+            coverage.pass_to(partition, reached)
+            if coverage.next[partition] < min(reached, coverage.end[partition]):
+                if not is_last_word:
+                    return f"offset {coverage.next[partition]} of partition {partition} is missing"
+                coverage.skip_to(partition, reached, "damaged on every server")
+        return ""
 
-def _scan(chunk: Chunk, coverage: Coverage, item: OffsetRange) -> None:
-    before = coverage.next[item.partition]
-    stop = coverage.scan(chunk, 0, len(chunk.data))
-    if stop.damage or stop.position != len(chunk.data):
-        reason = stop.damage or "it ends in the middle of a batch"
-        raise ServerError(f"damaged answer for partition {item.partition}: {reason}")
-    if coverage.next[item.partition] == before:
-        raise ServerError(
-            f"the answer for offset {before} of partition {item.partition} does not contain it"
-        )
+    def _note_moved(self, error: LogMovedError) -> None:
+        """What one server has removed another one may have still."""
+        coverage = self._coverage
+        assert self._stream is not None
+        if not any(coverage.next.get(p, o) < o for p, o in error.first_offsets.items()):
+            raise ServerError(f"{self._stream.name}: 410 for offsets that it says it has")
+        for partition, first in error.first_offsets.items():
+            self._moved[partition] = min(first, self._moved.get(partition, first))
+        self._refuse("removed by retention")
+        if len(self._refused) == len(self._servers):
+            for partition, first in self._moved.items():
+                if partition in coverage.next:
+                    coverage.skip_to(partition, first, "removed by retention")
+
+    def _refuse(self, reason: str) -> None:
+        self._refused[self._at] = reason
+        if len(self._servers) > 1:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._at = (self._at + 1) % len(self._servers)
+
+    def _turn(self, failure: str) -> None:
+        """To the next server; after all of them, with a pause. Raises ServerError."""
+        self._leave()
+        waited_s = time.monotonic() - self._silent_since
+        if waited_s > PATIENCE_S:
+            listing = ", ".join(f"{host}:{port}" for host, port in self._servers)
+            raise ServerError(
+                f"nothing from {listing} for {waited_s:.0f} s; the last error: {failure}"
+            )
+        if self._at == 0:
+            time.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)

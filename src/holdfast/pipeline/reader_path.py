@@ -17,7 +17,7 @@ from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.record import HEADER, HEADER_BYTES, MAGIC
 from holdfast.pipeline.scan import Chunk, Coverage, header_damage
 
-CHUNK_BYTES: Final = 8 << 20
+CHUNK_BYTES: Final = 4 << 20
 """Read and decoded at a time; a longer batch is read whole."""
 
 
@@ -33,10 +33,17 @@ class Piece:
     cuts: tuple[tuple[int, int, int], ...] = ()
     """Of a replica: (partition, place, offset): batches of the partition that begin before the
     place count below the offset only."""
+    passed: tuple[tuple[int, int, int], ...] = ()
+    """(partition, start, end): offsets that hold nothing of the wanted topics, and are in none of
+    the pieces."""
 
 
 def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
-    """The wanted batches in the pieces. Raises DataLossError when some are missing."""
+    """The wanted batches in the pieces. A chunk's data is valid until the next one is asked for.
+    Raises DataLossError when some are missing."""
+    buffer = bytearray(CHUNK_BYTES)
+    for piece in pieces:
+        coverage.note_passed(piece.passed)
     for piece in pieces:
         if coverage.done:
             break
@@ -49,7 +56,7 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
             if state.st_ino != piece.inode:
                 # Only where nothing was cut.
                 piece = replace(piece, start=0, end=state.st_size, cuts=())
-            yield from _read_piece(descriptor, piece, coverage)
+            yield from _read_piece(descriptor, piece, coverage, buffer)
         finally:
             os.close(descriptor)
     coverage.finish("their segment was removed by retention, or is damaged there")
@@ -67,11 +74,16 @@ def _open(path: str) -> int:
         return os.open(root / newest.folder / JOURNAL / Path(path).name, os.O_RDONLY)
 
 
-def _read_piece(descriptor: int, piece: Piece, coverage: Coverage) -> Iterator[Chunk]:
+def _read_piece(
+    descriptor: int, piece: Piece, coverage: Coverage, buffer: bytearray
+) -> Iterator[Chunk]:
     position = piece.start
     wanted = CHUNK_BYTES
     while position + HEADER_BYTES <= piece.end and not coverage.done:
-        chunk = Chunk(os.pread(descriptor, min(wanted, piece.end - position), position))
+        length = min(wanted, piece.end - position)
+        # Again and again the same memory: fresh one costs more than what is read into it.
+        data = memoryview(buffer if length <= len(buffer) else bytearray(length))[:length]
+        chunk = Chunk(data[: os.preadv(descriptor, [data], position)])
         stop = coverage.scan(chunk, 0, len(chunk.data), piece.cuts, position)
         if chunk.positions:
             yield chunk

@@ -56,6 +56,8 @@ class SegmentMap:
         # Everything before it is known: whole batches, and damage that was passed.
         self.position = 0
         self.is_indexed = False
+        # It had an index when it was mapped first.
+        self.is_finished = False
         self.has_shrunk = False
         # Per partition (place, offset), in the order they were made.
         self.cuts: dict[int, list[tuple[int, int]]] = {}
@@ -87,6 +89,7 @@ class SegmentMap:
         self.position = head.log_bytes
         self._inode = state.st_ino
         self.is_indexed = True
+        self.is_finished = True
         return True
 
     def walk(self, *, last: bool) -> None:
@@ -135,14 +138,18 @@ class SegmentMap:
         offsets = [offset for place, offset in self.cuts.get(partition, ()) if position < place]
         return min(offsets, default=sys.maxsize)
 
-    def piece(self, ranges: Sequence[OffsetRange]) -> Piece | None:
-        """The stretch that holds every record of the ranges that is in here; None if none is.
-        Raises FileNotFoundError."""
-        here = [
+    def here(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """Those of which it has something."""
+        return [
             item
             for item in ranges
             if self.ends[item.partition] > item.start and self.start_ends[item.partition] < item.end
         ]
+
+    def piece(self, ranges: Sequence[OffsetRange]) -> Piece | None:
+        """The stretch that holds every record of the ranges that is in here; None if none is.
+        Raises FileNotFoundError."""
+        here = self.here(ranges)
         if not here:
             return None
         self._bring_up_to_date()

@@ -55,6 +55,7 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
         # Over TCP each Python task costs 40 ms more.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": ARROW_ROWS,
         "spark.ui.enabled": "false",

@@ -6,14 +6,19 @@ A stream is exactly once as far as its sink is: its position is an offset per pa
 offsets whose records cannot change are handed out, and a range always gives the same rows.
 """
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.streaming.datasource import (
@@ -24,15 +29,23 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from holdfast.log.topic_choice import TopicChoice
 from holdfast.pipeline import offsets
+from holdfast.pipeline.admin_connection import Server
 from holdfast.pipeline.decode import SCHEMA, decode_rows
 from holdfast.pipeline.journal_map import JournalMap
 from holdfast.pipeline.offsets import EARLIEST, LATEST, Bounds, OffsetRange, Offsets
 from holdfast.pipeline.options import OptionError, SourceOptions, parse
-from holdfast.pipeline.reader_http import HttpLog, read_ranges
+from holdfast.pipeline.pushdown import Narrowing, PushFilters
+from holdfast.pipeline.reader_http import read_ranges
 from holdfast.pipeline.reader_path import Piece, read_pieces
 from holdfast.pipeline.scan import Coverage
+from holdfast.pipeline.servers import Servers
+from holdfast.pipeline.topic_filter import TopicFilter
 
+logger = logging.getLogger("holdfast")
+
+LOST_SHOWN: Final = 20
 _DDL_TYPES: Final = {
     "topic": "string",
     "payload": "binary",
@@ -47,12 +60,15 @@ _DDL_TYPES: Final = {
 }
 
 
+@dataclass
 class Work(InputPartition):
-    """What one task reads: some log partitions' ranges, and where (in path mode)."""
+    """What one task reads: ranges of some log partitions, and where."""
 
-    def __init__(self, ranges: Sequence[OffsetRange], pieces: Sequence[Piece]) -> None:
-        self.ranges = list(ranges)
-        self.pieces = list(pieces)
+    ranges: list[OffsetRange]
+    pieces: list[Piece]
+    servers: Sequence[Server] = ()
+    """The preferred one first; those of the options if there are none."""
+    topics: TopicFilter = TopicFilter()  # noqa: RUF009
 
 
 class LogAccess:
@@ -61,11 +77,13 @@ class LogAccess:
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
         self._map: JournalMap | None = None
-        self._http: HttpLog | None = None
+        self._http: Servers | None = None
 
-    def bounds(self) -> dict[int, Bounds]:
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, Bounds]:
+        """`at_least`: ends that were seen before; servers that have not come as far again are
+        waited for."""
         if self.options.path is None:
-            return self._server_log().bounds()
+            return self._servers().bounds(at_least)
         journal = self._journal()
         journal.refresh()
         return journal.bounds()
@@ -73,16 +91,65 @@ class LogAccess:
     def offsets_at(self, timestamp_us: int) -> Offsets:
         """Within the bounds that were read last."""
         if self.options.path is None:
-            return self._server_log().offsets_at(timestamp_us)
+            return self._servers().offsets_at(timestamp_us)
         return self._journal().offsets_at(timestamp_us)
 
-    def work(self, ranges: Sequence[OffsetRange]) -> list[Work]:
-        result = []
-        for members in offsets.group(ranges, self.options.tasks):
-            in_directory = self.options.path is not None
-            pieces = self._journal().pieces(members) if in_directory else []
-            result.append(Work(members, pieces))
-        return result
+    def partitions(self) -> int:
+        """How many the log has; after `bounds`."""
+        if self.options.path is None:
+            return self._servers().partitions
+        return self._journal().partitions
+
+    def ranges(
+        self,
+        start: Offsets,
+        end: Offsets,
+        bounds: Mapping[int, Bounds],
+        narrowing: Narrowing | None = None,
+    ) -> list[OffsetRange]:
+        """What is to be read between two positions. Raises DataLossError when some of it is not in
+        the log, or says how much was skipped."""
+        options = self.options
+        narrowing = narrowing or Narrowing()
+        topics = options.topics.plus(narrowing.topics)
+        wanted = offsets.wanted(start, end, bounds)
+        wanted = narrowing.ranges(wanted, self.partitions(), topics)
+        found, lost = offsets.held(wanted, bounds, fail_on_data_loss=options.fail_on_data_loss)
+        if lost:
+            logger.warning(
+                "%d offsets are not in the log and were skipped: %s",
+                sum(item.records for item in lost),
+                ", ".join(
+                    f"{item.start} to {item.end} of partition {item.partition}"
+                    for item in lost[:LOST_SHOWN]
+                ),
+            )
+        return found
+
+    def work(
+        self,
+        ranges: Sequence[OffsetRange],
+        topics: TopicFilter | None = None,
+        *,
+        whole: bool = True,
+        tasks: int | None = None,
+    ) -> list[Work]:
+        """For that many tasks at most. `whole`: the records of a partition, and so of a topic, stay
+        in one of them; otherwise each gets what was written in a part of the time."""
+        tasks = tasks or self.options.tasks
+        topics = topics or self.options.topics
+        if self.options.path is None:
+            found = self._servers().assign(ranges, tasks, whole=whole)
+            return [Work(each.ranges, [], each.servers, topics) for each in found]
+        divide = offsets.group if whole else offsets.split
+        journal = self._journal()
+        choice = None
+        if topics:
+            clause = topics.narrowest()
+            choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
+        return [
+            Work(each, journal.pieces(each, choice), (), topics) for each in divide(ranges, tasks)
+        ]
 
     def close(self) -> None:
         if self._http is not None:
@@ -93,9 +160,9 @@ class LogAccess:
             self._map = JournalMap(self.options.path or "")
         return self._map
 
-    def _server_log(self) -> HttpLog:
+    def _servers(self) -> Servers:
         if self._http is None:
-            self._http = HttpLog(self.options.servers)
+            self._http = Servers(self.options.servers)
         return self._http
 
 
@@ -105,23 +172,25 @@ def read_work(options: SourceOptions, work: InputPartition, schema: pa.Schema) -
         return  # Spark plans one empty task where a batch read has nothing to read
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
     if options.path is None:
-        chunks = read_ranges(options.servers, work.ranges, coverage)
+        servers = work.servers or options.servers
+        chunks = read_ranges(servers, work.ranges, coverage, work.topics)
     else:
         chunks = read_pieces(work.pieces, coverage)
     for chunk in chunks:
-        yield from decode_rows(chunk, schema)
+        yield from decode_rows(chunk, schema, work.topics)
 
 
 class HoldfastSource(DataSource):
     """The data source `holdfast`."""
 
-    def __init__(self, options: MutableMapping[str, str]) -> None:
-        super().__init__(options)
-        self.parsed = parse(options)
-
     @classmethod
     def name(cls) -> str:
         return "holdfast"
+
+    @cached_property
+    def parsed(self) -> SourceOptions:
+        """For reading; writing has options of its own."""
+        return parse(self.options)
 
     def schema(self) -> str:
         return ", ".join(f"{name} {_DDL_TYPES[name]}" for name in self.parsed.columns)
@@ -131,6 +200,17 @@ class HoldfastSource(DataSource):
 
     def streamReader(self, schema: StructType) -> "HoldfastStreamReader":
         return HoldfastStreamReader(self.parsed, arrow_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        # Imported here: who only reads needs no client.
+        from holdfast.pipeline.sink import HoldfastWriter
+
+        return HoldfastWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        from holdfast.pipeline.sink import HoldfastStreamWriter
+
+        return HoldfastStreamWriter(self.options, schema, overwrite)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -151,6 +231,9 @@ class HoldfastReader(DataSourceReader):
             raise OptionError("maxRecordsPerTrigger is for streams; a batch read takes all")
         self.options = options
         self.schema = schema
+        self.narrowing = Narrowing()
+        if options.push_filters:
+            self.pushFilters = PushFilters(self.narrowing)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self.options
@@ -163,10 +246,13 @@ class HoldfastReader(DataSourceReader):
             end = _position(
                 access, bounds, options.ending_timestamp_us, options.ending_offsets, LATEST
             )
-            ranges = offsets.ranges_between(
-                start, end, bounds, fail_on_data_loss=options.fail_on_data_loss
-            )
-            return [*access.work(ranges)]
+            since_us = self.narrowing.starting_timestamp_us
+            if since_us is not None:
+                first = _position(access, bounds, since_us, None, EARLIEST)
+                start = {p: max(offset, first.get(p, offset)) for p, offset in start.items()}
+            ranges = access.ranges(start, end, bounds, self.narrowing)
+            topics = options.topics.plus(self.narrowing.topics)
+            return [*access.work(ranges, topics, whole=False)]
         finally:
             access.close()
 
@@ -210,7 +296,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
         begin = offsets.from_json(start)
-        bounds = self._log().bounds()
+        bounds = self._log().bounds(begin)
         end = offsets.available(begin, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
         if self._target is not None:
             end = {
@@ -234,12 +320,8 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, start: Mapping[str, int], end: Mapping[str, int]
     ) -> Sequence[InputPartition]:
         access = self._log()
-        ranges = offsets.ranges_between(
-            offsets.from_json(start),
-            offsets.from_json(end),
-            access.bounds(),
-            fail_on_data_loss=self.options.fail_on_data_loss,
-        )
+        begin, stop = offsets.from_json(start), offsets.from_json(end)
+        ranges = access.ranges(begin, stop, access.bounds(stop))
         return [*access.work(ranges)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

@@ -20,8 +20,9 @@ from pyspark.errors import PySparkException  # noqa: E402
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 
 from examples.telemetry_report import report  # noqa: E402
+from holdfast.log.partition import partition_of  # noqa: E402
 from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION  # noqa: E402
-from holdfast.pipeline import decode_properties, spark_session  # noqa: E402
+from holdfast.pipeline import decode_properties  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,
@@ -31,23 +32,6 @@ pytestmark = [
 
 WAIT_S = 60
 Key = tuple[int, int]
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = spark_session(
-        "holdfast-tests",
-        "local[2]",
-        **{
-            "spark.sql.shuffle.partitions": 1,
-            "spark.sql.adaptive.enabled": "false",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-            "spark.log.level": "ERROR",
-        },
-    )
-    yield session
-    session.stop()
 
 
 @pytest.fixture
@@ -313,9 +297,89 @@ def test_damage_is_an_error_or_skipped(spark: SparkSession, journal: Journal) ->
     assert found(batch(spark, source, failOnDataLoss="false")) == keys(journal)[1:]
 
 
+FILTERS = [
+    "topic = 'devices/3'",
+    "topic IN ('devices/3', 'devices/5', 'none')",
+    "topic LIKE 'devices/1%'",
+    "topic LIKE 'dev%' AND topic = 'devices/2' AND offset > 3",
+    "topic = 'devices/+'",
+    "topic = 'devices/1' OR offset < 4",
+    "NOT topic = 'devices/1'",
+    "partition = 2",
+    "partition IN (1, 3) AND offset >= 5 AND offset < 12",
+    "partition = 1 AND partition = 2",
+    "offset = 7 AND topic <=> 'devices/4'",
+    "timestamp >= '2026-09-21T14:13:20.030Z'",
+    "timestamp > '2026-09-21T14:13:20.030Z' AND timestamp < '2026-09-21T14:13:20.060Z'",
+    "topic IS NULL",
+]
+
+
+def test_pushed_filters_give_the_same_rows(
+    spark: SparkSession, journal: Journal, source: dict[str, str]
+) -> None:
+    publish_like_a_node(journal)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    assert spark.conf.get(setting) == "true"
+    table = batch(spark, source)
+    rows = table.selectExpr("partition", "offset", *FILTERS).collect()
+    assert found(table) == keys(journal)
+    for number, condition in enumerate(FILTERS):
+        expected = sorted((row[0], row[1]) for row in rows if row[2 + number])
+        pushing = batch(spark, source, pushFilters="true")
+        assert found(pushing.where(condition)) == expected, condition
+        assert number % 4 or found(table.where(condition)) == expected, condition
+    spark.conf.set(setting, "false")
+    try:
+        assert found(batch(spark, source, pushFilters="true").where(FILTERS[0]))
+    finally:
+        spark.conf.set(setting, "true")
+
+
+def publish_like_a_node(journal: Journal) -> None:
+    """A topic's messages in the partition of the topic, and a clock that steps back."""
+    for number in range(150):
+        step = number - 20 if number % 11 == 0 else number
+        journal.publish(f"devices/{number % 13}", b"", timestamp_us=TIME_US + step * 1000)
+
+
+def test_pushed_filters_read_less(spark: SparkSession, journal: Journal) -> None:
+    publish_like_a_node(journal)
+    with serving(journal) as server:
+        source = {"servers": f"127.0.0.1:{server.port}", "pushFilters": "true"}
+        asked: list[int] = []
+        read = server._read
+
+        def note(request: dict[str, Any]) -> Any:
+            asked.extend(partition for partition, _, _ in request["ranges"])
+            return read(request)
+
+        server._read = note  # type: ignore[method-assign]
+        assert batch(spark, source).where("topic = 'devices/3'").count() > 0
+        assert set(asked) == {partition_of(b"devices/3", journal.partitions)}
+        asked.clear()
+        assert batch(spark, source).where("partition = 2").count() > 0
+        assert set(asked) == {2}
+
+
+def test_topics_in_a_stream(
+    spark: SparkSession, journal: Journal, source: dict[str, str], tmp_path: Path
+) -> None:
+    publish_like_a_node(journal)
+    stream = Stream(spark, source, tmp_path)
+    stream.run(startingOffsets="earliest", topics="devices/1, devices/+/x", maxRecordsPerTrigger=40)
+    publish_like_a_node(journal)
+    stream.run(topics="devices/1,devices/+/x")
+    wanted = [r for r in journal.records() if r.topic == b"devices/1"]
+    assert stream.found() == sorted((r.partition, r.offset) for r in wanted)
+    table = batch(spark, source, topics="devices/+").where("topic LIKE 'devices/1%'")
+    assert table.count() == len([r for r in journal.records() if r.topic[:9] == b"devices/1"])
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"path": "/", "topics": "a/#/b"}, "topics is 'a/#/b'"),
         ({"path": "/nowhere"}, "/nowhere is no Holdfast data directory"),
         ({"path": "/", "startingOffset": "latest"}, "unknown option"),
         ({"path": "/", "maxRecordsPerTrigger": "5"}, "is for streams"),

@@ -1,0 +1,66 @@
+"""Options that several commands of `holdfast pipeline` have."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Final
+
+DEFAULT_LAKE: Final = Path("lake")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNITS_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def add_lake(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--lake",
+        type=Path,
+        default=DEFAULT_LAKE,
+        metavar="DIR",
+        help=f"directory of the tables (default ./{DEFAULT_LAKE})",
+    )
+
+
+def add_tables(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="Python file that declares more tables; may be given again",
+    )
+
+
+def add_session(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--master", metavar="URL", help="Spark master (default local[*], or spark-submit's)"
+    )
+    parser.add_argument(
+        "--conf",
+        type=pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="setting of Spark; may be given again",
+    )
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def duration_s(text: str) -> float:
+    """`500ms`, `1s`, `2m`, `1h`; a number alone is in seconds."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 500ms, 1s or 2m")
+    return float(match.group(1)) * _UNITS_S[match.group(2) or "s"]
+
+
+def positive(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)

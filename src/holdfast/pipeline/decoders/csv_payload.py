@@ -1,0 +1,76 @@
+"""CSV: one line or several, with the columns that a rule declares (or a first line that names
+them). A column named `_` is left out."""
+
+import csv
+import io
+from typing import Final
+
+from holdfast.pipeline.decoders.decoded import Decoded, DecodeError, utf8
+from holdfast.pipeline.decoders.json_payload import Fields, take_fields
+from holdfast.pipeline.decoders.text_payload import boolean, number
+
+SKIPPED: Final = "_"
+LINES_MAX: Final = 10_000
+
+
+def decode_csv(
+    payload: bytes, columns: tuple[str, ...], fields: Fields, delimiter: str = ","
+) -> Decoded:
+    """Bad lines are errors of their own; the others are read. Raises DecodeError."""
+    lines = _lines(utf8(payload), delimiter)
+    if not columns:
+        columns, lines = tuple(name.strip() for name in lines[0]), lines[1:]
+        if len(set(columns)) != len(columns) or not all(columns):
+            raise DecodeError(f"the first line names columns twice or not at all: {columns}")
+    if len(lines) > 1:  # what is said of a message cannot be said line by line, but for the time
+        fields = Fields(time=fields.time, device=fields.device, required=fields.required)
+    decoded = Decoded()
+    times: list[int | None] = []
+    for at, line in enumerate(lines, 1):
+        if len(line) != len(columns):
+            decoded.refuse(f"line {at} has {len(line)} columns instead of {len(columns)}")
+            continue
+        row = {
+            name: _cell(text.strip())
+            for name, text in zip(columns, line, strict=True)
+            if name != SKIPPED
+        }
+        of_line = Decoded()
+        take_fields(row, fields, of_line)
+        for error in of_line.errors or ():
+            decoded.refuse(f"line {at}: {error}")
+        for name, value in row.items():
+            decoded.add(name, value)
+        times.extend([of_line.time_us] * (len(decoded.names) - len(times)))
+        if at == 1:
+            decoded.sequence, decoded.id = of_line.sequence, of_line.id
+            decoded.device, decoded.sent_us = of_line.device, of_line.sent_us
+            decoded.time_us = of_line.time_us
+    if not decoded.names and decoded.errors:
+        raise DecodeError(decoded.reason() or "")
+    decoded.times = times
+    return decoded
+
+
+def _lines(text: str, delimiter: str) -> list[list[str]]:
+    lines: list[list[str]] = []
+    try:
+        for line in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
+            if len(lines) >= LINES_MAX:
+                raise DecodeError(f"more than {LINES_MAX} lines")
+            if line:
+                lines.append(line)
+    except csv.Error as error:
+        raise DecodeError(f"no CSV: {error} in line {len(lines) + 1}") from None
+    if not lines:
+        raise DecodeError("no line with values")
+    return lines
+
+
+def _cell(text: str) -> float | int | bool | str | None:
+    if not text:
+        return None
+    value: float | int | bool | None = number(text)
+    if value is None:
+        value = boolean(text)
+    return text if value is None else value

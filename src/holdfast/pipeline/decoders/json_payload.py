@@ -1,0 +1,214 @@
+"""JSON: nested objects and arrays flattened to names with dots, `motor.phases.0.current`.
+
+A top-level array of objects is a list of readings; each may have its own time. Fields that a rule
+names (time, sequence, id, ...) are looked for at the top level, in nested objects with dots, and
+become no readings where they are used.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.pipeline.decoders.decoded import (
+    DEPTH_MAX,
+    EXACT_MAX,
+    INTEGER_MAX,
+    INTEGER_MIN,
+    NAME_LENGTH_MAX,
+    READINGS_MAX,
+    Decoded,
+    DecodeError,
+    utf8,
+)
+from holdfast.pipeline.decoders.times import parse_time
+
+_parse: Final = msgspec.json.Decoder().decode
+VALUE: Final = "value"
+"""Name of a reading that is a whole payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Names of the fields that are no readings; of several the first that is there counts."""
+
+    time: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+    id: tuple[str, ...] = ()
+    device: tuple[str, ...] = ()
+    required: frozenset[str] = frozenset()
+    """Roles (`time`, ...) that a rule has asked for: a field that cannot be used is an error.
+    Otherwise it is a reading like any other."""
+
+
+def decode_json(payload: bytes, fields: Fields) -> Decoded:
+    """Raises DecodeError."""
+    document = parse_json(payload)
+    decoded = Decoded()
+    if type(document) is dict:
+        take_fields(document, fields, decoded)
+        flatten("", document, decoded, 1)
+    elif type(document) is list and document and all(type(item) is dict for item in document):
+        _decode_list(document, fields, decoded)
+    elif type(document) is list:
+        flatten("", document, decoded, 1)
+    else:
+        decoded.add(VALUE, document)
+    return decoded
+
+
+def parse_json(payload: bytes) -> Any:
+    """Raises DecodeError."""
+    try:
+        return _parse(payload)
+    except UnicodeDecodeError:
+        utf8(payload)  # which says where
+        raise DecodeError("not UTF-8 inside a text") from None
+    except RecursionError:
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep") from None
+    except msgspec.ValidationError:
+        return _with_infinities(payload)
+    except (msgspec.DecodeError, ValueError) as error:
+        if not payload.strip():
+            raise DecodeError("only white space") from None
+        utf8(payload)
+        raise DecodeError(f"no JSON: {error}") from None
+
+
+def _with_infinities(payload: bytes) -> Any:
+    """Of a document with a number beyond double, which makes it infinite: what else there is can
+    be read."""
+    try:
+        document = json.loads(payload)
+        # The library takes halves of surrogate pairs, which no table can hold.
+        json.dumps(document, ensure_ascii=False).encode()
+    except (RecursionError, ValueError) as error:
+        raise DecodeError(f"no JSON: {error}") from None
+    return document
+
+
+def take_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
+    """Moves the fields with a meaning of their own out of `document`."""
+    for name in fields.time:
+        if name in document or "." in name:
+            decoded.time_us = _take_time("time", name, document, fields, decoded)
+            if decoded.time_us is not None:
+                break
+    for name in fields.sent:
+        if name in document or "." in name:
+            decoded.sent_us = _take_time("sent", name, document, fields, decoded)
+            if decoded.sent_us is not None:
+                break
+    for name in fields.sequence:
+        if name in document or "." in name:
+            _take_sequence(name, document, fields, decoded)
+    for name in fields.id:
+        if name in document or "." in name:
+            found, holder, key = _find(document, name)
+            text = _identifier(found)
+            if holder is not None and text is not None:
+                decoded.id = text
+                del holder[key]
+                break
+    for name in fields.device:
+        found, holder, key = _find(document, name)
+        decoded.device = _identifier(found)
+        if holder is None or decoded.device is None:
+            raise DecodeError(f"no device: {name} is {_shown(found)}")
+        del holder[key]
+
+
+def _take_time(
+    role: str, name: str, document: dict[str, Any], fields: Fields, decoded: Decoded
+) -> int | None:
+    found, holder, key = _find(document, name)
+    if holder is None or found is None:
+        return None
+    time_us = parse_time(found)
+    if time_us is not None:
+        del holder[key]
+    elif role in fields.required:
+        decoded.refuse(f"{name} is {_shown(found)}, no time")
+    return time_us
+
+
+def _take_sequence(name: str, document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
+    found, holder, key = _find(document, name)
+    if holder is None or decoded.sequence is not None:
+        return
+    if type(found) is int and 0 <= found < 1 << 63:
+        decoded.sequence = found
+        del holder[key]
+    elif "sequence" in fields.required:
+        decoded.refuse(f"{name} is {_shown(found)}, no sequence number")
+
+
+def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | None, str]:
+    """The value, the object that has it (None: none has) and its key there."""
+    if name in document:
+        return document[name], document, name
+    if "." not in name:
+        return None, None, name
+    *path, last = name.split(".")
+    for key in path:
+        document = document.get(key)  # type: ignore[assignment]
+        if type(document) is not dict:
+            return None, None, name
+    return (document[last], document, last) if last in document else (None, None, name)
+
+
+def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) -> None:
+    """A list of readings: where each has its own time the names need no index."""
+    times: list[int | None] = []
+    inner = Fields(time=fields.time, required=fields.required)
+    for index, item in enumerate(items):
+        of_item = Decoded()
+        take_fields(item, inner, of_item)
+        for error in of_item.errors or ():
+            decoded.refuse(f"{index}: {error}")
+        prefix = "" if of_item.time_us is not None else f"{index}."
+        flatten(prefix, item, decoded, 2)
+        times.extend([of_item.time_us] * (len(decoded.names) - len(times)))
+    decoded.times = times
+
+
+def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
+    """Raises DecodeError."""
+    if depth > DEPTH_MAX:
+        raise DecodeError(f"nested more than {DEPTH_MAX} levels deep, at {prefix[:80]}")
+    names, values = decoded.names, decoded.values
+    items = value.items() if type(value) is dict else enumerate(value)
+    for key, item in items:
+        name = f"{prefix}{key}" if prefix else str(key)
+        kind = type(item)
+        if kind is dict or kind is list:
+            flatten(f"{name}.", item, decoded, depth + 1)
+        elif len(name) > NAME_LENGTH_MAX:
+            decoded.add(name, item)
+        elif kind is int or kind is float:
+            if -EXACT_MAX < item < EXACT_MAX:
+                names.append(name)
+                values.append(item + 0.0)  # -0.0 becomes 0.0, an int a float
+            else:
+                decoded.add(name, item)
+        else:
+            names.append(name)
+            values.append(item)
+    if len(names) > READINGS_MAX:
+        raise DecodeError(f"more than {READINGS_MAX} values in one message")
+
+
+def _identifier(value: Any) -> str | None:
+    """A text or an integer that may name something."""
+    if type(value) is int and INTEGER_MIN <= value <= INTEGER_MAX:
+        return str(value)
+    return value if type(value) is str and 0 < len(value) <= NAME_LENGTH_MAX else None
+
+
+def _shown(value: Any) -> str:
+    if type(value) is int and not INTEGER_MIN <= value <= INTEGER_MAX:
+        return "an integer beyond 64 bits"
+    text = repr(value[:40] if type(value) is str else value)
+    return text if len(text) <= 40 else text[:40] + "..."

@@ -1,0 +1,271 @@
+"""Sparkplug B payloads. Names of aliases and types come from births, so a metric has a value only
+once its datatype is known: `parse_payload` reads, `add_metric` turns one metric into readings.
+
+Source: sparkplug_b.proto of Eclipse Tahu, and the Sparkplug 3.0 specification.
+"""
+
+import base64
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.pipeline.decoders.decoded import DEPTH_MAX, READINGS_MAX, Decoded, DecodeError
+from holdfast.pipeline.decoders.protobuf import (
+    BYTES,
+    FIXED32,
+    FIXED64,
+    VARINT,
+    fields,
+    float32,
+    float64,
+    varint,
+)
+
+INT8, INT16, INT32, INT64 = 1, 2, 3, 4
+DATETIME: Final = 13
+FIRST_ARRAY: Final = 22
+_SIGNED_BITS: Final = {INT8: 8, INT16: 16, INT32: 32, INT64: 64}
+_ARRAYS: Final = {22: "b", 23: "h", 24: "i", 25: "q", 26: "B", 27: "H", 28: "I", 29: "Q", 30: "f",
+                  31: "d", 34: "q"}  # fmt: skip
+_BOOLEAN_ARRAY: Final = 32
+_STRING_ARRAY: Final = 33
+INT_VALUE, LONG_VALUE, FLOAT_VALUE, DOUBLE_VALUE, BOOLEAN_VALUE = 10, 11, 12, 13, 14
+STRING_VALUE, BYTES_VALUE, DATASET_VALUE, TEMPLATE_VALUE, EXTENSION_VALUE = 15, 16, 17, 18, 19
+_WIRES: Final = {
+    INT_VALUE: VARINT, LONG_VALUE: VARINT, FLOAT_VALUE: FIXED32, DOUBLE_VALUE: FIXED64,
+    BOOLEAN_VALUE: VARINT, STRING_VALUE: BYTES, BYTES_VALUE: BYTES, DATASET_VALUE: BYTES,
+    TEMPLATE_VALUE: BYTES, EXTENSION_VALUE: BYTES,
+}  # fmt: skip
+CELLS_MAX: Final = 100_000
+"""Cells of a data set."""
+
+
+@dataclass(slots=True)
+class Metric:
+    """As it is on the wire. `kind` is the number of the value's field, 0 without a value."""
+
+    name: str | None = None
+    alias: int | None = None
+    time_ms: int | None = None
+    datatype: int | None = None
+    is_historical: bool = False
+    is_null: bool = False
+    kind: int = 0
+    raw: int | bytes = 0
+    position: int = 0
+    """Of the value in the payload."""
+
+
+@dataclass(slots=True)
+class Payload:
+    time_ms: int | None = None
+    sequence: int | None = None
+    metrics: list[Metric] = field(default_factory=list)
+
+
+def parse_payload(data: bytes) -> Payload:
+    """Raises DecodeError."""
+    payload = Payload()
+    for number, wire, value, position in fields(data):
+        if number == 1 and wire == VARINT:
+            payload.time_ms = _integer(value)
+        elif number == 2 and wire == BYTES:
+            if len(payload.metrics) >= READINGS_MAX:
+                raise DecodeError(f"more than {READINGS_MAX} metrics")
+            payload.metrics.append(_parse_metric(_data(value), position))
+        elif number == 3 and wire == VARINT:
+            payload.sequence = _integer(value)
+        elif number <= 3:
+            raise DecodeError(f"no Sparkplug B: field {number} is of wire type {wire}")
+    return payload
+
+
+def _parse_metric(data: bytes, base: int) -> Metric:
+    metric = Metric()
+    for number, wire, value, position in fields(data, base):
+        if number in _WIRES:
+            if wire != _WIRES[number]:
+                raise DecodeError(f"no Sparkplug B: a value of wire type {wire} at byte {position}")
+            metric.kind, metric.raw, metric.position = number, value, position
+        elif number == 1 and wire == BYTES:
+            metric.name = _text(value, position)
+        elif 2 <= number <= 7 and wire == VARINT:
+            flag = _integer(value)
+            if number == 2:
+                metric.alias = flag
+            elif number == 3:
+                metric.time_ms = flag
+            elif number == 4:
+                metric.datatype = flag
+            elif number == 5:
+                metric.is_historical = bool(flag)
+            elif number == 7:
+                metric.is_null = bool(flag)
+        elif number <= 7:
+            raise DecodeError(
+                f"no Sparkplug B: a metric's field {number} is of wire type {wire} "
+                f"at byte {position}"
+            )
+    return metric
+
+
+def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth: int = 1) -> None:
+    """The readings of one metric, several for a template. Raises DecodeError."""
+    if metric.is_null or metric.kind == 0:
+        decoded.add(name, None)
+    elif metric.kind == TEMPLATE_VALUE:
+        _add_template(decoded, name, metric, depth)
+    else:
+        decoded.add(name, value_of(metric, datatype))
+
+
+def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
+    """Raises DecodeError."""
+    kind, raw = metric.kind, metric.raw
+    if kind == BOOLEAN_VALUE:
+        return bool(raw)
+    if kind in (INT_VALUE, LONG_VALUE):
+        return signed(_integer(raw), datatype)
+    data = _data(raw)
+    if kind == FLOAT_VALUE:
+        return float32(data)
+    if kind == DOUBLE_VALUE:
+        return float64(data)
+    if kind == STRING_VALUE:
+        return _text(data, metric.position)
+    if kind == DATASET_VALUE:
+        return dataset_text(data, metric.position)
+    if kind == BYTES_VALUE:
+        if datatype >= FIRST_ARRAY:
+            return array_text(data, datatype)
+        return base64.b64encode(data).decode()
+    raise DecodeError("a value of an extension, which is not in the specification")
+
+
+def signed(raw: int, datatype: int) -> int:
+    """Signed types are on the wire as unsigned numbers of 32 or 64 bits, or of their own width."""
+    bits = _SIGNED_BITS.get(datatype)
+    if bits is None:
+        return raw
+    raw &= (1 << bits) - 1
+    return raw - (1 << bits) if raw >> (bits - 1) else raw
+
+
+def _add_template(decoded: Decoded, name: str, metric: Metric, depth: int) -> None:
+    if depth > DEPTH_MAX:
+        raise DecodeError(f"templates nested more than {DEPTH_MAX} deep, at {name[:80]}")
+    for number, wire, value, position in fields(_data(metric.raw), metric.position):
+        if number == 2 and wire == BYTES:
+            member = _parse_metric(_data(value), position)
+            if member.name is None:
+                raise DecodeError(f"a member of the template {name} has no name")
+            add_metric(decoded, f"{name}/{member.name}", member, member.datatype or 0, depth + 1)
+        elif number == 3 and wire == BYTES:
+            parameter_name, parameter = _parse_parameter(_data(value), position)
+            add_metric(
+                decoded, f"{name}/{parameter_name}", parameter, parameter.datatype or 0, depth + 1
+            )
+
+
+def _parse_parameter(data: bytes, base: int) -> tuple[str, Metric]:
+    name, parameter = "", Metric()
+    for number, wire, value, position in fields(data, base):
+        if number == 1 and wire == BYTES:
+            name = _text(value, position)
+        elif number == 2 and wire == VARINT:
+            parameter.datatype = _integer(value)
+        elif 3 <= number <= 8 and wire == _WIRES[number + 7]:
+            parameter.kind, parameter.raw, parameter.position = number + 7, value, position
+    return name, parameter
+
+
+def dataset_text(data: bytes, base: int = 0) -> str:
+    """A data set as JSON: {"columns": [...], "rows": [[...], ...]}. Raises DecodeError."""
+    columns: list[str] = []
+    types: list[int] = []
+    rows: list[list[Any]] = []
+    cells = 0
+    for number, wire, value, position in fields(data, base):
+        if number == 2 and wire == BYTES:
+            columns.append(_text(value, position))
+        elif number == 3 and wire == VARINT:
+            types.append(_integer(value))
+        elif number == 3 and wire == BYTES:
+            types.extend(_packed(_data(value), position))
+        elif number == 4 and wire == BYTES:
+            row = _row(_data(value), position, types)
+            cells += len(row)
+            if cells > CELLS_MAX or len(columns) > CELLS_MAX:
+                raise DecodeError(f"a data set of more than {CELLS_MAX} cells")
+            if len(row) != len(columns):
+                raise DecodeError(
+                    f"row {len(rows)} of a data set has {len(row)} of {len(columns)} columns"
+                )
+            rows.append(row)
+    return json.dumps({"columns": columns, "rows": rows}, separators=(",", ":"))
+
+
+def _row(data: bytes, base: int, types: list[int]) -> list[Any]:
+    row: list[Any] = []
+    for number, wire, value, position in fields(data, base):
+        if number != 1 or wire != BYTES:
+            continue
+        datatype = types[len(row)] if len(row) < len(types) else 0
+        cell = Metric()
+        for part, part_wire, part_value, part_position in fields(_data(value), position):
+            if 1 <= part <= 6 and part_wire == _WIRES[part + 9]:
+                cell.kind, cell.raw, cell.position = part + 9, part_value, part_position
+        found: Any = None if cell.kind == 0 else value_of(cell, datatype)
+        # JSON has no NaN.
+        row.append(str(found) if found != found or found in (_INF, -_INF) else found)
+    return row
+
+
+_INF: Final = float("inf")
+
+
+def array_text(data: bytes, datatype: int) -> str:
+    """An array type's bytes (little-endian, packed) as a JSON list. Raises DecodeError."""
+    code = _ARRAYS.get(datatype)
+    if code is not None:
+        size = struct.calcsize("<" + code)
+        if len(data) % size:
+            raise DecodeError(f"an array of {len(data)} bytes, which are no {size}-byte values")
+        items: list[Any] = list(struct.unpack(f"<{len(data) // size}{code}", data))
+        items = [str(item) if item != item or item in (_INF, -_INF) else item for item in items]
+    elif datatype == _STRING_ARRAY:
+        items = [part.decode("utf-8", "replace") for part in data.split(b"\0")[:-1]]
+    elif datatype == _BOOLEAN_ARRAY:
+        count = int.from_bytes(data[:4], "little")
+        if count > (len(data) - 4) * 8:
+            raise DecodeError(f"an array of {count} booleans in {len(data)} bytes")
+        items = [bool(data[4 + at // 8] >> (7 - at % 8) & 1) for at in range(count)]
+    else:
+        raise DecodeError(f"datatype {datatype} is none of Sparkplug B")
+    return json.dumps(items, separators=(",", ":"))
+
+
+def _packed(data: bytes, base: int) -> list[int]:
+    numbers, position = [], 0
+    while position < len(data):
+        number, position = varint(data, position, base)
+        numbers.append(number)
+    return numbers
+
+
+def _integer(value: int | bytes) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _data(value: int | bytes) -> bytes:
+    assert isinstance(value, bytes)
+    return value
+
+
+def _text(value: int | bytes, position: int) -> str:
+    try:
+        return _data(value).decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"not UTF-8: {error.reason} at byte {position + error.start}") from None

@@ -1,0 +1,171 @@
+"""The events of a test run: their names, their fields, and how one becomes a record.
+
+An event is one JSON object, the payload of a record on the topic `experiment/<run>/<event>`.
+Every event has the fields of `COMMON`; the others are in `FIELDS`, and `EVENTS` says which event
+has which.
+
+A message is named by its publisher, its topic and its sequence, which the publisher counts on
+that topic. Times are microseconds of the clock of the event's host, whatever that clock is; the
+event `clock` gives what to add to have microseconds since 1970 UTC, and how wrong that may be.
+So the order of two events of one host is known, that of two hosts only where they are further
+apart than the sum of both errors. What one writer wrote is in the order of `n`.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+SCHEMA_VERSION: Final = 1
+TOPIC_ROOT: Final = "experiment"
+RUN_PATTERN: Final = "[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}"
+
+
+@dataclass(frozen=True)
+class Field:
+    name: str
+    type: str
+    """As Spark's DDL says it."""
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Event:
+    name: str
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    meaning: str
+
+
+COMMON: Final = (
+    Field("v", "int", "version of this schema: 1"),
+    Field("run", "string", "the run: 1 to 100 of A-Z a-z 0-9 _ . -, used once"),
+    Field("writer", "string", "who wrote the event; a client's events are all of one writer"),
+    Field("n", "bigint", "the writer's events, counted from 1 without a gap"),
+    Field("host", "string", "whose clock `at_us` is"),
+    Field("at_us", "bigint", "when, in microseconds of that clock"),
+    Field("event", "string", "its name"),
+)
+
+FIELDS: Final = (
+    Field("publisher", "string", "with topic and sequence: the message"),
+    Field("topic", "string", "of the message, or of what is retained"),
+    Field("sequence", "bigint", "counted by the publisher on that topic"),
+    Field("client", "string", "to whom it happened; of a group, the member"),
+    Field("group", "string", "the shared subscription that the client is a member of"),
+    Field("qos", "int", "0, 1 or 2"),
+    Field("bytes", "bigint", "of the payload"),
+    Field("dup", "boolean", "whether it came with DUP"),
+    Field("retain", "boolean", "whether it was published to be retained"),
+    Field("will", "boolean", "whether it is a will, which is published with CONNECT"),
+    Field("connection", "bigint", "the client's connections, counted from 1"),
+    Field("node", "string", "the server"),
+    Field("filters", "array<struct<filter:string,qos:int>>", "what is subscribed to"),
+    Field("fault", "bigint", "the run's faults, counted from 1"),
+    Field("kind", "string", "of a fault, or of an accusation"),
+    Field("nodes", "array<string>", "which nodes the fault hurt"),
+    Field("partition", "int", "of the broker's log"),
+    Field("epoch", "bigint", "of the partition's leader"),
+    Field("role", "string", "what the node is now: leader, follower, holder, standby"),
+    Field("reason", "int", "reason code of a refusal"),
+    Field("text", "string", "in words"),
+    Field("offset_us", "bigint", "add it to the host's times to have microseconds since 1970"),
+    Field("error_us", "bigint", "how far that may be off; 0 where only one host has clients"),
+    Field("unordered", "boolean", "its library may let a new message overtake a repeated one"),
+    Field("parameters", "map<string,string>", "of the run: see PARAMETERS"),
+    Field("disturbed", "bigint", "how often the writer had to make the measured program wait"),
+)
+
+EVENTS: Final = (
+    Event("run_started", (), ("parameters",), "each writer's first event"),
+    Event("clock", ("offset_us", "error_us"), (), "about the event's host; the newest one counts"),
+    Event("client", ("client",), ("unordered",), "what must be known about a client"),
+    Event("connected", ("client",), ("node",), "a server accepted the client's connection"),
+    Event("disconnected", ("client",), ("connection",), "the client knows its connection is over"),
+    Event("subscribing", ("client", "filters"), ("group",), "SUBSCRIBE, before it is answered"),
+    Event("subscribed", ("client",), (), "SUBACK: what is published from now on is owed"),
+    Event(
+        "published",
+        ("publisher", "topic", "sequence", "qos"),
+        ("retain", "will", "bytes"),
+        "PUBLISH left the client; again for every repetition",
+    ),
+    Event(
+        "confirmed",
+        ("publisher", "topic", "sequence"),
+        (),
+        "PUBACK or PUBREC; of a will, the connection that was lost",
+    ),
+    Event("refused", ("publisher", "topic", "sequence"), ("reason",), "answered with an error"),
+    Event(
+        "withdrawn",
+        ("publisher", "topic", "sequence"),
+        (),
+        "a will whose client said goodbye, and whose server closed the connection upon it",
+    ),
+    Event(
+        "delivered",
+        ("client", "publisher", "topic", "sequence", "connection"),
+        ("dup", "bytes"),
+        "to the application: at QoS 2 without the retransmissions",
+    ),
+    Event(
+        "delivered_former",
+        ("client", "publisher", "topic", "sequence", "connection"),
+        (),
+        "on a connection whose client has another one since",
+    ),
+    Event(
+        "retained_found",
+        ("client", "topic"),
+        ("publisher", "sequence"),
+        "what a new subscriber was given when all was quiet; no publisher: nothing",
+    ),
+    Event("fault_injected", ("fault", "kind"), ("nodes",), "something is broken from now on"),
+    Event("fault_healed", ("fault",), (), "all nodes are in sync again"),
+    Event("role_changed", ("node", "role"), ("partition", "epoch"), "a node leads, or no more"),
+    Event("accused", ("client", "kind"), ("text",), "what only the client can see"),
+    Event("run_ended", (), ("disturbed",), "each writer's last event"),
+)
+
+PARAMETERS: Final = {
+    "name": "what was tested, in a few words",
+    "clients": "number of clients",
+    "rate_per_s": "messages a second that all publishers together try to send",
+    "qos": "of the publishers; `mixed` where they differ",
+    "payload_bytes": "of a message",
+    "partitions": "of the broker's log: needed for the downtime of each partition",
+    "nodes": "how many there are",
+    "fault_plan": "the faults, separated by commas",
+    "seed": "what makes the run repeatable",
+    "software": "broker and version",
+}
+
+BY_NAME: Final = {event.name: event for event in EVENTS}
+_ALLOWED: Final = {event.name: frozenset(event.required + event.optional) for event in EVENTS}
+_REQUIRED: Final = {event.name: frozenset(event.required) for event in EVENTS}
+
+
+def check_run(run: str) -> None:
+    """Raises ValueError."""
+    if not re.fullmatch(RUN_PATTERN, run):
+        raise ValueError(f"run {run!r}: 1 to 100 of the characters A-Z a-z 0-9 _ . -")
+
+
+def check_event(event: str, fields: frozenset[str]) -> None:
+    """Whether an event of that name may have these fields beside the common ones, and has all it
+    needs. Raises ValueError."""
+    if event not in _ALLOWED:
+        raise ValueError(f"event {event!r}: one of {', '.join(sorted(_ALLOWED))}")
+    if unknown := fields - _ALLOWED[event]:
+        raise ValueError(f"event {event!r} has no field {', '.join(sorted(unknown))}")
+    if lacking := _REQUIRED[event] - fields:
+        raise ValueError(f"event {event!r} lacks {', '.join(sorted(lacking))}")
+
+
+def topic_of(run: str, event: str) -> str:
+    return f"{TOPIC_ROOT}/{run}/{event}"
+
+
+def ddl() -> str:
+    """The columns of an event, for Spark."""
+    return ", ".join(f"`{field.name}` {field.type}" for field in (*COMMON, *FIELDS))

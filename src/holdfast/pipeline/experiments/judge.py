@@ -1,0 +1,134 @@
+"""Which promises a run broke, from its events alone.
+
+Per durable subscriber, or shared group of them, and message that its filters match with QoS 1 or 2:
+- `lost`: confirmed to its publisher and never delivered (`missed after SUBACK`: and nothing of
+  that publisher and topic was delivered before it);
+- `duplicate`: at QoS 2 on both sides delivered twice; at QoS 1 without a reason (`topic_checks`);
+- `reordered`: a publisher's messages on one topic came first in another order than they were sent
+  (not asked of groups, of wills, and of clients that may reorder);
+- `disagreement`: two subscribers saw a topic's messages in different orders, or more of them in
+  orders that no single one agrees with;
+- `invented`: nobody sent it; `will not due`: the will of a client that said goodbye.
+Per client: `two owners`: a connection is given what was sent after the client's next one was
+accepted. Per topic: `retained`: what is retained is older than what was confirmed, or was never to
+be retained. Per writer of events: `incomplete`: some of its events are missing, so that the rest
+proves nothing. What clients accused the broker of is as they said it.
+"""
+
+from dataclasses import asdict, fields
+from typing import Final
+
+import pyarrow
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.pipeline.experiments.messages import of_kind
+from holdfast.pipeline.experiments.topic_checks import Counts, Finding, check_topic, count_topic
+from holdfast.pipeline.experiments.topic_history import OF_ALL, OF_MESSAGES, History, Row
+
+REPETITION: Final = "repetition"
+_COUNTED: Final = [field.name for field in fields(Counts) if field.name != "qos"]
+_NUMBERS: Final = {"sequence": "bigint", "qos": "int", "effective_qos": "int"}
+_COLUMNS: Final = ("run", *Finding._fields)
+_SCHEMA: Final = ", ".join(f"{name} {_NUMBERS.get(name, 'string')}" for name in _COLUMNS)
+_ARROW_TYPES: Final = {"bigint": pyarrow.int64(), "int": pyarrow.int32()}
+_ARROW: Final = pyarrow.schema(
+    [(name, _ARROW_TYPES.get(_NUMBERS.get(name, ""), pyarrow.string())) for name in _COLUMNS]
+)
+
+
+def violations(events: DataFrame) -> DataFrame:
+    """Every broken promise: run, kind, who (subscriber, group or client), the message (null where
+    it is not about one), and the rest in words. Empty when all were kept."""
+    found = findings(events).where(F.col("kind") != REPETITION)
+    return found.unionByName(_accused(events)).unionByName(_incomplete(events))
+
+
+def findings(events: DataFrame) -> DataFrame:
+    """What each topic proves, with the publisher's `qos`: broken promises; and repetitions that
+    are explained, with `text` for the reason. A topic's events of one run are in the memory of
+    one task: some hundred bytes each."""
+    return _rows_of_topics(events).groupBy("run", "topic").applyInArrow(_judge, _SCHEMA)
+
+
+def counts(events: DataFrame) -> DataFrame:
+    """Per run and QoS of the publisher: what was published, what was owed to subscribers for it,
+    and which promises were broken."""
+    schema = f"run string, qos int, {', '.join(f'{name} bigint' for name in _COUNTED)}"
+    of_topics = _rows_of_topics(events).groupBy("run", "topic").applyInArrow(_count, schema)
+    return of_topics.groupBy("run", "qos").agg(*(F.sum(name).alias(name) for name in _COUNTED))
+
+
+def _rows_of_topics(events: DataFrame) -> DataFrame:
+    """The events of each topic, and with them, for each topic, those that concern all."""
+    of_topics = of_kind(events, *OF_MESSAGES).select("run", "topic", *Row._fields)
+    topics = of_topics.select("run", "topic").distinct()
+    of_all = of_kind(events, *OF_ALL).drop("topic").join(F.broadcast(topics), "run")
+    return of_topics.unionByName(of_all.select("run", "topic", *Row._fields))
+
+
+def _history(rows: pyarrow.Table) -> tuple[str, History]:
+    """With the name of the run."""
+    columns = (rows[name].to_pylist() for name in Row._fields)
+    history = History(rows["topic"][0].as_py(), map(Row, *columns))
+    return rows["run"][0].as_py(), history
+
+
+def _judge(rows: pyarrow.Table) -> pyarrow.Table:
+    run, history = _history(rows)
+    found = [(run, *finding) for finding in check_topic(history)]
+    values = zip(*found, strict=True) if found else [()] * len(_COLUMNS)
+    arrays = [pyarrow.array(value, field.type) for value, field in zip(values, _ARROW, strict=True)]
+    return pyarrow.Table.from_arrays(arrays, schema=_ARROW)
+
+
+def _count(rows: pyarrow.Table) -> pyarrow.Table:
+    run, history = _history(rows)
+    numbers = [(name, pyarrow.int64()) for name in _COUNTED]
+    schema = pyarrow.schema([("run", pyarrow.string()), ("qos", pyarrow.int32()), *numbers])
+    found = [{"run": run, **asdict(one)} for one in count_topic(history)]
+    return pyarrow.Table.from_pylist(found, schema=schema)
+
+
+def _accused(events: DataFrame) -> DataFrame:
+    return of_kind(events, "accused").select(
+        "run",
+        "kind",
+        F.col("client").alias("who"),
+        F.lit(None).cast("string").alias("publisher"),
+        F.lit(None).cast("string").alias("topic"),
+        F.lit(None).cast("bigint").alias("sequence"),
+        F.lit(None).cast("int").alias("qos"),
+        F.lit(None).cast("int").alias("effective_qos"),
+        "text",
+    )
+
+
+def _incomplete(events: DataFrame) -> DataFrame:
+    writers = events.groupBy("run", "writer").agg(
+        F.count("*").alias("present"),
+        F.max("n").alias("newest"),
+        F.max(F.when(F.col("event") == "run_ended", F.col("n"))).alias("last"),
+    )
+    text = (
+        F.when(
+            F.col("present") != F.col("newest"),
+            F.format_string(
+                "%d of %d events are missing", F.col("newest") - F.col("present"), F.col("newest")
+            ),
+        )
+        .when(F.col("last").isNull(), F.lit("it has not ended"))
+        .when(F.col("last") != F.col("newest"), F.lit("it goes on after its end"))
+    )
+    found = writers.withColumn("text", text).where(F.col("text").isNotNull())
+    return found.select(
+        "run",
+        F.lit("incomplete").alias("kind"),
+        F.col("writer").alias("who"),
+        F.lit(None).cast("string").alias("publisher"),
+        F.lit(None).cast("string").alias("topic"),
+        F.lit(None).cast("bigint").alias("sequence"),
+        F.lit(None).cast("int").alias("qos"),
+        F.lit(None).cast("int").alias("effective_qos"),
+        "text",
+    )

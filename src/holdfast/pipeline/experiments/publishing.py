@@ -1,0 +1,119 @@
+"""Publishes the events of a run from their file, so that they are records of a broker's log."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.client.aio import Client, Outcome
+from holdfast.client.errors import ClientError, PublishRefused
+from holdfast.client.identity import IDENTITY_PROPERTY, Identity
+from holdfast.client.options import Options
+from holdfast.client.reconnect import Reconnect
+from holdfast.mqtt import reasons
+from holdfast.mqtt.packets import Properties
+from holdfast.mqtt.properties import USER_PROPERTY
+from holdfast.pipeline.experiments.events import topic_of
+
+WINDOW: Final = 2000
+RETRY_S: Final = 0.5
+RETRIED: Final = frozenset({reasons.QUOTA_EXCEEDED, reasons.SERVER_BUSY, reasons.UNSPECIFIED_ERROR})
+"""Refusals that may not last."""
+
+Message = tuple[str, bytes, bool, Properties | None]
+
+
+class _Head(msgspec.Struct):
+    run: str
+    writer: str
+    n: int
+    event: str
+
+
+def publish_events(
+    path: Path,
+    servers: Sequence[str],
+    *,
+    username: str | None = None,
+    password: bytes | None = None,
+    timeout_s: float = 600.0,
+) -> int:
+    """Publishes every event of the file with QoS 1, in order, and returns how many there are when
+    the last one is confirmed. `servers`: MQTT addresses of one Holdfast, in any order.
+
+    May be repeated, also after it failed half-way: each event carries its number as the sequence
+    of a producer named after the file's first event, so that the broker stores it once. Raises
+    ValueError for a line that is no event, ClientError when no server takes an event,
+    TimeoutError."""
+    options = Options(username=username, password=password, inflight_max=WINDOW)
+    return asyncio.run(_publish_all(path, servers, options, timeout_s))
+
+
+async def _publish_all(
+    path: Path, servers: Sequence[str], options: Options, timeout_s: float
+) -> int:
+    count = 0
+    async with asyncio.timeout(timeout_s):
+        client = Client(servers=servers, reconnect=Reconnect(), options=options)
+        async with client:
+            with path.open("rb") as file:
+                messages = _messages(path, file)
+                while window := list(islice(messages, WINDOW)):
+                    await _publish_window(client, window)
+                    count += len(window)
+    return count
+
+
+async def _publish_window(client: Client, window: list[Message]) -> None:
+    """Returns when all are confirmed. What was refused for now goes out again, and with it all
+    behind it, in order; the broker knows what it has already. Raises ClientError."""
+    while window:
+        outcomes = await _submit(client, window)
+        failed = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, ClientError)]
+        if not failed:
+            return
+        error = outcomes[failed[0]]
+        assert isinstance(error, ClientError)
+        if not isinstance(error, PublishRefused) or error.reason not in RETRIED:
+            raise error
+        window = window[failed[0] :]
+        await asyncio.sleep(RETRY_S)
+
+
+async def _submit(client: Client, window: list[Message]) -> list[Outcome]:
+    outcomes: dict[int, Outcome] = {}
+    settled = asyncio.Event()
+
+    def settle(at: int, outcome: Outcome) -> None:
+        outcomes[at] = outcome
+        if len(outcomes) == len(window):
+            settled.set()
+
+    while True:
+        try:
+            client.submit_batch(window, settle)
+            break
+        except ClientError:
+            # The connection is being made again; `flush` raises when it is not.
+            await client.flush()
+            await asyncio.sleep(RETRY_S)
+    await settled.wait()
+    return [outcomes[at] for at in range(len(window))]
+
+
+def _messages(path: Path, lines: Iterator[bytes]) -> Iterator[Message]:
+    decode = msgspec.json.Decoder(_Head).decode
+    producer = ""
+    for number, line in enumerate(lines, 1):
+        try:
+            head = decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}, line {number}: not an event: {error}") from None
+        producer = producer or f"experiment-{hashlib.sha256(line).hexdigest()[:32]}"
+        identity = Identity(producer, 0, head.n)
+        properties: Properties = {USER_PROPERTY: [(IDENTITY_PROPERTY, str(identity))]}
+        yield topic_of(head.run, head.event), line.rstrip(b"\n"), False, properties

@@ -1,0 +1,85 @@
+"""The verdict over a run, for a program to act on and a person to read."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.pipeline.experiments.judge import violations
+
+VIOLATIONS_MAX: Final = 10_000
+"""Of one run, in the verdict; the table has them all."""
+SHOWN_MAX: Final = 3
+"""Of each kind and client, in the text."""
+
+Key = tuple[str, str, int]
+"""Publisher, topic, sequence."""
+
+
+@dataclass(frozen=True, order=True)
+class Violation:
+    kind: str
+    who: str
+    key: Key | None
+    """The message it is about."""
+    text: str
+
+
+@dataclass
+class Verdict:
+    run: str
+    events: int
+    violations: list[Violation] = field(default_factory=list)
+    is_cut: bool = False
+    """There are more violations than these."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether every promise was kept, as far as the events tell; no events prove nothing."""
+        return self.events > 0 and not self.violations
+
+    def text(self) -> str:
+        """Lines: how many of each kind and client, and the first of them."""
+        if not self.events:
+            return f"run {self.run}: no events"
+        if not self.violations:
+            return f"run {self.run}: every promise was kept ({self.events:,} events)"
+        counts = Counter((one.kind, one.who) for one in self.violations)
+        lines = [f"run {self.run}: promises were broken"]
+        for (kind, who), count in counts.items():
+            lines.append(f"{kind}, {who}: {count} times")
+            found = [one for one in self.violations if (one.kind, one.who) == (kind, who)]
+            lines += [f"  {_about(one)}" for one in found[:SHOWN_MAX]]
+        if self.is_cut:
+            lines.append("and more")
+        return "\n".join(lines)
+
+
+def _about(violation: Violation) -> str:
+    if violation.key is None:
+        return violation.text
+    publisher, topic, sequence = violation.key
+    return f"{publisher}, {topic}, {sequence}: {violation.text}"
+
+
+def verdict(events: DataFrame, run: str) -> Verdict:
+    """Of one run, from events that are ready (`reading.events_of_records`)."""
+    of_run = events.where(F.col("run") == run).persist()
+    try:
+        count = of_run.count()
+        rows = violations(of_run).limit(VIOLATIONS_MAX + 1).collect() if count else []
+    finally:
+        of_run.unpersist()
+    found = [
+        Violation(
+            row["kind"],
+            row["who"],
+            None if row["publisher"] is None else (row["publisher"], row["topic"], row["sequence"]),
+            row["text"] or "",
+        )
+        for row in rows[:VIOLATIONS_MAX]
+    ]
+    found.sort(key=lambda one: (one.kind, one.who, one.key or ("", "", 0), one.text))
+    return Verdict(run, count, found, len(rows) > VIOLATIONS_MAX)

@@ -1,0 +1,41 @@
+"""The product as one zip that spark-submit sends to the executors, and a script for the driver."""
+
+import zipfile
+from pathlib import Path
+from typing import Final
+
+import holdfast
+
+ARCHIVE: Final = "holdfast-pipeline.zip"
+SCRIPT: Final = "holdfast-pipeline.py"
+PACKAGES: Final = ("holdfast", "pyspark_holdfast")
+NEEDED: Final = ("pyspark", "pyarrow", "pandas<3", "numpy", "msgspec", "zlib-ng", "deltalake")
+"""What the driver or the executors import beside it."""
+
+_SCRIPT_TEXT: Final = '''\
+"""The driver's program for spark-submit; give it the words after `holdfast pipeline`."""
+
+import sys
+
+from holdfast.cli.main import main
+
+sys.exit(main(["pipeline", *sys.argv[1:]]))
+'''
+_TIME: Final = (1980, 1, 1, 0, 0, 0)
+"""Of every member: the same sources give the same archive."""
+
+
+def write_package(directory: Path) -> tuple[Path, Path]:
+    """Returns the archive and the script, below `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    archive = directory / ARCHIVE
+    root = Path(holdfast.__file__).parent.parent
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for package in PACKAGES:
+            for path in sorted((root / package).rglob("*.py")):
+                member = zipfile.ZipInfo(str(path.relative_to(root)), _TIME)
+                member.compress_type = zipfile.ZIP_DEFLATED
+                file.writestr(member, path.read_bytes())
+    script = directory / SCRIPT
+    script.write_text(_SCRIPT_TEXT)
+    return archive, script

@@ -1,0 +1,121 @@
+"""How the files of a lake's tables are kept for others to read.
+
+    LAKE/lake.json                   what kind of lake it is, and where its records come from
+         <table>/date=.../*.parquet  the rows
+         <table>/_commits/           see commits.py
+         quarantine/table=<table>/   what could not be used
+         _state/<table>/             what silver tables remember
+         _work/<table>/              files of the step that is being made
+         _locks/<table>.lock         locked by the process that writes to the table
+
+A step writes its files into `_work`, records its commit, then the store *applies* the commit: each
+file is renamed to its place. So whoever lists a table's directory never sees half a file, nor rows
+that are not committed, nor any twice; after a crash he may miss the last commit's until the next
+run has applied it.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE, Commit, File
+from holdfast.pipeline.jobs.files import LakeError, move_all, remove_all, remove_tree
+from holdfast.pipeline.jobs.table import QUARANTINE
+from holdfast.pipeline.jobs.writer import partition_path
+
+STATES: Final = "_state"
+WORK: Final = "_work"
+
+
+class Store(Protocol):
+    """What differs between kinds of lakes."""
+
+    name: str
+
+    def place(
+        self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
+    ) -> str:
+        """The final path of a staged file, below the lake. `replaced`: a gold partition's only
+        file."""
+        ...
+
+    def apply(self, commit: Commit, before: Commit | None) -> None:
+        """Make the commit visible. May be done again, and is after a crash."""
+        ...
+
+    def forget(self, table: str) -> None:
+        """Remove a table as if it had never been written."""
+        ...
+
+
+class ParquetStore:
+    """Plain Parquet files in Hive's directories; gold partitions are replaced by a rename."""
+
+    name = "parquet"
+
+    def __init__(self, lake: Path) -> None:
+        self.lake = lake
+
+    def place(
+        self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
+    ) -> str:
+        if replaced and output == ROWS:
+            return f"{table}/{partition_path(file.partition)}data.parquet"
+        return numbered_place(output, table, version, index, file)
+
+    def apply(self, commit: Commit, before: Commit | None) -> None:
+        move_staged(self.lake, commit)
+        remove_all(self.lake / path for path in commit.removed)
+        remove_old_state(self.lake, commit, before)
+
+    def forget(self, table: str) -> None:
+        remove_tree(self.lake / QUARANTINE / f"table={table}")
+        forget_rows(self.lake, table)
+
+
+def forget_rows(lake: Path, table: str) -> None:
+    """Rows, commits and state; the rows vanish at once."""
+    if (lake / table).exists():
+        grave = lake / WORK / table
+        grave.mkdir(parents=True, exist_ok=True)
+        os.replace(lake / table, grave / f"forgotten-{secrets.token_hex(4)}")
+        remove_tree(grave)
+    remove_tree(lake / STATES / table)
+
+
+def numbered_place(output: str, table: str, version: int, index: int, file: File) -> str:
+    """A name that no other commit's file has."""
+    root = {ROWS: table, QUARANTINED: f"{QUARANTINE}/table={table}", STATE: f"{STATES}/{table}"}
+    return f"{root[output]}/{partition_path(file.partition)}{version:08}-{index:04}.parquet"
+
+
+def files_of(commit: Commit) -> list[File]:
+    return [*commit.files, *commit.quarantine, *commit.state]
+
+
+def move_staged(lake: Path, commit: Commit) -> None:
+    move_all((lake / file.staged, lake / file.path) for file in files_of(commit) if file.staged)
+
+
+def remove_old_state(lake: Path, commit: Commit, before: Commit | None) -> None:
+    if before is not None:
+        kept = {file.path for file in commit.state}
+        remove_all(lake / file.path for file in before.state if file.path not in kept)
+
+
+def is_applied(lake: Path, commit: Commit) -> bool:
+    """Whether all files of a commit are in their places (removals may be left to do)."""
+    return not any((lake / file.staged).exists() for file in files_of(commit) if file.staged)
+
+
+def check_lake_path(lake: Path) -> None:
+    """Raises LakeError for what Spark would take for a pattern."""
+    bad = sorted(set(str(lake)) & set("*?[]{}\\,"))
+    if bad:
+        raise LakeError(f"the lake's path {lake} has {' '.join(bad)}: choose another directory")
+
+
+def paths_of(lake: Path, files: Iterable[File]) -> list[str]:
+    return [str(lake / file.path) for file in files]

@@ -1,0 +1,128 @@
+"""The report as one HTML file: no network, light and dark, narrow and wide."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from html import escape
+from importlib import resources
+from typing import Any, Final
+
+TABLE_ROWS_MAX: Final = 40
+
+
+@dataclass(frozen=True)
+class Heading:
+    """`unit` and `digits` are of numbers."""
+
+    name: str
+    title: str
+    unit: str = ""
+    digits: int = 0
+
+
+@dataclass
+class Part:
+    """What is below one heading: HTML, made by the functions here."""
+
+    title: str
+    html: list[str] = field(default_factory=list)
+
+
+class Page:
+    def __init__(self, title: str, subtitle: str) -> None:
+        self._title = title
+        self._subtitle = subtitle
+        self._parts: list[Part] = []
+        self._figures: list[Any] = []
+
+    def part(self, title: str, note: str = "") -> Part:
+        made = Part(title, [f"<p class=note>{escape(note)}</p>"] if note else [])
+        self._parts.append(made)
+        return made
+
+    def chart(self, part: Part, title: str, figure: Any, caption: str) -> None:
+        """`figure`: of plotly."""
+        number = len(self._figures)
+        self._figures.append(json.loads(figure.to_json()))
+        part.html.append(
+            f"<figure><h3>{escape(title)}</h3><div class=chart id=chart-{number} role=img"
+            f' aria-label="{escape(title)}"></div><figcaption>{escape(caption)}</figcaption>'
+            "</figure>"
+        )
+
+    def render(self) -> str:
+        from plotly.offline import get_plotlyjs
+
+        files = resources.files("holdfast.pipeline") / "report_assets"
+        # `</script>` in a name must not end the script.
+        figures = json.dumps(self._figures).replace("</", "<\\/")
+        links = "".join(
+            f"<a href=#part-{at}>{escape(part.title)}</a>" for at, part in enumerate(self._parts)
+        )
+        parts = "".join(
+            f"<section id=part-{at}><h2>{escape(part.title)}</h2>{''.join(part.html)}</section>"
+            for at, part in enumerate(self._parts)
+        )
+        script = f"<script>{get_plotlyjs()}</script>" if self._figures else ""
+        return (
+            "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+            '<meta name=viewport content="width=device-width, initial-scale=1">'
+            '<meta name=color-scheme content="light dark">'
+            f"<title>{escape(self._title)}</title>"
+            f"<style>{(files / 'report.css').read_text()}</style></head><body>"
+            f"<header><h1>{escape(self._title)}</h1><p>{escape(self._subtitle)}</p>"
+            f"<nav>{links}</nav></header><main>{parts}</main>{script}"
+            f"<script type=application/json id=figures>{figures}</script>"
+            f"<script>{(files / 'report.js').read_text()}</script></body></html>\n"
+        )
+
+
+def facts(values: Sequence[tuple[str, str, str]]) -> str:
+    """Large figures: name, value, and "good", "bad" or ""."""
+    cells = "".join(
+        f"<div class='fact {kind}'><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
+        for name, value, kind in values
+    )
+    return f"<dl class=facts>{cells}</dl>"
+
+
+def table(
+    headings: Sequence[Heading], rows: Sequence[dict[str, Any]], title: str, empty: str = "none"
+) -> str:
+    """The first `TABLE_ROWS_MAX` rows; the caption says so when there are more."""
+    if not rows:
+        return f"<h3>{escape(title)}</h3><p class=empty>{escape(empty)}</p>"
+    head = "".join(f"<th>{escape(_title(heading))}</th>" for heading in headings)
+    body = "".join(
+        "<tr>" + "".join(_cell(heading, row.get(heading.name)) for heading in headings) + "</tr>"
+        for row in rows[:TABLE_ROWS_MAX]
+    )
+    left_out = len(rows) - TABLE_ROWS_MAX
+    more = f"<p class=note>{left_out:,} more rows are in the table.</p>" if left_out > 0 else ""
+    return (
+        f"<h3>{escape(title)}</h3><div class=scroll><table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{body}</tbody></table></div>{more}"
+    )
+
+
+def _title(heading: Heading) -> str:
+    return f"{heading.title} ({heading.unit})" if heading.unit else heading.title
+
+
+def _cell(heading: Heading, value: object) -> str:
+    if isinstance(value, bool) or value is None or not isinstance(value, int | float):
+        return f"<td>{escape(text_of(value))}</td>"
+    return f"<td class=number>{escape(number(value, heading.digits))}</td>"
+
+
+def number(value: float | None, digits: int = 0) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def text_of(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, datetime):
+        return value.strftime("%Y-%m-%d %H:%M:%S")
+    return str(value)

@@ -1,0 +1,27 @@
+"""The tables made of messages: `readings` and what is made of it. docs/tables.md has their columns.
+
+`TABLES` has all of them with the default rules; `readings_table(RULES)` is the table `readings`
+with a user's rules before those.
+"""
+
+from holdfast.pipeline.jobs.table import Table
+from holdfast.pipeline.tables.availability import AVAILABILITY, OUTAGES
+from holdfast.pipeline.tables.devices import DEVICE_HOURS, DEVICE_MINUTES
+from holdfast.pipeline.tables.missing import GAPS, MISSING
+from holdfast.pipeline.tables.readings import readings_table
+from holdfast.pipeline.tables.rules import Rule, RuleError
+from holdfast.pipeline.tables.traffic import LATENCY, TOPICS
+
+TABLES: list[Table] = [
+    readings_table(),
+    GAPS,
+    DEVICE_MINUTES,
+    DEVICE_HOURS,
+    MISSING,
+    LATENCY,
+    OUTAGES,
+    AVAILABILITY,
+    TOPICS,
+]
+
+__all__ = ["TABLES", "Rule", "RuleError", "readings_table"]

@@ -1,0 +1,100 @@
+"""Gold `device_minutes` and `device_hours`: statistics of each device and metric."""
+
+from typing import Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from holdfast.pipeline.jobs.table import Column, Grain, Table
+from holdfast.pipeline.tables.statistics import (
+    WINDOW_SECONDS,
+    deviation,
+    earliest_by,
+    gathered,
+    latest_by,
+    percentile,
+    total,
+)
+
+SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+READING_ORDER: Final = ("event_time", "partition", "offset", "position")
+"""Tells all readings of a device and metric apart."""
+
+
+def _columns(unit: str) -> tuple[Column, ...]:
+    return (
+        Column("device", "string", "the device"),
+        Column("metric", "string", "what was read"),
+        Column("window_start", "timestamp", f"begin of the {unit}, by the event time, UTC"),
+        Column("readings", "bigint", "readings of any type, null as well"),
+        Column("rate", "double", f"readings per second of the {unit}"),
+        Column("late", "bigint", "of them late"),
+        Column("numbers", "bigint", "of them numbers; what follows is about these"),
+        Column("min", "double", "least"),
+        Column("max", "double", "greatest"),
+        Column("mean", "double", "mean; null if the sum is beyond double"),
+        Column("stddev", "double", "standard deviation of the sample; null for one number"),
+        Column("first", "double", "by the event time"),
+        Column("last", "double", "by the event time"),
+        *(
+            Column(name, "double", f"exact percentile {share * 100:g}, linear between two values")
+            for name, share in SHARES.items()
+        ),
+        Column("trues", "bigint", "readings that are true"),
+        Column("falses", "bigint", "readings that are false"),
+        Column("last_string", "string", "the last text, by the event time"),
+    )
+
+
+def build_windows(readings: DataFrame, unit: str) -> DataFrame:
+    rows = readings.where(~F.col("metric").startswith("$"))
+    window = F.date_trunc(unit, "event_time").alias("window_start")
+    number = F.col("value_double")
+    grouped = rows.groupBy("device", "metric", window).agg(
+        F.count(F.lit(1)).alias("readings"),
+        F.count_if(F.col("is_late")).alias("late"),
+        gathered(number).alias("values"),
+        earliest_by(number, READING_ORDER).alias("first"),
+        latest_by(number, READING_ORDER).alias("last"),
+        F.count_if(F.col("value_boolean")).alias("trues"),
+        F.count_if(~F.col("value_boolean")).alias("falses"),
+        latest_by(F.col("value_string"), READING_ORDER).alias("last_string"),
+    )
+    values = F.col("values")
+    with_mean = grouped.withColumn("mean", total(values) / F.size(values))
+    return with_mean.select(
+        "device",
+        "metric",
+        "window_start",
+        "readings",
+        (F.col("readings") / F.lit(float(WINDOW_SECONDS[unit]))).alias("rate"),
+        "late",
+        F.size(values).cast("bigint").alias("numbers"),
+        F.get(values, F.lit(0)).alias("min"),
+        F.get(values, F.size(values) - 1).alias("max"),
+        "mean",
+        deviation(values, F.col("mean")).alias("stddev"),
+        "first",
+        "last",
+        *(percentile(values, share).alias(name) for name, share in SHARES.items()),
+        "trues",
+        "falses",
+        "last_string",
+    )
+
+
+def _table(name: str, unit: str) -> Table:
+    return Table(
+        name=name,
+        layer="gold",
+        source="readings",
+        build=lambda readings: build_windows(readings, unit),
+        columns=_columns(unit),
+        description=f"Statistics of each device and metric, for each {unit}",
+        keys=("window_start", "device", "metric"),
+        grain=Grain.hours(),
+    )
+
+
+DEVICE_MINUTES: Final = _table("device_minutes", "minute")
+DEVICE_HOURS: Final = _table("device_hours", "hour")

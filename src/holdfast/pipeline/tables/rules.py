@@ -1,0 +1,217 @@
+"""Which topics are decoded how, declared as data:
+
+    RULES = (
+        Rule("factory/+/+/json", decode="json", device="level 2", time="ts", sequence="seq"),
+        Rule("factory/+/+/csv", decode="csv", columns=("ts", "temperature", "ok"), time="ts"),
+        Rule("factory/+/debug/#", decode="ignore"),
+    )
+
+The first rule whose filter matches counts; after a user's rules come DEFAULT_RULES.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.pipeline.decoders.decoded import DecodeError
+from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.topics.names import InvalidFilter, check_filter
+
+DECODERS: Final = ("auto", "json", "csv", "number", "text", "status", "sparkplug", "ignore")
+SPARKPLUG: Final = "spBv1.0"
+TIME_FIELDS: Final = ("ts", "timestamp", "time", "event_time")
+SENT_FIELDS: Final = ("sent", "sent_at", "published_at")
+SEQUENCE_FIELDS: Final = ("seq", "sequence")
+ID_FIELDS: Final = ("message_id", "msg_id")
+"""Looked for without a rule. Not `id`: in many payloads that is the device."""
+
+Names = str | tuple[str, ...] | None
+
+
+class RuleError(ValueError):
+    """A rule that cannot be used. The text names its filter, and what to write."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the messages of some topics are read. Raises RuleError."""
+
+    filter: str
+    """An MQTT topic filter."""
+    decode: str = "auto"
+    """One of DECODERS. auto: JSON where it begins like JSON, else a number, boolean or text."""
+    device: str = "topic"
+    """`topic`, `level 2`, `levels 1-3` (negative from the end: `levels 1--2`), `client` (the
+    client id), or `field name` (of the payload)."""
+    metric: str = "value"
+    """Name of the metric where the payload is one value; or `level 3`, `level -1`."""
+    time: Names = TIME_FIELDS
+    """Fields (or CSV columns) with the event time; one that is given and cannot be read is an
+    error, a default one is not."""
+    sent: Names = SENT_FIELDS
+    """With the time of publishing, for the latency; without it the event time is taken."""
+    sequence: Names = SEQUENCE_FIELDS
+    """With a number that grows by one with each message, for gaps."""
+    id: Names = ID_FIELDS
+    """With a text that is different in every message: a second message with it is dropped."""
+    sequence_per: str = "topic"
+    """`topic` or `device`: who counts. `device` needs a device made of levels or the client."""
+    columns: tuple[str, ...] = ()
+    """csv: names of the columns, `_` for one that is left out; empty: the first line has them."""
+    delimiter: str = ","
+    lateness_s: float = 60.0
+    """A reading is late if its event time is so much older than the newest before it."""
+    future_s: float = 300.0
+    """Event times so far ahead of the broker's clock are not believed."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_filter(self.filter)
+        except InvalidFilter as error:
+            raise RuleError(f"rule {self.filter!r}: {error}") from None
+        if self.filter.startswith("$share/"):
+            raise RuleError(f"rule {self.filter!r}: write the filter without $share")
+        if self.decode not in DECODERS:
+            raise self._wrong(f"decode={self.decode!r}; there are {', '.join(DECODERS)}")
+        if self.columns and self.decode != "csv":
+            raise self._wrong("columns are for decode='csv'")
+        if len(self.delimiter) != 1:
+            raise self._wrong(f"delimiter={self.delimiter!r}; one character")
+        named = [name for name in self.columns if name != "_"]
+        if len(set(named)) != len(named):
+            raise self._wrong(f"columns has a name twice: {self.columns}")
+        if self.sequence_per not in ("topic", "device"):
+            raise self._wrong(f"sequence_per={self.sequence_per!r}; there are topic, device")
+        if self.lateness_s < 0 or self.future_s < 0:
+            raise self._wrong("lateness_s and future_s are seconds, 0 or more")
+        field = self.device.startswith("field ")
+        if field and self.sequence_per == "device":
+            raise self._wrong("sequence_per='device' with a device from the payload; use levels")
+        if not field:
+            self.device_of()
+        self.metric_of()
+
+    def _wrong(self, what: str) -> RuleError:
+        return RuleError(f"rule {self.filter!r}: {what}")
+
+    def fields(self) -> Fields:
+        """What the decoders look for."""
+        device = (self.device.removeprefix("field "),) if self.device.startswith("field ") else ()
+        required = {
+            role
+            for role, default in (("time", TIME_FIELDS), ("sent", SENT_FIELDS))
+            if getattr(self, role) != default
+        }
+        if self.sequence != SEQUENCE_FIELDS:
+            required.add("sequence")
+        return Fields(
+            time=_names(self.time),
+            sent=_names(self.sent),
+            sequence=_names(self.sequence),
+            id=_names(self.id),
+            device=device,
+            required=frozenset(required),
+        )
+
+    def device_of(self) -> Callable[[str, str], str]:
+        """(topic, client id) -> device. Raises DecodeError for a topic with too few levels."""
+        if self.device == "topic":
+            return lambda topic, client_id: topic
+        if self.device == "client":
+            return lambda topic, client_id: client_id
+        found = self._levels(self.device)
+        if found is None:
+            raise self._wrong(
+                f"device={self.device!r}; there are topic, client, 'level 2', 'levels 1-3' and "
+                "'field name'"
+            )
+        begin, end = found
+        return lambda topic, client_id: _some_levels(topic, begin, end)
+
+    def metric_of(self) -> Callable[[str], str]:
+        """Topic -> name of the metric of a payload that is one value. Raises DecodeError."""
+        if not self.metric.startswith("level "):
+            name = self.metric
+            return lambda topic: name
+        found = self._levels(self.metric)
+        if found is None:
+            raise self._wrong(f"metric={self.metric!r}; a name, or 'level 3'")
+        begin, end = found
+        return lambda topic: _some_levels(topic, begin, end)
+
+    def level_range(self) -> tuple[int, int] | None:
+        """First and last level of the device, None where it is not made of levels."""
+        return self._levels(self.device)
+
+    def _levels(self, text: str) -> tuple[int, int] | None:
+        """First and last level, counted from 1, or from the end with -1."""
+        match = re.fullmatch(r"levels? (-?\d{1,3})(?:-(-?\d{1,3}))?", text)
+        if match is None:
+            return None
+        begin = int(match[1])
+        end = int(match[2]) if match[2] is not None else begin
+        if begin == 0 or end == 0:
+            raise self._wrong(f"{text!r}: levels count from 1, or from the end with -1")
+        return begin, end
+
+    def literal_prefix(self) -> str:
+        """What every matching topic begins with."""
+        levels = re.split("[+#]", self.filter, maxsplit=1)
+        return levels[0] if len(levels) == 1 else levels[0].removesuffix("/")
+
+    def pattern(self) -> str:
+        """A regular expression of Java and of Python for the whole topic name.
+
+        A wildcard at the first level matches no name that begins with `$` [MQTT-4.7.2-1].
+        """
+        levels = self.filter.split("/")
+        text = "(?!\\$)" if levels[0] in ("+", "#") else ""
+        for at, level in enumerate(levels):
+            if level == "#":  # also the level above [MQTT-4.7.1-2]
+                text += "[\\s\\S]*" if at == 0 else "(/[\\s\\S]*)?"
+            else:
+                text += "/" if at else ""
+                text += "[^/]*" if level == "+" else _quoted(level)
+        return f"^{text}(?![\\s\\S])"
+
+
+def _quoted(level: str) -> str:
+    """Every character that might mean something, escaped."""
+    return "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in level)
+
+
+def _names(given: Names) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, str) else given
+
+
+def _some_levels(topic: str, begin: int, end: int) -> str:
+    levels = topic.split("/")
+    first = begin - 1 if begin > 0 else len(levels) + begin
+    last = end if end > 0 else len(levels) + end + 1
+    if not 0 <= first < last <= len(levels):
+        raise DecodeError(
+            f"the topic has {len(levels)} levels, the rule wants level {begin}"
+            + (f" to {end}" if end != begin else "")
+        )
+    return "/".join(levels[first:last])
+
+
+STATUS_LEVELS: Final = ("status", "availability", "LWT")
+DEFAULT_RULES: Final = (
+    Rule(f"{SPARKPLUG}/#", decode="sparkplug"),
+    *(
+        Rule("+/" * depth + name, decode="status", device="levels 1--2")
+        for name in STATUS_LEVELS
+        for depth in range(1, 7)
+    ),
+    Rule("#"),
+)
+"""Sparkplug B; online and offline on topics that end in `/status`, `/availability` or `/LWT`;
+everything else by its look. Topics that begin with `$` are left out."""
+
+
+def with_defaults(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    return (*rules, *DEFAULT_RULES)

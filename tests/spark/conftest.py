@@ -1,0 +1,32 @@
+"""One Spark session for all tests of this directory, because each costs seconds; and brokers that
+always end."""
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("pyspark.sql")
+
+from pyspark.sql import SparkSession
+
+from holdfast.pipeline import spark_session
+from tests.e2e.conftest import start_holdfast as start_holdfast
+
+SETTINGS = {
+    "spark.sql.shuffle.partitions": 1,
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.log.level": "ERROR",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = spark_session(
+        "holdfast-tests",
+        "local[2]",
+        **SETTINGS,
+        **{"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))},
+    )
+    yield session
+    session.stop()

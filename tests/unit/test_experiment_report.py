@@ -1,0 +1,214 @@
+"""The report over tables that are written here: complete in itself, safe with any name, honest
+about what it leaves out; and drawn by a real browser where there is one."""
+
+import json
+import re
+import shutil
+import subprocess
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("plotly")
+pytest.importorskip("pyspark.sql")
+
+from holdfast.cli.main import main
+from holdfast.pipeline.jobs.catalog import load_catalog
+from holdfast.pipeline.jobs.files import LakeError
+from holdfast.pipeline.report import report, write_report
+from holdfast.pipeline.report_data import POINTS_MAX, thinned
+from tests.support.gold_files import write_table
+
+CATALOG = load_catalog()
+TABLES = list(CATALOG.tables.values())
+NASTY = '</script><img src=x onerror=alert(1)>&"'
+BEGIN = datetime(2026, 11, 21, 8, tzinfo=UTC)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def write(lake: Path, name: str, *rows: dict[str, Any]) -> None:
+    write_table(lake, CATALOG.table(name), rows)
+
+
+def write_runs(lake: Path, *runs: str) -> None:
+    write(
+        lake,
+        "experiment_runs",
+        *(
+            {
+                "run": run, "name": NASTY, "started": BEGIN + timedelta(hours=at),
+                "duration_s": 60.0, "clients": 20 * (at + 1), "faults": 1, "published": 600,
+                "confirmed": 600, "delivered": 1200, "confirmed_per_s": 10.0,
+            }
+            for at, run in enumerate(runs)
+        ),
+    )  # fmt: skip
+    each = [
+        {
+            "run": run, "measure": "publish to confirm", "qos": 1, "clients": 20 * (at + 1),
+            "messages": 600, "mean_ms": 5.0 + at, "p50_ms": 4.0, "p95_ms": 8.0, "p99_ms": 11.0,
+            "max_ms": 900.0, "clock_error_ms": 0.0,
+        }
+        for at, run in enumerate(runs)
+    ]  # fmt: skip
+    write(lake, "experiment_latency", *each)
+    seconds = [
+        {
+            "run": run, "second": second, "published": 10, "confirmed": 10, "delivered": 10,
+            "unconfirmed": 0, "not_delivered": 0, "lost": 1 if second == 30 else 0,
+            "confirmations": 0 if 20 <= second < 23 else 10, "deliveries": 20,
+            "faults": 1 if 20 <= second < 25 else 0,
+        }
+        for run in runs
+        for second in range(60)
+    ]  # fmt: skip
+    write(lake, "experiment_seconds", *seconds)
+    downtime = [
+        {
+            "run": run, "fault": 1, "kind": "kill -9", "scope": scope, "name": name,
+            "injected_s": 20.0, "broken_s": 5.0, "last_before_s": 19.9, "first_after_s": 22.9,
+            "downtime_s": downtime_s, "service_after_s": 2.9, "usual_s": 0.1,
+        }
+        for run in runs
+        for scope, name, downtime_s in (("client", "p1", 3.0), ("partition", "4", 2.5))
+    ]  # fmt: skip
+    write(lake, "experiment_downtime", *downtime)
+    timeline = [
+        {"run": run, "fault": 1, "after_s": 0.4, "what": "role_changed", "node": "n2",
+         "partition": 4, "text": "leader"}
+        for run in runs
+    ]  # fmt: skip
+    write(lake, "experiment_timeline", *timeline)
+    write(
+        lake,
+        "experiment_violations",
+        *({"run": run, "kind": "lost", "who": NASTY, "text": "it is gone"} for run in runs),
+    )
+
+
+def write_devices(lake: Path, minutes: int) -> None:
+    times = [BEGIN + timedelta(minutes=at) for at in range(minutes)]
+    topics = [
+        {"topic": f"d/{at % 3}", "window_start": time, "messages": 60, "bytes": 6000}
+        for at, time in enumerate(times)
+    ]
+    write(lake, "topics", *topics)
+    readings = [
+        {"device": f"pump {at % 9}", "metric": "temperature", "window_start": time, "numbers": 60,
+         "mean": 20.0 + at % 7, "min": 19.0, "max": 28.0}
+        for at, time in enumerate(times)
+    ]  # fmt: skip
+    write(lake, "device_minutes", *readings)
+
+
+class Reader(HTMLParser):
+    """The tags, what they point to, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.text = ""
+        self._stack: list[str] = []
+        self.feed(re.sub(r"(?s)<script>.*?</script>", "", html))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + "\n"
+
+
+def figures(html: str) -> list[dict[str, Any]]:
+    match = re.search(r"(?s)<script type=application/json id=figures>(.*?)</script>", html)
+    assert match is not None
+    found: list[dict[str, Any]] = json.loads(match.group(1))
+    return found
+
+
+def test_it_needs_no_network_and_cannot_be_broken_by_names(tmp_path: Path) -> None:
+    write_runs(tmp_path, "one", "two")
+    write_devices(tmp_path, 30)
+    html = report(tmp_path, TABLES)
+    found = Reader(html)
+    assert set(found.addresses) == {f"#part-{at}" for at in range(5)}
+    assert "img" not in found.tags
+    assert found.text.count("it is gone") == 2
+    assert "</script><img" not in html
+    assert NASTY in found.text
+    assert len(figures(html)) >= 8
+    titles = [trace["name"] for figure in figures(html) for trace in figure["data"]]
+    assert {"confirmations", "lost", "longest of a client", "p99", "pump 0"} <= set(titles)
+
+
+def test_one_run_alone(tmp_path: Path) -> None:
+    write_runs(tmp_path, "one", "two")
+    text = Reader(report(tmp_path, TABLES, "one")).text
+    assert "Run one" in text
+    assert "Run two" not in text
+    with pytest.raises(LakeError, match="no test run three; there are: two, one"):
+        report(tmp_path, TABLES, "three")
+
+
+def test_a_lake_without_anything(tmp_path: Path) -> None:
+    with pytest.raises(LakeError, match="no gold tables yet"):
+        report(tmp_path, TABLES)
+    with pytest.raises(LakeError, match="no directory"):
+        report(tmp_path / "none", TABLES)
+
+
+def test_empty_tables_are_said_to_be_empty(tmp_path: Path) -> None:
+    for name in ("topics", "device_minutes", "latency", "availability", "missing"):
+        write(tmp_path, name)
+    found = Reader(report(tmp_path, TABLES))
+    for words in ("No messages yet", "No readings yet", "No payload says", "No number is missing"):
+        assert words in found.text
+
+
+def test_many_points_are_thinned_and_it_is_said(tmp_path: Path) -> None:
+    write_devices(tmp_path, 3000)
+    html = report(tmp_path, TABLES)
+    longest = max(len(trace["x"]) for figure in figures(html) for trace in figure["data"])
+    assert longest <= POINTS_MAX + 2
+    assert "Of up to 3,000 points a line, the lowest and the highest" in html
+    assert "6 of 9 devices" in html
+
+
+def test_thinning_keeps_every_peak() -> None:
+    ys: list[float | None] = [1.0] * 10_000
+    ys[4321], ys[8765], ys[77] = 99.0, -5.0, None
+    xs, kept = thinned(range(10_000), ys)
+    assert (xs[kept.index(99.0)], xs[kept.index(-5.0)]) == (4321, 8765)
+    assert xs == sorted(xs)
+    assert thinned([1, 2], [None, 3.0]) == ([1, 2], [None, 3.0])
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_runs(tmp_path / "lake", "one")
+    page = tmp_path / "report.html"
+    command = ["pipeline", "report", "--lake", str(tmp_path / "lake"), "-o"]
+    assert main([*command, str(page)]) == 0
+    assert "Run one" in page.read_text()
+    assert main([*command, str(page), "--run", "nine"]) == 2
+    assert "no test run nine" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "nowhere" / "report.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
+    assert CHROMIUM is not None
+    write_runs(tmp_path / "lake", "one", "two")
+    page = tmp_path / "report.html"
+    write_report(tmp_path / "lake", TABLES, page)
+    drawn = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
+         f"--user-data-dir={tmp_path / 'browser'}", "--virtual-time-budget=20000", page.as_uri()],
+        capture_output=True, text=True, timeout=100, check=True,
+    ).stdout  # fmt: skip
+    charts = len(figures(page.read_text()))
+    assert len(re.findall(r'class="chart js-plotly-plot" id="chart-\d+"', drawn)) == charts > 5

@@ -1,0 +1,111 @@
+"""Which offsets a step of bronze takes: over a journal in real files, without Spark."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark.sql")
+
+from holdfast.pipeline.jobs.bronze import Bronze
+from holdfast.pipeline.jobs.engine import Engine
+from holdfast.pipeline.jobs.store import ParquetStore
+from holdfast.pipeline.offsets import DataLossError
+from tests.support.journal_files import Journal, record
+
+
+class Steps:
+    """Bronze over a journal; instead of files it notes the ranges that would be written."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.journal = Journal(folder / "data", partitions=2, segment_bytes=500)
+        self.lake = folder / "lake"
+        self.written: list[tuple[int, int, int]] = []
+        monkeypatch.setattr(Bronze, "_write", self._write)
+
+    def _write(self, ranges: Any, spec: Any) -> list[str]:
+        self.written += [(each.partition, each.start, each.end) for each in ranges]
+        return []
+
+    def append(self, partition: int, count: int) -> None:
+        for _ in range(count):
+            self.journal.append(partition, [record()])
+
+    def bronze(self, **options: str) -> Bronze:
+        spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+        engine = Engine(spark, self.lake, ParquetStore(self.lake))
+        return Bronze(engine, {"path": str(self.journal.directory), **options})
+
+    def taken(self) -> list[tuple[int, int, int]]:
+        found, self.written = self.written, []
+        return found
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Steps:
+    return Steps(tmp_path, monkeypatch)
+
+
+def test_everything_once(steps: Steps) -> None:
+    bronze = steps.bronze()
+    assert bronze.step() is None  # an empty log
+    steps.append(0, 3)
+    assert bronze.step() is not None
+    assert steps.taken() == [(0, 0, 3)]
+    assert bronze.step() is None
+    steps.append(0, 1)
+    steps.append(1, 2)
+    again = steps.bronze()  # another process
+    commit = again.step()
+    assert commit is not None
+    assert steps.taken() == [(0, 3, 4), (1, 0, 2)]
+    assert commit.offsets == {"0": 4, "1": 2}
+    assert (again.step(), again.lag()) == (None, 0)
+
+
+def test_bounded_steps_up_to_a_target(steps: Steps) -> None:
+    steps.append(0, 10)
+    bronze = steps.bronze(maxRecordsPerTrigger="4")
+    target = bronze.target()
+    steps.append(0, 5)
+    steps.append(1, 5)  # a partition that was not there
+    while bronze.step(target) is not None:
+        pass
+    assert steps.taken() == [(0, 0, 4), (0, 4, 8), (0, 8, 10)]
+    assert bronze.lag() == 10
+    assert bronze.step() is not None
+    assert sum(end - start for _, start, end in steps.taken()) == 4
+
+
+@pytest.mark.parametrize(
+    "options", [{"startingOffsets": "latest"}, {"startingTimestamp": "2100-01-01"}]
+)
+def test_a_start_is_fixed_when_it_is_asked_for(steps: Steps, options: dict[str, str]) -> None:
+    steps.append(0, 5)
+    bronze = steps.bronze(**options)
+    first = bronze.step()
+    assert first is not None
+    assert (first.offsets["0"], first.rows) == (5, 0)
+    assert bronze.step() is None
+    steps.append(0, 2)
+    steps.append(1, 1)
+    assert steps.bronze(**options).step() is not None
+    assert steps.taken() == [(0, 5, 7), (1, 0, 1)]
+
+
+def test_records_that_are_gone(steps: Steps) -> None:
+    steps.append(0, 3)
+    steps.bronze().step()
+    steps.taken()
+    steps.append(0, 60)
+    while len(steps.journal.segments()) > 1:
+        steps.journal.remove_first_segment()
+    with pytest.raises(DataLossError, match="of partition 0 were asked for, the log has"):
+        steps.bronze().step()
+    first = steps.journal.first_offset[0]
+    commit = steps.bronze(failOnDataLoss="false").step()
+    assert commit is not None
+    assert first > 3
+    assert steps.taken() == [(0, first, 63)]
+    assert commit.offsets["0"] == 63
