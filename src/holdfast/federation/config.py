@@ -1,0 +1,54 @@
+"""Times and bounds of a member."""
+
+from dataclasses import dataclass
+
+from holdfast.federation.interest import ANNOUNCED_MAX
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    hello_s: float = 2.0
+    """Between HELLOs in one direction of a link; so a link costs one a second."""
+    ask_after_s: float = 2.05
+    """Of silence, until the peer is asked to say something."""
+    ask_s: float = 0.2
+    asks: int = 3
+    """Unanswered ones until the link counts as down: 2.65 s after the last word by default."""
+    flaps_free: int = 2
+    """Losses of a link within `flap_s` that cost no waiting before it is used again; each further
+    one doubles the wait, from 1 s to `hold_max_s`."""
+    flap_s: float = 60.0
+    hold_max_s: float = 30.0
+    flood_delay_s: float = 0.01
+    """Announcements of so long go in one frame."""
+    interest_batch_s: float = 0.1
+    """Between announcements of new filters; doubles under churn up to `interest_batch_max_s`."""
+    interest_batch_max_s: float = 5.0
+    request_every_s: float = 0.25
+    """Of the same peer."""
+    refresh_s: float = 1800.0
+    """An announcement of a member counts twice as long."""
+    filters_max: int = ANNOUNCED_MAX
+    degree_min: int = 2
+    """With fewer links a member dials others on its own."""
+    dial_every_s: float = 1.0
+    dial_every_max_s: float = 2.0
+    """Low, for it bounds how long a healed partition goes unnoticed."""
+    settle_s: float = 10.0
+    """With all desired links up for so long, those of the member's own repair are closed."""
+    window_messages: int = 256
+    """In flight to one destination."""
+    window_bytes: int = 1 << 20
+    retry_s: float = 1.0
+    """Without a confirmation, until what is in flight is sent again; doubles to `retry_max_s`."""
+    retry_max_s: float = 8.0
+    reroute_s: float = 0.15
+    """The same after a change of the graph."""
+    queue_messages_max: int = 100_000
+    """In custody for one destination; beyond it the oldest go."""
+    queue_bytes_max: int = 256 << 20
+    queue_age_max_s: float = 86_400.0
+    ack_delay_s: float = 0.02
+    ack_messages: int = 64
+    """Stored ones that are confirmed without delay."""
+    tidy_s: float = 1.0

@@ -1,0 +1,278 @@
+"""Messages of QoS 1 and 2 at their origin, until every destination has confirmed them.
+
+One queue per destination, the *stream*: its messages have dense places, and a confirmation of a
+place confirms all before. Up to a window of them is in flight; without a confirmation for a while,
+or soon after the graph has changed, all that is in flight is sent again, along the paths of that
+moment. Messages of an earlier life of this member keep their epoch and places and go first; those
+of this life follow when they are confirmed.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from holdfast.federation.config import FederationConfig
+from holdfast.federation.effects import Delete, Dropped, Effect, Message, Store
+from holdfast.federation.frames import Data, decode, encode
+from holdfast.federation.identity import MessageId
+
+Place = tuple[bytes, int, int]
+"""A destination, the message's place in its stream, the lowest place that is not confirmed."""
+
+
+class BadEntry(ValueError):
+    """What the store gave back is not a message in custody."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    id: MessageId
+    message: Message
+    taken_at: float
+    places: dict[bytes, int]
+    """Of the destinations that have not confirmed it."""
+    is_stored: bool = False
+
+    @property
+    def size(self) -> int:
+        message = self.message
+        return len(message.topic) + len(message.payload) + len(message.properties)
+
+    def remaining_s(self, now: float) -> float | None:
+        expiry_s = self.message.expiry_s
+        return None if expiry_s is None else max(0.0, expiry_s - (now - self.taken_at))
+
+
+@dataclass(slots=True)
+class Stream:
+    """To one destination."""
+
+    entries: deque[Entry] = field(default_factory=deque)
+    sent: int = 0
+    """Of `entries`: in flight."""
+    sent_bytes: int = 0
+    bytes: int = 0
+    next_place: int = 1
+    retry_at: float | None = None
+    retry_s: float = 0.0
+
+
+class Custody:
+    def __init__(self, config: FederationConfig, effects: list[Effect]) -> None:
+        self._config = config
+        self._effects = effects
+        self._entries: dict[MessageId, Entry] = {}
+        self._streams: dict[bytes, Stream] = {}
+        # Destinations to which something may be sent now, and those with something in flight.
+        self._ready: set[bytes] = set()
+        self._flying: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def queued(self, node: bytes) -> int:
+        stream = self._streams.get(node)
+        return len(stream.entries) if stream is not None else 0
+
+    def load(self, stored: Iterable[bytes], now: float) -> None:
+        """After a start, before anything else: what `Store` asked for and `Delete` did not, in any
+        order. Raises BadEntry."""
+        entries = []
+        for data in stored:
+            frame = decode(data)
+            if not isinstance(frame, Data):
+                raise BadEntry("the federation's store holds what is not a message: delete it")
+            places = {node: place for node, place, _ in frame.destinations}
+            entries.append(Entry(frame.id, _message(frame), now, places, True))
+        entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
+        for entry in entries:
+            self._entries[entry.id] = entry
+            for node in entry.places:
+                self._queue(node, entry)
+
+    def take(self, id: MessageId, message: Message, nodes: Iterable[bytes], now: float) -> None:
+        places: dict[bytes, int] = {}
+        for node in nodes:
+            stream = self._streams.setdefault(node, Stream())
+            places[node] = stream.next_place
+            stream.next_place += 1
+        entry = Entry(id, message, now, places)
+        self._entries[id] = entry
+        destinations = [(node, place, place) for node, place in places.items()]
+        self._effects.append(Store(id, encode(_data(entry, destinations, 1, now))))
+        for node in list(places):
+            self._queue(node, entry)
+            self._bound(node)
+
+    def stored(self, id: MessageId) -> None:
+        entry = self._entries.get(id)
+        if entry is not None:
+            entry.is_stored = True
+            self._ready.update(entry.places)
+
+    def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
+        stream = self._streams.get(node)
+        if stream is None:
+            return
+        before = len(stream.entries)
+        while stream.entries:
+            head = stream.entries[0]
+            if head.id.epoch != epoch or head.places[node] > place:
+                break
+            self._pop(node, stream)
+        if len(stream.entries) < before:
+            stream.retry_s = self._config.retry_s
+            self._arm(node, stream, now)
+            self._ready.add(node)
+
+    def rerouted(self, now: float) -> None:
+        """The graph has changed: what is in flight may have been lost with a link."""
+        for node in self._flying:
+            stream = self._streams[node]
+            stream.retry_s = self._config.retry_s
+            due = now + self._config.reroute_s
+            stream.retry_at = due if stream.retry_at is None else min(stream.retry_at, due)
+        self._ready.update(node for node, stream in self._streams.items() if stream.entries)
+
+    def give_up(self, node: bytes, reason: str) -> None:
+        """The destination is no member any more."""
+        stream = self._streams.get(node)
+        while stream is not None and stream.entries:
+            self._drop(node, stream, reason)
+
+    def collect(
+        self, can_reach: Callable[[bytes], bool], now: float
+    ) -> list[tuple[Data, list[Place]]]:
+        """What is to be sent now, in order; each message once for all its destinations."""
+        due: dict[MessageId, tuple[Entry, list[Place]]] = {}
+        for node in sorted(self._ready):
+            if can_reach(node):
+                stream = self._streams[node]
+                for entry, place in self._fill(node, stream, now):
+                    due.setdefault(entry.id, (entry, []))[1].append(place)
+        self._ready.clear()
+        in_order = sorted(due.items(), key=lambda item: (item[0].epoch, item[0].sequence))
+        return [(_data(entry, places, 1, now), places) for _, (entry, places) in in_order]
+
+    def handle_timers(self, now: float) -> None:
+        for node in sorted(self._flying):
+            stream = self._streams[node]
+            if stream.retry_at is None or stream.retry_at > now:
+                continue
+            # Sent again when there is a path: a change of the graph makes it ready.
+            stream.sent = 0
+            stream.sent_bytes = 0
+            self._flying.discard(node)
+            stream.retry_at = None
+            stream.retry_s = min(2 * stream.retry_s, self._config.retry_max_s)
+            self._ready.add(node)
+
+    def tidy(self, now: float) -> None:
+        """Drop what nobody wants any more. A message that is behind others goes along as expired,
+        which its destination sees: a stream has no holes."""
+        for node, stream in self._streams.items():
+            while stream.entries:
+                head = stream.entries[0]
+                if head.remaining_s(now) == 0.0:
+                    self._drop(node, stream, "expired")
+                elif now - head.taken_at >= self._config.queue_age_max_s:
+                    self._drop(node, stream, "too old")
+                else:
+                    break
+
+    def timer(self) -> float:
+        times = [self._streams[node].retry_at for node in self._flying]
+        return min((at for at in times if at is not None), default=float("inf"))
+
+    def _fill(self, node: bytes, stream: Stream, now: float) -> list[tuple[Entry, Place]]:
+        """Put into flight what the window has room for."""
+        found: list[tuple[Entry, Place]] = []
+        config = self._config
+        if not stream.entries:
+            return found
+        head = stream.entries[0]
+        base = head.places[node]
+        limit = min(len(stream.entries), config.window_messages)
+        for index in range(stream.sent, limit):
+            entry = stream.entries[index]
+            # What was sent in an earlier life is confirmed before this life's begins.
+            if not entry.is_stored or entry.id.epoch != head.id.epoch:
+                break
+            if stream.sent and stream.sent_bytes + entry.size > config.window_bytes:
+                break
+            stream.sent += 1
+            stream.sent_bytes += entry.size
+            found.append((entry, (node, entry.places[node], base)))
+        if found and node not in self._flying:
+            self._flying.add(node)
+            stream.retry_s = stream.retry_s or config.retry_s
+            stream.retry_at = now + stream.retry_s
+        return found
+
+    def _queue(self, node: bytes, entry: Entry) -> None:
+        stream = self._streams.setdefault(node, Stream())
+        stream.entries.append(entry)
+        stream.bytes += entry.size
+        if entry.is_stored:
+            self._ready.add(node)
+
+    def _bound(self, node: bytes) -> None:
+        stream = self._streams[node]
+        config = self._config
+        while len(stream.entries) > 1 and (
+            len(stream.entries) > config.queue_messages_max or stream.bytes > config.queue_bytes_max
+        ):
+            self._drop(node, stream, "queue full")
+
+    def _drop(self, node: bytes, stream: Stream, reason: str) -> None:
+        self._effects.append(Dropped(reason, stream.entries[0].id, node))
+        self._pop(node, stream)
+        if stream.entries:
+            self._ready.add(node)
+
+    def _pop(self, node: bytes, stream: Stream) -> None:
+        entry = stream.entries.popleft()
+        stream.bytes -= entry.size
+        if stream.sent:
+            stream.sent -= 1
+            stream.sent_bytes -= entry.size
+        if not stream.sent:
+            self._flying.discard(node)
+            stream.retry_at = None
+        del entry.places[node]
+        if not entry.places:
+            del self._entries[entry.id]
+            self._effects.append(Delete(entry.id))
+
+    def _arm(self, node: bytes, stream: Stream, now: float) -> None:
+        if node in self._flying:
+            stream.retry_at = now + stream.retry_s
+
+
+def _data(entry: Entry, destinations: list[Place], hops_max: int, now: float) -> Data:
+    id, message = entry.id, entry.message
+    return Data(
+        id.node,
+        id.epoch,
+        id.sequence,
+        0,
+        hops_max,
+        message.qos,
+        message.is_retained,
+        message.topic,
+        message.payload,
+        message.properties,
+        entry.remaining_s(now),
+        destinations,
+    )
+
+
+def _message(frame: Data) -> Message:
+    return Message(
+        frame.topic,
+        frame.payload,
+        frame.qos,
+        frame.is_retained,
+        frame.properties,
+        frame.expiry_s,
+    )

@@ -1,0 +1,332 @@
+"""The REST interface. Every answer of /api/v1 is the published envelope; refusals, too.
+
+A body is looked at whatever content type it says to have, since the published federator says none.
+Web pages are turned away: a browser on the operator's machine reaches the loopback address, too.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from holdfast.topology import views
+from holdfast.topology.access import (
+    Caller,
+    Forbidden,
+    Role,
+    Unauthorized,
+    caller_of,
+    require_member,
+    require_operator,
+)
+from holdfast.topology.desired import Refused
+from holdfast.topology.manager import Manager, NoSuchMember, TooMany, rules_of
+from holdfast.topology.messages import (
+    AuditView,
+    Desired,
+    Envelope,
+    HealthView,
+    JoinAnswer,
+    JoinRequest,
+    LinkRules,
+    NodeView,
+    Report,
+    TokenRequest,
+    TokenView,
+    TopologyView,
+    Watched,
+)
+from holdfast.topology.metrics import registry_for, render
+from holdfast.topology.openapi import Described, Parameter, document
+from holdfast.topology.store import StoreError
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 262_144
+WATCH_S_MAX: Final = 60.0
+WATCH_S: Final = 25.0
+AUDIT_LINES: Final = 100
+AUDIT_LINES_MAX: Final = 1_000
+
+_CODES: Final[dict[type[Exception], int]] = {
+    ValueError: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    NoSuchMember: 404,
+    Refused: 409,
+    TooMany: 429,
+    StoreError: 503,
+}
+
+_ID: Final = Parameter("id", "integer", "of the member", "path")
+
+Handler = Callable[[Request, Caller], Awaitable[object]]
+"""Returns the envelope's data, or a whole response."""
+
+
+class TooLarge(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    described: Described
+    handler: Handler
+
+
+class Api:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._registry = registry_for(manager)
+        self.endpoints = self._endpoints()
+
+    def application(self) -> Starlette:
+        routes = [
+            Route(each.described.path, self._answering(each), methods=[each.described.method])
+            for each in self.endpoints
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+
+    def _endpoints(self) -> list[Endpoint]:
+        def at(
+            method: str, path: str, handler: Handler, summary: str, answer: Any = None, **more: Any
+        ) -> Endpoint:
+            return Endpoint(Described(method, path, summary, answer, **more), handler)
+
+        v1 = "/api/v1"
+        node = f"{v1}/nodes/{{id}}"
+        return [
+            at("POST", f"{v1}/join", self._join, "become a member, or come back", JoinAnswer,
+               body=JoinRequest, refusals=(400, 404, 409, 413, 429, 503)),
+            at("GET", f"{v1}/nodes", self._nodes, "all members", list[NodeView]),
+            at("GET", node, self._node, "a member", NodeView, parameters=(_ID,),
+               refusals=(400, 404)),
+            at("DELETE", node, self._leave, "remove a member and repair", parameters=(_ID,),
+               refusals=(400, 404, 503)),
+            at("POST", f"{node}/report", self._report, "how a member finds its links", Desired,
+               body=Report, parameters=(_ID,), refusals=(400, 404, 409, 413, 503)),
+            at("GET", f"{v1}/topology", self._topology, "members and desired links",
+               TopologyView, media_type="text/vnd.graphviz", refusals=(400,),
+               parameters=(Parameter("format", "string", "json or dot"),)),
+            at("PUT", f"{v1}/links", self._rules, "pin or forbid links", TopologyView,
+               body=LinkRules, refusals=(400, 409, 413, 503)),
+            at("POST", f"{v1}/rebalance", self._rebalance, "exchange dear links for cheap ones",
+               TopologyView, refusals=(503,)),
+            at("GET", f"{v1}/watch", self._watch, "wait for the next revision", Watched,
+               refusals=(400, 404, 429), parameters=(
+                   Parameter("since", "integer", "the revision that is known"),
+                   Parameter("node", "integer", "whose neighbours to tell"),
+                   Parameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
+               )),
+            at("POST", f"{v1}/join-tokens", self._token, "a token that is good for one join",
+               TokenView, body=TokenRequest, refusals=(400, 413, 429, 503)),
+            at("GET", f"{v1}/audit", self._audit, "the newest changes first", list[AuditView],
+               refusals=(400,), parameters=(Parameter("lines", "integer", "how many"),)),
+            at("GET", f"{v1}/health", self._health, "is the federation well", HealthView),
+            at("GET", "/metrics", self._metrics, "for Prometheus", needs_token=False,
+               media_type="application/openmetrics-text"),
+            at("GET", "/healthz", self._healthz, "this process lives", needs_token=False,
+               media_type="text/plain"),
+            at("GET", "/openapi.json", self._openapi, "this document", needs_token=False),
+        ]  # fmt: skip
+
+    def _answering(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                caller = self._caller(request, endpoint.described)
+                result = await endpoint.handler(request, caller)
+            except TooLarge:
+                return _refusal(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+            except tuple(_CODES) as error:
+                code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+                return _refusal(code, str(error))
+            if isinstance(result, Response):
+                return result
+            notes = "; ".join(self._manager.problems) if endpoint.described.method != "GET" else ""
+            return _enveloped(200, Envelope("success", 200, result, notes))
+
+        return answer
+
+    def _caller(self, request: Request, described: Described) -> Caller:
+        """Raises Unauthorized, Forbidden."""
+        if request.method != "GET" and "origin" in request.headers:
+            raise Forbidden("web pages may not change the federation")
+        token = self._manager.settings.token if described.needs_token else ""
+        authorization = request.headers.get("authorization", "")
+        return caller_of(authorization, token, self._manager.state, time.time())
+
+    async def _join(self, request: Request, caller: Caller) -> object:
+        wanted = await _body(request, JoinRequest)
+        self._check_join(wanted, caller)
+        has_tokens = bool(self._manager.settings.token)
+        return await self._manager.join(
+            wanted,
+            caller.name,
+            join_token=caller.join_token,
+            by_member=caller.member,
+            gives_token=has_tokens and caller.role is not Role.MEMBER,
+        )
+
+    def _check_join(self, wanted: JoinRequest, caller: Caller) -> None:
+        """A member comes back as itself only. Raises Forbidden."""
+        if caller.member is None:
+            return
+        itself = self._manager.member(caller.member)
+        if wanted.uuid != itself.uuid:
+            raise Forbidden(f"the token is that of member {itself.id}, which has another uuid")
+        other = self._manager.state.by_ip(wanted.ip)
+        if other is not None and other.id != itself.id:
+            raise Forbidden(f"{wanted.ip} is the broker of member {other.id}")
+
+    async def _nodes(self, request: Request, caller: Caller) -> object:
+        return views.node_views(self._manager)
+
+    async def _node(self, request: Request, caller: Caller) -> object:
+        member = self._manager.member(_id(request))
+        return views.node_view(self._manager, member, self._manager.verdict())
+
+    async def _leave(self, request: Request, caller: Caller) -> object:
+        node = _id(request)
+        require_member(caller, node)
+        self._manager.leave(node, caller.name)
+        return None
+
+    async def _report(self, request: Request, caller: Caller) -> object:
+        node = _id(request)
+        # One that was taken for dead must hear that it is no member, not that it may not report.
+        self._manager.member(node)
+        require_member(caller, node)
+        return self._manager.report(node, await _body(request, Report))
+
+    async def _topology(self, request: Request, caller: Caller) -> object:
+        wanted = request.query_params.get("format", "json")
+        if wanted == "dot":
+            return PlainTextResponse(views.dot(self._manager), media_type="text/vnd.graphviz")
+        if wanted != "json":
+            raise ValueError(f"format {wanted!r}: choose json or dot")
+        return views.topology_view(self._manager)
+
+    async def _rules(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        wanted = await _body(request, LinkRules)
+        self._manager.set_rules(
+            rules_of([(each.a, each.b, each.rule) for each in wanted.links]), caller.name
+        )
+        return views.topology_view(self._manager)
+
+    async def _rebalance(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        self._manager.rebalance(caller.name)
+        return views.topology_view(self._manager)
+
+    async def _watch(self, request: Request, caller: Caller) -> object:
+        manager = self._manager
+        since = _number(request, "since", -1)
+        timeout_s = _seconds(request, "timeout", WATCH_S)
+        node = _number(request, "node", -1)
+        if node >= 0:
+            manager.member(node)
+        is_changed = await manager.changed_since(since, timeout_s)
+        if node >= 0:
+            manager.member(node)
+        return Watched(
+            revision=manager.state.revision,
+            changed=is_changed,
+            links=sorted(manager.state.links),
+            neighbors=manager.neighbors(node) if node >= 0 else None,
+        )
+
+    async def _token(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        wanted = await _body(request, TokenRequest)
+        token, expires_at_s = self._manager.new_join_token(wanted.valid_s, caller.name)
+        return TokenView(token=token, expires_at_s=expires_at_s)
+
+    async def _audit(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        lines = _number(request, "lines", AUDIT_LINES)
+        if lines > AUDIT_LINES_MAX:
+            raise ValueError(f"lines: at most {AUDIT_LINES_MAX}")
+        return self._manager.store.audit(lines)
+
+    async def _health(self, request: Request, caller: Caller) -> object:
+        return views.health_view(self._manager)
+
+    async def _metrics(self, request: Request, caller: Caller) -> object:
+        return Response(
+            render(self._registry),
+            media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
+        )
+
+    async def _healthz(self, request: Request, caller: Caller) -> object:
+        return PlainTextResponse("ok\n")
+
+    async def _openapi(self, request: Request, caller: Caller) -> object:
+        return JSONResponse(document([each.described for each in self.endpoints]))
+
+
+def _enveloped(code: int, envelope: Envelope[Any]) -> Response:
+    return Response(msgspec.json.encode(envelope), code, media_type="application/json")
+
+
+def _refusal(code: int, text: str) -> Response:
+    response = _enveloped(code, Envelope("error", code, None, text))
+    if code == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    code = error.status_code if isinstance(error, HTTPException) else 500
+    return _refusal(
+        code, f"{request.method} {request.url.path}: see /openapi.json for what there is"
+    )
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """Raises ValueError, TooLarge."""
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > BODY_BYTES_MAX:
+                raise TooLarge
+    except ClientDisconnect:
+        raise ValueError("the body has ended early") from None
+    try:
+        return msgspec.json.decode(bytes(data), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"body: {error}") from None
+
+
+def _id(request: Request) -> int:
+    text = request.path_params["id"]
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise ValueError(f"{text!r} is no id of a member: those are whole numbers")
+    return int(text)
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise ValueError(f"{name}={text!r}: give a whole number")
+    return int(text)
+
+
+def _seconds(request: Request, name: str, default: float) -> float:
+    try:
+        value = float(request.query_params.get(name, default))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= WATCH_S_MAX:
+        raise ValueError(f"{name}: give seconds, from 0 to {WATCH_S_MAX:g}")
+    return value

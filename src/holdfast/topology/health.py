@@ -1,0 +1,63 @@
+"""Who is alive, from the manager's probes and from what the neighbours report.
+
+A member is dead when two probes in a row have failed and no neighbour reports its link up. When
+more than half of the members fail at once, it is rather the manager that is cut off: nobody is
+declared dead then. Nothing of this outlives the manager, so its own downtime kills nobody.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+FAILURES_DEAD: Final = 2
+"""As published: a member is removed when its check fails twice in a row."""
+
+
+class State(StrEnum):
+    NEW = "new"
+    """Not probed since the manager started."""
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    """One probe has failed."""
+    UNKNOWN = "unknown"
+    """Probes fail, but a neighbour reports the link up, or too many fail at once."""
+    DEAD = "dead"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    states: dict[int, State]
+    dead: tuple[int, ...]
+    is_frozen: bool
+
+
+@dataclass
+class Health:
+    failures: dict[int, int] = field(default_factory=dict)
+    """In a row."""
+
+    def probed(self, node: int, succeeded: bool) -> None:
+        self.failures[node] = 0 if succeeded else self.failures.get(node, 0) + 1
+
+    def forget(self, node: int) -> None:
+        self.failures.pop(node, None)
+
+    def judge(self, nodes: Iterable[int], is_reported_up: Callable[[int], bool]) -> Verdict:
+        """`is_reported_up`: whether a neighbour says so, and not too long ago."""
+        members = list(nodes)
+        failing = [node for node in members if self.failures.get(node, 0)]
+        is_frozen = 2 * len(failing) > len(members)
+        states = {node: self._state(node, is_frozen, is_reported_up) for node in members}
+        dead = tuple(node for node in members if states[node] is State.DEAD)
+        return Verdict(states, dead, is_frozen)
+
+    def _state(self, node: int, is_frozen: bool, is_reported_up: Callable[[int], bool]) -> State:
+        failures = self.failures.get(node)
+        if failures is None:
+            return State.NEW
+        if failures == 0:
+            return State.HEALTHY
+        if failures < FAILURES_DEAD:
+            return State.SUSPECT
+        return State.UNKNOWN if is_frozen or is_reported_up(node) else State.DEAD

@@ -1,0 +1,176 @@
+"""The simulator of the federation finds what it is there to find: each mistake, made in the
+production code for the length of a test, breaks a promise within a bounded number of seeds."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.federation.custody import Custody, Stream
+from holdfast.federation.frames import Data
+from holdfast.federation.member import FederationMember
+from holdfast.federation.receiving import Receiving, Source
+from holdfast.federation.routes import Routes
+from tests.support.sim_federation import World, Wrong, rough_world
+
+SEEDS = 40
+"""At most; a planted bug that is not found in these is not looked for well enough."""
+
+Planted = Callable[[], AbstractContextManager[object]]
+
+
+def changed(target: object, name: str, value: object) -> AbstractContextManager[object]:
+    return patch.object(target, name, value)
+
+
+def no_dedup_window() -> AbstractContextManager[object]:
+    def deliver_all(core: Receiving, data: Data, place: int, base: int, now: float) -> None:
+        source = core._sources.setdefault(data.node, Source(data.epoch, place))
+        source.next_place = place
+        core._deliver(source, data)
+        source.next_place = place + 1
+        core._owe(data.node, source, now)
+
+    return changed(Receiving, "take", deliver_all)
+
+
+def a_cache_that_forgets_instead_of_a_position() -> AbstractContextManager[object]:
+    seen: OrderedDict[object, None] = OrderedDict()
+
+    def deliver_unknown(core: Receiving, data: Data, place: int, base: int, now: float) -> None:
+        source = core._sources.setdefault(data.node, Source(data.epoch, place))
+        key = (id(core), data.id)
+        if key not in seen:
+            source.next_place = place
+            core._deliver(source, data)
+        seen[key] = None
+        while len(seen) > 8:
+            seen.popitem(last=False)
+        source.next_place = place + 1
+        core._owe(data.node, source, now)
+
+    return changed(Receiving, "take", deliver_unknown)
+
+
+def confirmed_before_it_is_stored() -> AbstractContextManager[object]:
+    return changed(Source, "stored_up_to", lambda source: source.next_place - 1)
+
+
+def sent_before_it_is_stored() -> AbstractContextManager[object]:
+    take = Custody.take
+
+    def take_as_stored(core: Custody, id: Any, message: Any, nodes: Any, now: float) -> None:
+        take(core, id, message, nodes, now)
+        core.stored(id)
+
+    return changed(Custody, "take", take_as_stored)
+
+
+def restart_without_an_epoch() -> AbstractContextManager[object]:
+    def same_epoch(world: World) -> None:
+        world.epoch_step = 0 if world.now > 0.0 else 1
+
+    return changed(World, "step_epochs", same_epoch)
+
+
+def restart_without_memory() -> AbstractContextManager[object]:
+    return changed(FederationMember, "memory", lambda core: [])
+
+
+def nothing_is_sent_again() -> AbstractContextManager[object]:
+    def disarm(core: Custody, now: float) -> None:
+        for node in core._flying:
+            core._streams[node].retry_at = None
+
+    return changed(Custody, "handle_timers", disarm)
+
+
+def next_epoch_before_the_last_is_confirmed() -> AbstractContextManager[object]:
+    fill = Custody._fill
+
+    def fill_all(core: Custody, node: bytes, stream: Stream, now: float) -> Any:
+        found = fill(core, node, stream, now)
+        head = stream.entries[0] if stream.entries else None
+        for entry in list(stream.entries)[stream.sent :]:
+            if head is not None and entry.is_stored and entry.id.epoch != head.id.epoch:
+                stream.sent += 1
+                found.append((entry, (node, entry.places[node], entry.places[node])))
+        return found
+
+    return changed(Custody, "_fill", fill_all)
+
+
+def early_places_are_delivered_at_once() -> AbstractContextManager[object]:
+    take = Receiving.take
+
+    def take_from_here(core: Receiving, data: Data, place: int, base: int, now: float) -> Any:
+        return take(core, data, place, place, now)
+
+    return changed(Receiving, "take", take_from_here)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        no_dedup_window,
+        a_cache_that_forgets_instead_of_a_position,
+        confirmed_before_it_is_stored,
+        sent_before_it_is_stored,
+        restart_without_an_epoch,
+        restart_without_memory,
+        nothing_is_sent_again,
+        next_epoch_before_the_last_is_confirmed,
+        early_places_are_delivered_at_once,
+    ],
+)
+def test_a_planted_bug_is_found(plant: Planted) -> None:
+    with plant():
+        for seed in range(SEEDS):
+            try:
+                rough_world(seed, settle_s=12.0)
+            except Wrong:
+                return
+    pytest.fail(f"not found in {SEEDS} seeds")
+
+
+def test_a_missing_hop_limit_is_found() -> None:
+    """Where two members send a message to each other, only the limit ends it."""
+    onward = Routes.next_hop
+
+    def astray(routes: Routes, node: bytes) -> bytes | None:
+        # Round and round, and never to where it should go.
+        around = {0: 1, 1: 2, 2: 0}
+        own = int.from_bytes(routes._own, "big")
+        return around[own].to_bytes(16, "big") if own in around else onward(routes, node)
+
+    def run() -> Any:
+        world = World(4, [(0, 1), (1, 2), (0, 2), (2, 3)], 1, subscriptions={3: ["t"]})
+        world.run_until(world.is_stable, 10.0)
+        with changed(Routes, "next_hop", astray):
+            id = world.publish(0, "t", 0)
+            world.run(1.0)
+        return world.copies[id] if id is not None else 0
+
+    # As it is: a member drops its own message when that comes back.
+    assert run() == 3
+
+    def without_own(member: FederationMember, peer: bytes, data: Data, now: float) -> None:
+        member._forward(data, data.destinations, peer)
+
+    with changed(FederationMember, "_take", without_own):
+        assert 3 < run() <= 16
+
+    forward = FederationMember._forward
+
+    def uncounted(member: FederationMember, data: Data, onward: Any, source: Any) -> None:
+        forward(member, replace(data, hops=0), onward, source)
+
+    with (
+        changed(FederationMember, "_take", without_own),
+        changed(FederationMember, "_forward", uncounted),
+    ):
+        assert run() > 16

@@ -1,0 +1,516 @@
+"""Members of a federation in virtual time, by a seed: what happens to them, and what must hold.
+
+- What an origin has stored reaches every member that subscribed to it, once, in the order of its
+  origin and topic; what was not stored is not seen anywhere.
+- No message makes more hops than it may.
+- After calm all databases are equal.
+
+Links may lose, delay and reorder frames, which TCP does not: the members must not care.
+"""
+
+import heapq
+import itertools
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.federation.config import FederationConfig
+from holdfast.federation.effects import (
+    CloseLink,
+    Delete,
+    DeliverLocally,
+    Dial,
+    Dropped,
+    Effect,
+    IdentityConflict,
+    Message,
+    Send,
+    Store,
+)
+from holdfast.federation.frames import CONTROL, HOPS_MAX, Data, decode
+from holdfast.federation.identity import Identity, MessageId
+from holdfast.federation.member import FederationMember
+from holdfast.topics.names import matches
+
+LAN_EDGES = (
+    "0-1 0-2 0-3 0-11 1-2 1-4 1-6 1-7 2-3 2-4 2-5 3-5 4-6 5-7 6-8 7-8 7-9 7-10 8-9 9-10 10-11"
+)
+"""Twelve members as the published algorithm joins them: 11 is one hop from 0 and three from 5."""
+DATA_KIND = 4
+
+
+class Wrong(AssertionError):
+    """A promise was broken."""
+
+
+def node_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def number_of(node: bytes) -> int:
+    return int.from_bytes(node, "big")
+
+
+def edges_of(text: str) -> list[tuple[int, int]]:
+    return [(int(a), int(b)) for a, b in (edge.split("-") for edge in text.split())]
+
+
+def random_edges(count: int, rng: random.Random, degree_max: int = 5) -> list[tuple[int, int]]:
+    """As members join: each links with two, who have room."""
+    degrees = [0] * count
+    edges = [(0, 1)]
+    degrees[0] = degrees[1] = 1
+    for number in range(2, count):
+        open_to = [other for other in range(number) if degrees[other] < degree_max]
+        for other in rng.sample(open_to, min(2, len(open_to))):
+            edges.append((other, number))
+            degrees[other] += 1
+            degrees[number] += 1
+    return edges
+
+
+@dataclass
+class Weather:
+    """Of all links."""
+
+    delay_s: tuple[float, float] = (0.001, 0.005)
+    loss: float = 0.0
+    reorders: bool = False
+    sync_s: tuple[float, float] = (0.0005, 0.005)
+
+
+@dataclass
+class Disk:
+    """What survives a power cut."""
+
+    epoch: int = 0
+    custody: dict[MessageId, bytes] = field(default_factory=dict)
+    delivered: dict[MessageId, str] = field(default_factory=dict)
+    """Topic, in the order of delivery."""
+    positions: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    remembered: list[bytes] = field(default_factory=list)
+
+
+class SimMember:
+    """A member and its driver."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world = world
+        self.number = number
+        self.node = node_id(number)
+        self.disk = Disk()
+        self.filters: list[str] = []
+        self.desired: dict[bytes, str] = {}
+        self.core: FederationMember | None = None
+        self.life = 0
+        self.newest: dict[tuple[bytes, str, bool], tuple[int, int]] = {}
+        self._armed = float("inf")
+
+    @property
+    def member(self) -> FederationMember:
+        assert self.core is not None
+        return self.core
+
+    def start(self) -> None:
+        world = self.world
+        self.life += 1
+        self.disk.epoch += world.epoch_step
+        world.step_epochs()
+        self._armed = float("inf")
+        self.core = FederationMember(
+            Identity(self.node, self.disk.epoch),
+            f"mqtt://{self.number}",
+            world.config,
+            world.now,
+            self.filters,
+            list(self.disk.custody.values()),
+            dict(self.disk.positions),
+            self.disk.remembered,
+        )
+        self.call(lambda core, now: core.desired_topology(self.desired, now))
+
+    def call(self, input: Callable[[FederationMember, float], object]) -> object:
+        """Do it, carry out what follows, arm the timer."""
+        core = self.member
+        result = input(core, self.world.now)
+        for effect in core.take_effects():
+            self._carry_out(effect)
+        at = core.timer(self.world.now)
+        if at < self._armed:
+            self._armed = at
+            life = self.life
+            self.world.at(at, lambda: self._ring(life, at))
+        return result
+
+    def _ring(self, life: int, at: float) -> None:
+        if life != self.life or self.core is None or self._armed != at:
+            return
+        self._armed = float("inf")
+        self.call(lambda core, now: core.handle_timers(now))
+
+    def _carry_out(self, effect: Effect) -> None:
+        world = self.world
+        if isinstance(effect, Send):
+            world.send(self, effect.peer, effect.data)
+        elif isinstance(effect, DeliverLocally):
+            self._deliver(effect)
+        elif isinstance(effect, Store):
+            world.unstored.add(effect.id)
+            self._sync(lambda: self._stored_custody(effect))
+        elif isinstance(effect, Delete):
+            self._sync(lambda: self.disk.custody.pop(effect.id, None))
+        elif isinstance(effect, Dial):
+            world.dial(self, effect.node)
+        elif isinstance(effect, CloseLink):
+            world.close(self.node, effect.peer)
+        elif isinstance(effect, IdentityConflict):
+            world.conflicts += 1
+        else:
+            world.dropped.append(effect)
+
+    def _sync(self, then: Callable[[], object]) -> None:
+        """In order: one disk."""
+        life = self.life
+        world = self.world
+        at = max(world.now + world.rng.uniform(*world.weather.sync_s), world.synced_at[self.number])
+        world.synced_at[self.number] = at
+
+        def done() -> None:
+            if life == self.life and self.core is not None:
+                then()
+
+        world.at(at, done)
+
+    def _stored_custody(self, store: Store) -> None:
+        self.disk.custody[store.id] = store.data
+        self.world.unstored.discard(store.id)
+        self.world.promise(store.id)
+        self.call(lambda core, now: core.stored(store.id, now))
+
+    def _deliver(self, effect: DeliverLocally) -> None:
+        self.world.check_delivery(self, effect)
+        if effect.message.qos:
+            self._sync(lambda: self._stored_delivery(effect))
+        else:
+            self.world.arrived(self, effect)
+
+    def _stored_delivery(self, effect: DeliverLocally) -> None:
+        self.world.arrived(self, effect)
+        self.disk.delivered[effect.id] = effect.message.topic
+        self.disk.positions[effect.id.node] = (effect.id.epoch, effect.place + 1)
+        self.call(lambda core, now: core.stored(effect.id, now))
+
+
+class World:
+    def __init__(
+        self,
+        count: int,
+        edges: list[tuple[int, int]],
+        seed: int = 0,
+        weather: Weather | None = None,
+        config: FederationConfig | None = None,
+        subscriptions: dict[int, list[str]] | None = None,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.weather = weather or Weather()
+        self.config = config or FederationConfig()
+        self.now = 0.0
+        self.epoch_step = 1
+        self.edges = edges
+        self.members = [SimMember(self, number) for number in range(count)]
+        self.synced_at: dict[int, float] = defaultdict(float)
+        self.by_id = {member.node: member for member in self.members}
+        # Of (a, b) with a < b: the generation of the connection that is up.
+        self.links: dict[tuple[bytes, bytes], int] = {}
+        # Of members that cannot hear each other: the side each is on.
+        self.sides: dict[bytes, int] = {}
+        self.cut: set[tuple[bytes, bytes]] = set()
+        self.control_frames = 0
+        self.copies: Counter[MessageId] = Counter()
+        self.hops: Counter[int] = Counter()
+        self.unstored: set[MessageId] = set()
+        self.published: dict[MessageId, tuple[int, Message]] = {}
+        self.promised: set[MessageId] = set()
+        self.arrivals: dict[MessageId, dict[int, float]] = defaultdict(dict)
+        self.dropped: list[Dropped] = []
+        self.conflicts = 0
+        self._arrival_at: dict[tuple[bytes, bytes], float] = defaultdict(float)
+        self._generations = itertools.count(1)
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+        for number, filters in (subscriptions or {}).items():
+            self.members[number].filters = filters
+        for a, b in edges:
+            for one, other in ((a, b), (b, a)):
+                self.members[one].desired[node_id(other)] = f"mqtt://{other}"
+        for member in self.members:
+            member.start()
+
+    # Time
+
+    def at(self, when: float, event: Callable[[], object]) -> None:
+        heapq.heappush(self._events, (max(when, self.now), next(self._numbers), event))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._events and self._events[0][0] <= end:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.now = end
+
+    def run_until(self, condition: Callable[[], bool], limit_s: float) -> float:
+        """Seconds that passed. Raises Wrong when it does not come true in time."""
+        begin = self.now
+        while not condition():
+            if self.now - begin >= limit_s:
+                raise Wrong(f"not within {limit_s} s")
+            self.run(0.05)
+        return self.now - begin
+
+    def step_epochs(self) -> None:
+        """A place for a mistake: what is done about epochs when a member starts."""
+
+    # The network
+
+    def _delay(self) -> float:
+        return self.rng.uniform(*self.weather.delay_s)
+
+    def hears(self, a: bytes, b: bytes) -> bool:
+        if pair(a, b) in self.cut or self.by_id[a].core is None or self.by_id[b].core is None:
+            return False
+        return self.sides.get(a, 0) == self.sides.get(b, 0)
+
+    def send(self, sender: SimMember, peer: bytes, data: bytes) -> None:
+        if data[1] in CONTROL:
+            self.control_frames += 1
+        elif data[1] == DATA_KIND:
+            self._check_data(data)
+        generation = self.links.get(pair(sender.node, peer))
+        if generation is None or self.rng.random() < self.weather.loss:
+            return
+        at = self.now + self._delay()
+        if not self.weather.reorders:
+            at = max(at, self._arrival_at[sender.node, peer])
+            self._arrival_at[sender.node, peer] = at
+        self.at(at, lambda: self._arrive(sender.node, peer, generation, data))
+
+    def _arrive(self, sender: bytes, peer: bytes, generation: int, data: bytes) -> None:
+        if self.links.get(pair(sender, peer)) == generation and self.hears(sender, peer):
+            self.by_id[peer].call(lambda core, now: core.frame(sender, data, now))
+
+    def _check_data(self, data: bytes) -> None:
+        frame = decode(data)
+        assert isinstance(frame, Data)
+        self.copies[frame.id] += 1
+        if frame.hops > min(frame.hops_max, HOPS_MAX):
+            raise Wrong(f"{frame.id.sequence} made hop {frame.hops} of {frame.hops_max}")
+        if frame.id in self.unstored:
+            raise Wrong(f"{frame.id.sequence} was sent before it was stored")
+
+    def dial(self, member: SimMember, node: bytes) -> None:
+        self.at(self.now + self._delay(), lambda: self.connect(member.node, node))
+
+    def connect(self, a: bytes, b: bytes) -> None:
+        if pair(a, b) in self.links or not self.hears(a, b):
+            return
+        self.links[pair(a, b)] = next(self._generations)
+        self.by_id[a].call(lambda core, now: core.link_up(b, now))
+        if self.by_id[b].core is not None:
+            self.by_id[b].call(lambda core, now: core.link_up(a, now))
+
+    def close(self, closer: bytes, peer: bytes) -> None:
+        """By one end; the other hears of it where it can."""
+        generation = self.links.pop(pair(closer, peer), None)
+        if generation is not None:
+            self.at(self.now + self._delay(), lambda: self._closed(peer, closer))
+
+    def _closed(self, node: bytes, peer: bytes) -> None:
+        """A member on the other side of a partition finds out by itself."""
+        if self.hears(node, peer) and pair(node, peer) not in self.links:
+            self.by_id[node].call(lambda core, now: core.link_down(peer, now))
+
+    def kill_link(self, a: int, b: int) -> None:
+        """The connection breaks; both ends see it."""
+        one, other = node_id(a), node_id(b)
+        if self.links.pop(pair(one, other), None) is not None:
+            self._lose(one, other)
+            self._lose(other, one)
+
+    def _lose(self, node: bytes, peer: bytes) -> None:
+        if self.by_id[node].core is not None:
+            self.by_id[node].call(lambda core, now: core.link_down(peer, now))
+
+    # Faults
+
+    def crash(self, number: int, is_silent: bool = False) -> None:
+        """What was not synced is lost. Silent: the host is gone, no connection is closed."""
+        member = self.members[number]
+        if member.core is None:
+            return
+        member.disk.remembered = member.core.memory()
+        hearing = [key for key in self.links if member.node in key and self.hears(*key)]
+        member.core = None
+        member.life += 1
+        self.unstored = {id for id in self.unstored if id.node != member.node}
+        for key in [] if is_silent else hearing:
+            del self.links[key]
+            self._lose(key[0] if key[1] == member.node else key[1], member.node)
+
+    def restart(self, number: int) -> None:
+        member = self.members[number]
+        if member.core is not None:
+            return
+        for key in [key for key in self.links if member.node in key]:
+            del self.links[key]
+        member.start()
+
+    def partition(self, numbers: set[int]) -> None:
+        self.sides = {node_id(number): 1 for number in numbers}
+
+    def heal(self) -> None:
+        self.sides = {}
+        self.cut = set()
+
+    # Clients
+
+    def publish(
+        self, number: int, topic: str, qos: int = 1, payload: bytes = b"x"
+    ) -> MessageId | None:
+        message = Message(topic, payload, qos)
+        member = self.members[number]
+        # What is sent at once is sent within the call.
+        id = member.call(lambda core, now: core.local_publish(message, now))
+        if id is None:
+            return None
+        assert isinstance(id, MessageId)
+        if id in self.published:
+            raise Wrong(f"two messages are {id.epoch}.{id.sequence} of {number}")
+        self.published[id] = (number, message)
+        return id
+
+    def promise(self, id: MessageId) -> None:
+        """Its publisher has the acknowledgement."""
+        self.promised.add(id)
+
+    def subscribers(self, id: MessageId) -> set[int]:
+        origin, message = self.published[id]
+        return {
+            member.number
+            for member in self.members
+            if member.number != origin
+            and any(matches(filter, message.topic) for filter in member.filters)
+        }
+
+    # What must hold
+
+    def check_delivery(self, member: SimMember, effect: DeliverLocally) -> None:
+        self.hops[effect.hops] += 1
+        if effect.hops > HOPS_MAX:
+            raise Wrong(f"{effect.hops} hops")
+        if effect.id not in self.published and effect.message.qos:
+            raise Wrong("a message that nobody published")
+
+    def arrived(self, member: SimMember, effect: DeliverLocally) -> None:
+        """For good: a client may have it."""
+        if effect.id in member.disk.delivered or member.number in self.arrivals[effect.id]:
+            raise Wrong(f"{effect.id.epoch}.{effect.id.sequence} twice at {member.number}")
+        self.arrivals[effect.id][member.number] = self.now
+        # QoS 0 waits for nobody: its order is one of its own.
+        key = (effect.id.node, effect.message.topic, effect.message.qos > 0)
+        order = (effect.id.epoch, effect.id.sequence)
+        if order <= member.newest.get(key, (0, 0)):
+            raise Wrong(f"{order} after {member.newest[key]} at {member.number}")
+        member.newest[key] = order
+
+    def digests(self) -> set[bytes]:
+        return {member.core.database.digest for member in self.members if member.core is not None}
+
+    def is_agreed(self) -> bool:
+        return len(self.digests()) == 1
+
+    def is_stable(self) -> bool:
+        return self.is_agreed() and all(
+            len(member.member.database.entries) == len(self.members)
+            and len(member.member.links.usable(self.now)) >= len(member.desired)
+            for member in self.members
+        )
+
+    def missing(self) -> list[tuple[MessageId, int]]:
+        return [
+            (id, number)
+            for id in self.promised
+            for number in self.subscribers(id)
+            if number not in self.arrivals[id]
+        ]
+
+    def settle(self, limit_s: float = 60.0) -> None:
+        """No more faults: everyone is back, and everything promised arrives."""
+        self.heal()
+        self.weather.loss = 0.0
+        for member in self.members:
+            self.restart(member.number)
+        self.run_until(lambda: self.is_agreed() and not self.missing(), limit_s)
+        self.run(2.0)
+        for member in self.members:
+            if len(member.member.custody):
+                raise Wrong(f"{len(member.member.custody)} left in the custody of {member.number}")
+
+
+def pair(a: bytes, b: bytes) -> tuple[bytes, bytes]:
+    return (a, b) if a < b else (b, a)
+
+
+FAULTS = ("crash", "silent crash", "restart", "restart", "kill link", "cut", "partition", "heal")
+
+
+def rough_world(seed: int, duration_s: float = 20.0, settle_s: float = 60.0) -> World:
+    """Publishing from all sides, while links and members come and go."""
+    rng = random.Random(seed)
+    count = rng.choice((4, 6, 8, 12))
+    edges = edges_of(LAN_EDGES) if count == 12 else random_edges(count, rng)
+    subscriptions = {
+        number: [rng.choice(("#", "a/#", "+/1", "a/1", "b/+"))]
+        for number in rng.sample(range(count), min(5, count - 1))
+    }
+    weather = Weather(
+        delay_s=(0.001, rng.choice((0.005, 0.05))),
+        loss=rng.choice((0.0, 0.0, 0.02)),
+        reorders=rng.random() < 0.3,
+        sync_s=(0.0005, rng.choice((0.005, 0.3))),
+    )
+    world = World(count, edges, seed, weather, subscriptions=subscriptions)
+    world.run_until(world.is_stable, 60.0)
+    end = world.now + duration_s
+    while world.now < end:
+        for _ in range(rng.randint(0, 3)):
+            number = rng.randrange(count)
+            if world.members[number].core is not None:
+                topic = rng.choice(("a/1", "a/2", "b/1", "$x/1"))
+                world.publish(number, topic, rng.choice((0, 1, 1, 2)))
+        if rng.random() < 0.1:
+            happen(world, rng)
+        world.run(rng.choice((0.002, 0.05, 0.2)))
+    world.settle(settle_s)
+    return world
+
+
+def happen(world: World, rng: random.Random) -> None:
+    kind = rng.choice(FAULTS)
+    number = rng.randrange(len(world.members))
+    a, b = rng.choice(world.edges)
+    if kind in ("crash", "silent crash"):
+        world.crash(number, kind == "silent crash")
+    elif kind == "restart":
+        for member in world.members:
+            if rng.random() < 0.5:
+                world.restart(member.number)
+    elif kind == "kill link":
+        world.kill_link(a, b)
+    elif kind == "cut":
+        world.cut.add(pair(node_id(a), node_id(b)))
+    elif kind == "partition":
+        size = rng.randint(1, len(world.members) - 1)
+        world.partition(set(rng.sample(range(len(world.members)), size)))
+    else:
+        world.heal()

@@ -1,0 +1,28 @@
+"""Brokers of members that answer as a test says, without a network."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from holdfast.topology.desired import Announcement
+
+
+class FakeBrokers:
+    def __init__(self) -> None:
+        self.round_trips: dict[str, float | None] = {}
+        """By address; 1 ms if it is not here."""
+        self.told: list[Announcement] = []
+        self.is_listening = True
+        """Whether announcements find a subscriber."""
+        self.on_probe: Callable[[str], Awaitable[None]] | None = None
+        """What happens meanwhile."""
+
+    async def round_trip_ms(self, ip: str) -> float | None:
+        await asyncio.sleep(0)
+        if self.on_probe is not None:
+            await self.on_probe(ip)
+        return self.round_trips.get(ip, 1.0)
+
+    async def announce(self, ip: str, announcement: Announcement) -> bool:
+        await asyncio.sleep(0)
+        self.told.append(announcement)
+        return self.is_listening

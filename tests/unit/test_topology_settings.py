@@ -1,0 +1,108 @@
+"""The environment of the published manager, and ours."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.topology.durations import duration_ns
+from holdfast.topology.settings import SettingsError, load
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [
+        ("10s", 10_000_000_000),
+        ("1m30s", 90_000_000_000),
+        ("1.5h", 5_400_000_000_000),
+        ("300ms", 300_000_000),
+        (".5s", 500_000_000),
+        ("1.s", 1_000_000_000),
+        ("7us", 7_000),
+        ("7µs", 7_000),
+        ("1h1ns", 3_600_000_000_001),
+    ],
+)
+def test_durations_as_go_writes_them(text: str, nanoseconds: int) -> None:
+    assert duration_ns(text) == nanoseconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "s", "10 s", "-1s", "1d", "0s", "10s5", "1..5s", "1e3s"]
+)
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match=r"duration|out of range"):
+        duration_ns(text)
+
+
+def test_the_longest_duration() -> None:
+    assert duration_ns("2562047h47m16s") < 1 << 63
+    with pytest.raises(ValueError, match="out of range"):
+        duration_ns("2562048h")
+
+
+def test_the_published_names() -> None:
+    settings = load(
+        {
+            "CORE_ANN_INTERVAL": "2s", "BEACON_INTERVAL": "1m30s", "FED_REDUNDANCY": "3",
+            "TOP_MAX_REDUNDANCY": "6", "DB_URL": "sqlite:////var/lib/topology.db",
+        }
+    )  # fmt: skip
+    assert settings.core_ann_interval_ns == 2_000_000_000
+    assert settings.beacon_interval_ns == 90_000_000_000
+    assert (settings.redundancy, settings.degree_max) == (3, 6)
+    assert settings.database == Path("/var/lib/topology.db")
+
+
+def test_ours_win_and_the_command_line_wins_over_both() -> None:
+    environ = {"TOP_MAX_REDUNDANCY": "6", "HOLDFAST_TOPOLOGY__DEGREE_MAX": "7"}
+    assert load(environ).degree_max == 7
+    assert load(environ, {"degree_max": "8"}).degree_max == 8
+
+
+def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
+    with pytest.raises(SettingsError, match=r"does not use MongoDB.*set DB_URL=sqlite:///"):
+        load({"MONGO_URL": "mongodb://root:secret@mongo:27017"})
+    assert load({"MONGO_URL": "mongodb://x", "DB_URL": "sqlite:///a.db"}).database == Path("a.db")
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"TOP_MAX_REDUNDANCY": "1"}, "from 2 to 64"),
+        ({"FED_REDUNDANCY": "two"}, "FED_REDUNDANCY"),
+        ({"BEACON_INTERVAL": "10"}, "BEACON_INTERVAL.*no duration"),
+        ({"DB_URL": "mongodb://user:secret@h"}, "'mongodb': write sqlite:///"),
+        ({"DB_URL": "sqlite:///"}, "write sqlite:///"),
+        ({"HOLDFAST_TOPOLOGY__STRATEGY": "best"}, "default or paper"),
+        ({"HOLDFAST_TOPOLOGY__PORTS": "1"}, "no such setting"),
+        ({"HOLDFAST_TOPOLOGY__PORT": "70000"}, "0 to 65535"),
+        ({"HOLDFAST_TOPOLOGY__PROBE_INTERVAL_S": "nan"}, "seconds"),
+        ({"HOLDFAST_TOPOLOGY__TOKEN": "short"}, "fewer than 16"),
+        ({"HOLDFAST_TOPOLOGY__TOKEN_FILE": "/no/such/file"}, "cannot be read"),
+        ({"HOLDFAST_TOPOLOGY__BROKER_PASSWORD_FILE": "/f"}, "goes with broker_username"),
+        ({"HOLDFAST_TOPOLOGY__CERTIFICATE": "a.pem"}, "go together"),
+        ({"HOLDFAST_TOPOLOGY__BIND": "0.0.0.0"}, "anybody who reaches"),
+        ({"HOLDFAST_TOPOLOGY__ALLOW_ANONYMOUS": "yes"}, "neither true nor false"),
+    ],
+)
+def test_wrong_settings_are_named(environ: dict[str, str], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        load(environ)
+
+
+def test_a_secret_in_a_url_is_not_shown() -> None:
+    with pytest.raises(SettingsError) as raised:
+        load({"DB_URL": "mysql://user:secret@host"})
+    assert "secret" not in str(raised.value)
+
+
+def test_other_machines_are_served_with_a_token_or_on_purpose(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("0123456789abcdef\n")
+    settings = load(
+        {"HOLDFAST_TOPOLOGY__BIND": "0.0.0.0", "HOLDFAST_TOPOLOGY__TOKEN_FILE": str(file)}
+    )
+    assert settings.token == "0123456789abcdef"
+    assert settings.bind == "0.0.0.0"
+    anybody = {"HOLDFAST_TOPOLOGY__BIND": "0.0.0.0", "HOLDFAST_TOPOLOGY__ALLOW_ANONYMOUS": "true"}
+    assert load(anybody).allow_anonymous
