@@ -21,6 +21,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "metadata": (),
     "topics": (),
     "spark": (),
+    "pipeline": ("--quick",),
 }
 """Other benchmarks with their options here: each is a module of this package that knows
 --json PATH."""

@@ -1,17 +1,20 @@
 """What a cluster costs, and how long it is without service when it is hurt.
 
     python -m bench.cluster [--quick] [--only speed] [--json PATH] [--rounds FAULT=COUNT]
+    python -m bench.cluster --only steady [--minutes 20] [--load 0.7]
 
 speed: three nodes with every message on all of them, fsync everywhere, beside a single node: QoS 1
 latency and CPU a message. faults: kill -9, SIGSTOP, partition and loss of a host under the load of
 `make chaos`: the time without a confirmed publish on a partition whose leader was hurt, at nodes
 that were not; and whether anything acknowledged was lost, repeated at QoS 2, or out of order.
-idle: control traffic by nodes and partitions. The last two need root, for network namespaces. In
-full about 25 minutes.
+idle: control traffic by nodes and partitions. These two need root, for network namespaces. steady:
+three nodes under a part of the load that the machine sustains: what changes meanwhile, though
+nobody has done anything to them. In full about 45 minutes.
 """
 
 import argparse
 import json
+import math
 import random
 import sys
 import tempfile
@@ -20,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from bench import process
+from bench import cluster_steady, process
 from bench.cluster_idle import measure, print_heading, print_idle
 from bench.cluster_speed import compare, print_comparison
 from bench.connection import ConnectionLost
@@ -68,7 +71,10 @@ def misses(outcome: Outcome) -> list[str]:
 def run_faults(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
     kinds = [kind for kind, count in arguments.counts.items() for _ in range(count)]
     random.Random(SEED).shuffle(kinds)
-    with cluster_site(directory, 3) as site:
+    has_hanging_disk = "disk hangs" in kinds
+    with cluster_site(
+        directory, 3, has_small_disk=False, has_hanging_disk=has_hanging_disk
+    ) as site:
         faults = [(kind, OF_A_CLUSTER[kind]) for kind in kinds]
         outcome = play(site, faults, SEED, directory)
     print(outcome.report())
@@ -97,11 +103,27 @@ def run_idle(arguments: argparse.Namespace, directory: Path) -> tuple[object, bo
     return figures, True
 
 
+def run_steady(arguments: argparse.Namespace, directory: Path) -> tuple[object, bool]:
+    found = cluster_steady.measure(
+        directory,
+        arguments.minutes,
+        arguments.load,
+        arguments.rate,
+        cluster_steady.print_stretch,
+        cluster_steady.print_heading,
+    )
+    print(found.verdict())
+    return found.as_json(), found.is_met()
+
+
 PARTS: Final[dict[str, Callable[[argparse.Namespace, Path], tuple[object, bool]]]] = {
     "speed": run_speed,
     "faults": run_faults,
     "idle": run_idle,
+    "steady": run_steady,
 }
+NEED_ROOT: Final = ("faults", "idle")
+STEADY_MINUTES: Final = 20.0
 
 
 def _counts(rounds: list[str], quick: bool) -> dict[str, int]:
@@ -128,6 +150,25 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         help=f"FAULT one of: {', '.join(OF_A_CLUSTER)}; only those named are played",
     )
     parser.add_argument(
+        "--minutes",
+        type=_positive,
+        metavar="N",
+        help=f"of steady (default {STEADY_MINUTES:g}, with --quick 1)",
+    )
+    parser.add_argument(
+        "--load",
+        type=_positive,
+        default=0.7,
+        metavar="SHARE",
+        help="of steady: the part of what is sustained (default 0.7)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=_positive,
+        metavar="N",
+        help="of steady: messages a second that count as sustained, instead of a ramp",
+    )
+    parser.add_argument(
         "--directory",
         type=Path,
         default=Path(tempfile.gettempdir()),
@@ -138,7 +179,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         arguments.counts = _counts(arguments.rounds, arguments.quick)
     except ValueError as error:
         parser.error(str(error))
+    if arguments.minutes is None:
+        arguments.minutes = 1.0 if arguments.quick else STEADY_MINUTES
     return arguments
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number above 0")
+    return value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -151,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     is_well = True
     for name in arguments.only or PARTS:
         print(f"\n{name}", flush=True)
-        if name != "speed" and missing():
+        if name in NEED_ROOT and missing():
             print(f"left out: {missing()}")
             continue
         with tempfile.TemporaryDirectory(prefix="cluster-", dir=arguments.directory) as directory:

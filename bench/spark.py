@@ -4,8 +4,9 @@
 
 The rows go to the `noop` sink, so reading is all that is timed. "path" reads the data directory,
 "http" the same directory through a running node; "small batches" is a journal of batches of
-a few records, as one broker under light load with fsync writes it. Best of some rounds, all columns
-unless said otherwise. About a minute.
+a few records, as one broker under light load with fsync writes it; "subscriber" is what one would
+write without a data source, a paho client that collects rows. Best of some rounds, all columns
+unless said otherwise. About a minute. What a replay costs live clients is bench.replay.
 """
 
 import argparse
@@ -17,11 +18,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion
 from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
@@ -29,7 +33,7 @@ from bench.brokers import free_port
 from holdfast.log.files import Manifest, create
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.index import ActiveIndex
-from holdfast.log.record import MESSAGE, BatchBuilder
+from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.pipeline import spark_session
 
 PARTITIONS: Final = 16
@@ -37,7 +41,9 @@ DEVICES: Final = 500
 SEGMENT_BYTES: Final = 64 << 20
 BATCH_RECORDS: Final = 200
 SMALL_BATCH_RECORDS: Final = 4
+SUBSCRIBER_RECORDS: Final = 20_000
 NODE_START_S: Final = 30.0
+WAIT_S: Final = 60.0
 
 Figures = dict[str, float]
 
@@ -74,35 +80,40 @@ def build(partition: int, base_offset: int, first: int, count: int, time_us: int
             f'"value": {number % 977 / 7:.4f}, "unit": "celsius", "ok": true}}'
         )
         builder.add(
-            MESSAGE,
-            1,
-            time_us + number,
-            b"telemetry/sensor-%04d/temperature" % device,
-            b"client-%04d" % device,
-            b"",
-            0,
-            0,
-            b"",
-            payload.encode(),
-            False,
+            Record(
+                builder.partition,
+                MESSAGE,
+                flags=1,
+                timestamp_us=time_us + number,
+                topic=b"telemetry/sensor-%04d/temperature" % device,
+                client_id=b"client-%04d" % device,
+                payload=payload.encode(),
+            )
         )
     return builder
 
 
+@dataclass(frozen=True)
+class Node:
+    port: int
+    admin_port: int
+    pid: int
+
+
 @contextmanager
-def node(data: Path) -> Iterator[int | None]:
-    """The admin port of a node that serves the directory; None if it does not start."""
-    port = free_port()
+def node(data: Path) -> Iterator[Node | None]:
+    """A node that serves the directory; None if it does not start."""
+    port, admin_port = free_port(), free_port()
     command = [sys.executable, "-m", "holdfast.cli.main", "serve", "--data", str(data)]
-    command += ["-p", str(free_port()), "--admin", f"127.0.0.1:{port}"]
+    command += ["-p", str(port), "--admin", f"127.0.0.1:{admin_port}"]
     environment = dict(os.environ, PYTHONPATH=str(Path(holdfast.__file__).parents[1]))
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
         try:
-            if _wait_until_ready(process, port):
-                yield port
+            if _wait_until_ready(process, admin_port):
+                yield Node(port, admin_port, process.pid)
             else:
                 log.seek(0)
                 print(log.read().decode(errors="replace")[-500:], file=sys.stderr)
@@ -149,16 +160,70 @@ def run(spark: SparkSession, folder: Path, records: int, rounds: int) -> Figures
         "path, 3 columns": log(path=str(large), columns="topic,payload,offset"),
         "path, small batches": log(path=str(small)),
     }
-    with node(large) as port:
-        if port is None:
+    with node(large) as found:
+        if found is None:
             print("the node did not start: nothing is measured over HTTP", file=sys.stderr)
         else:
-            tables["http"] = log(servers=f"127.0.0.1:{port}")
+            tables["http"] = log(servers=f"127.0.0.1:{found.admin_port}")
         for name, load in tables.items():
-            found = load().count()
-            if found != records:
-                raise SystemExit(f"{name}: {found} rows of {records}")
-        return measure(tables, records, rounds)
+            count = load().count()
+            if count != records:
+                raise SystemExit(f"{name}: {count} rows of {records}")
+        figures = measure(tables, records, rounds)
+    figures["subscriber"] = subscriber_rate(folder / "subscriber")
+    return figures
+
+
+def subscriber_rate(data: Path) -> float:
+    """Rows a second of what one writes without a data source: a paho client with a durable session
+    that collects what waits for it."""
+    data.mkdir()
+    with node(data) as found:
+        if found is None:
+            return 0.0
+        rows: list[tuple[str, object, int, bool, float]] = []
+        client = Client(CallbackAPIVersion.VERSION2, "collector", clean_session=False)
+        client.connect("127.0.0.1", found.port)
+        client.subscribe("telemetry/#", 1)
+        client.loop_start()
+        publisher = Client(CallbackAPIVersion.VERSION2, "publisher")
+        publisher.max_inflight_messages_set(1000)
+        publisher.connect("127.0.0.1", found.port)
+        publisher.loop_start()
+        _wait_for(lambda: client.is_connected() and publisher.is_connected())
+        client.disconnect()
+        client.loop_stop()
+        sent = [
+            publisher.publish(f"telemetry/sensor-{number % DEVICES:04}", bytes(100), 1)
+            for number in range(SUBSCRIBER_RECORDS)
+        ]
+        _wait_for(lambda: all(each.is_published() for each in sent))
+        publisher.disconnect()
+        publisher.loop_stop()
+
+        def collect(client: Client, userdata: object, message: MQTTMessage) -> None:
+            rows.append(
+                (message.topic, message.payload, message.qos, message.retain, message.timestamp)
+            )
+
+        client.on_message = collect
+        client.connect("127.0.0.1", found.port)
+        client.loop_start()
+        _wait_for(lambda: bool(rows))
+        start, before = time.perf_counter(), len(rows)
+        _wait_for(lambda: len(rows) >= SUBSCRIBER_RECORDS)
+        seconds = time.perf_counter() - start
+        client.disconnect()
+        client.loop_stop()
+        return round((len(rows) - before) / seconds)
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"the subscriber did not get its messages in {WAIT_S:.0f} s")
+        time.sleep(0.001)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,11 +4,11 @@ Starts three nodes on this machine with `holdfast cluster local` and publishes t
 telemetry at QoS 1 as several devices, each through another node. In the middle the node that leads
 a busy partition is killed with SIGKILL, while a durable subscriber is away; it comes back to
 another node. What happened meanwhile is printed as a timeline: detected, elected, the first
-publish confirmed. Then Spark reads the cluster's log and checks that every acknowledged message is
-in it, in order, and this program checks that the subscriber has received them all. Exits with 1 if
-anything was lost.
+publish confirmed. Then Spark makes a lake of the cluster's log (bronze, silver and gold tables, and
+a page of charts), in which every acknowledged message must be, in order; and the subscriber must
+have received them all. Exits with 1 if anything was lost.
 
-    python examples/demo.py [--seconds 20] [--keep]
+    python examples/demo.py [--seconds 20] [--keep] [--report FILE]
 """
 
 import argparse
@@ -40,6 +40,10 @@ SESSION_EXPIRY_S = 3600
 START_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 30.0
 WATCH_INTERVAL_S = 0.005
+REPORT = Path(tempfile.gettempdir()) / "holdfast-demo.html"
+TABLES = ("records", "readings", "gaps", "device_minutes", "latency")
+"""Of the pipeline's, those that are shown."""
+GOLD_ROWS_MAX = 40
 START = time.monotonic()
 
 Sample = dict[str, float]
@@ -150,7 +154,8 @@ class Device:
     def _publish(self, topic: str, value: float) -> None:
         sequence = self.next_sequence.get(topic, 0)
         self.next_sequence[topic] = sequence + 1
-        fields = {"device": self.name, "seq": sequence, "ts": time.time(), "value": value}
+        metric = topic.rpartition("/")[2]
+        fields = {"seq": sequence, "ts": time.time(), metric: value}
         sent_at = time.monotonic()
         reason = self._client.publish(topic, json.dumps(fields).encode(), qos=1).reason
         self.times.append((topic, sent_at, time.monotonic()))
@@ -393,25 +398,78 @@ class Demo:
         return bool(self.acknowledged()) and not (lost or late or refused)
 
 
-def spark_report(demo: Demo) -> bool:
+class Account:
+    """What Spark says: the log in a lake's tables, held against what the devices remember."""
+
+    def __init__(self, directory: Path, admin: str) -> None:
+        from holdfast.pipeline import Lake
+        from holdfast.pipeline.tables import Rule, readings_table
+
+        rule = Rule("telemetry/+/+", decode="json", device="level 2")
+        self.lake = Lake(directory / "lake", tables=[readings_table((rule,))])
+        self.admin = admin
+
+    def run(self, acknowledged: list[tuple[str, int]], report: Path) -> bool:
+        """False if a message is missing or out of order, or a table could not be made."""
+        from holdfast.pipeline.report import write_report
+
+        done = self.lake.run(TABLES, source=self.admin)
+        for table, error in done.errors.items():
+            say(f"table {table} failed: {error}")
+        if done.errors:
+            return False
+        for name in TABLES:
+            say(f"    {name:15} {done.rows.get(name, 0):6} rows")
+        self.print_gold()
+        write_report(self.lake.path, list(self.lake.catalog.tables.values()), report)
+        say(f"charts: {report}")
+        return self.is_complete(acknowledged)
+
+    def print_gold(self) -> None:
+        say("gold table device_minutes:")
+        print(f"    {'minute':6} {'device':8} {'metric':22} {'n':>5} {'min':>12} {'mean':>12} "
+              f"{'p99':>12} {'max':>12}")  # fmt: skip
+        rows = self.lake.table("device_minutes").orderBy("window_start", "device", "metric")
+        for row in rows.limit(GOLD_ROWS_MAX).collect():
+            numbers = " ".join(f"{row[name]:12,.1f}" for name in ("min", "mean", "p99", "max"))
+            print(f"    {row.window_start:%H:%M}  {row.device:8} {row.metric:22} "
+                  f"{row.readings:5} {numbers}")  # fmt: skip
+        for row in self.lake.table("latency").orderBy("window_start", "device").collect():
+            say(
+                f"publish to log, {row.window_start:%H:%M}, {row.device:8} "
+                f"p50 {row.p50_ms:7.1f} ms   p99 {row.p99_ms:7.1f} ms"
+            )
+
+    def is_complete(self, acknowledged: list[tuple[str, int]]) -> bool:
+        rows = self.lake.table("readings").select("topic", "sequence").collect()
+        stored = {(row.topic, row.sequence) for row in rows}
+        lost = [message for message in acknowledged if message not in stored]
+        # Numbers that were skipped, and those that came later than they should have.
+        gaps = self.lake.table("gaps").count()
+        repeated = self.lake.table("records").count() - len(rows)
+        say(
+            f"Spark: of {len(acknowledged)} acknowledged messages {len(lost)} lost, "
+            f"{gaps} gaps in the order, {repeated} stored again and dropped"
+        )
+        return not (lost or gaps)
+
+
+def spark_account(demo: Demo, directory: Path, report: Path) -> bool:
+    assert demo.failover is not None
+    reader = next(node for node in demo.cluster.nodes if node.name == demo.failover.elected)
     try:
-        from holdfast.pipeline import spark_session
+        account = Account(directory, reader.admin)
     except ImportError as missing:
         say(f"no Spark here ({missing}); install it with: pip install 'holdfast[spark]'")
         return False
-    from telemetry_report import report
-
-    assert demo.failover is not None
-    reader = next(node for node in demo.cluster.nodes if node.name == demo.failover.elected)
-    say(f"Spark reads the cluster's log from {reader.name}")
-    spark = spark_session("holdfast demo")
+    say(f"Spark makes tables of the cluster's log, which {reader.name} sends:")
     try:
-        return bool(report(spark, {"servers": reader.admin}, demo.acknowledged()).ok)
+        return account.run(demo.acknowledged(), report)
     finally:
-        spark.stop()
+        account.lake.spark.stop()
 
 
-def run(directory: Path, duration_s: float) -> bool:
+def run(directory: Path, duration_s: float, report: Path) -> bool:
     cluster = Cluster(directory)
     try:
         cluster.start()
@@ -421,7 +479,7 @@ def run(directory: Path, duration_s: float) -> bool:
         say(f"{len(demo.devices)} devices publish for {duration_s:.0f} s at QoS 1")
         demo.run()
         complete = demo.is_complete()
-        return spark_report(demo) and complete
+        return spark_account(demo, directory, report) and complete
     finally:
         cluster.stop()
 
@@ -430,10 +488,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Telemetry through a kill, then Spark's account.")
     parser.add_argument("--seconds", type=float, default=20.0, help="telemetry (default 20)")
     parser.add_argument("--keep", action="store_true", help="keep the data directory")
+    parser.add_argument("--report", type=Path, default=REPORT, help=f"charts (default {REPORT})")
     arguments = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
     try:
-        ok = run(directory, arguments.seconds)
+        ok = run(directory, arguments.seconds, arguments.report)
     finally:
         if arguments.keep:
             say(f"kept: {directory}")

@@ -4,6 +4,8 @@ import pytest
 
 from bench.cluster import COUNTS, QUICK_COUNTS, misses, parse
 from bench.cluster_speed import RATES, Comparison, Speed
+from bench.cluster_steady import Changes, Steady, Stretch, changes_in, is_sustained
+from bench.paced_load import Timings
 from tests.e2e.chaos_campaign import Outcome, Round
 
 
@@ -55,3 +57,52 @@ def test_wrong_rounds(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(["--rounds", text])
     assert "give FAULT=COUNT" in capsys.readouterr().err
+
+
+def stretch(changes: Changes) -> Stretch:
+    return Stretch(700.0, (1.0, 2.0, 3.0), (1.0, 2.0, 3.0), 0.1, changes, 0.5, 0.0, 60)
+
+
+def test_verdict_of_a_steady_load() -> None:
+    quiet = Steady(1000.0, 700.0, [stretch(Changes(suspicions=1))], 42_000)
+    assert quiet.is_met()
+    assert quiet.verdict().endswith(
+        "of 42,000 messages 0 are missing, 0 repeated or out of order: pass"
+    )
+    for changes in (Changes(leaders=1), Changes(partitions=1), Changes(terms=1)):
+        changed = Steady(1000.0, 700.0, [stretch(Changes()), stretch(changes)], 42_000)
+        assert not changed.is_met()
+    assert not Steady(1000.0, 700.0, [stretch(Changes())], 42_000, missing=1).is_met()
+    assert not Steady(1000.0, 700.0, [stretch(Changes())], 42_000, strayed=1).is_met()
+    assert not Steady(1000.0, 700.0).is_met()
+
+
+def test_changes_are_counted_from_what_the_metadata_says() -> None:
+    before = {"partitions": [{"epoch": 1, "version": 1}, {"epoch": 2, "version": 5}]}
+    after = {"partitions": [{"epoch": 2, "version": 3}, {"epoch": 2, "version": 5}]}
+    first = changes_in({**before, "metadata_term": 1})
+    second = changes_in({**after, "metadata_term": 3}, suspicions=2)
+    assert second.since(first) == Changes(leaders=1, partitions=1, terms=2, suspicions=2)
+
+
+def test_what_counts_as_sustained() -> None:
+    assert is_sustained(Timings([1.0] * 100, [], [0.1] * 100))
+    assert not is_sustained(Timings())
+    assert not is_sustained(Timings([1.0] * 98 + [51.0] * 2, [], [0.1] * 100))
+    assert not is_sustained(Timings([1.0] * 100, [], [0.1] * 98 + [51.0] * 2))
+
+
+@pytest.mark.parametrize("option", ["--minutes", "--load", "--rate"])
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "many"])
+def test_wrong_figures_of_a_steady_load(
+    option: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse([f"{option}={text}"])
+    assert "give a number above 0" in capsys.readouterr().err
+
+
+def test_minutes() -> None:
+    assert parse([]).minutes == 20.0
+    assert parse(["--quick"]).minutes == 1.0
+    assert parse(["--minutes", "2"]).minutes == 2.0

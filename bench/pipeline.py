@@ -1,0 +1,206 @@
+"""How fast the pipeline's tables are made, and how old a row is when it is in bronze.
+
+    python -m bench.pipeline [--json PATH] [--records 1000000] [--rounds 3] [--seconds 20]
+        [--quick]
+
+"bronze" and "silver" are messages a second into `records` and `readings`, from a data directory to
+Parquet files with their commits (a message here is four readings). "from_json" is Spark's own
+parser over the very same records, to Parquet files of the same fields: no deduplication, no gaps,
+no times, in the same rounds.
+"latency" is from before the publish to bronze's commit, QoS 1 at 1,000 messages a second over a
+running node, with a look at the log each 50 ms. "trigger" is how long a micro-batch of a stream
+takes, to no sink. All in a Spark of `local[2]`. Best of the rounds; medians of triggers.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from bench.spark import Figures, node, write_log
+from holdfast.client import Options
+from holdfast.client.blocking import Client
+from holdfast.pipeline import Lake
+from holdfast.pipeline.jobs.commits import CommitLog
+from holdfast.pipeline.jobs.spark import lake_session
+
+BATCH_RECORDS: Final = 200
+RATE: Final = 1000
+BURST_S: Final = 0.01
+"""What is published within it goes out together: as a thousand devices would send it."""
+WARM_UP_S: Final = 5.0
+TRIGGER_S: Final = 0.05
+FIELDS: Final = "device string, seq bigint, ts double, value double, unit string, ok boolean"
+TRIGGER_ROWS: Final = (40_000, 100)
+TRIGGERS: Final = 15
+"""Of which the first fifth is not counted."""
+WAIT_S: Final = 120
+QUICK: Final = ("--records", "300000", "--rounds", "2", "--seconds", "8")
+
+
+def throughput(spark: SparkSession, folder: Path, records: int, rounds: int) -> Figures:
+    log = folder / "log"
+    write_log(log, records, BATCH_RECORDS)
+    best = dict.fromkeys(("bronze", "silver", "from_json"), float("inf"))
+    for number in range(rounds):
+        lake = Lake(folder / f"lake{number}", spark=spark)
+        for name in best:
+            start = time.perf_counter()
+            if name == "bronze":
+                _make(lake, "records", log, records)
+            elif name == "silver":
+                _make(lake, "readings", log, records)
+            else:
+                _parse(lake.table("records"), str(folder / "parsed"))
+            best[name] = min(best[name], time.perf_counter() - start)
+        shutil.rmtree(lake.path)
+    figures = {f"{name}, messages/s": records / seconds for name, seconds in best.items()}
+    return {**figures, "silver of from_json": best["from_json"] / best["silver"]}
+
+
+def _make(lake: Lake, table: str, log: Path, records: int) -> None:
+    done = lake.run(table, source=str(log))
+    if done.errors:
+        raise SystemExit(f"{table}: {done.errors[table]}")
+    if table == "records" and done.rows[table] != records:
+        raise SystemExit(f"{table}: {done.rows[table]} rows of {records}")
+
+
+def _parse(records: DataFrame, path: str) -> None:
+    fields = F.from_json(F.col("payload").cast("string"), FIELDS).alias("f")
+    parsed = records.select("topic", "timestamp", "partition", "offset", fields)
+    parsed = parsed.select("topic", "timestamp", "partition", "offset", "f.*")
+    parsed.write.mode("overwrite").option("compression", "zstd").parquet(path)
+
+
+def publish(port: int, seconds: float) -> None:
+    """In a process of its own: at a steady rate, whatever the acknowledgements do."""
+    client = Client("127.0.0.1", port, options=Options(client_id="bench"))
+    client.connect()
+    burst = round(RATE * BURST_S)
+    began = time.monotonic()
+    count = 0
+    while (passed := time.monotonic() - began) < seconds:
+        due = int(passed / BURST_S) * burst
+        while count < due:
+            payload = b'{"sent": %.6f, "seq": %d}' % (time.time(), count)
+            client.submit(f"bench/{count % 50}", payload, qos=1)
+            count += 1
+        time.sleep(BURST_S / 2)
+    client.flush()
+    client.close()
+
+
+def latency(spark: SparkSession, folder: Path, seconds: float) -> Figures:
+    data = folder / "data"
+    data.mkdir()
+    with node(data) as found:
+        if found is None:
+            return {}
+        lake = Lake(folder / "live", spark=spark)
+        runner = lake.runner("bronze", source=f"127.0.0.1:{found.admin_port}")
+        thread = threading.Thread(target=runner.continuously, args=(TRIGGER_S,))
+        thread.start()
+        try:
+            total_s = WARM_UP_S + seconds
+            words = ["--publish", str(found.port), "--seconds", str(total_s)]
+            subprocess.run([sys.executable, "-m", "bench.pipeline", *words], check=True)
+            _wait_until_all_are_in(lake)
+        finally:
+            runner.stop()
+            thread.join(WAIT_S)
+        ages = _ages_ms(lake.path)
+    cut = statistics.quantiles(ages, n=100)
+    return {
+        "publish to bronze, msg/s": round(len(ages) / seconds),
+        "publish to bronze, p50 ms": round(cut[49]),
+        "publish to bronze, p99 ms": round(cut[98]),
+    }
+
+
+def _wait_until_all_are_in(lake: Lake) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while lake.status().tables[0].lag != 0:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"bronze is not at the end of the log after {WAIT_S} s")
+        time.sleep(0.2)
+
+
+def _ages_ms(lake: Path) -> list[float]:
+    """Of the messages published after the warm-up: commit less publish."""
+    commits = CommitLog(lake, "records")
+    last = commits.last()
+    assert last is not None
+    found = []
+    for version in range(1, last.version + 1):
+        commit = commits.read(version)
+        for file in commit.files:
+            payloads = pq.read_table(lake / file.path, columns=["payload"]).column(0)
+            for payload in payloads.to_pylist():
+                found.append((json.loads(payload)["sent"], commit.committed_at_us / 1e6))
+    since_s = min(sent for sent, _ in found) + WARM_UP_S
+    return [(stored - sent) * 1000 for sent, stored in found if sent >= since_s]
+
+
+def triggers(spark: SparkSession, folder: Path) -> Figures:
+    figures = {}
+    for rows in TRIGGER_ROWS:
+        log = folder / f"log-{rows}"
+        write_log(log, rows * TRIGGERS, min(rows // 2, BATCH_RECORDS))
+        stream = spark.readStream.format("holdfast").option("path", str(log))
+        stream = stream.option("startingOffsets", "earliest").option("maxRecordsPerTrigger", rows)
+        query = (
+            stream.load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(folder / f"checkpoint-{rows}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(WAIT_S)
+        times = [p["durationMs"]["triggerExecution"] for p in query.recentProgress]
+        figures[f"trigger of {rows} rows, ms"] = statistics.median(times[len(times) // 5 :])
+        query.stop()
+    return figures
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of the measured latency")
+    parser.add_argument("--quick", action="store_true", help=f"as {' '.join(QUICK)}")
+    parser.add_argument("--publish", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.quick:
+        arguments = parser.parse_args(QUICK, arguments)
+    if arguments.publish:
+        publish(arguments.publish, arguments.seconds)
+        return 0
+    spark = lake_session("local[2]")
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        folder = Path(directory)
+        figures = triggers(spark, folder)
+        figures |= throughput(spark, folder, arguments.records, arguments.rounds)
+        figures |= latency(spark, folder, arguments.seconds)
+    spark.stop()
+    for name, value in figures.items():
+        print(f"{name:28} {value:>14,.2f}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""What a reader of the whole log costs the clients of the node that it reads from.
+
+    python -m bench.replay [--json PATH] [--records 1000000] [--rounds 4] [--seconds 4]
+
+One publisher and one subscriber at QoS 1 and 2,000 messages/s, fdatasync before PUBACK, without and
+with readers that go through the whole log again and again, in turns. The readers are what a Spark
+task is; they run at the lowest priority, as if on another machine, because what they do with the
+rows is not the node's cost. Medians over the rounds. About a minute.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from bench.measurement import percentile
+from bench.paced import Probe
+from bench.process import cpu_s
+from bench.spark import BATCH_RECORDS, Node, node, write_log
+from holdfast.pipeline import offsets
+from holdfast.pipeline.decode import decode_rows
+from holdfast.pipeline.reader_http import read_ranges
+from holdfast.pipeline.scan import Coverage
+from holdfast.pipeline.servers import Servers
+
+RATE: Final = 2000.0
+READERS: Final = 2
+NICEST: Final = 19
+READER_START_S: Final = 30.0
+QUANTILES: Final = (0.5, 0.99)
+
+Figures = dict[str, float]
+
+
+def read_for_ever(admin_port: int, tell: Callable[[str], object] = print) -> None:
+    """Says how many rows a pass had."""
+    servers = [("127.0.0.1", admin_port)]
+    bounds = Servers(servers).bounds()
+    ends = {partition: bound.end for partition, bound in bounds.items()}
+    ranges = offsets.wanted({}, ends, bounds)
+    while True:
+        coverage = Coverage(ranges, fail_on_data_loss=True)
+        for chunk in read_ranges(servers, ranges, coverage):
+            rows = sum(batch.num_rows for batch in decode_rows(chunk))
+            tell(str(rows))
+
+
+def latencies(found: Node, seconds: float) -> Figures:
+    probe = Probe(found.port, RATE)
+    probe.run_for(seconds)
+    probe.drain()
+    missing = probe.sent - min(len(probe.delivery_ms), probe.acked)
+    if missing:
+        raise SystemExit(f"{missing} of {probe.sent} messages were not delivered or acknowledged")
+    probe.sink.socket.close()
+    probe.source.socket.close()
+    return {
+        f"{name}_p{round(quantile * 100)}_ms": percentile(sorted(values), quantile)
+        for name, values in (("delivery", probe.delivery_ms), ("puback", probe.puback_ms))
+        for quantile in QUANTILES
+    }
+
+
+def with_readers(found: Node, seconds: float) -> Figures:
+    command = [sys.executable, "-m", "bench.replay", "--reader", str(found.admin_port)]
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(number) for number in range(READERS)]
+        readers = []
+        try:
+            for output in outputs:
+                with output.open("wb") as file:
+                    readers.append(
+                        subprocess.Popen(["nice", "-n", str(NICEST), *command], stdout=file)
+                    )
+            deadline = time.monotonic() + READER_START_S
+            while not all(output.stat().st_size for output in outputs):
+                if time.monotonic() > deadline:
+                    raise SystemExit("the readers do not get anything")
+                time.sleep(0.05)
+            before, start = _rows(outputs), time.perf_counter()
+            figures = latencies(found, seconds)
+            rate = (_rows(outputs) - before) / (time.perf_counter() - start)
+        finally:
+            for reader in readers:
+                reader.kill()
+                reader.wait()
+    return {**figures, "rows_per_s": round(rate)}
+
+
+def _rows(outputs: list[Path]) -> int:
+    return sum(int(line) for output in outputs for line in output.read_text().split("\n")[:-1])
+
+
+def run(folder: Path, records: int, rounds: int, seconds: float) -> dict[str, Figures]:
+    write_log(folder / "data", records, BATCH_RECORDS)
+    alone: list[Figures] = []
+    beside: list[Figures] = []
+    with node(folder / "data") as found:
+        if found is None:
+            raise SystemExit("the node did not start")
+        latencies(found, 1.0)
+        for _ in range(rounds):
+            cpu = cpu_s(found.pid)
+            alone.append(latencies(found, seconds))
+            alone[-1]["node_cpu_s"] = cpu_s(found.pid) - cpu
+            cpu = cpu_s(found.pid)
+            beside.append(with_readers(found, seconds))
+            beside[-1]["node_cpu_s"] = cpu_s(found.pid) - cpu
+    return {"alone": _medians(alone), "with readers": _medians(beside)}
+
+
+def _medians(rounds: list[Figures]) -> Figures:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.replay", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--directory", type=Path, help="where the data goes meanwhile")
+    parser.add_argument("--reader", type=int, metavar="PORT", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    if arguments.reader:
+        read_for_ever(arguments.reader, lambda text: print(text, flush=True))
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
+        figures = run(Path(folder), arguments.records, arguments.rounds, arguments.seconds)
+    alone, beside = figures["alone"], figures["with readers"]
+    print(f"{'':18}{'alone':>10}{'readers':>10}{'ratio':>8}")
+    for name, value in alone.items():
+        print(f"{name:18}{value:>10.2f}{beside[name]:>10.2f}{beside[name] / value:>8.2f}")
+    print(f"rows read meanwhile: {beside['rows_per_s']:,.0f}/s")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
