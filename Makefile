@@ -11,26 +11,31 @@ SEEDS ?= 5000
 CLUSTER_SEEDS ?= $(shell expr $(SEEDS) / 5)
 STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
-WORKERS ?= 3
+WORKERS ?= 4
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := interop/test_* e2e/test_cluster* e2e/test_chaos* e2e/test_ledger* e2e/test_namespaces* \
-  e2e/test_shared* e2e/test_benchmarks* e2e/test_readme* e2e/test_stalls* e2e/test_pubqueue* e2e/test_client_* e2e/test_cli_* \
-  e2e/test_log_command* model/test_lease* model/test_pubqueue* model/test_raft* model/test_controller* model/test_*planted* model/test_cluster_retention* \
-  unit/test_api_* unit/test_bench_* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_forwarding* unit/test_cluster_opening* unit/test_cluster_refusals* unit/test_config* \
-  unit/test_lease* unit/test_meta* unit/test_pubqueue* unit/test_pipeline_* unit/test_raft* unit/test_replication_controller* \
-  unit/test_replication_ring* unit/test_security* unit/test_websocket_client*
+NOT_COMPILED := e2e/test_benchmarks* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* \
+  e2e/test_ledger* e2e/test_log_command* e2e/test_namespaces* e2e/test_pubqueue* e2e/test_readme* e2e/test_shared* \
+  e2e/test_stalls* e2e/test_topology* interop/test_* model/test_*planted* model/test_cluster_retention* \
+  model/test_controller* model/test_federation* model/test_lease* model/test_pubqueue* model/test_raft* \
+  unit/test_api_* unit/test_bench_* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* \
+  unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* unit/test_cluster_lost_askers* \
+  unit/test_cluster_opening* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* \
+  unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_jobs* unit/test_lease* unit/test_meta* \
+  unit/test_pipeline_* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
+  unit/test_replication_ring* unit/test_security* unit/test_topology* unit/test_websocket_client*
 
-.PHONY: help setup compile check lint format test test-fast test-interpreted test-compiled demo bench failover fuzz chaos stalls sim conformance clean
+.PHONY: help setup compile check lint format test test-fast test-interpreted test-spark test-compiled demo bench failover fuzz chaos pipeline stalls sim conformance clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
-	@echo "make test      set up, then all tests, interpreted and compiled"
+	@echo "make test      set up, then all tests but the long ones of the pipeline, interpreted and compiled"
 	@echo "make check     format, lint, types, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
 	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
+	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
 	@echo "make setup     only the set-up the others share"
 
@@ -61,19 +66,23 @@ format: $(VENV)/.installed
 	$(BIN)/ruff check --fix .
 
 test-fast: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/model tests/conformance -m "not slow and not spark"
+	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/model tests/conformance -m "not long and not spark"
 
 check: lint test-fast
 
 test-interpreted: $(VENV)/.installed
-	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests
+	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal tests -m "not spark"
+
+# Each worker starts a Java of its own, so there are few, and a file's tests stay together.
+test-spark: $(VENV)/.installed
+	$(BIN)/python tools/run_tests.py spark -n 2 --dist loadfile tests/spark tests/e2e/test_readme.py -m "spark and not long"
 
 test-compiled: setup
 	@if $(BIN)/python tools/is_compiled.py; then \
-	  $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
+	  $(BIN)/python tools/run_tests.py compiled -n $(WORKERS) --dist worksteal tests -m "not spark" $(NOT_COMPILED:%=--ignore-glob 'tests/%'); \
 	else echo "no C compiler here: the interpreted form was tested"; fi
 
-test: setup test-interpreted test-compiled
+test: setup test-interpreted test-spark test-compiled
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -90,6 +99,9 @@ fuzz: setup
 
 chaos: setup
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s tests/e2e/test_kill9.py tests/e2e/test_chaos_node.py tests/e2e/test_cluster_chaos.py
+
+pipeline: setup
+	$(BIN)/python -m pytest -q tests/spark tests/e2e/test_readme.py -m spark
 
 stalls: setup
 	HOLDFAST_STALLS=$(STALLS) $(BIN)/python -m pytest -q -s tests/e2e/test_stalls.py

@@ -110,7 +110,15 @@ def test_the_commands_that_end_by_themselves(tmp_path: Path) -> None:
 
 def test_every_line_is_run_by_a_test() -> None:
     """The lines that are left are servers, started with the very options here."""
-    known = ("serve --data ./data", "sub -t", "pub -t", "--check-config", "passwd -b -c", *PAIR)
+    known = (
+        "serve --data ./data",
+        "sub -t",
+        "pub -t",
+        "--check-config",
+        "passwd -b -c",
+        " pipeline ",
+        *PAIR,
+    )
     of_the_cluster = section("A cluster")
     for line in holdfast_lines():
         assert line in of_the_cluster or any(each in line for each in known), line
@@ -302,12 +310,12 @@ def test_the_publish_queue_lines(start_holdfast: StartHoldfast, tmp_path: Path) 
 @pytest.mark.spark
 def test_the_spark_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     broker = start_holdfast()
-    pub = ["pub", "-p", str(broker.port), "-t", "greetings/world", "-q", "1", "-m", "hello"]
-    assert run([sys.executable, "-m", "holdfast.cli.main", *pub], tmp_path).returncode == 0
-    program = next(block for block in blocks("python") if "spark" in block)
-    program = program.replace("18083", str(broker.admin_port)).replace("./data", str(broker.data))
+    greet(broker.port)
+    program = next(block for block in blocks("python") if "spark_session" in block)
+    program = program.replace("127.0.0.1:1883", f"127.0.0.1:{broker.port}")
+    program = program.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program.replace("./data", str(broker.data))],
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
@@ -316,3 +324,42 @@ def test_the_spark_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "greetings/world" in done.stdout
+    log = run(
+        [sys.executable, "-m", "holdfast.cli.main", "log", "dump", str(broker.data)], tmp_path
+    )
+    assert log.stdout.count("copies/greetings/world") == 1
+
+
+def greet(port: int) -> None:
+    pub = ["pub", "-p", str(port), "-t", "greetings/world", "-q", "1", "-m", "hello"]
+    done = run([sys.executable, "-m", "holdfast.cli.main", *pub], Path.cwd())
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(400)
+def test_the_pipeline_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    broker = start_holdfast()
+    greet(broker.port)
+    program = next(block for block in blocks("python") if block.startswith("# my_tables.py"))
+    (tmp_path / "my_tables.py").write_text(program)
+    lines = [line for line in holdfast_lines() if " pipeline " in line]
+    assert len(lines) == 4
+    outputs = []
+    for line in lines:
+        words = shlex.split(line.replace("18083", str(broker.admin_port)))[1:]
+        done = subprocess.run(
+            [sys.executable, "-m", "holdfast.cli.main", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+        outputs.append(done.stdout)
+    assert "device_minutes" in outputs[1]
+    assert "<html" in (tmp_path / "report.html").read_text().lower()
+    assert list((tmp_path / "lake" / "busy_hours").rglob("*.parquet"))

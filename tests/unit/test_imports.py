@@ -16,6 +16,7 @@ ALLOWED = {
     "config": {"config", "topics"},
     "node": {"node", "session", "security", "mqtt", "topics", "log"},
     "websocket": {"websocket"},
+    "federation": {"federation", "mqtt", "topics"},
     "lease": {"lease", "log"},
     "replication": {"replication", "log"},
     "cluster": {
@@ -30,17 +31,20 @@ ALLOWED = {
         "topics", "log", "lease", "websocket",
     },
     "client": {"client", "mqtt", "topics", "security", "websocket"},
-    "pipeline": {"pipeline", "log", "topics"},
+    "pipeline": {"pipeline", "log", "topics", "client", "mqtt"},
+    "topology": {"topology", "client", "mqtt"},
     "api": {
         "api", "drivers", "cluster", "replication", "node", "session", "security", "config",
         "mqtt", "topics", "log", "lease",
     },
     "cli": {
         "cli", "api", "drivers", "cluster", "replication", "client", "node", "session",
-        "security", "config", "mqtt", "topics", "log", "lease", "pipeline",
+        "security", "config", "mqtt", "topics", "log", "lease", "pipeline", "topology",
     },
 }  # fmt: skip
-PURE = ("mqtt", "topics", "log", "session", "lease", "replication", "node", "cluster")
+PURE = (
+    "mqtt", "topics", "log", "session", "lease", "replication", "node", "cluster", "federation",
+)  # fmt: skip
 IMPURE_MODULES = {
     "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",
     "subprocess", "threading", "time", "logging",

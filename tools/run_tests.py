@@ -1,0 +1,45 @@
+"""Run pytest, and what has failed once more, alone.
+
+Tests of real processes share a machine of two cores with each other; one that waited too long for
+its turn says nothing about the code. What fails alone as well fails the run. What passes alone is
+listed as flaky, to be mended: a test must not depend on what runs beside it. Many failures are no
+bad luck and are not tried again.
+
+    python tools/run_tests.py NAME -n 4 tests -m "not spark"
+
+NAME names the run, so that several runs do not mistake each other's failures for theirs.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+FLAKY_MAX: Final = 5
+TESTS_FAILED: Final = 1  # pytest's exit codes
+
+
+def main(name: str, arguments: list[str]) -> int:
+    cache = Path("build") / f"tests-{name}"
+    shutil.rmtree(cache, ignore_errors=True)
+    pytest = [sys.executable, "-m", "pytest", "-q", "-o", f"cache_dir={cache.absolute()}"]
+    result = subprocess.run([*pytest, *arguments], check=False).returncode
+    record = cache / "v" / "cache" / "lastfailed"
+    if result != TESTS_FAILED or not record.exists():
+        return result
+    failed = sorted(json.loads(record.read_text()))
+    if not failed or len(failed) > FLAKY_MAX:
+        return result
+    print(f"\n{len(failed)} failed beside others; now alone:", *failed, sep="\n  ", flush=True)
+    alone = subprocess.run(
+        [*pytest, *arguments, "-n", "0", "--last-failed"], check=False
+    ).returncode
+    if alone == 0:
+        print("\nFLAKY, passed alone, to be mended:", *failed, sep="\n  ", flush=True)
+    return alone
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
