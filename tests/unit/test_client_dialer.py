@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from holdfast.client.dialer import Action, Dialer, Drop, GiveUp, Open, Start
+from holdfast.client.dialer import STRAY_S, Action, Dialer, Drop, GiveUp, Open, Start
 from holdfast.client.errors import (
     AuthenticationFailed,
     ClientError,
@@ -323,8 +323,16 @@ def test_another_clients_take_over_ends_it_our_own_does_not() -> None:
     wire = Wire({A: "mute", B: "open"}).begin().run(1).lose(taken).run(60)
     assert wire.gave_up is None
     assert wire.dialer.server == B
-    wire.now += 31
+    # It arrives once.
     assert wire.lose(taken).run(60).gave_up is taken
+
+
+def test_our_own_take_over_may_come_late_but_not_for_ever() -> None:
+    taken = ConnectionLost("taken", reasons.SESSION_TAKEN_OVER)
+    for later, gives_up in ((STRAY_S - 5, False), (STRAY_S + 5, True)):
+        wire = Wire({A: "mute", B: "open"}).begin().run(1)
+        wire.now += later
+        assert (wire.lose(taken).run(60).gave_up is taken) == gives_up
 
 
 def refers(text: str, reason: int = reasons.USE_ANOTHER_SERVER) -> ConnectionLost:

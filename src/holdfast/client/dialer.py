@@ -12,6 +12,7 @@ and calls `handle_timer` when `timer` is due. `now` is monotonic seconds. There 
 attempt per server, so the server names it.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -23,6 +24,10 @@ from holdfast.mqtt import reasons
 
 REFERENCES_MAX: Final = 8
 """Servers known from references that are remembered beside the list."""
+STRAY_S: Final = 300.0
+"""How late a CONNECT may be acted upon after its connection was given up: by a server that was
+stopped, or far behind with its work."""
+STRAYS_MAX: Final = 16
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,8 @@ class Dialer:
         self._next_round_at: float | None = None
         self._give_up_at: float | None = None
         self._connected_at = 0.0
-        self._stray_until = 0.0
+        # CONNECTs of ours that may still be on their way, and until when.
+        self._strays: deque[float] = deque(maxlen=STRAYS_MAX)
         self._errors: dict[Server, ClientError] = {}
         self._actions: list[Action] = []
 
@@ -163,8 +169,8 @@ class Dialer:
         assert server is not None
         self.server = None
         self._errors = {server: error}
-        taken_over = error.reason == reasons.SESSION_TAKEN_OVER and now < self._stray_until
-        if not is_transient(error) and not taken_over:
+        by_ourselves = error.reason == reasons.SESSION_TAKEN_OVER and self._takes_stray(now)
+        if not is_transient(error) and not by_ourselves:
             self._give_up(error)
             return
         if now - self._connected_at >= self._policy.stable_after_s:
@@ -268,7 +274,17 @@ class Dialer:
     def _note_stray(self, now: float) -> None:
         """A CONNECT of ours is out that may still reach its server, after the one that follows:
         then our own session is taken over by us, which is no other client's doing."""
-        self._stray_until = now + self._connect_timeout_s
+        self._strays.append(now + STRAY_S)
+
+    def _takes_stray(self, now: float) -> bool:
+        """Whether a CONNECT of ours may have arrived late. Each takes over once, so another client
+        with our id is found out after as many turns as there were."""
+        while self._strays and self._strays[0] <= now:
+            self._strays.popleft()
+        if not self._strays:
+            return False
+        self._strays.popleft()
+        return True
 
     # Ending
 
