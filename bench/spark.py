@@ -33,6 +33,7 @@ from bench.brokers import free_port
 from holdfast.log.files import Manifest, create
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.index import ActiveIndex
+from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.pipeline import spark_session
 
@@ -49,7 +50,8 @@ Figures = dict[str, float]
 
 
 def write_log(directory: Path, records: int, batch_records: int) -> None:
-    """A data directory as a node leaves it: about 100 bytes of JSON a message."""
+    """A data directory as a node leaves it: about 100 bytes of JSON a message, each device's on a
+    topic of its own, numbered, 50 ms after they were measured."""
     files = create(OsFileSystem(directory), Manifest("n1", PARTITIONS, ""))
     offsets = [0] * PARTITIONS
     written = 0
@@ -61,7 +63,7 @@ def write_log(directory: Path, records: int, batch_records: int) -> None:
             while written < records and segment.tell() < SEGMENT_BYTES:
                 partition = written // batch_records % PARTITIONS
                 count = min(batch_records, records - written)
-                builder = build(partition, offsets[partition], written, count, time_us)
+                builder = build(partition, offsets[partition], count, time_us + written)
                 data = builder.build(1)
                 index.add_built(segment.tell(), len(data), builder)
                 segment.write(data)
@@ -71,12 +73,26 @@ def write_log(directory: Path, records: int, batch_records: int) -> None:
             files.write_index(index.head.sequence, index.encode())
 
 
-def build(partition: int, base_offset: int, first: int, count: int, time_us: int) -> BatchBuilder:
+def topic_of(device: int) -> bytes:
+    return b"telemetry/sensor-%04d/temperature" % device
+
+
+DEVICES_OF: Final = [
+    [device for device in range(DEVICES) if partition_of(topic_of(device), PARTITIONS) == partition]
+    for partition in range(PARTITIONS)
+]
+
+
+def build(partition: int, base_offset: int, count: int, time_us: int) -> BatchBuilder:
+    """The devices of the partition take turns. `time_us`: of the first record."""
     builder = BatchBuilder(partition, base_offset)
-    for number in range(first, first + count):
-        device = number % DEVICES
+    devices = DEVICES_OF[partition]
+    for number in range(base_offset, base_offset + count):
+        device, sequence = devices[number % len(devices)], number // len(devices)
+        stored_us = time_us + number - base_offset
         payload = (
-            f'{{"device": "sensor-{device:04}", "seq": {number}, "ts": {number / 1000:.3f}, '
+            f'{{"device": "sensor-{device:04}", "seq": {sequence}, '
+            f'"ts": {stored_us / 1e6 - 0.05:.3f}, '
             f'"value": {number % 977 / 7:.4f}, "unit": "celsius", "ok": true}}'
         )
         builder.add(
@@ -84,8 +100,8 @@ def build(partition: int, base_offset: int, first: int, count: int, time_us: int
                 builder.partition,
                 MESSAGE,
                 flags=1,
-                timestamp_us=time_us + number,
-                topic=b"telemetry/sensor-%04d/temperature" % device,
+                timestamp_us=stored_us,
+                topic=topic_of(device),
                 client_id=b"client-%04d" % device,
                 payload=payload.encode(),
             )

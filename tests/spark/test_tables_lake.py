@@ -1,8 +1,11 @@
 """The tables in a lake: a log read in one run and in several gives the same files."""
 
 import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support import sparkplug_wire as wire
@@ -13,6 +16,7 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 from pyspark.sql import SparkSession  # noqa: E402
 
 from holdfast.log.partition import partition_of  # noqa: E402
+from holdfast.pipeline.jobs import folding  # noqa: E402
 from holdfast.pipeline.jobs.lake import Lake  # noqa: E402
 from holdfast.pipeline.tables import Rule, readings_table  # noqa: E402
 
@@ -87,3 +91,48 @@ def test_one_run_and_several_give_the_same_files(spark: SparkSession, tmp_path: 
     assert lost == set(range(numbers[0], max(numbers) + 1)) - set(numbers)
     bad = once.table("quarantine").select("topic").distinct().collect()
     assert [row["topic"] for row in bad] == ["plant/x/data"]
+
+
+def stored(lake: Lake, name: str) -> Counter[Any]:
+    return Counter(tuple(row) for row in lake.table(name).drop("date").collect())
+
+
+def states(lake: Lake) -> dict[str, str]:
+    found = [
+        row
+        for path in sorted((lake.path / "_state" / "readings").glob("*.parquet"))
+        for row in pq.read_table(path).to_pylist()
+    ]
+    assert len({row["stream"] for row in found}) == len(found)
+    return {row["stream"]: row["state"] for row in found}
+
+
+@pytest.mark.timeout(300)
+def test_buckets_change_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step in one task, and in two rounds of several with files between them."""
+    journal = Journal(tmp_path / "data", partitions=4, segment_bytes=1 << 20)
+    everything = messages()
+    one = Lake(tmp_path / "one", spark=spark, tables=[readings_table(RULES)])
+    many = Lake(tmp_path / "many", spark=spark, tables=[readings_table(RULES)])
+    for part in (slice(0, 100), slice(100, None)):
+        append(journal, everything[part])
+        monkeypatch.setattr(folding, "ROWS_PER_BUCKET", 1 << 30)
+        assert one.run(["records", "readings"], source=str(journal.directory)).errors == {}
+        monkeypatch.setattr(folding, "ROWS_PER_BUCKET", 40)
+        monkeypatch.setattr(folding, "FILE_ROWS", 30)
+        assert many.run(["records", "readings"], source=str(journal.directory)).errors == {}
+        monkeypatch.undo()
+    for name in ("readings", "quarantine"):
+        found = stored(many, name)
+        assert found == stored(one, name)
+        assert sum(found.values()) > 0
+    assert states(many) == states(one)
+    files = sorted((many.path / "readings").rglob("*.parquet"))
+    assert len(files) > len(sorted((one.path / "readings").rglob("*.parquet"))) > 1
+    keys = ("device", "metric", "event_time", "partition", "offset", "position")
+    for path in files:
+        rows = pq.read_table(path, columns=list(keys)).to_pylist()
+        assert rows == sorted(rows, key=lambda row: tuple(row[key] for key in keys))
+    assert [path for path in (many.path / "_work").rglob("*") if path.is_file()] == []

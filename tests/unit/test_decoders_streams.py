@@ -1,20 +1,16 @@
 """Streams: repetitions, gaps, runs, lateness and Sparkplug's births, in steps of any size."""
 
 import json
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
 from holdfast.pipeline.decoders.text_payload import ONLINE
-from holdfast.pipeline.tables.columns import QUARANTINE, READING, STATE
-from holdfast.pipeline.tables.fold import INPUT, SEQUENCE, Folder
-from holdfast.pipeline.tables.rules import Rule, with_defaults
+from holdfast.pipeline.tables.fold import SEQUENCE
+from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     DEVICES_MAX,
     GAPS_MAX,
@@ -30,97 +26,7 @@ from holdfast.pipeline.tables.stream import (
     was_seen,
 )
 from tests.support import sparkplug_wire as wire
-
-TIME_US = 1_790_000_000_000_000
-TYPES = [
-    pa.string(), pa.string(), pa.string(), pa.binary(), pa.int64(), pa.int32(), pa.int64(),
-    pa.int64(), pa.string(), pa.string(), pa.int64(), pa.int64(), pa.int32(),
-]  # fmt: skip
-Producer = tuple[str, int, int]
-
-
-class Log:
-    """Messages as the fold gets them, of one stream or several."""
-
-    def __init__(self, *rules: Rule) -> None:
-        self.rules = with_defaults(rules)
-        self.rows: list[tuple[Any, ...]] = []
-
-    def add(
-        self,
-        topic: str,
-        payload: bytes | None,
-        *,
-        at_s: float | None = None,
-        stream: str | None = None,
-        producer: Producer | None = None,
-        offset: int | None = None,
-    ) -> None:
-        """Stored one second after the other, unless `at_s` says when."""
-        number = len(self.rows)
-        store_us = TIME_US + round((number if at_s is None else at_s) * 1_000_000)
-        rank = 0 if "/NBIRTH/" in topic else 1 if "/DBIRTH/" in topic else 2
-        size = PAYLOAD_BYTES_MAX + 1 if payload is None else len(payload)
-        self.rows.append(
-            (stream or topic, None, topic, payload, size, 0, number if offset is None else offset,
-             store_us, "c", *(producer or (None, None, None)), rank)
-        )  # fmt: skip
-
-    def read(self, steps: Sequence[int] = ()) -> "Found":
-        """`steps`: numbers of messages at which another step begins."""
-        found = Found()
-        states: dict[str, tuple[str, int]] = {}
-        edges = [0, *sorted(steps), len(self.rows)]
-        for begin, end in pairwise(edges):
-            known: list[tuple[Any, ...]] = [
-                (stream, text, *[None] * 5, last_us, *[None] * 5)
-                for stream, (text, last_us) in states.items()
-            ]
-            rows = sorted(known + self.rows[begin:end], key=lambda row: (row[0], row[1] is None))
-            found.add(Folder(self.rules).fold(iter([batch(rows)])))
-            states = found.states
-            found.states = {}
-        found.states = states
-        return found
-
-
-class Found:
-    def __init__(self) -> None:
-        self.readings: list[dict[str, Any]] = []
-        self.quarantine: list[dict[str, Any]] = []
-        self.states: dict[str, tuple[str, int]] = {}
-        """Text, and when the last message was stored."""
-
-    def add(self, batches: Iterable[pa.RecordBatch]) -> None:
-        for each in batches:
-            for row in each.to_pylist():
-                if row["kind"] == READING:
-                    self.readings.append(row)
-                elif row["kind"] == QUARANTINE:
-                    self.quarantine.append(row)
-                else:
-                    assert row["kind"] == STATE
-                    last_us = round(row["store_time"].timestamp() * 1_000_000)
-                    self.states[row["stream"]] = (row["state"], last_us)
-
-    def values(self) -> list[tuple[str, str, Any]]:
-        return [(row["device"], row["metric"], value(row)) for row in self.readings]
-
-    def reasons(self) -> list[str]:
-        return [row["reason"] for row in self.quarantine]
-
-
-def value(row: dict[str, Any]) -> Any:
-    for name in ("value_double", "value_string", "value_boolean"):
-        if row[name] is not None:
-            return row[name]
-    return None
-
-
-def batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
-    columns = zip(*rows, strict=True) if rows else [[] for _ in INPUT]
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, TYPES, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=list(INPUT))
+from tests.support.fold_log import TIME_US, Found, Log, Producer, value
 
 
 def numbered(*numbers: int) -> Found:
@@ -388,7 +294,7 @@ def test_steps_change_nothing(
     parts = log.read([min(step, len(messages)) for step in steps])
 
     def key(row: dict[str, Any]) -> tuple[int, int]:
-        return row["offset"], row["position"] or 0
+        return row["offset"], row.get("position", 0)
 
     assert sorted(parts.readings, key=key) == sorted(whole.readings, key=key)
     assert sorted(parts.quarantine, key=key) == sorted(whole.quarantine, key=key)

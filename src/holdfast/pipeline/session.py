@@ -66,6 +66,12 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.sql.shuffle.partitions"] = os.cpu_count() or 1
+        # Without Hadoop's native library the usual one starts a process for each file of a
+        # checkpoint, to set its mode: 60 ms more a trigger.
+        settings["spark.sql.streaming.checkpointFileManagerClass"] = (
+            "org.apache.spark.sql.execution.streaming.checkpointing."
+            "FileSystemBasedCheckpointFileManager"
+        )
     settings.update(conf)
     builder = SparkSession.builder.appName(app_name).master(master)
     for name, value in settings.items():

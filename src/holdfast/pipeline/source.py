@@ -46,6 +46,8 @@ from holdfast.pipeline.topic_filter import TopicFilter
 logger = logging.getLogger("holdfast")
 
 LOST_SHOWN: Final = 20
+TASK_RECORDS: Final = 20_000
+"""Of a stream's batch: fewer do not pay for a further task."""
 _DDL_TYPES: Final = {
     "topic": "string",
     "payload": "binary",
@@ -322,7 +324,10 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         access = self._log()
         begin, stop = offsets.from_json(start), offsets.from_json(end)
         ranges = access.ranges(begin, stop, access.bounds(stop))
-        return [*access.work(ranges)]
+        records = sum(each.records for each in ranges)
+        # The same for the same range: a batch that is run again has the same tasks.
+        tasks = min(self.options.tasks, max(1, records // TASK_RECORDS))
+        return [*access.work(ranges, tasks=tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return read_work(self.options, partition, self.schema)

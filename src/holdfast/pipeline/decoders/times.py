@@ -1,8 +1,12 @@
 """Times in payloads: numbers since 1970 in whatever unit, and ISO 8601."""
 
 import math
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -28,6 +32,50 @@ def parse_time(value: Any) -> int | None:
     if kind is str and 0 < len(value) <= _TEXT_LENGTH_MAX:
         return _from_text(value.strip())
     return None
+
+
+def parse_times(values: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """`parse_time` of each value, and which of them are times."""
+    kinds = set(map(type, values))
+    try:
+        if kinds == {int}:
+            return _from_integers(np.array(values, np.int64))
+    except OverflowError:
+        pass  # nanoseconds may be beyond 64 bits: one by one
+    if kinds == {float}:
+        return _from_floats(np.array(values, np.float64))
+    found = [parse_time(value) for value in values]
+    there = np.array([time is not None for time in found], np.bool_)
+    return np.array([time or 0 for time in found], np.int64), there
+
+
+def _from_integers(
+    numbers: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    there = numbers >= 0
+    numbers = np.where(there, numbers, 0)
+    seconds, milliseconds = numbers < _SECONDS_BELOW, numbers < _MILLISECONDS_BELOW
+    unit = np.where(seconds, 1_000_000, np.where(milliseconds, 1000, 1))
+    small = np.where(numbers < _MICROSECONDS_BELOW, numbers, 0)
+    return np.where(numbers < _MICROSECONDS_BELOW, small * unit, numbers // 1000), there
+
+
+def _from_floats(
+    numbers: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    there = (numbers >= 0) & (numbers < _NANOSECONDS_BELOW)  # no NaN, no infinity
+    numbers = np.where(there, numbers, 0.0)
+    seconds, milliseconds = numbers < _SECONDS_BELOW, numbers < _MILLISECONDS_BELOW
+    scaled = np.where(
+        seconds,
+        numbers * 1_000_000,
+        np.where(
+            milliseconds,
+            numbers * 1000,
+            np.where(numbers < _MICROSECONDS_BELOW, numbers, numbers / 1000),
+        ),
+    )
+    return np.rint(scaled).astype(np.int64), there
 
 
 def _from_number(value: int | float) -> int | None:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.pipeline import offsets
 from holdfast.pipeline.decode import SCHEMA
@@ -19,7 +18,7 @@ from holdfast.pipeline.jobs.commits import ROWS, Commit
 from holdfast.pipeline.jobs.engine import Engine, Step
 from holdfast.pipeline.jobs.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.jobs.table import RECORDS
-from holdfast.pipeline.jobs.writer import FILE_SCHEMA, WriteSpec, write_files
+from holdfast.pipeline.jobs.writer import FILE_SCHEMA, WriteSpec, with_date, write_files
 from holdfast.pipeline.offsets import Bounds, OffsetRange, Offsets
 from holdfast.pipeline.options import SourceOptions, parse
 from holdfast.pipeline.source import LogAccess, Work, read_work
@@ -148,5 +147,4 @@ def dated(options: SourceOptions, works: Iterable[Work]) -> Iterator[pa.RecordBa
     """Run in a task: the rows of some work, with the column `date`."""
     for work in works:
         for batch in read_work(options, work, SCHEMA):
-            day = pc.cast(batch.column("timestamp").view(pa.timestamp("us")), pa.date32())
-            yield batch.append_column("date", day)
+            yield with_date(batch, "timestamp")

@@ -21,7 +21,7 @@ from holdfast.pipeline.jobs.engine import Engine, Step, usable
 from holdfast.pipeline.jobs.files import LakeError
 from holdfast.pipeline.jobs.schema import check_declared, names_of, stored_columns
 from holdfast.pipeline.jobs.silver import cast_to, consumed_by
-from holdfast.pipeline.jobs.table import Grain, Table, TableError
+from holdfast.pipeline.jobs.table import Grain, StreamFold, Table, TableError
 from holdfast.pipeline.jobs.writer import WriteSpec, partition_path, partition_text
 
 GRAINS_MAX: Final = 100_000
@@ -177,6 +177,7 @@ def _build(
     files = [file for file in live if wanted.has_file(file)]
     rows = engine.frame(source.columns, files, table.source)
     rows = _only(engine, rows, _source_keys(table, rows), wanted)
+    assert not isinstance(table.build, StreamFold)
     built = table.build(rows)
     if not isinstance(built, DataFrame):
         raise TableError(f"table {table.name}: a gold build returns a DataFrame, not {type(built)}")

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, functions
 from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE, Commit, Consumed, File, changed
 from holdfast.pipeline.jobs.engine import Engine, Step, usable
 from holdfast.pipeline.jobs.files import LakeError
+from holdfast.pipeline.jobs.folding import build_folded
 from holdfast.pipeline.jobs.schema import (
     Names,
     check_declared,
@@ -20,7 +21,13 @@ from holdfast.pipeline.jobs.schema import (
     quarantine_columns,
     stored_columns,
 )
-from holdfast.pipeline.jobs.table import QUARANTINE_COLUMNS, Outputs, Table, TableError
+from holdfast.pipeline.jobs.table import (
+    QUARANTINE_COLUMNS,
+    Outputs,
+    StreamFold,
+    Table,
+    TableError,
+)
 from holdfast.pipeline.jobs.writer import WriteSpec
 
 ROWS_PER_STEP: Final = 4_000_000
@@ -92,6 +99,9 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
 
 
 def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequence[File]) -> None:
+    if isinstance(table.build, StreamFold):
+        build_folded(engine, table, step, source.columns, files)
+        return
     rows = engine.frame(source.columns, files, table.source)
     arguments = [rows]
     if table.state:

@@ -35,11 +35,12 @@ What a function may rely on, and must keep to:
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 RECORDS: Final = "records"
@@ -88,6 +89,37 @@ class Outputs:
     quarantine: "DataFrame | None" = None
     state: "DataFrame | None" = None
     shared: "tuple[DataFrame, ...]" = ()
+
+
+@runtime_checkable
+class StreamFold(Protocol):
+    """A silver build that goes through streams, one row after the other, and remembers something of
+    each. It works on Arrow data inside the tasks, which read the source's files and write the
+    table's: a row never crosses to the JVM. It is sent to the tasks, and must have state columns.
+    """
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Those of the source that it needs."""
+        ...
+
+    def spread(self, rows: "pa.RecordBatch") -> "tuple[pa.RecordBatch, Any]":
+        """The rows it wants, in any form; and a whole number for each (an array of numpy) that is
+        the same for all rows of a stream."""
+        ...
+
+    def spread_states(self, states: "pa.RecordBatch") -> "Any":
+        """The numbers of the streams of some rows of the state."""
+        ...
+
+    def fold(
+        self, rows: "pa.Table", states: "pa.Table", oldest_us: int | None
+    ) -> "Iterator[tuple[str, pa.RecordBatch]]":
+        """All rows of the step of some streams, as `spread` gave them but in any order, and their
+        states. Returns batches of the outputs (commits.ROWS, QUARANTINED, STATE) with the declared
+        columns. `oldest_us`: the least of the source's times in the step, microseconds; None if it
+        has none."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +174,7 @@ class Grain:
         return ("date",) if self.unit == "day" else self.columns
 
 
-SilverBuild: TypeAlias = "Callable[..., DataFrame | Outputs]"
+SilverBuild: TypeAlias = "Callable[..., DataFrame | Outputs] | StreamFold"
 GoldBuild: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 
@@ -156,8 +188,8 @@ class Table:
     source: str
     """Name of the table it is made from: `records`, or any other that is declared."""
     build: "SilverBuild | GoldBuild"
-    """silver: build(rows) or, with `state`, build(rows, state) -> DataFrame or Outputs;
-    gold: build(rows) -> DataFrame. Columns of the result are taken by name."""
+    """silver: build(rows) or, with `state`, build(rows, state) -> DataFrame or Outputs, or a
+    StreamFold; gold: build(rows) -> DataFrame. Columns of the result are taken by name."""
     columns: tuple[Column, ...]
     """In this order in the files. The result is cast to these types."""
     description: str
@@ -183,7 +215,12 @@ class Table:
         names = [column.name for column in self.columns]
         if not names or len({name.lower() for name in names}) != len(names):
             raise TableError(f"table {self.name}: columns are missing or named twice: {names}")
-        if not callable(self.build):
+        if isinstance(self.build, StreamFold):
+            if self.layer != "silver" or not self.state:
+                raise TableError(
+                    f"table {self.name}: a StreamFold is for silver tables with state columns"
+                )
+        elif not callable(self.build):
             raise TableError(f"table {self.name}: build is no function")
         if self.layer == "gold":
             self._check_gold(names)

@@ -119,6 +119,8 @@ class PartitionFile:
             schema,
             compression="zstd",
             compression_level=self.spec.compression_level,
+            # That a task had texts in dictionaries is nothing for readers.
+            store_schema=False,
             use_dictionary=[leaf for leaf in _leaves(schema) if leaf not in given],
             column_encoding={leaf: given[leaf] for leaf in _leaves(schema) if leaf in given},
         )
@@ -230,6 +232,12 @@ def split(
             rest if len(found) == 1 else rest.take(pa.array(np.flatnonzero(codes == found[index])))
         )
         yield tuple(reversed(values)), rows
+
+
+def with_date(batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
+    """With the column `date`: the UTC day of one of its times."""
+    day = pc.cast(batch.column(time).view(pa.timestamp("us")), pa.date32())
+    return batch.append_column("date", day)
 
 
 def partition_text(value: object) -> str | None:

@@ -9,47 +9,57 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import Decoded
+from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE
 
 READINGS_PER_BATCH: Final = 50_000
 QUARANTINED_BYTES_MAX: Final = 4096
 """Of a payload in the quarantine; the records have all of it."""
 QUARANTINED_PER_BATCH: Final = 5_000
+STATES_PER_BATCH: Final = 50_000
 TIME_END_US: Final = 253_402_300_800_000_000
 """The year 10000: Spark shows nothing beyond it."""
 
-READING, QUARANTINE, STATE = 0, 1, 2
-
-_TIME: Final = pa.timestamp("us", tz="UTC")
-OUTPUT: Final = pa.schema(
+TIME: Final = pa.timestamp("us", tz="UTC")
+NAME: Final = pa.dictionary(pa.int32(), pa.string())
+READINGS: Final = pa.schema(
     [
-        ("kind", pa.int8()),
-        ("stream", pa.string()),
-        ("topic", pa.string()),
+        ("device", NAME),
+        ("metric", NAME),
+        ("event_time", TIME),
+        ("value_double", pa.float64()),
+        ("value_string", NAME),
+        ("value_boolean", pa.bool_()),
+        ("store_time", TIME),
+        ("sent_time", TIME),
+        ("claimed_time", TIME),
+        ("topic", NAME),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
-        ("store_time", _TIME),
+        ("position", pa.int32()),
         ("message_id", pa.string()),
+        ("stream", NAME),
         ("run", pa.int64()),
         ("sequence", pa.int64()),
         ("gap_before", pa.int64()),
-        ("gap_opened_at", _TIME),
-        ("sent_time", _TIME),
-        ("device", pa.string()),
-        ("position", pa.int32()),
-        ("metric", pa.string()),
-        ("event_time", _TIME),
-        ("claimed_time", _TIME),
-        ("value_double", pa.float64()),
-        ("value_string", pa.string()),
-        ("value_boolean", pa.bool_()),
+        ("gap_opened_at", TIME),
         ("is_late", pa.bool_()),
         ("is_historical", pa.bool_()),
-        ("reason", pa.string()),
-        ("payload", pa.binary()),
-        ("state", pa.string()),
     ]
 )
-"""Which columns of it have values depends on `kind`."""
+"""The table `readings` without its partition column."""
+UNREADABLE: Final = pa.schema(
+    [
+        ("reason", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIME),
+        ("payload", pa.binary()),
+    ]
+)
+STATES: Final = pa.schema([("stream", pa.string()), ("state", pa.string()), ("last_time", TIME)])
+Piece = tuple[str, pa.RecordBatch]
+"""ROWS with READINGS, QUARANTINED with UNREADABLE, or STATE with STATES."""
 
 
 HEAD: Final = (
@@ -57,10 +67,10 @@ HEAD: Final = (
     "gap_before", "gap_opened_at", "sent_time", "device", "first", "event_us", "claimed_us",
     "is_late",
 )  # fmt: skip
-"""What the readings of one message and device have in common: columns of OUTPUT, and the position
+"""What the readings of one message and device have in common: columns of READINGS, and the position
 of the first reading in the message, its event time, and the time claimed. Times are integers,
 microseconds."""
-_REPEATED: Final = tuple(name for name in HEAD if name in OUTPUT.names)
+_REPEATED: Final = tuple(name for name in HEAD if name in READINGS.names)
 
 
 class Output:
@@ -118,17 +128,16 @@ class Output:
         """Whether `batches` has something already."""
         return len(self.names) >= READINGS_PER_BATCH or len(self._bad) >= QUARANTINED_PER_BATCH
 
-    def batches(self, least: bool) -> Iterator[pa.RecordBatch]:
+    def batches(self, least: bool) -> Iterator[Piece]:
         """What has gathered; unless `least`, only what is worth a batch."""
         if self.names and (least or len(self.names) >= READINGS_PER_BATCH):
-            yield self._readings()
+            yield ROWS, self._readings()
             self._clear()
         if self._bad and (least or len(self._bad) >= QUARANTINED_PER_BATCH):
-            names = ("reason", "topic", "partition", "offset", "store_time", "payload")
-            yield _batch(QUARANTINE, names, self._bad)
+            yield QUARANTINED, _batch(UNREADABLE, self._bad)
             self._bad = []
-        if self._states and (least or len(self._states) >= READINGS_PER_BATCH):
-            yield _batch(STATE, ("stream", "state", "store_time"), self._states)
+        if self._states and (least or len(self._states) >= STATES_PER_BATCH):
+            yield STATE, _batch(STATES, self._states)
             self._states = []
 
     def _readings(self) -> pa.RecordBatch:
@@ -144,14 +153,15 @@ class Output:
         first = np.array(fields["first"], np.int64)
         positions = np.arange(total) - (before - first)[of_head]
         columns["position"] = pa.array(positions.astype(np.int32))
-        columns["metric"] = pa.array(self.names, pa.string())
+        columns["metric"] = _array("metric", self.names)
         columns |= self._times(fields, of_head)
         columns |= self._values()
         historical = np.zeros(total, np.bool_)
         historical[self.historical] = True
         columns["is_historical"] = pa.array(historical)
-        columns["kind"] = pa.array(np.full(total, READING, np.int8))
-        return _filled(columns, total)
+        return pa.RecordBatch.from_arrays(
+            [columns[name] for name in READINGS.names], schema=READINGS
+        )
 
     def _times(self, fields: dict[str, Any], of_head: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
         events = np.array(fields["event_us"], np.int64)[of_head]
@@ -164,7 +174,7 @@ class Output:
                 events[index] = event_us
                 listed[index] = None if claimed_us is None else min(claimed_us, TIME_END_US - 1)
             claims = _array("claimed_time", listed)
-        return {"event_time": pa.array(events).cast(_TIME), "claimed_time": claims}
+        return {"event_time": pa.array(events).cast(TIME), "claimed_time": claims}
 
     def _values(self) -> dict[str, pa.Array]:
         values = self.values
@@ -175,7 +185,7 @@ class Output:
             "value_double": pa.array(
                 [value if type(value) is float else None for value in values], pa.float64()
             ),
-            "value_string": pa.array(texts, pa.string()),
+            "value_string": _array("value_string", texts),
             "value_boolean": pa.array(
                 [value if type(value) is bool else None for value in values], pa.bool_()
             ),
@@ -183,22 +193,15 @@ class Output:
 
 
 def _array(name: str, values: Any) -> pa.Array:
-    kind = OUTPUT.field(name).type
-    return pa.array(values, pa.int64()).cast(kind) if kind == _TIME else pa.array(values, kind)
+    return typed_array(values, READINGS.field(name).type)
 
 
-def _filled(columns: dict[str, pa.Array], rows: int) -> pa.RecordBatch:
-    arrays = [
-        columns[field.name] if field.name in columns else pa.nulls(rows, field.type)
-        for field in OUTPUT
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=OUTPUT)
+def typed_array(values: Any, kind: pa.DataType) -> pa.Array:
+    """Times are given as microseconds."""
+    return pa.array(values, pa.int64()).cast(kind) if kind == TIME else pa.array(values, kind)
 
 
-def _batch(kind: int, names: tuple[str, ...], rows: list[Any]) -> pa.RecordBatch:
-    columns = {
-        name: _array(name, values)
-        for name, values in zip(names, zip(*rows, strict=True), strict=True)
-    }
-    columns["kind"] = pa.array(np.full(len(rows), kind, np.int8))
-    return _filled(columns, len(rows))
+def _batch(schema: pa.Schema, rows: list[Any]) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    arrays = [typed_array(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,29 +1,28 @@
 """Messages to readings, one stream after the other: runs in Spark's tasks, knows no Spark.
 
-`Folder.feed` gets Arrow batches of INPUT, sorted by stream and, within it, the state first and then
-the messages in order. It returns batches of OUTPUT: readings, quarantine, and the next state.
+`Folder.fold` gets Arrow batches of INPUT, sorted by stream and, within it, in the order of the
+messages, and what is remembered of the streams. It returns readings, quarantine, and what is to be
+remembered. Where many messages of a stream look alike they are read together, by columns (flat.py,
+spans.py, grid.py); all others one by one. The rows are the same.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 from zlib import crc32
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
-from holdfast.pipeline.decoders.csv_payload import decode_csv
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, DecodeError
-from holdfast.pipeline.decoders.json_payload import decode_json
-from holdfast.pipeline.decoders.text_payload import (
-    decode_any,
-    decode_number,
-    decode_status,
-    decode_text,
-)
-from holdfast.pipeline.tables.columns import Output
+from holdfast.pipeline.jobs.commits import ROWS
+from holdfast.pipeline.tables.alike import EARLIEST_US, Alike
+from holdfast.pipeline.tables.columns import Output, Piece
 from holdfast.pipeline.tables.edge import Emission, read_edge
+from holdfast.pipeline.tables.flat import Group, read_flat
+from holdfast.pipeline.tables.messages import Message, Rows
 from holdfast.pipeline.tables.rules import Rule
+from holdfast.pipeline.tables.spans import SPAN_MIN
 from holdfast.pipeline.tables.stream import (
     NOWHERE,
     Place,
@@ -34,102 +33,88 @@ from holdfast.pipeline.tables.stream import (
     was_said,
     was_seen,
 )
+from holdfast.pipeline.tables.topics import Reader, Topics
 
 SEQUENCE: Final = "$sequence"
 """The metric of a numbered message that has no other."""
-EARLIEST_US: Final = 946_684_800_000_000
-"""The year 2000: an event time before it is a clock that was never set."""
-INPUT: Final = (
-    "stream", "state", "topic", "payload", "bytes", "partition", "offset", "store_us",
-    "client_id", "producer_id", "producer_epoch", "producer_sequence", "rank",
-)  # fmt: skip
-TOPICS_KNOWN_MAX: Final = 10_000
-"""Topics whose rule and device are remembered."""
-
-
-class Message(NamedTuple):
-    """One row of INPUT. A state has only the stream, the state, and as `store_us` the time of the
-    stream's last message."""
-
-    stream: str
-    state: str | None
-    topic: str
-    payload: bytes | None
-    bytes: int
-    partition: int
-    offset: int
-    store_us: int
-    client_id: str | None
-    producer_id: str | None
-    producer_epoch: int
-    producer_sequence: int
-    rank: int
-
-
-class Reader:
-    """A rule made ready: payload to Decoded, with the device."""
-
-    def __init__(self, rule: Rule) -> None:
-        self.rule = rule
-        self.matches = re.compile(rule.pattern()).match
-        self.fields = rule.fields()
-        self.device_of = None if self.fields.device else rule.device_of()
-        self.metric_of = rule.metric_of()
-        self.lateness_us = round(rule.lateness_s * 1_000_000)
-        self.future_us = round(rule.future_s * 1_000_000)
-
-    def read(self, message: Message, payload: bytes) -> Emission:
-        """Raises DecodeError."""
-        decode = self.rule.decode
-        if decode == "json":
-            decoded = decode_json(payload, self.fields)
-        elif decode == "auto":
-            decoded = decode_any(payload, self.fields, self.metric_of(message.topic))
-        elif decode == "csv":
-            decoded = decode_csv(payload, self.rule.columns, self.fields, self.rule.delimiter)
-        elif decode == "number":
-            decoded = decode_number(payload, self.metric_of(message.topic))
-        elif decode == "text":
-            decoded = decode_text(payload, self.metric_of(message.topic))
-        else:
-            decoded = decode_status(payload, self.fields)
-        if self.device_of is not None:
-            return Emission(self.device_of(message.topic, message.client_id or ""), decoded)
-        if decoded.device is None:
-            raise DecodeError(f"no device: the payload has no {self.fields.device[0]}")
-        return Emission(decoded.device, decoded)
 
 
 class Folder:
     """Streams to readings; one for each task."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
-        self.readers = [Reader(rule) for rule in rules]
-        self.of_topic: dict[str, Reader | None] = {}
+    def __init__(self, rules: Sequence[Rule], *, together: bool = True) -> None:
+        """`together`: whether messages that look alike may be read together. (A test compares.)"""
+        self.topics = Topics(rules)
+        self.together = together
         self.output = Output()
+        self.states: Mapping[str, tuple[str, int]] = {}
         self.stream: str | None = None
         self.text: str | None = None
         """The stream's state as it came; stays so until a message needs it."""
         self.state: State | None = None
         self.last_us = 0
 
-    def fold(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def fold(
+        self, batches: Iterator[pa.RecordBatch], states: Mapping[str, tuple[str, int]]
+    ) -> Iterator[Piece]:
+        """`states`: text and time of the last message, by stream. Those of streams without any
+        message are not returned."""
+        self.states = states
         for batch in batches:
-            columns = [batch.column(name).to_pylist() for name in INPUT]
-            for message in map(Message._make, zip(*columns, strict=True)):
-                if message.stream != self.stream:
-                    self._end_stream()
-                    self.stream = message.stream
-                self.last_us = max(self.last_us, message.store_us)
-                if message.state is not None:
-                    self.text = message.state
-                    continue
-                self._take(message)
-                if self.output.is_full():
-                    yield from self.output.batches(least=False)
+            yield from self._batch(Rows(batch))
             yield from self.output.batches(least=False)
         self._end_stream()
         yield from self.output.batches(least=True)
+
+    def _batch(self, rows: Rows) -> Iterator[Piece]:
+        alike = Alike(rows, self._groups(rows) if self.together else [], self.topics)
+        for begin, end in alike.spans():
+            self._begin_stream(rows.streams.names[rows.streams.codes[begin]])
+            self.last_us = max(self.last_us, int(alike.marks.store_us[begin:end].max()))
+            if alike.is_group(begin):
+                yield from self._take_alike(alike, begin, end)
+            else:
+                yield from self._take_alone(rows, begin, end)
+        for batch in alike.readings():
+            yield ROWS, batch
+
+    def _take_alone(self, rows: Rows, begin: int, end: int) -> Iterator[Piece]:
+        for row in range(begin, end):
+            self._take(rows.message(row))
+            if self.output.is_full():
+                yield from self.output.batches(least=False)
+
+    def _take_alike(self, alike: Alike, begin: int, end: int) -> Iterator[Piece]:
+        """Together as far as nothing happens; around what does, one by one, and more of them the
+        more often something does."""
+        alone = 1
+        while end - begin >= SPAN_MIN:
+            length = alike.length_in_order(self._known(), begin, end)
+            if length >= SPAN_MIN:
+                alike.mark(self._known(), begin, begin + length)
+                begin += length
+                alone = 1
+            next_look = min(end, begin + alone)
+            yield from self._take_alone(alike.rows, begin, next_look)
+            begin = next_look
+            alone *= 2
+        yield from self._take_alone(alike.rows, begin, end)
+
+    def _groups(self, rows: Rows) -> list[Group]:
+        if len(rows.streams.names) * SPAN_MIN > rows.count:
+            return []
+        ways = [self.topics[topic].way for topic in rows.topics.names]
+        of_row = [ways[code] for code in rows.topics.codes.tolist()]
+        for row in np.flatnonzero(rows.integers("bytes") > PAYLOAD_BYTES_MAX).tolist():
+            of_row[row] = None
+        return read_flat(rows.payloads, of_row)
+
+    def _begin_stream(self, stream: str) -> None:
+        if stream == self.stream:
+            return
+        self._end_stream()
+        self.stream = stream
+        self.text, self.last_us = self.states.get(stream, (None, 0))
 
     def _end_stream(self) -> None:
         """Writes the state of the stream."""
@@ -150,20 +135,8 @@ class Folder:
                 self.state = State()
         return self.state
 
-    def _reader(self, topic: str) -> Reader | None:
-        """By the first rule that matches; None where there is nothing to read."""
-        if topic in self.of_topic:
-            return self.of_topic[topic]
-        if len(self.of_topic) >= TOPICS_KNOWN_MAX:
-            self.of_topic.clear()
-        found = next((reader for reader in self.readers if reader.matches(topic)), None)
-        if found is not None and found.rule.decode == "ignore":
-            found = None
-        self.of_topic[topic] = found
-        return found
-
     def _take(self, message: Message) -> None:
-        reader = self._reader(message.topic)
+        reader = self.topics[message.topic].reader
         if reader is None or self._was_sent_before(message):
             return
         try:

@@ -1,28 +1,29 @@
 """Silver `readings`: one row for each device, metric and time, made of the records.
 
-The messages of a stream go to one task, in order, behind the state that the step before has left;
+The messages of a stream go to one task, in order, with the state that the step before has left;
 there `fold.Folder` decodes and marks them in one pass.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+from zlib import crc32
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from pyspark.sql import Column as SparkColumn
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import pyarrow.compute as pc
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
-from holdfast.pipeline.jobs.table import RECORDS, Column, Outputs, Table
-from holdfast.pipeline.tables.columns import (
-    OUTPUT,
-    QUARANTINE,
-    QUARANTINED_BYTES_MAX,
-    READING,
-    STATE,
-)
-from holdfast.pipeline.tables.fold import INPUT, Folder
-from holdfast.pipeline.tables.rules import SPARKPLUG, Rule, with_defaults
+from holdfast.pipeline.jobs.commits import ROWS, STATE
+from holdfast.pipeline.jobs.table import RECORDS, Column, Table
+from holdfast.pipeline.jobs.writer import with_date
+from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX, STATES, Piece
+from holdfast.pipeline.tables.fold import Folder
+from holdfast.pipeline.tables.messages import INPUT, Names, names_of
+from holdfast.pipeline.tables.rules import Rule, with_defaults
+from holdfast.pipeline.tables.topics import Topic, Topics, client_stream
 
 COLUMNS: Final = (
     Column("device", "string", "what the reading is of: by the rule, else the topic"),
@@ -68,26 +69,25 @@ STATE_COLUMNS: Final = (
 IDLE_DAYS_MAX: Final = 7
 """A stream without messages for longer is forgotten."""
 
-_INPUT_TYPES: Final = (
-    "string", "string", "string", "binary", "bigint", "int", "bigint", "bigint", "string", "string",
-    "bigint", "bigint", "int",
+BATCH_ROWS: Final = 8192
+"""Messages that are read together at most."""
+BATCH_BYTES: Final = 32 << 20
+"""Of their payloads; one that is longer is read alone."""
+_DAY_US: Final = 86_400_000_000
+_MESSAGE: Final = (
+    "topic", "payload", "bytes", "partition", "offset", "timestamp", "client_id", "producer",
 )  # fmt: skip
-_SQL_TYPES: Final = {
-    pa.int8(): "tinyint", pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double",
-    pa.string(): "string", pa.binary(): "binary", pa.bool_(): "boolean",
-    pa.timestamp("us", tz="UTC"): "timestamp",
-}  # fmt: skip
-_OUTPUT_DDL: Final = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in OUTPUT)
+
+Integers = npt.NDArray[np.int64]
 
 
 def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
     """The table with some rules before the default ones."""
-    wanted = with_defaults(rules)
     return Table(
         name=name,
         layer="silver",
         source=RECORDS,
-        build=lambda rows, state: build_readings(rows, state, wanted),
+        build=ReadingsFold(with_defaults(rules)),
         columns=COLUMNS,
         description="Decoded readings, each message once; gaps, late and unbelievable times marked",
         keys=("device", "metric", "event_time", "partition", "offset", "position"),
@@ -96,126 +96,153 @@ def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
     )
 
 
-def build_readings(records: DataFrame, state: DataFrame, rules: Sequence[Rule]) -> Outputs:
-    """`rules`: all of them, with the default ones."""
-    messages = _messages(records, rules)
-    known = _known(state, records)
+@dataclass(frozen=True)
+class ReadingsFold:
+    """A StreamFold (see jobs/table.py)."""
 
-    def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return Folder(rules).fold(batches)
+    rules: Sequence[Rule]
+    """All of them, with the default ones."""
 
-    folded = (
-        messages.unionByName(known)
-        .repartition("stream")
-        # The state has nulls, and nulls come first.
-        .sortWithinPartitions("stream", "order_us", "rank", "partition", "offset")
-        .select(*INPUT)
-        .mapInArrow(fold, _OUTPUT_DDL)
-    )
-    rows = folded.where(F.col("kind") == READING).withColumn("date", F.to_date("store_time"))
-    quarantine = folded.where(F.col("kind") == QUARANTINE)
-    return Outputs(
-        rows=rows,
-        quarantine=quarantine.withColumn("timestamp", F.col("store_time")),
-        state=folded.where(F.col("kind") == STATE).select(
-            "stream", "state", F.col("store_time").alias("last_time")
-        ),
-        shared=(folded,),
-    )
+    @property
+    def columns(self) -> Sequence[str]:
+        return ("topic", "payload", "partition", "offset", "timestamp", "client_id", "producer")
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"rules": self.rules}
 
-def _known(state: DataFrame, records: DataFrame) -> DataFrame:
-    """The states in the form of messages, without those that are too old for every record here."""
-    oldest = records.agg(F.min("timestamp").alias("oldest"))
-    idle = F.expr(f"INTERVAL {IDLE_DAYS_MAX} DAYS")
-    kept = state.crossJoin(F.broadcast(oldest)).where(
-        F.col("oldest").isNull() | (F.col("last_time") >= F.col("oldest") - idle)
-    )
-    given = {"stream": F.col("stream"), "state": F.col("state"),
-             "store_us": F.unix_micros("last_time")}  # fmt: skip
-    return kept.select(
-        *(
-            given.get(name, F.lit(None)).cast(kind).alias(name)
-            for name, kind in zip(INPUT, _INPUT_TYPES, strict=True)
-        ),
-        F.lit(None).cast("bigint").alias("order_us"),
-    )
+    @cached_property
+    def _topics(self) -> Topics:
+        return Topics(self.rules)
 
+    def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Integers]:
+        """The messages with something to read, and a number for each that is the same for all of
+        its stream."""
+        sizes = pc.binary_length(rows.column("payload")).fill_null(0)
+        rows = rows.append_column("bytes", sizes.cast(pa.int64())).select(_MESSAGE)
+        names = names_of(rows.column("topic"))
+        topics = [self._topics[name] for name in names.names]
+        # An empty payload clears a retained message and says nothing of the device.
+        wanted = np.array([self._is_wanted(name, topic) for name, topic
+                           in zip(names.names, topics, strict=True)], np.bool_)  # fmt: skip
+        chosen = wanted[names.codes] & (sizes.to_numpy() > 0)
+        if not chosen.all():
+            rows = rows.filter(pa.array(chosen))
+            names = Names(names.names, names.codes[chosen])
+        streams = _streams(names, topics, rows.column("client_id"))
+        hashes = np.array([crc32(name.encode()) for name in streams.names], np.int64)
+        return _with_short_payloads(rows), hashes[streams.codes]
 
-def _messages(records: DataFrame, rules: Sequence[Rule]) -> DataFrame:
-    """The messages with something to read, in the form of fold.INPUT and with their place in the
-    order of the stream."""
-    topic, size = F.col("topic"), F.length("payload")
-    stream, in_order = F.col("topic"), F.lit(0).cast("bigint")
-    for wanted, name in reversed(_several(rules)):
-        stream = F.when(wanted, name).otherwise(stream)
-        # A topic is in one partition, whose offsets are the order. For what is in several there
-        # is the broker's clock.
-        in_order = F.when(wanted, F.unix_micros("timestamp")).otherwise(in_order)
-    # An empty payload clears a retained message and says nothing of the device.
-    with_content = size > 0
-    if not any(rule.filter.startswith("$") for rule in rules):
-        with_content &= ~topic.startswith("$")  # which no wildcard matches
-    return records.where(with_content).select(
-        stream.alias("stream"),
-        F.lit(None).cast("string").alias("state"),
-        "topic",
-        F.when(size <= PAYLOAD_BYTES_MAX, F.col("payload"))
-        .otherwise(F.substring("payload", 1, QUARANTINED_BYTES_MAX))
-        .alias("payload"),
-        size.cast("bigint").alias("bytes"),
-        "partition",
-        "offset",
-        F.unix_micros("timestamp").alias("store_us"),
-        "client_id",
-        F.col("producer.id").alias("producer_id"),
-        F.col("producer.epoch").alias("producer_epoch"),
-        F.col("producer.sequence").alias("producer_sequence"),
-        # Births before what they explain, where both were stored in the same microsecond.
-        F.when(~topic.startswith(f"{SPARKPLUG}/"), 2)
-        .when(topic.contains("/NBIRTH/"), 0)
-        .when(topic.contains("/DBIRTH/"), 1)
-        .otherwise(2)
-        .alias("rank"),
-        in_order.alias("order_us"),
-    )
+    def _is_wanted(self, name: str, topic: Topic) -> bool:
+        # No wildcard matches a topic that begins with $.
+        return topic.reader is not None and (self._topics.with_dollar or not name.startswith("$"))
+
+    def spread_states(self, states: pa.RecordBatch) -> Integers:
+        return np.array([crc32(name.encode()) for name in states["stream"].to_pylist()], np.int64)
+
+    def fold(self, rows: pa.Table, states: pa.Table, oldest_us: int | None) -> Iterator[Piece]:
+        """`oldest_us`: the oldest message of the step, in any task."""
+        states = _kept(states, oldest_us)
+        if not rows.num_rows:
+            yield from _unchanged(states)
+            return
+        rows = _whole(rows)
+        names = names_of(rows["topic"].chunk(0))
+        topics = [self._topics[name] for name in names.names]
+        streams = _streams(names, topics, rows["client_id"].chunk(0))
+        touched = pc.is_in(states["stream"], pa.array(streams.names, pa.string()))
+        yield from _unchanged(states.filter(pc.invert(touched)))
+        states = states.filter(touched)
+        last_us = states["last_time"].cast(pa.int64()).to_pylist()
+        texts = zip(states["state"].to_pylist(), last_us, strict=True)
+        known = dict(zip(states["stream"].to_pylist(), texts, strict=True))
+        messages = _in_order(rows, names, topics, streams)
+        for output, batch in Folder(self.rules).fold(messages, known):
+            yield output, with_date(batch, "store_time") if output == ROWS else batch
 
 
-def _several(rules: Sequence[Rule]) -> list[tuple[SparkColumn, SparkColumn]]:
-    """Of the rules whose streams are more than a topic: which messages, and the stream's name.
-    Cheap for all other topics: those are not looked at by their own rules here."""
-    topic = F.col("topic")
-    found = []
-    for index, rule in enumerate(rules):
-        if rule.decode == "sparkplug":
-            levels = F.split(topic, "/")
-            parts = [F.get(levels, F.lit(level)) for level in (0, 1, 3)]
-            stream = F.concat_ws("/", *parts)
-        elif rule.sequence_per == "device":
-            stream = _device(rule)
-        else:
-            continue
-        wanted = topic.startswith(rule.literal_prefix()) & topic.rlike(rule.pattern())
-        for earlier in rules[:index]:
-            wanted &= ~topic.rlike(earlier.pattern())
-        found.append((wanted, stream))
-    return found
+def _streams(names: Names, topics: Sequence[Topic], clients: pa.Array) -> Names:
+    """`topics`: what is known of each name."""
+    found = [topic.stream for topic in topics]
+    if None not in found:
+        return _named(found, names.codes)  # type: ignore[arg-type]
+    of_row = [
+        client_stream(client) if found[code] is None else found[code]
+        for code, client in zip(names.codes.tolist(), clients.to_pylist(), strict=True)
+    ]
+    return names_of(pa.array(of_row, pa.string()))
 
 
-def _device(rule: Rule) -> SparkColumn:
-    """The stream of a rule with sequence_per="device". A topic with too few levels is its own; the
-    fold then says what is wrong."""
-    if rule.device == "client":
-        return F.concat(F.lit("client "), F.coalesce(F.col("client_id"), F.lit("")))
-    device_of = rule.level_range()
-    if device_of is None:
-        return F.col("topic")
-    begin, end = device_of
-    levels = F.split(F.col("topic"), "/")
-    count = F.size(levels)
-    first = F.lit(begin) if begin > 0 else count + begin + 1
-    last = F.lit(end) if end > 0 else count + end + 1
-    some = F.array_join(F.slice(levels, F.greatest(first, F.lit(1)),
-                                F.greatest(last - first + 1, F.lit(0))), "/")  # fmt: skip
-    fits = (first >= 1) & (first <= last) & (last <= count)
-    return F.when(fits, F.concat(F.lit("device "), some)).otherwise(F.col("topic"))
+def _named(streams: Sequence[str], codes: npt.NDArray[np.int32]) -> Names:
+    of_topic = names_of(pa.array(streams, pa.string()))
+    return Names(of_topic.names, of_topic.codes[codes])
+
+
+def _with_short_payloads(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """What is too long to be decoded is cut to what the quarantine has of it."""
+    too_long = pc.greater(rows["bytes"], PAYLOAD_BYTES_MAX)
+    if not pc.any(too_long).as_py():
+        return rows
+    cut = pc.binary_slice(rows["payload"], 0, QUARANTINED_BYTES_MAX)
+    return rows.set_column(1, "payload", pc.if_else(too_long, cut, rows["payload"]))
+
+
+def _kept(states: pa.Table, oldest_us: int | None) -> pa.Table:
+    """Without those that are too old for every message of the step."""
+    if oldest_us is None:
+        return states
+    least = pa.scalar(oldest_us - IDLE_DAYS_MAX * _DAY_US)
+    return states.filter(pc.greater_equal(states["last_time"].cast(pa.int64()), least))
+
+
+def _unchanged(states: pa.Table) -> Iterator[Piece]:
+    for batch in states.select(STATES.names).cast(STATES).to_batches():
+        if batch.num_rows:
+            yield STATE, batch
+
+
+def _whole(rows: pa.Table) -> pa.Table:
+    """One chunk a column. Payloads of more than 2 GiB need longer offsets for that."""
+    if rows["payload"].nbytes >= 1 << 31:
+        rows = rows.set_column(1, "payload", rows["payload"].cast(pa.large_binary()))
+    return rows.combine_chunks()
+
+
+def _in_order(
+    rows: pa.Table, names: Names, topics: Sequence[Topic], streams: Names
+) -> Iterator[pa.RecordBatch]:
+    """Batches of INPUT: stream by stream, the messages in the order of each."""
+    store_us = rows["timestamp"].cast(pa.int64()).chunk(0)
+    by_clock = np.array([topic.by_clock for topic in topics])[names.codes]
+    ranks = np.array([topic.rank for topic in topics], np.int32)[names.codes]
+    keys = [rows["offset"].to_numpy(), rows["partition"].to_numpy()]
+    if by_clock.any():
+        keys += [ranks, np.where(by_clock, store_us.to_numpy(), 0)]
+    order = np.lexsort([*keys, streams.codes])
+    producer = rows["producer"].combine_chunks()
+    table = pa.table(
+        [
+            streams.array(np.arange(len(order))), names.array(np.arange(len(order))),
+            *(rows[name] for name in ("payload", "bytes", "partition", "offset")), store_us,
+            rows["client_id"], *producer.flatten(), pa.array(ranks),
+        ],
+        names=list(INPUT),
+    )  # fmt: skip
+    for begin, end in _cuts(rows["bytes"].to_numpy()[order], streams.codes[order]):
+        yield table.take(pa.array(order[begin:end])).combine_chunks().to_batches()[0]
+
+
+def _cuts(sizes: Integers, streams: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each batch: within the bounds, and between two streams where possible, so
+    that the readings of one batch do not go among those of another."""
+    total = np.cumsum(sizes)
+    ends = np.append(np.flatnonzero(streams[1:] != streams[:-1]) + 1, len(streams))
+    begin = 0
+    while begin < len(sizes):
+        before = total[begin - 1] if begin else 0
+        fitting = int(np.searchsorted(total, before + BATCH_BYTES, "right"))
+        end = min(max(fitting, begin + 1), begin + BATCH_ROWS)
+        last = int(np.searchsorted(ends, end, "right"))
+        if last and ends[last - 1] > begin:
+            end = int(ends[last - 1])
+        yield begin, end
+        begin = end

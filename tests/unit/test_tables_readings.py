@@ -1,6 +1,7 @@
-"""Silver: records to readings in Spark, whatever the order and the partitions they come in."""
+"""Silver: records to readings, whatever the order and the buckets they come in."""
 
-from collections.abc import Callable
+import pickle
+import random
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,36 +9,27 @@ import pytest
 
 from tests.support import sparkplug_wire as wire
 
-pyspark_sql = pytest.importorskip("pyspark.sql")
+pa = pytest.importorskip("pyarrow")
 
-from pyspark.sql import DataFrame, SparkSession  # noqa: E402
-from pyspark.sql import functions as F  # noqa: E402
+import numpy as np  # noqa: E402
 
+from holdfast.pipeline.decode import SCHEMA  # noqa: E402
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX  # noqa: E402
-from holdfast.pipeline.jobs.table import QUARANTINE_COLUMNS, Outputs  # noqa: E402
+from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS  # noqa: E402
+from holdfast.pipeline.jobs.commits import STATE as STATES  # noqa: E402
 from holdfast.pipeline.tables import Rule  # noqa: E402
+from holdfast.pipeline.tables import columns as declared  # noqa: E402
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX  # noqa: E402
 from holdfast.pipeline.tables.readings import (  # noqa: E402
     COLUMNS,
     IDLE_DAYS_MAX,
-    STATE_COLUMNS,
-    build_readings,
+    ReadingsFold,
+    _cuts,
 )
 from holdfast.pipeline.tables.rules import with_defaults  # noqa: E402
 
-pytestmark = [
-    pytest.mark.spark,
-    # What Spark's own modules warn of when pandas and others are newer than they are.
-    pytest.mark.filterwarnings("default"),
-]
-
 BEGIN = datetime(2026, 11, 21, 23, 59, tzinfo=UTC)
-RECORDS = (
-    "topic string, payload binary, partition int, offset bigint, timestamp timestamp, "
-    "qos tinyint, retain boolean, properties binary, client_id string, "
-    "producer struct<id: string, epoch: bigint, sequence: bigint>"
-)
-STATE = ", ".join(f"{column.name} {column.type}" for column in STATE_COLUMNS)
+Found = tuple[list[Any], list[Any], list[Any]]
 RULES = with_defaults(
     (
         Rule("cell/+/+", decode="json", device="level 2", sequence_per="device", time="ts"),
@@ -64,12 +56,15 @@ class Records:
         offset = self.offsets.get(partition, 10)
         self.offsets[partition] = offset + 1
         moment = BEGIN + timedelta(seconds=at_s)
-        self.rows.append(
-            (topic, payload, partition, offset, moment, 1, False, b"", client, producer)
-        )
+        names = ("id", "epoch", "sequence")
+        struct = None if producer is None else dict(zip(names, producer, strict=True))
+        self.rows.append((topic, payload, partition, offset, moment, 1, False, b"", client, struct))
 
-    def frame(self, spark: SparkSession, rows: slice = slice(None)) -> DataFrame:
-        return spark.createDataFrame(self.rows[rows], RECORDS)
+    def batch(self, rows: slice = slice(None)) -> Any:
+        """As it is in the table."""
+        columns = zip(*self.rows[rows], strict=True) if self.rows[rows] else [[]] * len(SCHEMA)
+        arrays = [pa.array(each, kind) for each, kind in zip(columns, SCHEMA.types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, names=SCHEMA.names)
 
 
 def example() -> Records:
@@ -105,33 +100,33 @@ def example() -> Records:
     return records
 
 
-def build(spark: SparkSession, records: DataFrame, state: DataFrame | None = None) -> Outputs:
-    known = spark.createDataFrame([], STATE) if state is None else state
-    return build_readings(records, known, RULES)
-
-
-def found(outputs: Outputs) -> tuple[list[Any], list[Any], list[Any]]:
-    """Readings, quarantine and state, sorted."""
-    shared = [frame.persist() for frame in outputs.shared]
-    assert outputs.quarantine is not None
-    assert outputs.state is not None
-    names = [column.name for column in COLUMNS]
-    bad = [column.name for column in QUARANTINE_COLUMNS]
-    result = (
-        [tuple(row) for row in outputs.rows.select(names).collect()],
-        [tuple(row) for row in outputs.quarantine.select(bad).collect()],
-        [tuple(row) for row in outputs.state.collect()],
-    )
-    for frame in shared:
-        frame.unpersist()
-    for rows in result:
-        rows.sort(key=str)
-    return result
+def build(batches: list[Any], states: list[Any] = [], buckets: int = 1) -> Found:  # noqa: B006
+    """Readings, quarantine and state, sorted: as a step makes them of some batches of records and
+    the states before."""
+    fold = pickle.loads(pickle.dumps(ReadingsFold(RULES)))  # as it comes to a task
+    columns = zip(*states, strict=True) if states else [[]] * 3
+    arrays = [
+        pa.array(each, kind) for each, kind in zip(columns, declared.STATES.types, strict=True)
+    ]
+    known = pa.RecordBatch.from_arrays(arrays, schema=declared.STATES)
+    known_numbers = fold.spread_states(known) % buckets
+    spread = [fold.spread(batch.select(fold.columns)) for batch in batches]
+    oldest = [low for batch in batches for low in batch["timestamp"].cast(pa.int64()).to_pylist()]
+    found: dict[str, list[Any]] = {ROWS: [], QUARANTINED: [], STATES: []}
+    for bucket in range(buckets):
+        rows = [batch.filter(pa.array(numbers % buckets == bucket)) for batch, numbers in spread]
+        mine = pa.Table.from_batches([known.filter(pa.array(known_numbers == bucket))])
+        pieces = fold.fold(pa.Table.from_batches(rows), mine, min(oldest, default=None))
+        for output, batch in pieces:
+            if output == ROWS:
+                batch = batch.select([column.name for column in COLUMNS])
+            found[output] += [tuple(row.values()) for row in batch.to_pylist()]
+    return tuple(sorted(rows, key=str) for rows in found.values())  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")
-def whole(spark: SparkSession) -> tuple[list[Any], list[Any], list[Any]]:
-    return found(build(spark, example().frame(spark).coalesce(1)))
+def whole() -> Found:
+    return build([example().batch()])
 
 
 def by_device(readings: list[Any], device: str) -> list[dict[str, Any]]:
@@ -141,7 +136,7 @@ def by_device(readings: list[Any], device: str) -> list[dict[str, Any]]:
     return sorted(mine, key=lambda row: (row["store_time"], row["offset"], row["position"]))
 
 
-def test_readings_of_every_kind(whole: tuple[list[Any], list[Any], list[Any]]) -> None:
+def test_readings_of_every_kind(whole: Found) -> None:
     readings, quarantine, _ = whole
     devices = {row[0] for row in readings}
     assert devices == {
@@ -158,7 +153,7 @@ def test_readings_of_every_kind(whole: tuple[list[Any], list[Any], list[Any]]) -
 
 
 def test_numbers_of_a_device_over_several_topics(
-    whole: tuple[list[Any], list[Any], list[Any]],
+    whole: Found,
 ) -> None:
     mine = [row for row in by_device(whole[0], "1") if row["position"] == 0]
     assert {row["topic"] for row in mine} == {"cell/1/a", "cell/1/b"}
@@ -171,7 +166,7 @@ def test_numbers_of_a_device_over_several_topics(
 
 
 def test_an_edge_node_over_several_topics(
-    whole: tuple[list[Any], list[Any], list[Any]],
+    whole: Found,
 ) -> None:
     """The first data was stored in the same microsecond as the birth that explains it."""
     node = by_device(whole[0], "G/E") + by_device(whole[0], "G/E/D")
@@ -182,66 +177,68 @@ def test_an_edge_node_over_several_topics(
     assert {row["stream"] for row in node} == {"spBv1.0/G/E"}
 
 
-@pytest.mark.parametrize(
-    "spread",
-    [
-        lambda frame: frame.repartition(5),
-        lambda frame: frame.orderBy(F.rand(3)).repartition(3, "partition"),
-    ],
-)
-def test_order_and_partitions_of_the_input_change_nothing(
-    spark: SparkSession,
-    whole: tuple[list[Any], list[Any], list[Any]],
-    spread: Callable[[DataFrame], DataFrame],
+@pytest.mark.parametrize("buckets", [1, 3, 7])
+@pytest.mark.parametrize("parts", [1, 5])
+def test_order_and_buckets_of_the_input_change_nothing(
+    whole: Found, buckets: int, parts: int
 ) -> None:
-    spark.conf.set("spark.sql.shuffle.partitions", 3)
-    try:
-        assert found(build(spark, spread(example().frame(spark)))) == whole
-    finally:
-        spark.conf.set("spark.sql.shuffle.partitions", 1)
+    records = example()
+    random.Random(buckets).shuffle(records.rows)
+    batches = [records.batch(slice(at, None, parts)) for at in range(parts)]
+    assert build(batches, [], buckets) == whole
 
 
-def test_steps_change_nothing(
-    spark: SparkSession, whole: tuple[list[Any], list[Any], list[Any]]
-) -> None:
+def test_steps_change_nothing(whole: Found) -> None:
     records = example()
     records.rows.sort(key=lambda row: row[4])
     readings: list[Any] = []
     quarantine: list[Any] = []
     state: list[Any] = []
-    for begin, end in ((0, 150), (150, 151), (151, None)):
-        known = spark.createDataFrame(state, STATE)
-        step = found(build(spark, records.frame(spark, slice(begin, end)), known))
+    for number, (begin, end) in enumerate(((0, 150), (150, 151), (151, None))):
+        step = build([records.batch(slice(begin, end))], state, 1 + number)
         readings += step[0]
         quarantine += step[1]
         state = step[2]
     assert (sorted(readings, key=str), sorted(quarantine, key=str), state) == whole
 
 
-def test_payloads_too_large_to_decode_are_quarantined(spark: SparkSession) -> None:
+def test_batches_end_between_streams(monkeypatch: pytest.MonkeyPatch, whole: Found) -> None:
+    """And are small where payloads are long; neither changes anything."""
+    monkeypatch.setattr("holdfast.pipeline.tables.readings.BATCH_ROWS", 40)
+    assert build([example().batch()]) == whole
+    monkeypatch.setattr("holdfast.pipeline.tables.readings.BATCH_BYTES", 20)
+    assert build([example().batch()]) == whole
+
+
+def test_cuts() -> None:
+    streams = np.array([0] * 5 + [1] * 3 + [2] * 9000 + [3], np.int32)
+    sizes = np.ones(len(streams), np.int64)
+    assert list(_cuts(sizes, streams)) == [(0, 8), (8, 8200), (8200, 9009)]
+    sizes[2] = sizes[6] = 1 << 40
+    assert list(_cuts(sizes, streams))[:5] == [(0, 2), (2, 3), (3, 5), (5, 6), (6, 7)]
+
+
+def test_payloads_too_large_to_decode_are_quarantined() -> None:
     size = PAYLOAD_BYTES_MAX + 1
     records = Records()
-    records.add("big/x", b"1", 0)
-    frame = records.frame(spark).withColumn(
-        "payload", F.expr(f"cast(repeat('7', {size}) as binary)")
-    )
-    readings, quarantine, state = found(build(spark, frame))
+    records.add("big/x", b"7" * size, 0)
+    readings, quarantine, state = build([records.batch()])
     assert readings == state == []
     assert quarantine[0][0] == f"a payload of {size} bytes, {PAYLOAD_BYTES_MAX} are decoded at most"
     assert quarantine[0][5] == b"7" * QUARANTINED_BYTES_MAX
 
 
-def test_no_records_give_nothing_and_keep_the_state(spark: SparkSession) -> None:
-    known = spark.createDataFrame([("t", '{"run":4,"high":9}', BEGIN)], STATE)
-    readings, quarantine, state = found(build(spark, Records().frame(spark), known))
+def test_no_records_give_nothing_and_keep_the_state() -> None:
+    known = [("t", '{"run":4,"high":9}', BEGIN)]
+    readings, quarantine, state = build([Records().batch()], known, 2)
     assert readings == quarantine == []
     assert [row[:2] for row in state] == [("t", '{"run":4,"high":9}')]
 
 
-def test_streams_without_messages_for_a_week_are_forgotten(spark: SparkSession) -> None:
+def test_streams_without_messages_for_a_week_are_forgotten() -> None:
     records = Records()
     records.add("new", b'{"seq":1}', 0)
     ages = {"old": IDLE_DAYS_MAX + 1, "young": IDLE_DAYS_MAX - 1}
-    rows = [(name, "{}x", BEGIN - timedelta(days=days)) for name, days in ages.items()]
-    _, _, state = found(build(spark, records.frame(spark), spark.createDataFrame(rows, STATE)))
-    assert [row[0] for row in state] == ["new", "young"]
+    known = [(name, "{}x", BEGIN - timedelta(days=days)) for name, days in ages.items()]
+    _, _, state = build([records.batch()], known, 3)
+    assert sorted(row[0] for row in state) == ["new", "young"]

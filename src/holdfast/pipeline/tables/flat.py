@@ -1,0 +1,345 @@
+"""Messages decoded together: flat JSON objects with the same fields, and plain numbers.
+
+What is found here is what the decoders find, message by message, but kept as columns. A message
+that has something else (nested objects, numbers that a double cannot hold, a field that is no time
+where others have one) is left to the decoders. So nothing is an error here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.pipeline.decoders.decoded import EXACT_MAX, NAME_LENGTH_MAX
+from holdfast.pipeline.decoders.json_payload import Fields
+from holdfast.pipeline.decoders.times import parse_times
+from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
+
+PARSED_ROWS: Final = 1024
+"""Payloads parsed before their values are taken: the objects stay in the processor's cache."""
+GROUP_ROWS_MIN: Final = 8
+"""Fewer messages with the same fields are not worth columns."""
+NAMES_MAX: Final = 100
+"""Messages with more fields are long enough to be read alone; bounds the readings of a batch."""
+NUMBER_LENGTH_MAX: Final = 64
+"""Bytes of a payload that is a plain number."""
+NUMBER, TEXT, TRUTH, NULL, OTHER = range(5)
+_KINDS: Final = {int: NUMBER, float: NUMBER, str: TEXT, bool: TRUTH, type(None): NULL}
+_parse: Final = msgspec.json.Decoder().decode
+_BAD: Final = object()
+
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Values:
+    """The values of one metric, one for each message of a group."""
+
+    kind: int | None
+    """That of all; None where they differ, see `kinds`."""
+    kinds: npt.NDArray[np.int8] | None = None
+    doubles: npt.NDArray[np.float64] | None = None
+    texts: Sequence[str | None] | None = None
+    truths: Mask | None = None
+
+    def of_kind(self, kind: int) -> Mask | bool:
+        """Which messages have a value of this kind; True: all, False: none."""
+        return self.kind == kind if self.kinds is None else self.kinds == kind
+
+
+@dataclass
+class Group:
+    """Messages with the same fields. Arrays have an element for each of `rows`."""
+
+    rows: Integers
+    """Which messages of the batch, ascending."""
+    names: Sequence[str]
+    """Of the readings, in the order of the payload."""
+    values: Sequence[Values]
+    time_us: Integers | None = None
+    sent_us: Integers | None = None
+    sequences: Integers | None = None
+    ids: Sequence[str] | None = None
+    devices: Sequence[str] | None = None
+
+
+class Way(NamedTuple):
+    """How the messages of some topics are read."""
+
+    fields: Fields
+    """Of JSON objects."""
+    takes_objects: bool
+    metric: str | None
+    """Of a payload that is one number or boolean; None: such payloads are left to the decoders."""
+
+
+def read_flat(payloads: Sequence[bytes | None], ways: Sequence[Way | None]) -> list[Group]:
+    """`payloads`, and for each of them a way, None for one to leave alone. Those that are in no
+    group are left to the decoders."""
+    found: dict[Any, Alike] = {}
+    for begin in range(0, len(payloads), PARSED_ROWS):
+        end = begin + PARSED_ROWS
+        _add_alike(found, begin, payloads[begin:end], ways[begin:end])
+    groups = []
+    for alike in found.values():
+        if len(alike.rows) >= GROUP_ROWS_MIN:
+            group = _plain(alike) if alike.names is None else _object(alike, alike.names)
+            if group is not None:
+                groups.append(group)
+    return groups
+
+
+class Alike(NamedTuple):
+    """Messages with the same way and fields."""
+
+    way: Way
+    names: tuple[str, ...] | None
+    """Of the fields; None for one plain value."""
+    rows: list[int]
+    columns: Sequence[list[Any]]
+
+    def add(self, rows: Sequence[int], documents: Sequence[Any]) -> None:
+        self.rows.extend(rows)
+        if self.names is None:
+            self.columns[0].extend(documents)
+            return
+        # Names and values of a dict are in one order.
+        values = zip(*map(dict.values, documents), strict=True)
+        for column, more in zip(self.columns, values, strict=True):
+            column.extend(more)
+
+
+def _add_alike(
+    found: dict[Any, Alike],
+    begin: int,
+    payloads: Sequence[bytes | None],
+    ways: Sequence[Way | None],
+) -> None:
+    """`begin`: the row of the first payload."""
+    first = ways[0]
+    if first is None or ways.count(first) < len(ways):
+        payloads = [None if way is None else payload
+                    for way, payload in zip(ways, payloads, strict=True)]  # fmt: skip
+        first = None
+    documents = _documents(payloads)
+    if first is not None and first.takes_objects and set(map(type, documents)) == {dict}:
+        shapes = set(map(tuple, documents))
+        if len(shapes) == 1:
+            rows = range(begin, begin + len(documents))
+            _of_shape(found, first, shapes.pop()).add(rows, documents)
+            return
+    several: dict[Any, tuple[Way, tuple[str, ...] | None, list[int], list[Any]]] = {}
+    for at, (way, document) in enumerate(zip(ways, documents, strict=True)):
+        if way is None or document is _BAD:
+            continue
+        if type(document) is dict and way.takes_objects:
+            shape = tuple(document)
+        elif way.metric is not None and _is_plain(document, payloads[at]):
+            shape = None
+        else:
+            continue
+        one = several.setdefault((id(way), shape), (way, shape, [], []))
+        one[2].append(begin + at)
+        one[3].append(document)
+    for way, shape, some, of_them in several.values():
+        _of_shape(found, way, shape).add(some, of_them)
+
+
+def _of_shape(found: dict[Any, Alike], way: Way, names: tuple[str, ...] | None) -> Alike:
+    alike = found.get((id(way), names))
+    if alike is None:
+        columns: list[list[Any]] = [[] for _ in range(1 if names is None else len(names))]
+        alike = found[id(way), names] = Alike(way, names, [], columns)
+    return alike
+
+
+def _documents(payloads: Sequence[bytes | None]) -> list[Any]:
+    documents: list[Any] = []
+    parsed = map(_parse, payloads)  # type: ignore[arg-type]
+    while len(documents) < len(payloads):
+        try:
+            for document in parsed:
+                documents.append(document)
+        except (ValueError, TypeError, RecursionError, msgspec.MsgspecError):
+            documents.append(_BAD)
+    return documents
+
+
+def _is_plain(document: Any, payload: bytes | None) -> bool:
+    kind = type(document)
+    if kind is bool:
+        return True
+    # As a text an exponent may have only so many digits: left to the decoder.
+    return (
+        (kind is int or kind is float)
+        and payload is not None
+        and len(payload) <= NUMBER_LENGTH_MAX
+        and b"e" not in payload
+        and b"E" not in payload
+    )
+
+
+def _plain(alike: Alike) -> Group | None:
+    metric = alike.way.metric
+    found = _values(alike.columns[0])
+    if found is None or metric is None or len(metric) > NAME_LENGTH_MAX:
+        return None
+    values, good = found
+    return _chosen(Group(np.array(alike.rows, np.int64), [metric], [values]), good)
+
+
+def _object(alike: Alike, names: tuple[str, ...]) -> Group | None:
+    if len(names) > NAMES_MAX or any(len(name) > NAME_LENGTH_MAX for name in names):
+        return None
+    columns: dict[str, Any] = dict(zip(names, alike.columns, strict=True))
+    rows = alike.rows
+    way = alike.way
+    group = Group(np.array(rows, np.int64), (), ())
+    good = np.ones(len(rows), np.bool_)
+    if not _take_fields(way.fields, columns, group, good) or not columns:
+        return None  # without any reading a number needs one of its own
+    group.names = list(columns)
+    values = []
+    for column in columns.values():
+        found = _values(column)
+        if found is None:
+            return None
+        values.append(found[0])
+        good &= found[1]
+    group.values = values
+    return _chosen(group, good)
+
+
+def _take_fields(fields: Fields, columns: dict[str, Any], group: Group, good: Mask) -> bool:
+    """`decoders.json_payload.take_fields` for all messages. Clears `good` where one has something
+    else in a field than the others; False: nothing can be taken from any."""
+    group.time_us = _take_time(fields.time, columns, good, "time" in fields.required)
+    group.sent_us = _take_time(fields.sent, columns, good, "sent" in fields.required)
+    for name in fields.sequence:
+        if name in columns and group.sequences is None:
+            group.sequences = _sequences(columns[name])
+            if group.sequences is not None:
+                del columns[name]
+            elif "sequence" in fields.required or int in set(map(type, columns[name])):
+                return False
+    for name in fields.id:
+        if name in columns:
+            kinds = set(map(type, columns[name]))
+            if kinds == {str}:
+                group.ids = columns.pop(name)
+                good &= _fit(group.ids, ID_LENGTH_MAX)
+                break
+            if kinds == {int} and _integers(columns[name]) is not None:
+                group.ids = list(map(str, columns.pop(name)))
+                break
+            if not kinds.isdisjoint((str, int)):
+                return False
+    for name in fields.device:
+        if name not in columns or set(map(type, columns[name])) != {str}:
+            return False
+        group.devices = columns.pop(name)
+        good &= _fit(group.devices, NAME_LENGTH_MAX)
+    return bool(good.any())
+
+
+def _take_time(
+    names: Sequence[str], columns: dict[str, Any], good: Mask, required: bool
+) -> Integers | None:
+    for name in names:
+        if name in columns:
+            times, there = parse_times(columns[name])
+            if there.any():
+                good &= there
+                del columns[name]
+                return times
+            if required:
+                good[:] = False
+                return None
+    return None
+
+
+def _sequences(column: Sequence[Any]) -> Integers | None:
+    if set(map(type, column)) != {int}:
+        return None
+    numbers = _integers(column)
+    return numbers if numbers is not None and numbers.min() >= 0 else None
+
+
+def _integers(column: Sequence[int]) -> Integers | None:
+    try:
+        return np.array(column, np.int64)
+    except OverflowError:
+        return None
+
+
+def _fit(texts: Sequence[str], length_max: int) -> Mask:
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    return (lengths > 0) & (lengths <= length_max)
+
+
+def _values(column: Sequence[Any]) -> tuple[Values, Mask] | None:
+    """The values, and which of them are all right; None if that cannot be said."""
+    kinds = set(map(type, column))
+    everyone = np.ones(len(column), np.bool_)
+    if kinds <= {int, float}:
+        doubles = _doubles(column)
+        if doubles is None:
+            return None
+        return Values(NUMBER, doubles=doubles), np.abs(doubles) < EXACT_MAX
+    if kinds == {str}:
+        return Values(TEXT, texts=column), everyone
+    if kinds == {bool}:
+        return Values(TRUTH, truths=np.array(column, np.bool_)), everyone
+    if kinds == {type(None)}:
+        return Values(NULL), everyone
+    codes = np.array([_KINDS.get(type(value), OTHER) for value in column], np.int8)
+    numbers = codes == NUMBER
+    doubles = _doubles([value if is_one else 0.0
+                        for value, is_one in zip(column, numbers, strict=True)])  # fmt: skip
+    if doubles is None:
+        return None
+    texts = [value if type(value) is str else None for value in column]
+    truths = np.array([value is True for value in column], np.bool_)
+    return Values(None, codes, doubles, texts, truths), (
+        (codes != OTHER) & (np.abs(doubles) < EXACT_MAX)
+    )
+
+
+def _doubles(column: Sequence[Any]) -> npt.NDArray[np.float64] | None:
+    try:
+        return np.fromiter(column, np.float64, len(column)) + 0.0  # -0.0 becomes 0.0
+    except OverflowError:
+        return None
+
+
+def _chosen(group: Group, good: Mask) -> Group | None:
+    """The good messages of a group."""
+    if good.all():
+        return group
+    at = np.flatnonzero(good)
+    if len(at) < GROUP_ROWS_MIN:
+        return None
+    return Group(
+        group.rows[at],
+        group.names,
+        [_some_values(values, at) for values in group.values],
+        None if group.time_us is None else group.time_us[at],
+        None if group.sent_us is None else group.sent_us[at],
+        None if group.sequences is None else group.sequences[at],
+        None if group.ids is None else [group.ids[index] for index in at.tolist()],
+        None if group.devices is None else [group.devices[index] for index in at.tolist()],
+    )
+
+
+def _some_values(values: Values, at: Integers) -> Values:
+    return Values(
+        values.kind,
+        None if values.kinds is None else values.kinds[at],
+        None if values.doubles is None else values.doubles[at],
+        None if values.texts is None else [values.texts[index] for index in at.tolist()],
+        None if values.truths is None else values.truths[at],
+    )

@@ -1,0 +1,159 @@
+"""The marks of many messages of one stream at a time: as stream.py has them, one after the other.
+
+A span is marked together as long as nothing happens in it but that numbers grow: no repetition, no
+number that comes late or begins a new run. The message where something does is left to stream.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.pipeline.tables.stream import (
+    DEVICES_MAX,
+    GAPS_MAX,
+    JUMP_MAX,
+    PRODUCERS_MAX,
+    SEEN_MAX,
+    State,
+)
+
+SPAN_MIN: Final = 8
+"""Fewer messages are not worth a look at all of them together."""
+
+Integers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+_Key = TypeVar("_Key")
+
+
+class Producer(NamedTuple):
+    id: str
+    epoch: int
+    sequences: Integers
+
+
+class Places(NamedTuple):
+    """As `stream.Place`, of messages that all have numbers."""
+
+    run: int
+    gaps_before: Integers
+
+
+def length_in_order(
+    state: State,
+    producer: Producer | None,
+    ids: Sequence[str] | None,
+    numbers: Integers | None,
+    length: int,
+) -> int:
+    """How many of `length` messages, from the first on, can be marked together: their producer's
+    sequences, ids and numbers are new, and the numbers in order."""
+    if producer is not None:
+        length = min(length, _new_sequences(state, producer))
+    if numbers is not None:
+        length = min(length, _growing(state, numbers))
+        if ids is None and producer is None and length >= SPAN_MIN:
+            length = _not_said(state, numbers[:length])
+    if ids is not None and length >= SPAN_MIN:
+        length = _new_ids(state, ids[:length])
+    return length
+
+
+def _new_sequences(state: State, producer: Producer) -> int:
+    sequences = producer.sequences
+    last = state.producers.get(producer.id)
+    if last is not None and (producer.epoch, int(sequences[0])) <= last:
+        return 0
+    return _until(sequences[1:] > sequences[:-1]) + 1
+
+
+def _new_ids(state: State, ids: Sequence[str]) -> int:
+    new: set[str] = set()
+    for index, id in enumerate(ids):
+        if id in state.seen or id in new:
+            return index
+        new.add(id)
+    return len(ids)
+
+
+def _growing(state: State, numbers: Integers) -> int:
+    steps = np.diff(numbers, prepend=_before(state, numbers))
+    return _until((steps > 0) & (steps <= JUMP_MAX + 1))
+
+
+def _before(state: State, numbers: Integers) -> int:
+    """The number before the first: none is missing between if the run begins."""
+    return state.high if state.run is not None else int(numbers[0]) - 1
+
+
+def _not_said(state: State, numbers: Integers) -> int:
+    known = state.contents
+    if not known or max(known) < numbers[0]:
+        return len(numbers)
+    return _until(~np.isin(numbers, np.array(list(known), np.int64)))
+
+
+def _until(fine: Mask) -> int:
+    """The index of the first that is not."""
+    if fine.all():
+        return len(fine)
+    return int(fine.argmin())
+
+
+def remember(
+    state: State,
+    producer: Producer | None,
+    ids: Sequence[str] | None,
+    numbers: Integers | None,
+    payloads: Sequence[bytes],
+) -> None:
+    """That these messages have come; all of one length, for which `length_in_order` holds."""
+    if producer is not None:
+        state.producers.pop(producer.id, None)
+        state.producers[producer.id] = (producer.epoch, int(producer.sequences[-1]))
+        _trim(state.producers, PRODUCERS_MAX)
+    if ids is not None:
+        state.seen.update(dict.fromkeys(ids[-SEEN_MAX:], True))
+        _trim(state.seen, SEEN_MAX)
+    elif numbers is not None and producer is None:
+        last = numbers[-SEEN_MAX:].tolist()
+        state.contents.update(zip(last, map(crc32, payloads[-SEEN_MAX:]), strict=True))
+        _trim(state.contents, SEEN_MAX)
+
+
+def follow_all(state: State, numbers: Integers, begun: int, store_us: Integers) -> Places:
+    """`stream.follow` for each number in turn. `begun` names the run if it begins one."""
+    gaps = np.diff(numbers, prepend=_before(state, numbers)) - 1
+    if state.run is None:
+        state.run, state.raw, state.gaps = begun, 0, []
+    state.high = int(numbers[-1])
+    for at in np.flatnonzero(gaps)[-GAPS_MAX:].tolist():
+        number = int(numbers[at])
+        state.gaps.append((number - int(gaps[at]), number - 1, int(store_us[at])))
+    del state.gaps[:-GAPS_MAX]
+    return Places(state.run, gaps)
+
+
+def late_ones(state: State, device: str, event_us: Integers, lateness_us: int) -> Mask:
+    """`stream.is_late` for each event time of a device in turn."""
+    newest = state.latest.get(device)
+    least = np.iinfo(np.int64).min
+    # The newest time before each.
+    before = np.maximum.accumulate(
+        np.concatenate(([least if newest is None else newest], event_us))
+    )
+    highest = int(before[-1])
+    if newest is None or highest > newest:
+        state.latest.pop(device, None)
+        state.latest[device] = highest
+        _trim(state.latest, DEVICES_MAX)
+    before = before[:-1]
+    return (before > least) & (event_us < before - lateness_us)
+
+
+def _trim(known: dict[_Key, Any], most: int) -> None:
+    """Forgets the oldest."""
+    while len(known) > most:
+        del known[next(iter(known))]

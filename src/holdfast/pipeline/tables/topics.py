@@ -1,0 +1,152 @@
+"""What the rules say about each topic: how its messages are read, and whose stream they belong
+to."""
+
+import re
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from holdfast.pipeline.decoders.csv_payload import decode_csv
+from holdfast.pipeline.decoders.decoded import DecodeError
+from holdfast.pipeline.decoders.json_payload import decode_json
+from holdfast.pipeline.decoders.text_payload import (
+    decode_any,
+    decode_number,
+    decode_status,
+    decode_text,
+)
+from holdfast.pipeline.tables.edge import Emission
+from holdfast.pipeline.tables.flat import Way
+from holdfast.pipeline.tables.messages import Message
+from holdfast.pipeline.tables.rules import SPARKPLUG, Rule
+
+TOPICS_KNOWN_MAX: Final = 10_000
+"""Topics that are remembered."""
+OTHERS_RANK: Final = 2
+
+
+class Reader:
+    """A rule made ready: payload to Decoded, with the device."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.matches = re.compile(rule.pattern()).match
+        self.fields = rule.fields()
+        self.device_of = None if self.fields.device else rule.device_of()
+        self.metric_of = rule.metric_of()
+        self.lateness_us = round(rule.lateness_s * 1_000_000)
+        self.future_us = round(rule.future_s * 1_000_000)
+
+    def read(self, message: Message, payload: bytes) -> Emission:
+        """Raises DecodeError."""
+        decode = self.rule.decode
+        if decode == "json":
+            decoded = decode_json(payload, self.fields)
+        elif decode == "auto":
+            decoded = decode_any(payload, self.fields, self.metric_of(message.topic))
+        elif decode == "csv":
+            decoded = decode_csv(payload, self.rule.columns, self.fields, self.rule.delimiter)
+        elif decode == "number":
+            decoded = decode_number(payload, self.metric_of(message.topic))
+        elif decode == "text":
+            decoded = decode_text(payload, self.metric_of(message.topic))
+        else:
+            decoded = decode_status(payload, self.fields)
+        if self.device_of is not None:
+            return Emission(self.device_of(message.topic, message.client_id or ""), decoded)
+        if decoded.device is None:
+            raise DecodeError(f"no device: the payload has no {self.fields.device[0]}")
+        return Emission(decoded.device, decoded)
+
+
+class Topic(NamedTuple):
+    reader: Reader | None
+    """By the first rule that matches; None where there is nothing to read."""
+    stream: str | None
+    """None if the client is the stream."""
+    by_clock: bool
+    """Whether the broker's clock is the order of the stream. A topic is in one partition, whose
+    offsets are the order; what is in several has no other."""
+    rank: int
+    """In the order of messages that were stored in the same microsecond: births before what they
+    explain."""
+    way: Way | None = None
+    """How its messages are read together; None if each is read alone."""
+    device: str | None = None
+    """None if that depends on the message."""
+
+
+class Topics:
+    """All that came up."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.readers = [Reader(rule) for rule in rules]
+        self.with_dollar = any(rule.filter.startswith("$") for rule in rules)
+        self._known: dict[str, Topic] = {}
+        self._ways: dict[tuple[int, str | None], Way] = {}
+
+    def __getitem__(self, name: str) -> Topic:
+        found = self._known.get(name)
+        if found is None:
+            if len(self._known) >= TOPICS_KNOWN_MAX:
+                self._known.clear()
+                self._ways.clear()
+            found = self._known[name] = self._find(name)
+        return found
+
+    def _find(self, name: str) -> Topic:
+        for index, reader in enumerate(self.readers):
+            if reader.matches(name):
+                rule = reader.rule
+                stream, by_clock = _stream(rule, name)
+                if rule.decode == "ignore":
+                    return Topic(None, stream, by_clock, OTHERS_RANK)
+                way, device = self._together(index, reader, name)
+                return Topic(reader, stream, by_clock, _rank(name), way, device)
+        return Topic(None, name, False, OTHERS_RANK)
+
+    def _together(self, index: int, reader: Reader, name: str) -> tuple[Way | None, str | None]:
+        """How the messages are read together, and the device of all of them."""
+        decode = reader.rule.decode
+        if decode not in ("auto", "json", "number"):
+            return None, None
+        try:
+            metric = None if decode == "json" else reader.metric_of(name)
+            device = None
+            if reader.device_of is None:
+                metric = None  # a plain value does not say whose it is
+            elif reader.rule.device != "client":
+                device = reader.device_of(name, "")
+        except DecodeError:
+            return None, None
+        way = self._ways.get((index, metric))
+        if way is None:
+            way = self._ways[index, metric] = Way(reader.fields, decode != "number", metric)
+        return way, device
+
+
+def _stream(rule: Rule, topic: str) -> tuple[str | None, bool]:
+    """Of a topic that the rule is for; whether it may be in several partitions. A topic with too
+    few levels is its own stream; the fold then says what is wrong."""
+    if rule.decode == "sparkplug":
+        levels = topic.split("/")
+        return "/".join(levels[level] for level in (0, 1, 3) if level < len(levels)), True
+    if rule.sequence_per != "device":
+        return topic, False
+    if rule.device == "client":
+        return None, True
+    if rule.level_range() is None:
+        return topic, True
+    try:
+        return f"device {rule.device_of()(topic, '')}", True
+    except DecodeError:
+        return topic, True
+
+
+def client_stream(client_id: str | None) -> str:
+    return f"client {client_id or ''}"
+
+
+def _rank(topic: str) -> int:
+    if not topic.startswith(f"{SPARKPLUG}/"):
+        return OTHERS_RANK
+    return 0 if "/NBIRTH/" in topic else 1 if "/DBIRTH/" in topic else OTHERS_RANK
