@@ -3,6 +3,7 @@
 - What an origin has stored reaches every member that subscribed to it, once, in the order of its
   origin and topic; what was not stored is not seen anywhere.
 - No message makes more hops than it may.
+- Of each group of a shared subscription, whose members do not change, one member's clients get it.
 - After calm all databases are equal.
 
 Links may lose, delay and reorder frames, which TCP does not: the members must not care.
@@ -13,25 +14,16 @@ import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import (
-    CloseLink,
-    Delete,
-    DeliverLocally,
-    Dial,
-    Dropped,
-    Effect,
-    IdentityConflict,
-    Message,
-    Send,
-    Store,
-)
-from holdfast.federation.frames import CONTROL, HOPS_MAX, Data, decode
-from holdfast.federation.identity import Identity, MessageId
-from holdfast.federation.member import FederationMember
-from holdfast.topics.names import matches
+from holdfast.federation.effects import DeliverLocally, Dropped, Message, StoreRetained
+from holdfast.federation.frames import CONTROL, HOPS_MAX, Data, Retained, decode
+from holdfast.federation.identity import MessageId
+from holdfast.federation.policy import OPEN, LinkPolicy
+from holdfast.federation.versions import Version
+from holdfast.topics.names import is_shared, matches
+from tests.support.sim_federation_member import SimMember, node_id
 
 LAN_EDGES = (
     "0-1 0-2 0-3 0-11 1-2 1-4 1-6 1-7 2-3 2-4 2-5 3-5 4-6 5-7 6-8 7-8 7-9 7-10 8-9 9-10 10-11"
@@ -42,10 +34,6 @@ DATA_KIND = 4
 
 class Wrong(AssertionError):
     """A promise was broken."""
-
-
-def node_id(number: int) -> bytes:
-    return number.to_bytes(16, "big")
 
 
 def number_of(node: bytes) -> int:
@@ -80,128 +68,6 @@ class Weather:
     sync_s: tuple[float, float] = (0.0005, 0.005)
 
 
-@dataclass
-class Disk:
-    """What survives a power cut."""
-
-    epoch: int = 0
-    custody: dict[MessageId, bytes] = field(default_factory=dict)
-    delivered: dict[MessageId, str] = field(default_factory=dict)
-    """Topic, in the order of delivery."""
-    positions: dict[bytes, tuple[int, int]] = field(default_factory=dict)
-    remembered: list[bytes] = field(default_factory=list)
-
-
-class SimMember:
-    """A member and its driver."""
-
-    def __init__(self, world: "World", number: int) -> None:
-        self.world = world
-        self.number = number
-        self.node = node_id(number)
-        self.disk = Disk()
-        self.filters: list[str] = []
-        self.desired: dict[bytes, str] = {}
-        self.core: FederationMember | None = None
-        self.life = 0
-        self.newest: dict[tuple[bytes, str, bool], tuple[int, int]] = {}
-        self._armed = float("inf")
-
-    @property
-    def member(self) -> FederationMember:
-        assert self.core is not None
-        return self.core
-
-    def start(self) -> None:
-        world = self.world
-        self.life += 1
-        self.disk.epoch += world.epoch_step
-        world.step_epochs()
-        self._armed = float("inf")
-        self.core = FederationMember(
-            Identity(self.node, self.disk.epoch),
-            f"mqtt://{self.number}",
-            world.config,
-            world.now,
-            self.filters,
-            list(self.disk.custody.values()),
-            dict(self.disk.positions),
-            self.disk.remembered,
-        )
-        self.call(lambda core, now: core.desired_topology(self.desired, now))
-
-    def call(self, input: Callable[[FederationMember, float], object]) -> object:
-        """Do it, carry out what follows, arm the timer."""
-        core = self.member
-        result = input(core, self.world.now)
-        for effect in core.take_effects():
-            self._carry_out(effect)
-        at = core.timer(self.world.now)
-        if at < self._armed:
-            self._armed = at
-            life = self.life
-            self.world.at(at, lambda: self._ring(life, at))
-        return result
-
-    def _ring(self, life: int, at: float) -> None:
-        if life != self.life or self.core is None or self._armed != at:
-            return
-        self._armed = float("inf")
-        self.call(lambda core, now: core.handle_timers(now))
-
-    def _carry_out(self, effect: Effect) -> None:
-        world = self.world
-        if isinstance(effect, Send):
-            world.send(self, effect.peer, effect.data)
-        elif isinstance(effect, DeliverLocally):
-            self._deliver(effect)
-        elif isinstance(effect, Store):
-            world.unstored.add(effect.id)
-            self._sync(lambda: self._stored_custody(effect))
-        elif isinstance(effect, Delete):
-            self._sync(lambda: self.disk.custody.pop(effect.id, None))
-        elif isinstance(effect, Dial):
-            world.dial(self, effect.node)
-        elif isinstance(effect, CloseLink):
-            world.close(self.node, effect.peer)
-        elif isinstance(effect, IdentityConflict):
-            world.conflicts += 1
-        else:
-            world.dropped.append(effect)
-
-    def _sync(self, then: Callable[[], object]) -> None:
-        """In order: one disk."""
-        life = self.life
-        world = self.world
-        at = max(world.now + world.rng.uniform(*world.weather.sync_s), world.synced_at[self.number])
-        world.synced_at[self.number] = at
-
-        def done() -> None:
-            if life == self.life and self.core is not None:
-                then()
-
-        world.at(at, done)
-
-    def _stored_custody(self, store: Store) -> None:
-        self.disk.custody[store.id] = store.data
-        self.world.unstored.discard(store.id)
-        self.world.promise(store.id)
-        self.call(lambda core, now: core.stored(store.id, now))
-
-    def _deliver(self, effect: DeliverLocally) -> None:
-        self.world.check_delivery(self, effect)
-        if effect.message.qos:
-            self._sync(lambda: self._stored_delivery(effect))
-        else:
-            self.world.arrived(self, effect)
-
-    def _stored_delivery(self, effect: DeliverLocally) -> None:
-        self.world.arrived(self, effect)
-        self.disk.delivered[effect.id] = effect.message.topic
-        self.disk.positions[effect.id.node] = (effect.id.epoch, effect.place + 1)
-        self.call(lambda core, now: core.stored(effect.id, now))
-
-
 class World:
     def __init__(
         self,
@@ -233,6 +99,13 @@ class World:
         self.published: dict[MessageId, tuple[int, Message]] = {}
         self.promised: set[MessageId] = set()
         self.arrivals: dict[MessageId, dict[int, float]] = defaultdict(dict)
+        # Of a payload and a group with its filter: the members whose clients of the group have it.
+        self.group_arrivals: dict[tuple[bytes, str], list[int]] = defaultdict(list)
+        # The newest version of each topic that a member has stored.
+        self.stored_versions: dict[str, Version] = {}
+        # Of (node, peer): what its end of the link lets through.
+        self.policies: dict[tuple[bytes, bytes], LinkPolicy] = {}
+        self.frames: Counter[int] = Counter()
         self.dropped: list[Dropped] = []
         self.conflicts = 0
         self._arrival_at: dict[tuple[bytes, bytes], float] = defaultdict(float)
@@ -282,6 +155,7 @@ class World:
         return self.sides.get(a, 0) == self.sides.get(b, 0)
 
     def send(self, sender: SimMember, peer: bytes, data: bytes) -> None:
+        self.frames[data[1]] += 1
         if data[1] in CONTROL:
             self.control_frames += 1
         elif data[1] == DATA_KIND:
@@ -315,9 +189,13 @@ class World:
         if pair(a, b) in self.links or not self.hears(a, b):
             return
         self.links[pair(a, b)] = next(self._generations)
-        self.by_id[a].call(lambda core, now: core.link_up(b, now))
-        if self.by_id[b].core is not None:
-            self.by_id[b].call(lambda core, now: core.link_up(a, now))
+        for node, peer in ((a, b), (b, a)):
+            policy = self.policies.get((node, peer), OPEN)
+            if self.by_id[node].core is not None:
+                self._link_up(node, peer, policy)
+
+    def _link_up(self, node: bytes, peer: bytes, policy: LinkPolicy) -> None:
+        self.by_id[node].call(lambda core, now: core.link_up(peer, now, policy))
 
     def close(self, closer: bytes, peer: bytes) -> None:
         """By one end; the other hears of it where it can."""
@@ -375,10 +253,19 @@ class World:
     # Clients
 
     def publish(
-        self, number: int, topic: str, qos: int = 1, payload: bytes = b"x"
+        self,
+        number: int,
+        topic: str,
+        qos: int = 1,
+        payload: bytes = b"x",
+        is_retained: bool = False,
     ) -> MessageId | None:
-        message = Message(topic, payload, qos)
+        message = Message(topic, payload, qos, is_retained)
         member = self.members[number]
+        if is_retained:
+            member.broker_retains(message)
+        for group in member.groups(topic):
+            self.group_arrivals[payload, group].append(number)
         # What is sent at once is sent within the call.
         id = member.call(lambda core, now: core.local_publish(message, now))
         if id is None:
@@ -399,6 +286,7 @@ class World:
             member.number
             for member in self.members
             if member.number != origin
+            # A shared filter, as it is written, matches none of these topics.
             and any(matches(filter, message.topic) for filter in member.filters)
         }
 
@@ -408,11 +296,26 @@ class World:
         self.hops[effect.hops] += 1
         if effect.hops > HOPS_MAX:
             raise Wrong(f"{effect.hops} hops")
-        if effect.id not in self.published and effect.message.qos:
+        # What is for a group only may have been given to it again, as another message.
+        if effect.id not in self.published and effect.message.qos and effect.is_plain:
             raise Wrong("a message that nobody published")
 
-    def arrived(self, member: SimMember, effect: DeliverLocally) -> None:
+    def retained(self, effect: StoreRetained) -> None:
+        frame = decode(effect.data)
+        assert isinstance(frame, Retained)
+        version = frame.messages[0].version
+        newest = self.stored_versions.get(effect.topic, version)
+        self.stored_versions[effect.topic] = max(version, newest)
+
+    def arrived(self, member: SimMember, effect: DeliverLocally, groups: list[str]) -> None:
         """For good: a client may have it."""
+        message = effect.message
+        if message.is_retained:
+            member.broker_retains(message)
+        for group in groups:
+            self.group_arrivals[message.payload, group].append(member.number)
+        if not effect.is_plain:
+            return
         if effect.id in member.disk.delivered or member.number in self.arrivals[effect.id]:
             raise Wrong(f"{effect.id.epoch}.{effect.id.sequence} twice at {member.number}")
         self.arrivals[effect.id][member.number] = self.now
@@ -439,22 +342,29 @@ class World:
     def missing(self) -> list[tuple[MessageId, int]]:
         return [
             (id, number)
-            for id in self.promised
+            for id in self.promised & self.published.keys()
             for number in self.subscribers(id)
             if number not in self.arrivals[id]
         ]
 
-    def settle(self, limit_s: float = 60.0) -> None:
-        """No more faults: everyone is back, and everything promised arrives."""
+    def calm(self) -> None:
         self.heal()
         self.weather.loss = 0.0
         for member in self.members:
             self.restart(member.number)
+
+    def settle(self, limit_s: float = 60.0) -> None:
+        """No more faults: everyone is back, and everything promised arrives."""
+        self.calm()
         self.run_until(lambda: self.is_agreed() and not self.missing(), limit_s)
         self.run(2.0)
         for member in self.members:
             if len(member.member.custody):
                 raise Wrong(f"{len(member.member.custody)} left in the custody of {member.number}")
+
+
+def plain_filters(member: SimMember) -> list[str]:
+    return [filter for filter in member.filters if not is_shared(filter)]
 
 
 def pair(a: bytes, b: bytes) -> tuple[bytes, bytes]:

@@ -67,7 +67,7 @@ def test_what_is_said_is_heard(frame: Frame) -> None:
         (message(destinations=[(B, 0, 0)]), "place 0"),
         (message(expiry_s=-1.0), ">= 0"),
         (Announcements([announcement(added=["a#"])]), "level of its own"),
-        (Announcements([announcement(added=["$share/g/a"])]), "shared"),
+        (Announcements([announcement(added=["$share/g"])]), "shared subscription"),
         (Announcements([announcement(base=2)]), "version 2"),
         (Announcements([announcement(removed=["a"])]), "removes"),
         (Announcements([announcement(chunk=1)]), "chunk 1 of 1"),

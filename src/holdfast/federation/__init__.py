@@ -16,6 +16,15 @@ Invariants:
 - At every hop the destinations of a message are divided, never multiplied, and a hop costs one
   of at most HOPS_MAX: a loop, possible only while databases differ, ends and never branches.
 - What came in is never sent out again as new; `$` topics and federator/# never leave.
+- Of the retained messages of a topic the newest version wins, at every member that wants the topic;
+  a replay carries its version, and is no publication. What was removed does not come back, unless
+  with a member that was away for longer than `tombstone_s`.
+- Of a shared group one member's clients get a message. While databases differ or members are lost
+  it may be two members'; at QoS 1 and 2 it is not none's, as long as a member but the origin has
+  the group.
+- By how many paths a message is sent does not show: it is delivered once.
+- What a link's policy holds back goes no further there, and holds nothing else up. No peer can make
+  a member keep more than its bounds.
 - A restart is a new epoch: newer than everything said before it, never a duplicate of it.
 - Traffic for control depends on links and changes, not on the number of topics.
 - Everything that waits is bounded, and what the bound costs is counted.

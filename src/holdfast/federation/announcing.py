@@ -138,7 +138,7 @@ class Announcing:
         )
 
     def _say(self, news: Announcement, now: float) -> None:
-        verdict = self._database.apply(news, now)
+        verdict = self._database.apply(news, now, is_own=True)
         assert verdict is Verdict.NEWS
         self._pass_on([news], None, now)
 

@@ -52,3 +52,23 @@ class FederationConfig:
     ack_messages: int = 64
     """Stored ones that are confirmed without delay."""
     tidy_s: float = 1.0
+    redundancy: int = 1
+    """Paths by which a message is sent at once, as disjoint as there are; at most PATHS_MAX."""
+    share_patience_s: float = 30.0
+    """A member with a shared group that cannot be reached for so long loses the group's messages to
+    another: those that it has already are then delivered twice."""
+    retained_messages_max: int = 100_000
+    retained_bytes_max: int = 256 << 20
+    """Of all retained messages together; of a topic beyond it nothing is held."""
+    tombstone_s: float = 86_400.0
+    """How long it is known that a retained message was removed. A member that was away for longer
+    may bring it back."""
+    unwanted_s: float = 3600.0
+    """How long what others retained is held without anybody here who wants it; well below
+    `tombstone_s`."""
+    retained_check_s: float = 15.0
+    """Between comparisons with another member, one after the other; those after a change come at
+    once."""
+    retained_request_s: float = 1.0
+    """Until a request is made again, at most `retained_requests` times."""
+    retained_requests: int = 3

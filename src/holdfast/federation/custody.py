@@ -18,6 +18,8 @@ from holdfast.federation.identity import MessageId
 
 Place = tuple[bytes, int, int]
 """A destination, the message's place in its stream, the lowest place that is not confirmed."""
+Grants = dict[bytes, tuple[bool, tuple[str, ...]]]
+"""Of destinations: is the message for its plain subscribers? and for which shared groups?"""
 
 
 class BadEntry(ValueError):
@@ -31,6 +33,8 @@ class Entry:
     taken_at: float
     places: dict[bytes, int]
     """Of the destinations that have not confirmed it."""
+    grants: Grants = field(default_factory=dict)
+    """Of those among them that were given a group's share; without, it is for plain subscribers."""
     is_stored: bool = False
 
     @property
@@ -66,6 +70,8 @@ class Custody:
         # Destinations to which something may be sent now, and those with something in flight.
         self._ready: set[bytes] = set()
         self._flying: set[bytes] = set()
+        # Entries with a group's share; the values are the same.
+        self._granted: dict[MessageId, Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -73,6 +79,10 @@ class Custody:
     def queued(self, node: bytes) -> int:
         stream = self._streams.get(node)
         return len(stream.entries) if stream is not None else 0
+
+    def queued_bytes(self, node: bytes) -> int:
+        stream = self._streams.get(node)
+        return stream.bytes if stream is not None else 0
 
     def load(self, stored: Iterable[bytes], now: float) -> None:
         """After a start, before anything else: what `Store` asked for and `Delete` did not, in any
@@ -83,26 +93,63 @@ class Custody:
             if not isinstance(frame, Data):
                 raise BadEntry("the federation's store holds what is not a message: delete it")
             places = {node: place for node, place, _ in frame.destinations}
-            entries.append(Entry(frame.id, _message(frame), now, places, True))
+            grants = {node: (plain, tuple(shares)) for node, plain, shares in frame.grants}
+            entries.append(Entry(frame.id, _message(frame), now, places, grants, True))
         entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
         for entry in entries:
             self._entries[entry.id] = entry
+            self._note_grants(entry)
             for node in entry.places:
                 self._queue(node, entry)
 
-    def take(self, id: MessageId, message: Message, nodes: Iterable[bytes], now: float) -> None:
-        places: dict[bytes, int] = {}
+    def take(
+        self,
+        id: MessageId,
+        message: Message,
+        nodes: Iterable[bytes],
+        now: float,
+        grants: Grants | None = None,
+    ) -> None:
+        self._put(Entry(id, message, now, {}, grants or {}), nodes, now)
+
+    def take_again(self, entry: Entry, id: MessageId, grants: Grants, now: float) -> None:
+        """As another message, for other destinations; no younger than it is."""
+        self._put(Entry(id, entry.message, entry.taken_at, {}, grants), sorted(grants), now)
+
+    def grant_only(self, entry: Entry, node: bytes, shares: tuple[str, ...], now: float) -> None:
+        """A destination keeps its place, and these of its shares."""
+        is_plain, _ = entry.grants[node]
+        entry.grants[node] = (is_plain, shares)
+        self._note_grants(entry)
+        self._store(entry, now)
+        if node in self._flying:
+            self._streams[node].retry_at = now
+
+    def granted(self) -> list[Entry]:
+        """Those with a share that is not confirmed."""
+        return list(self._granted.values())
+
+    def _put(self, entry: Entry, nodes: Iterable[bytes], now: float) -> None:
         for node in nodes:
             stream = self._streams.setdefault(node, Stream())
-            places[node] = stream.next_place
+            entry.places[node] = stream.next_place
             stream.next_place += 1
-        entry = Entry(id, message, now, places)
-        self._entries[id] = entry
-        destinations = [(node, place, place) for node, place in places.items()]
-        self._effects.append(Store(id, encode(_data(entry, destinations, 1, now))))
-        for node in list(places):
+        self._entries[entry.id] = entry
+        self._note_grants(entry)
+        self._store(entry, now)
+        for node in list(entry.places):
             self._queue(node, entry)
             self._bound(node)
+
+    def _store(self, entry: Entry, now: float) -> None:
+        destinations = [(node, place, place) for node, place in entry.places.items()]
+        self._effects.append(Store(entry.id, encode(_data(entry, destinations, 1, now))))
+
+    def _note_grants(self, entry: Entry) -> None:
+        if any(shares for _, shares in entry.grants.values()):
+            self._granted[entry.id] = entry
+        else:
+            self._granted.pop(entry.id, None)
 
     def stored(self, id: MessageId) -> None:
         entry = self._entries.get(id)
@@ -140,9 +187,7 @@ class Custody:
         while stream is not None and stream.entries:
             self._drop(node, stream, reason)
 
-    def collect(
-        self, can_reach: Callable[[bytes], bool], now: float
-    ) -> list[tuple[Data, list[Place]]]:
+    def collect(self, can_reach: Callable[[bytes], bool], now: float) -> list[Data]:
         """What is to be sent now, in order; each message once for all its destinations."""
         due: dict[MessageId, tuple[Entry, list[Place]]] = {}
         for node in sorted(self._ready):
@@ -152,7 +197,7 @@ class Custody:
                     due.setdefault(entry.id, (entry, []))[1].append(place)
         self._ready.clear()
         in_order = sorted(due.items(), key=lambda item: (item[0].epoch, item[0].sequence))
-        return [(_data(entry, places, 1, now), places) for _, (entry, places) in in_order]
+        return [_data(entry, places, 1, now) for _, (entry, places) in in_order]
 
     def handle_timers(self, now: float) -> None:
         for node in sorted(self._flying):
@@ -240,6 +285,8 @@ class Custody:
             self._flying.discard(node)
             stream.retry_at = None
         del entry.places[node]
+        if entry.grants.pop(node, None) is not None:
+            self._note_grants(entry)
         if not entry.places:
             del self._entries[entry.id]
             self._effects.append(Delete(entry.id))
@@ -264,6 +311,13 @@ def _data(entry: Entry, destinations: list[Place], hops_max: int, now: float) ->
         message.properties,
         entry.remaining_s(now),
         destinations,
+        0,
+        message.stamp,
+        [
+            (node, entry.grants[node][0], list(entry.grants[node][1]))
+            for node, _, _ in destinations
+            if node in entry.grants
+        ],
     )
 
 
@@ -275,4 +329,6 @@ def _message(frame: Data) -> Message:
         frame.is_retained,
         frame.properties,
         frame.expiry_s,
+        None,
+        frame.stamp,
     )

@@ -19,6 +19,8 @@ class Message:
     """From when it is handed over."""
     came_from: MessageId | None = None
     """Set on what the federation delivered: it is not sent out again."""
+    stamp: int = 0
+    """The federation's, of a version of what is retained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class DeliverLocally:
     """To the clients of this member. At QoS 1 and 2, store it together with `position` and tell
-    `stored(id)`; nothing is confirmed before that."""
+    `stored(id)`; nothing is confirmed before that. A message whose `is_retained` is not set leaves
+    what the broker has retained as it is."""
 
     id: MessageId
     message: Message
@@ -40,11 +43,17 @@ class DeliverLocally:
     """In the stream from the origin; 0 at QoS 0. The position to begin with after a restart
     is (id.epoch, place + 1)."""
     hops: int
+    is_plain: bool = True
+    """False: for shared groups only."""
+    withheld: tuple[str, ...] = ()
+    """`$share/group/filter` of groups here that must not have it: another member's clients of the
+    group get it, or have it. A broker that cannot keep it from them lets a group have it twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Into the custody of this member; tell `stored(id)` when it is durable."""
+    """Into the custody of this member, in place of what was stored under this id; tell `stored(id)`
+    when it is durable."""
 
     id: MessageId
     data: bytes
@@ -55,6 +64,32 @@ class Delete:
     """Out of custody; need not be durable."""
 
     id: MessageId
+
+
+@dataclass(frozen=True, slots=True)
+class RetainLocally:
+    """What the broker has retained under the topic becomes this, with an empty payload nothing. It
+    is no publication: clients that subscribed before have it, or get it as retained. It comes to
+    the broker in order with what is delivered. Doing it again does no harm."""
+
+    id: MessageId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRetained:
+    """Durably, in place of what was stored for the topic; not before the broker has what was
+    delivered or retained locally ahead of this. A publication is safe when it is durable."""
+
+    topic: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRetained:
+    """What was stored for the topic; need not be durable."""
+
+    topic: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,4 +125,16 @@ class IdentityConflict:
     epoch: int
 
 
-Effect = Send | DeliverLocally | Store | Delete | Dial | CloseLink | Dropped | IdentityConflict
+Effect = (
+    Send
+    | DeliverLocally
+    | Store
+    | Delete
+    | RetainLocally
+    | StoreRetained
+    | DeleteRetained
+    | Dial
+    | CloseLink
+    | Dropped
+    | IdentityConflict
+)

@@ -30,13 +30,36 @@ FILTERS_MAX: Final = 500
 CHUNKS_MAX: Final = 400
 """So a member's interest has at most 200,000 filters."""
 PROPERTIES_BYTES_MAX: Final = 1 << 20
+PATHS_MAX: Final = 3
+"""By which a message is sent at once."""
+SHARES_MAX: Final = 1024
+"""Of one message to one member."""
+BUCKETS: Final = 64
+"""Of retained topics, by a hash of the topic: topics below one prefix may be nearly all."""
+RETAINED_PAGE_MAX: Final = 256
+RETAINED_PAGE_BYTES: Final = 256 << 10
+"""Of payloads and properties; a message that has more goes alone."""
 FRAME_BYTES_MAX: Final = 300 << 20
 """Above the largest MQTT packet."""
 
 Node = Annotated[bytes, Meta(min_length=NODE_BYTES, max_length=NODE_BYTES)]
 Number = Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
 Positive = Annotated[int, Meta(ge=1, le=EPOCH_MAX)]
+Hops = Annotated[int, Meta(ge=0, le=HOPS_MAX)]
 Filters = Annotated[list[str], Meta(max_length=FILTERS_MAX)]
+Topic = Annotated[str, Meta(max_length=TOPIC_BYTES_MAX)]
+Properties = Annotated[bytes, Meta(max_length=PROPERTIES_BYTES_MAX)]
+Destinations = Annotated[
+    list[tuple[Node, Number, Number]], Meta(min_length=1, max_length=MEMBERS_MAX)
+]
+"""Members, the place in the stream to each, and the lowest place that is not confirmed yet; 0 and 0
+at QoS 0, which has no places."""
+Grant = tuple[Node, bool, Annotated[list[str], Meta(max_length=SHARES_MAX)]]
+"""To a destination: is the message for its plain subscribers, and for which shared groups there
+(`$share/group/filter`)? Without a grant it is for its plain subscribers and for no group."""
+Bucket = Annotated[int, Meta(ge=0, lt=BUCKETS)]
+Version = tuple[Positive, Node, Positive, Positive]
+"""Of a retained message: its stamp, and the id of the publication."""
 
 
 class BadFrame(ValueError):
@@ -84,22 +107,23 @@ class Data(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     node: Node
     epoch: Positive
     sequence: Positive
-    hops: Annotated[int, Meta(ge=0, le=HOPS_MAX)]
+    hops: Hops
     """Links behind it."""
     hops_max: Annotated[int, Meta(ge=1, le=HOPS_MAX)]
     qos: Annotated[int, Meta(ge=0, le=2)]
     is_retained: bool
-    topic: Annotated[str, Meta(max_length=TOPIC_BYTES_MAX)]
+    topic: Topic
     payload: bytes
-    properties: Annotated[bytes, Meta(max_length=PROPERTIES_BYTES_MAX)]
+    properties: Properties
     """As MQTT 5 encodes them, without the expiry; carried unread."""
     expiry_s: Annotated[float, Meta(ge=0)] | None
     """What is left of it."""
-    destinations: Annotated[
-        list[tuple[Node, Number, Number]], Meta(min_length=1, max_length=MEMBERS_MAX)
-    ]
-    """Members, the place in the stream to each, and the lowest place that is not confirmed yet; 0
-    and 0 at QoS 0, which has no places."""
+    destinations: Destinations
+    path: Annotated[int, Meta(ge=0, lt=PATHS_MAX)] = 0
+    """0 is the shortest; the others keep off it where they can."""
+    stamp: Number = 0
+    """Of the version of a retained message; 0: it has none."""
+    grants: Annotated[list[Grant], Meta(max_length=MEMBERS_MAX)] = []
 
     @property
     def id(self) -> MessageId:
@@ -113,14 +137,97 @@ class Ack(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     epoch: Positive
     destination: Node
     place: Number
-    hops: Annotated[int, Meta(ge=0, le=HOPS_MAX)]
+    hops: Hops
+
+
+class RetainedRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What `destination` has retained beyond `after` in string order, up to `upto`, please: what is
+    newer than what is known, or unknown."""
+
+    source: Node
+    destination: Node
+    hops: Hops
+    number: Positive
+    """Of the source's; the answer has it."""
+    filter: str
+    bucket: Bucket | None
+    """None: all that the filter matches. Else what concerns both members, of one bucket."""
+    after: Topic
+    upto: Topic | None
+    known: Annotated[list[tuple[Topic, Version]], Meta(max_length=FILTERS_MAX)]
+    """All that the source has in this range, with a bucket."""
+
+
+class RetainedMessage(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    topic: Topic
+    payload: bytes
+    """Empty: it is a tombstone."""
+    qos: Annotated[int, Meta(ge=0, le=2)]
+    properties: Properties
+    expires_us: Number | None
+    """By the wall clock."""
+    version: Version
+
+    @property
+    def size(self) -> int:
+        return len(self.topic) + len(self.payload) + len(self.properties)
+
+
+class Retained(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """An answer to a request, or what somebody is believed to lack."""
+
+    source: Node
+    destination: Node
+    hops: Hops
+    number: Number
+    """Of the request; 0: nobody asked."""
+    messages: Annotated[list[RetainedMessage], Meta(max_length=RETAINED_PAGE_MAX)]
+    upto: Topic | None
+    """All up to here is answered; None: all that was asked for."""
+
+
+class RetainedDigest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What `source` has retained that concerns `destination`, too."""
+
+    source: Node
+    destination: Node
+    hops: Hops
+    buckets: Annotated[list[tuple[Bucket, Number]], Meta(max_length=BUCKETS)]
+    """And the sum of the hashes of the versions in each; those that are not named are empty."""
+
+
+class Skip(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """In place of a message that a link's policy holds back: its places are to be passed over."""
+
+    node: Node
+    epoch: Positive
+    sequence: Positive
+    hops: Hops
+    hops_max: Annotated[int, Meta(ge=1, le=HOPS_MAX)]
+    destinations: Destinations
+    path: Annotated[int, Meta(ge=0, lt=PATHS_MAX)] = 0
+
+    @property
+    def id(self) -> MessageId:
+        return MessageId(self.node, self.epoch, self.sequence)
 
 
 class Goodbye(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     reason: Annotated[str, Meta(max_length=256)]
 
 
-Frame = Hello | Announcements | AnnouncementRequest | Data | Ack | Goodbye
+Frame = (
+    Hello
+    | Announcements
+    | AnnouncementRequest
+    | Data
+    | Ack
+    | RetainedRequest
+    | Retained
+    | Goodbye
+    | RetainedDigest
+    | Skip
+)
 
 KINDS: Final[dict[int, type[Frame]]] = {
     1: Hello,
@@ -128,9 +235,13 @@ KINDS: Final[dict[int, type[Frame]]] = {
     3: AnnouncementRequest,
     4: Data,
     5: Ack,
+    6: RetainedRequest,
+    7: Retained,
     8: Goodbye,
+    9: RetainedDigest,
+    10: Skip,
 }
-CONTROL: Final = frozenset((1, 2, 3, 8))
+CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9))
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(kind) for number, kind in KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()
@@ -164,19 +275,42 @@ def decode(data: bytes) -> Frame | None:
 def _check(frame: Frame) -> None:
     if isinstance(frame, Data):
         decode_topic(frame.topic.encode())
-        _check_places(frame)
+        _check_places(frame.node, frame.destinations, frame.qos > 0)
+        _check_grants(frame)
     elif isinstance(frame, Announcements):
         for entry in frame.entries:
             _check_announcement(entry)
+    elif isinstance(frame, RetainedRequest):
+        check_filter(frame.filter)
+        if is_shared(frame.filter):
+            raise BadFrame("a request for what a shared subscription has retained")
+    elif isinstance(frame, Retained):
+        for message in frame.messages:
+            decode_topic(message.topic.encode())
+    elif isinstance(frame, Skip):
+        _check_places(frame.node, frame.destinations, True)
 
 
-def _check_places(frame: Data) -> None:
-    nodes = {node for node, _, _ in frame.destinations}
-    if len(nodes) < len(frame.destinations) or frame.node in nodes:
+def _check_places(
+    origin: bytes, destinations: list[tuple[bytes, int, int]], has_places: bool
+) -> None:
+    nodes = {node for node, _, _ in destinations}
+    if len(nodes) < len(destinations) or origin in nodes:
         raise BadFrame("a message that names a destination twice, or its own origin")
-    for _, place, base in frame.destinations:
-        if (place == 0) != (frame.qos == 0) or base > place or (place > 0 and base == 0):
-            raise BadFrame(f"place {place} of a stream that begins at {base}, QoS {frame.qos}")
+    for _, place, base in destinations:
+        if (place > 0) != has_places or base > place or (place > 0 and base == 0):
+            raise BadFrame(f"place {place} of a stream that begins at {base}")
+
+
+def _check_grants(frame: Data) -> None:
+    nodes = {node for node, _, _ in frame.grants}
+    if len(nodes) < len(frame.grants):
+        raise BadFrame("a message with two grants to one destination")
+    for _, _, shares in frame.grants:
+        for share in shares:
+            check_filter(share)
+            if not is_shared(share):
+                raise BadFrame("a grant that is for no shared group")
 
 
 def _check_announcement(entry: Announcement) -> None:
@@ -188,5 +322,3 @@ def _check_announcement(entry: Announcement) -> None:
         raise BadFrame("a full announcement that removes filters")
     for filter in entry.added:
         check_filter(filter)
-        if is_shared(filter):
-            raise BadFrame("a shared subscription in an announcement, which has plain filters")

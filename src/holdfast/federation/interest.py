@@ -1,14 +1,16 @@
 """Which filters this member's clients have, and which members want a topic.
 
-Filters are plain ones, counted: a filter is announced with its first subscriber and withdrawn with
-its last. Of more than `filters_max`, what is announced is cut to fewer levels, with `#` below: then
-too much comes, and the member drops what nobody wants.
+Filters are counted: one is announced with its first subscriber and withdrawn with its last, that of
+a shared subscription with its group, as `$share/group/filter`. Of more than `filters_max`, what is
+announced is cut to fewer levels, with `#` below: then too much comes, and the member drops what
+nobody wants.
 """
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from holdfast.federation.frames import CHUNKS_MAX, FILTERS_MAX
+from holdfast.topics.names import is_shared, split_shared
 from holdfast.topics.trie import SubscriptionTrie
 
 ANNOUNCED_MAX: Final = FILTERS_MAX * CHUNKS_MAX
@@ -43,6 +45,7 @@ class LocalInterest:
     def __init__(self, filters_max: int = ANNOUNCED_MAX) -> None:
         self._filters_max = min(filters_max, ANNOUNCED_MAX)
         self._counts: dict[str, int] = {}
+        # Values: the filter as it is subscribed to, with its group.
         self._trie = SubscriptionTrie()
 
     def __len__(self) -> int:
@@ -54,44 +57,95 @@ class LocalInterest:
         for filter in added:
             self._counts[filter] = self._counts.get(filter, 0) + 1
             if self._counts[filter] == 1:
-                self._trie.add(filter, None, True)
+                self._trie.add(plain_of(filter), filter, filter)
         for filter in removed:
             self._counts[filter] -= 1
             if not self._counts[filter]:
                 del self._counts[filter]
-                self._trie.remove(filter, None)
+                self._trie.remove(plain_of(filter), filter)
         return self._trie.version != version
 
     def announced(self) -> set[str]:
-        return generalised(self._counts, self._filters_max)
+        if self._says_all():
+            return set(self._counts)
+        return generalised(map(plain_of, self._counts), self._filters_max)
 
     def wants(self, topic: str) -> bool:
         return bool(self._trie.match(topic))
 
+    def shares(self, topic: str) -> set[str]:
+        """The announced groups that want it. Where there are too many filters to say them all, none
+        is: they are taken for plain subscribers, so a group gets messages at several members."""
+        if not self._says_all():
+            return set()
+        return {str(filter) for filter in self._trie.match(topic) if is_shared(str(filter))}
+
+    def has(self, filter: str) -> bool:
+        return filter in self._counts
+
+    def _says_all(self) -> bool:
+        return len(self._counts) <= self._filters_max
+
+
+class Wanting(NamedTuple):
+    """A topic."""
+
+    members: tuple[bytes, ...]
+    """With plain subscribers, in order of ids."""
+    shares: dict[str, tuple[bytes, ...]]
+    """Group and filter, and the members that have the group, in order of ids."""
+
 
 class RemoteInterest:
-    """Of all other members."""
+    """Of all members, by what they announce."""
 
     def __init__(self) -> None:
+        # Keys: (member, group), values: (member, filter with its group, or None).
         self._trie = SubscriptionTrie()
-        self._memo: dict[str, tuple[bytes, ...]] = {}
+        self._memo: dict[str, Wanting] = {}
         self._memo_version = 0
+
+    @property
+    def version(self) -> int:
+        return self._trie.version
 
     def change(self, node: bytes, added: Iterable[str], removed: Iterable[str]) -> None:
         for filter in removed:
-            self._trie.remove(filter, node)
+            self._trie.remove(plain_of(filter), (node, filter))
         for filter in added:
-            self._trie.add(filter, node, node)
+            share = filter if is_shared(filter) else None
+            self._trie.add(plain_of(filter), (node, filter), (node, share))
 
-    def members(self, topic: str) -> tuple[bytes, ...]:
-        """Who wants it, in order of ids."""
+    def wanting(self, topic: str) -> Wanting:
         trie = self._trie
         if self._memo_version != trie.version or len(self._memo) >= MEMO_TOPICS_MAX:
             self._memo.clear()
             self._memo_version = trie.version
         found = self._memo.get(topic)
         if found is None:
-            nodes = {node for node in trie.match(topic) if isinstance(node, bytes)}
-            found = tuple(sorted(nodes))
+            found = self._look_up(topic)
             self._memo[topic] = found
         return found
+
+    def members(self, topic: str) -> tuple[bytes, ...]:
+        """Who wants it, groups aside, in order of ids."""
+        return self.wanting(topic).members
+
+    def _look_up(self, topic: str) -> Wanting:
+        plain: set[bytes] = set()
+        shares: dict[str, set[bytes]] = {}
+        for value in self._trie.match(topic):
+            assert isinstance(value, tuple)
+            node, share = value
+            if share is None:
+                plain.add(node)
+            else:
+                shares.setdefault(share, set()).add(node)
+        return Wanting(
+            tuple(sorted(plain)),
+            {share: tuple(sorted(nodes)) for share, nodes in sorted(shares.items())},
+        )
+
+
+def plain_of(filter: str) -> str:
+    return split_shared(filter)[1] if is_shared(filter) else filter

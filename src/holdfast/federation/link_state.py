@@ -15,6 +15,8 @@ from holdfast.federation.frames import FILTERS_MAX, MEMBERS_MAX, Announcement
 
 REFRESH_S: Final = 1800.0
 EXPIRY_S: Final = 2 * REFRESH_S
+FILTERS_KEPT_MAX: Final = 1 << 20
+"""Of all members together; who announces more is not heard."""
 
 
 class Verdict(enum.Enum):
@@ -26,7 +28,7 @@ class Verdict(enum.Enum):
     GAP = enum.auto()
     """A change of a version that we do not have."""
     FULL = enum.auto()
-    """Of a member too many."""
+    """Of a member too many, or of too many filters."""
 
 
 @dataclass(slots=True)
@@ -69,18 +71,20 @@ class LinkStateDatabase:
         self.changes: list[Change] = []
         self._partials: dict[bytes, _Partial] = {}
         self._digest = 0
+        self._filters = 0
+        self._part_filters = 0
 
     @property
     def digest(self) -> bytes:
         """The same in two members, as good as certainly, exactly when their databases are."""
         return self._digest.to_bytes(8, "big")
 
-    def apply(self, news: Announcement, now: float) -> Verdict:
+    def apply(self, news: Announcement, now: float, is_own: bool = False) -> Verdict:
         entry = self.entries.get(news.origin)
         key = (news.epoch, news.version)
         if entry is not None and key <= entry.key:
             return Verdict.OLD
-        if entry is None and len(self.entries) >= MEMBERS_MAX:
+        if not is_own and self._is_full(news):
             return Verdict.FULL
         if news.base:
             if entry is None or entry.key != (news.epoch, news.base):
@@ -99,26 +103,39 @@ class LinkStateDatabase:
             self.changes.append(Change(news.origin, added, removed))
         return Verdict.NEWS
 
+    def _is_full(self, news: Announcement) -> bool:
+        if news.origin not in self.entries and len(self.entries) >= MEMBERS_MAX:
+            return True
+        return self._filters + self._part_filters + len(news.added) > FILTERS_KEPT_MAX
+
     def _assembled(self, news: Announcement) -> set[str] | None:
         """All filters of a version that comes in chunks, once its last chunk is here. Only the
         newest such version of a member is gathered."""
         if news.chunks == 1:
-            self._partials.pop(news.origin, None)
+            self._drop_part(news.origin)
             return set(news.added)
         key = (news.epoch, news.version)
         partial = self._partials.get(news.origin)
         if partial is None or partial.key < key:
             if partial is None and len(self._partials) >= MEMBERS_MAX:
                 return None
+            self._drop_part(news.origin)
             partial = _Partial(key)
             self._partials[news.origin] = partial
         elif partial.key > key:
             return None
-        partial.chunks[news.chunk] = news
+        if news.chunk not in partial.chunks:
+            partial.chunks[news.chunk] = news
+            self._part_filters += len(news.added)
         if len(partial.chunks) < news.chunks:
             return None
-        del self._partials[news.origin]
+        self._drop_part(news.origin)
         return {filter for chunk in partial.chunks.values() for filter in chunk.added}
+
+    def _drop_part(self, origin: bytes) -> None:
+        partial = self._partials.pop(origin, None)
+        if partial is not None:
+            self._part_filters -= sum(len(chunk.added) for chunk in partial.chunks.values())
 
     def _put(self, news: Announcement, filters: set[str], now: float) -> None:
         links = frozenset(news.links)
@@ -138,6 +155,7 @@ class LinkStateDatabase:
             now,
         )
         self.entries[news.origin] = entry
+        self._filters += len(filters) - (len(before.filters) if before is not None else 0)
         self._digest ^= _hash(entry)
 
     def expire(self, now: float, keep: bytes, expiry_s: float = EXPIRY_S) -> list[bytes]:
@@ -150,7 +168,8 @@ class LinkStateDatabase:
         for origin in gone:
             entry = self.entries.pop(origin)
             self._digest ^= _hash(entry)
-            self._partials.pop(origin, None)
+            self._filters -= len(entry.filters)
+            self._drop_part(origin)
             self.graph_version += 1
             if entry.filters:
                 self.changes.append(Change(origin, (), entry.filters))

@@ -7,22 +7,14 @@ arms one timer for `timer()`. It names peers by the ids that their connections h
 from collections import Counter
 from collections.abc import Iterable
 
-import msgspec
-
 from holdfast.federation.announcing import Announcing
+from holdfast.federation.arriving import Arriving
 from holdfast.federation.config import FederationConfig
-from holdfast.federation.custody import Custody, Place
-from holdfast.federation.duplicates import Duplicates, Freshness
-from holdfast.federation.effects import (
-    CloseLink,
-    DeliverLocally,
-    Dropped,
-    Effect,
-    Message,
-    Send,
-)
+from holdfast.federation.custody import Custody
+from holdfast.federation.delivering import Delivering
+from holdfast.federation.effects import CloseLink, Effect, Message
+from holdfast.federation.forwarding import Forwarding
 from holdfast.federation.frames import (
-    HOPS_MAX,
     LINKS_MAX,
     Ack,
     AnnouncementRequest,
@@ -32,18 +24,20 @@ from holdfast.federation.frames import (
     Frame,
     Goodbye,
     Hello,
+    Skip,
     decode,
-    encode,
 )
 from holdfast.federation.identity import Identity, MessageId
-from holdfast.federation.interest import LocalInterest, RemoteInterest, may_leave
+from holdfast.federation.interest import LocalInterest, RemoteInterest, may_leave, plain_of
 from holdfast.federation.link_state import LinkStateDatabase
 from holdfast.federation.links import Links
 from holdfast.federation.mesh import Mesh, children_of
-from holdfast.federation.receiving import Position, Receiving, message_of
+from holdfast.federation.policy import OPEN, Gate, LinkPolicy
+from holdfast.federation.receiving import Position, Receiving
 from holdfast.federation.repair import Repair
+from holdfast.federation.retained_messages import RetainedMessages
 from holdfast.federation.routes import Routes
-from holdfast.topics.names import is_shared, split_shared
+from holdfast.federation.sending import Sending
 
 
 class FederationMember:
@@ -57,12 +51,15 @@ class FederationMember:
         stored: Iterable[bytes] = (),
         positions: dict[bytes, Position] | None = None,
         remembered: Iterable[bytes] = (),
+        retained: Iterable[bytes] = (),
+        wall_s: float | None = None,
     ) -> None:
         """`identity`: of this start, stored durably. `address`: where others may dial, or empty.
         `filters`: of the sessions there are already; what is missing here is not wanted until
         it is told. `stored`, `positions` and `remembered`: what survived; without the last, what
-        is published before a peer has told who wants it goes to nobody. Raises BadFrame and
-        custody.BadEntry.
+        is published before a peer has told who wants it goes to nobody. `retained`: what was stored
+        for each topic. `wall_s`: seconds since 1970; without it the federation's retained messages
+        are not kept here. Raises BadFrame and custody.BadEntry.
         """
         self.identity = identity
         self.node = identity.node
@@ -76,14 +73,45 @@ class FederationMember:
         self._interest = LocalInterest(config.filters_max)
         self._interest.change(_federated(filters), ())
         self._remote = RemoteInterest()
-        self._duplicates = Duplicates()
-        self._sequence = 0
         self._graph_version = -1
         self._tidy_at = now + config.tidy_s
         self.custody = Custody(config, self._effects)
         self.custody.load(stored, now)
-        self.receiving = Receiving(
-            self.node, config, self._effects, self._interest.wants, positions or {}
+        self._forwarding = Forwarding(
+            self.node, self.routes, self.links, self.counts, self._effects
+        )
+        self.retained = RetainedMessages(
+            self.node,
+            config,
+            wall_s,
+            self._remote,
+            self.routes,
+            self._forwarding,
+            self.counts,
+            self._effects,
+            now,
+        )
+        delivering = Delivering(self.node, self._interest, self.retained, self._effects)
+        self.receiving = Receiving(self.node, config, delivering, positions or {})
+        self._arriving = Arriving(
+            self.node,
+            self.database,
+            self.receiving,
+            delivering,
+            self.retained,
+            self._forwarding,
+            self.counts,
+            self._effects,
+        )
+        self._sending = Sending(
+            identity,
+            config,
+            self._interest,
+            self._remote,
+            self.custody,
+            self.retained,
+            self._forwarding,
+            self._effects,
         )
         self._repair = Repair(self.node, config, self.database, self.links, self._effects)
         self._announcing = Announcing(
@@ -98,10 +126,11 @@ class FederationMember:
         )
         self._announcing.recall(remembered, now)
         self._run(now)
+        self.retained.load(retained, now)
 
     # What the driver tells
 
-    def link_up(self, peer: bytes, now: float) -> None:
+    def link_up(self, peer: bytes, now: float, policy: LinkPolicy = OPEN) -> None:
         """A connection to a member; the only one with it. One that is up already is begun anew."""
         if peer == self.node:
             self._effects.append(CloseLink(peer, "a link of a member with itself"))
@@ -112,6 +141,7 @@ class FederationMember:
             self._effects.append(CloseLink(peer, f"a member has at most {LINKS_MAX} links"))
             return
         self.links.up(peer, now)
+        self._forwarding.gates[peer] = Gate(policy, now)
         self._announcing.linked(peer)
         self._repair.linked(peer, now)
         self._hello(peer, False)
@@ -119,6 +149,7 @@ class FederationMember:
 
     def link_down(self, peer: bytes, now: float) -> None:
         if self.links.down(peer, now):
+            del self._forwarding.gates[peer]
             self._announcing.set_links(self.links.usable(now), now)
             self._repair.lost(peer, now)
             self._run(now)
@@ -153,23 +184,29 @@ class FederationMember:
 
     def local_publish(self, message: Message, now: float) -> MessageId | None:
         """A client's message; its id, or None when nobody else wants it or it may not leave. At
-        QoS 1 and 2 it is this member's to deliver once `stored` is told."""
+        QoS 1 and 2 it is this member's to deliver once `stored` is told. What is to be retained
+        is held here even if nobody wants it yet: it is safe when all stores of this call are
+        durable."""
         if message.came_from is not None:
             self.counts["came from the federation"] += 1
             return None
         if not may_leave(message.topic):
             return None
-        nodes = [node for node in self._remote.members(message.topic) if node != self.node]
-        if not nodes:
-            return None
-        self._sequence += 1
-        id = MessageId(self.node, self.identity.epoch, self._sequence)
-        if message.qos:
-            self.custody.take(id, message, nodes, now)
-        else:
-            self._send_once(id, message, nodes)
+        id = self._sending.publish(message, now)
         self._run(now)
         return id
+
+    def broker_has_retained(self, message: Message, now: float) -> None:
+        """Not published now: found in the broker, when others began to want it, and after a start,
+        when all topics are told that are found there or were stored here; an empty payload is
+        nothing. What the federation knows of the topic wins, and is what the broker gets."""
+        if message.came_from is None and may_leave(message.topic):
+            self.retained.broker_has(self._sending.new_id(), message, now)
+            self._run(now)
+
+    def wall_clock(self, wall_s: float, now: float) -> None:
+        """It was set, or is told now and then."""
+        self.retained.set_wall(wall_s, now)
 
     def desired_topology(self, links: dict[bytes, str], now: float) -> None:
         """The topology manager's: members to be linked with, and where they are."""
@@ -188,7 +225,7 @@ class FederationMember:
         """Out of the federation, for good. A member that is to come back is just stopped."""
         self._announcing.leave(now)
         for peer in self.links.peers():
-            self._send(peer, Goodbye("leaving the federation"))
+            self._forwarding.send(peer, Goodbye("leaving the federation"))
             self._close(peer, "leaving the federation", now)
 
     def handle_timers(self, now: float) -> None:
@@ -201,6 +238,7 @@ class FederationMember:
             self._hello(peer, True)
         self._announcing.handle_timers(now)
         self.custody.handle_timers(now)
+        self.retained.handle_timers(now)
         if now >= self._repair.timer():
             self._repair.run(now)
         if now >= self._tidy_at:
@@ -214,6 +252,7 @@ class FederationMember:
             self.custody.timer(),
             self.receiving.timer(),
             self._repair.timer(),
+            self.retained.timer(),
             self._tidy_at,
         )
 
@@ -231,10 +270,24 @@ class FederationMember:
 
     def interested(self, topic: str) -> tuple[bytes, ...]:
         """The members with clients that want the topic, by what is known here."""
-        nodes = {node for node in self._remote.members(topic) if node != self.node}
+        wanting = self._remote.wanting(topic)
+        nodes = set(wanting.members).union(*wanting.shares.values()) - {self.node}
         if self._interest.wants(topic):
             nodes.add(self.node)
         return tuple(sorted(nodes))
+
+    @property
+    def remote_version(self) -> int:
+        """Another one when `remote_filters` may have changed."""
+        return self._remote.version
+
+    def remote_filters(self) -> frozenset[str]:
+        """By which other members want something, without groups."""
+        found: set[str] = set()
+        for node, entry in self.database.entries.items():
+            if node != self.node:
+                found.update(plain_of(filter) for filter in entry.filters)
+        return frozenset(found)
 
     def mesh(self, topic: str) -> Mesh:
         members = self.interested(topic)
@@ -247,7 +300,11 @@ class FederationMember:
 
     def _handle(self, peer: bytes, frame: Frame, now: float) -> None:
         if isinstance(frame, Data):
-            self._take(peer, frame, now)
+            admitted = self._forwarding.admit(peer, frame, now)
+            if admitted is not None:
+                self._arriving.take(peer, admitted, now)
+        elif isinstance(frame, Skip):
+            self._arriving.take(peer, frame, now)
         elif isinstance(frame, Ack):
             self._take_ack(peer, frame, now)
         elif isinstance(frame, Hello):
@@ -255,115 +312,38 @@ class FederationMember:
                 self._hello(peer, False)
             self._announcing.handle_digest(peer, frame.digest, now)
         elif isinstance(frame, Announcements):
-            for node in self._announcing.handle_news(peer, frame.entries, now):
-                if self.database.entries[node].is_leaving:
-                    self.custody.give_up(node, "member left")
+            self._take_news(peer, frame, now)
         elif isinstance(frame, AnnouncementRequest):
             self._announcing.handle_request(peer, frame.known, now)
-        else:
+        elif isinstance(frame, Goodbye):
             self._close(peer, f"the peer says: {frame.reason}", now)
-
-    def _take(self, peer: bytes, data: Data, now: float) -> None:
-        if data.node == self.node:
-            self.counts["own message"] += 1
-            return
-        if not data.qos:
-            freshness = self._duplicates.take(data.id, now)
-            if freshness is Freshness.SEEN:
-                self.counts["duplicate"] += 1
-                return
-            self._take_unstored(data, freshness)
-        onward: list[Place] = []
-        for destination in data.destinations:
-            node, place, base = destination
-            if node != self.node:
-                onward.append(destination)
-            elif data.qos:
-                reason = self.receiving.take(data, place, base, now)
-                if reason is not None:
-                    self.counts[reason] += 1
-        if onward:
-            self._forward(data, onward, peer)
-
-    def _take_unstored(self, data: Data, freshness: Freshness) -> None:
-        """QoS 0: what is late is not delivered, so the order holds."""
-        if all(node != self.node for node, _, _ in data.destinations):
-            return
-        if freshness is Freshness.LATE:
-            self._effects.append(Dropped("late", data.id, self.node))
-        elif not self._interest.wants(data.topic):
-            self._effects.append(Dropped("unwanted", data.id, self.node))
         else:
-            self._effects.append(DeliverLocally(data.id, message_of(data), 0, data.hops))
+            self._arriving.take_passing(peer, frame, now)
 
-    def _forward(self, data: Data, destinations: list[Place], source: bytes | None) -> None:
-        """Divide the destinations among next hops. What cannot go on stays with its origin at
-        QoS 1 and 2, which sends it again; at QoS 0 it is lost."""
-        if data.hops >= data.hops_max:
-            self.counts["hop limit"] += len(destinations)
-            return
-        hops: dict[bytes, list[Place]] = {}
-        for destination in destinations:
-            hop = self.routes.next_hop(destination[0])
-            if hop is None or hop not in self.links:
-                self.counts["no path"] += 1
-            elif hop == source:
-                # Our databases differ, or it would not have come this way.
-                self.counts["split horizon"] += 1
-            elif not data.qos and self.links[hop].is_busy:
-                self.counts["link busy"] += 1
-            else:
-                hops.setdefault(hop, []).append(destination)
-        for hop, onward in hops.items():
-            self._send(hop, msgspec.structs.replace(data, hops=data.hops + 1, destinations=onward))
+    def _take_news(self, peer: bytes, frame: Announcements, now: float) -> None:
+        entries = self.database.entries
+        epochs = {
+            news.origin: entries[news.origin].epoch
+            for news in frame.entries
+            if news.origin in entries
+        }
+        for node in self._announcing.handle_news(peer, frame.entries, now):
+            if entries[node].is_leaving:
+                self.custody.give_up(node, "member left")
+            if entries[node].epoch > epochs.get(node, 0):
+                self.retained.restarted(node, now)
 
     def _take_ack(self, peer: bytes, ack: Ack, now: float) -> None:
         if ack.origin == self.node:
             self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
-        elif ack.hops >= HOPS_MAX:
-            self.counts["hop limit"] += 1
         else:
-            self._send_ack(msgspec.structs.replace(ack, hops=ack.hops + 1), peer)
+            self._forwarding.send_ack(ack, peer)
 
-    def _send_ack(self, ack: Ack, source: bytes | None) -> None:
-        """Lost where there is no path: the origin sends again, and gets another."""
-        hop = self.routes.next_hop(ack.origin)
-        if hop is not None and hop != source and hop in self.links:
-            self._send(hop, ack)
-
-    # Sending
-
-    def _send_once(self, id: MessageId, message: Message, nodes: list[bytes]) -> None:
-        destinations = [(node, 0, 0) for node in nodes]
-        data = Data(
-            id.node,
-            id.epoch,
-            id.sequence,
-            0,
-            self._hops_max(),
-            0,
-            message.is_retained,
-            message.topic,
-            message.payload,
-            message.properties,
-            message.expiry_s,
-            destinations,
-        )
-        self._forward(data, destinations, None)
-
-    def _hops_max(self) -> int:
-        """Twice the distance of the farthest member: room for a detour."""
-        return min(max(2 * self.routes.depth(), 2), HOPS_MAX)
-
-    def _can_reach(self, node: bytes) -> bool:
-        hop = self.routes.next_hop(node)
-        return hop is not None and hop in self.links
+    # What follows
 
     def _hello(self, peer: bytes, asks: bool) -> None:
-        self._send(peer, Hello(self.identity.epoch, self.database.digest, asks))
-
-    def _send(self, peer: bytes, frame: Frame) -> None:
-        self._effects.append(Send(peer, encode(frame)))
+        hello = Hello(self.identity.epoch, self.database.digest, asks)
+        self._forwarding.send(peer, hello)
 
     def _close(self, peer: bytes, reason: str, now: float) -> None:
         self._effects.append(CloseLink(peer, reason))
@@ -372,9 +352,12 @@ class FederationMember:
     def _tidy(self, now: float) -> None:
         self._tidy_at = now + self.config.tidy_s
         self.custody.tidy(now)
-        self._duplicates.expire(now)
+        self._sending.review_groups(now)
+        self.retained.tidy(now)
+        self._arriving.tidy(now)
         for node in self.database.expire(now, self.node, 2 * self.config.refresh_s):
             self.custody.give_up(node, "member gone")
+            self.retained.gone(node)
 
     def _run(self, now: float) -> None:
         """What follows from any input: links that have become usable, changes of interest and
@@ -385,16 +368,16 @@ class FederationMember:
         self._announcing.set_links(self.links.usable(now), now)
         for change in self.database.take_changes():
             self._remote.change(change.node, change.added, change.removed)
+            self.retained.changed(change, now)
         if self._graph_version != self.database.graph_version:
             self._graph_version = self.database.graph_version
             self.custody.rerouted(now)
-        for data, places in self.custody.collect(self._can_reach, now):
-            self._forward(msgspec.structs.replace(data, hops_max=self._hops_max()), places, None)
+            self.retained.graph_changed(now)
+        self._sending.send_due(now)
         for ack in self.receiving.acks(now):
-            self._send_ack(ack, None)
+            self._forwarding.send_ack(ack, None)
 
 
 def _federated(filters: Iterable[str]) -> list[str]:
-    """What other members may be asked for. A shared group's clients want its filter."""
-    plain = [split_shared(filter)[1] if is_shared(filter) else filter for filter in filters]
-    return [filter for filter in plain if may_leave(filter)]
+    """What other members may be asked for."""
+    return [filter for filter in filters if may_leave(plain_of(filter))]

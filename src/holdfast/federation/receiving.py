@@ -5,12 +5,11 @@ what it stores anyway, and gives it back after a restart; without it the stream 
 lowest place that its origin has not seen confirmed.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import DeliverLocally, Dropped, Effect, Message
-from holdfast.federation.frames import MEMBERS_MAX, Ack, Data
+from holdfast.federation.delivering import Delivering
+from holdfast.federation.frames import MEMBERS_MAX, Ack, Data, Skip
 from holdfast.federation.identity import MessageId
 
 Position = tuple[int, int]
@@ -22,7 +21,7 @@ class Source:
 
     epoch: int
     next_place: int
-    early: dict[int, Data] = field(default_factory=dict)
+    early: dict[int, Data | Skip] = field(default_factory=dict)
     """By place, above `next_place`."""
     unstored: dict[MessageId, int] = field(default_factory=dict)
     """Delivered, in order of places."""
@@ -38,14 +37,12 @@ class Receiving:
         self,
         own: bytes,
         config: FederationConfig,
-        effects: list[Effect],
-        wants: Callable[[str], bool],
+        delivering: Delivering,
         positions: dict[bytes, Position],
     ) -> None:
         self._own = own
         self._config = config
-        self._effects = effects
-        self._wants = wants
+        self._delivering = delivering
         self._sources = {
             node: Source(epoch, next_place) for node, (epoch, next_place) in positions.items()
         }
@@ -58,7 +55,7 @@ class Receiving:
         """As of what is delivered; of what is stored, the driver knows."""
         return {node: (source.epoch, source.next_place) for node, source in self._sources.items()}
 
-    def take(self, data: Data, place: int, base: int, now: float) -> str | None:
+    def take(self, data: Data | Skip, place: int, base: int, now: float) -> str | None:
         """Why it is not delivered, now or later; None when it is."""
         source = self._sources.get(data.node)
         if source is None and len(self._sources) >= MEMBERS_MAX:
@@ -71,16 +68,18 @@ class Receiving:
         elif data.epoch < source.epoch:
             self._answers.append(Ack(data.node, data.epoch, self._own, place, 0))
             return "old epoch"
-        self._skip(source, base)
+        self._skip(source, base, now)
         if place < source.next_place or place in source.early:
             self._owe(data.node, source, now)
             return "duplicate"
         if place - source.next_place >= self._config.window_messages:
             return "beyond the window"
+        if place > source.next_place and not self._has_room(source, data):
+            return "beyond the window"
+        if not self._delivering.accepts(data):
+            return "group not here"
         source.early[place] = data
-        while source.next_place in source.early:
-            self._deliver(source, source.early.pop(source.next_place))
-            source.next_place += 1
+        self._deliver_early(source, now)
         self._owe(data.node, source, now)
         return None
 
@@ -105,28 +104,32 @@ class Receiving:
         times = [self._sources[node].ack_at for node in self._unconfirmed]
         return min((at for at in times if at is not None), default=float("inf"))
 
-    def _skip(self, source: Source, base: int) -> None:
+    def _skip(self, source: Source, base: int, now: float) -> None:
         """Places below `base` are confirmed, by a life of ours that we forgot, or given up."""
         if base <= source.next_place:
             return
         for place in [place for place in source.early if place < base]:
             del source.early[place]
         source.next_place = base
+        self._deliver_early(source, now)
+
+    def _has_room(self, source: Source, data: Data | Skip) -> bool:
+        """An origin has no more in flight than this, unless it is one message."""
+        size = sum(map(_size, source.early.values()))
+        return not source.early or size + _size(data) <= self._config.window_bytes
+
+    def _deliver_early(self, source: Source, now: float) -> None:
         while source.next_place in source.early:
-            self._deliver(source, source.early.pop(source.next_place))
+            data = source.early.pop(source.next_place)
+            if not self._delivering.accepts(data):
+                # Since it came, the group has gone: it is to come again, granted otherwise.
+                return
+            self._deliver(source, data, now)
             source.next_place += 1
 
-    def _deliver(self, source: Source, data: Data) -> None:
-        reason = "expired" if data.expiry_s == 0.0 else None
-        if not self._wants(data.topic):
-            reason = "unwanted"
-        if reason is not None:
-            self._effects.append(Dropped(reason, data.id, self._own))
-            return
-        source.unstored[data.id] = source.next_place
-        self._effects.append(
-            DeliverLocally(data.id, message_of(data), source.next_place, data.hops)
-        )
+    def _deliver(self, source: Source, data: Data | Skip, now: float) -> None:
+        if self._delivering.deliver(data, source.next_place, now):
+            source.unstored[data.id] = source.next_place
 
     def _owe(self, node: bytes, source: Source, now: float) -> None:
         self._unconfirmed.add(node)
@@ -136,13 +139,7 @@ class Receiving:
         source.ack_at = at if source.ack_at is None else min(source.ack_at, at)
 
 
-def message_of(data: Data) -> Message:
-    return Message(
-        data.topic,
-        data.payload,
-        data.qos,
-        data.is_retained,
-        data.properties,
-        data.expiry_s,
-        data.id,
-    )
+def _size(data: Data | Skip) -> int:
+    if isinstance(data, Skip):
+        return 0
+    return len(data.topic) + len(data.payload) + len(data.properties)

@@ -42,7 +42,10 @@ class Repair:
         self._run_at = float("inf")
 
     def set_desired(self, desired: dict[bytes, str], now: float) -> None:
+        before = self._desired or {}
         self._desired = {node: address for node, address in desired.items() if node != self._own}
+        # What was wanted and is not any more goes as the repairs do: after its successors are up.
+        self._repaired |= {node for node in before if node in self._links}
         self._repaired -= self._desired.keys()
         self._settled_since = None
         self.run(now)

@@ -3,11 +3,24 @@
 Of several shortest paths each member takes the one whose next hop has the lowest id. The paths
 from an origin are then the lexicographically lowest ones, so they form one tree rooted at it,
 and members with equal databases agree on it without a word.
+
+For redundancy there are further paths from an origin to a destination, each keeping off the members
+and links of those before it as far as the graph allows; these, too, every member computes alike.
 """
 
 from collections import deque
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import Final
 
+from holdfast.federation.frames import PATHS_MAX
 from holdfast.federation.link_state import LinkStateDatabase
+
+PATHS_KEPT_MAX: Final = 4096
+"""Pairs of origin and destination whose paths are remembered."""
+
+Path = tuple[bytes, ...]
+"""Members, from the origin to the destination."""
 
 
 class Tree:
@@ -38,6 +51,14 @@ class Tree:
             hops[node] = node if parent == self.root else hops[parent]
         return hops
 
+    def path_to(self, node: bytes) -> Path | None:
+        if node not in self.depths:
+            return None
+        path = [node]
+        while path[-1] != self.root:
+            path.append(self.parents[path[-1]])
+        return tuple(reversed(path))
+
     def pruned(self, members: set[bytes]) -> dict[bytes, bytes]:
         """Child -> parent of what is needed to reach `members`; as many entries as copies."""
         edges: dict[bytes, bytes] = {}
@@ -57,6 +78,7 @@ class Routes:
         self._graph: dict[bytes, list[bytes]] = {}
         self._tree = Tree(own, {})
         self._hops: dict[bytes, bytes] = {}
+        self._paths: dict[tuple[bytes, bytes], list[Path]] = {}
 
     def next_hop(self, node: bytes) -> bytes | None:
         """None: there is no path."""
@@ -76,6 +98,25 @@ class Routes:
         self._refresh()
         return Tree(root, self._graph)
 
+    def paths(self, origin: bytes, node: bytes) -> list[Path]:
+        """Different ones, at most PATHS_MAX; the first is the shortest, that of the tree."""
+        self._refresh()
+        found = self._paths.get((origin, node))
+        if found is None:
+            if len(self._paths) >= PATHS_KEPT_MAX:
+                self._paths.clear()
+            found = disjoint_paths(self._graph, origin, node)
+            self._paths[origin, node] = found
+        return found
+
+    def hop_on(self, path: int, origin: bytes, node: bytes) -> bytes | None:
+        """The next one from here on a path; where we are not on it, toward its end."""
+        if path:
+            paths = self.paths(origin, node)
+            if path < len(paths) and self._own in paths[path][:-1]:
+                return paths[path][paths[path].index(self._own) + 1]
+        return self.next_hop(node)
+
     def _refresh(self) -> None:
         if self._version == self._database.graph_version:
             return
@@ -83,3 +124,40 @@ class Routes:
         self._graph = self._database.graph()
         self._tree = Tree(self._own, self._graph)
         self._hops = self._tree.first_hops()
+        self._paths.clear()
+
+
+def disjoint_paths(graph: dict[bytes, list[bytes]], origin: bytes, node: bytes) -> list[Path]:
+    first = Tree(origin, graph).path_to(node)
+    if first is None or origin == node:
+        return []
+    paths = [first]
+    while len(paths) < PATHS_MAX:
+        found = _least_shared(graph, origin, node, paths)
+        if found in paths:
+            break
+        paths.append(found)
+    return paths
+
+
+def _least_shared(
+    graph: dict[bytes, list[bytes]], origin: bytes, node: bytes, others: list[Path]
+) -> Path:
+    """Of the paths with the fewest members and links of others the shortest, and of these the
+    lexicographically lowest. There is a path."""
+    used_nodes = {member for path in others for member in path[1:-1]}
+    used_links = {link for path in others for link in pairwise(path)}
+    heap: list[tuple[int, int, Path]] = [(0, 0, (origin,))]
+    done: set[bytes] = set()
+    while True:
+        shared, length, path = heappop(heap)
+        at = path[-1]
+        if at == node:
+            return path
+        if at in done:
+            continue
+        done.add(at)
+        for neighbour in graph[at]:
+            if neighbour not in done:
+                cost = (neighbour in used_nodes) + ((at, neighbour) in used_links)
+                heappush(heap, (shared + cost, length + 1, (*path, neighbour)))

@@ -54,13 +54,14 @@ class RetainedTrie:
             self._cut(topic)
         return entry
 
-    def scan(self, filter: str) -> "RetainedScan":
-        """All entries whose topic a valid plain filter matches."""
-        return RetainedScan(self, filter, False)
+    def scan(self, filter: str, after: str = "") -> "RetainedScan":
+        """All entries whose topic a valid plain filter matches, and, if it has wildcards, lies
+        behind `after`."""
+        return RetainedScan(self, filter, False, after)
 
     def scan_all(self) -> "RetainedScan":
         """All entries, those of `$` topics too."""
-        return RetainedScan(self, "#", True)
+        return RetainedScan(self, "#", True, "")
 
     def page(self, seek: str, count: int) -> list[str]:
         """Up to `count` topics from the first that is not less than `seek` on, in order.
@@ -119,13 +120,13 @@ class RetainedScan:
     stays set through the whole scan is returned.
     """
 
-    def __init__(self, retained: RetainedTrie, filter: str, with_dollar: bool) -> None:
+    def __init__(self, retained: RetainedTrie, filter: str, with_dollar: bool, after: str) -> None:
         self.done = False
         self._retained = retained
         self._filter = filter
         self._levels = filter.split("/")
         # Topics below this are behind the scan.
-        self._seek = "/".join(_literal_levels(self._levels))
+        self._seek = max("/".join(_literal_levels(self._levels)), after + _NEXT if after else "")
         # [MQTT-4.7.2-1]
         self._skips_dollar = not with_dollar and self._levels[0] in ("+", "#")
 

@@ -1,0 +1,94 @@
+"""The topics that a member knows: as many as there is room for, each as long as something of it
+counts; and when the next of them is due."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from math import inf
+from typing import Final
+
+from holdfast.federation.paper.topic import Topic
+
+LOOKS_MAX: Final = 16
+"""How many of those that were used longest ago are looked at for one that may go."""
+
+TIMES_MAX: Final = 8
+"""For each topic that there is room for."""
+
+
+class TopicTable:
+    def __init__(self, topics_max: int) -> None:
+        self._topics_max = topics_max
+        # The order is that of use.
+        self._topics: OrderedDict[str, Topic] = OrderedDict()
+        # Times and names. A topic has few of them: its first one is not after its timer.
+        self._due: list[tuple[float, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def peek(self, name: str) -> Topic | None:
+        """As `get`, but it does not count as a use."""
+        return self._topics.get(name)
+
+    def get(self, name: str) -> Topic | None:
+        topic = self._topics.get(name)
+        if topic is not None:
+            self._topics.move_to_end(name)
+        return topic
+
+    def make_room(self, now: float) -> str | None:
+        """For one more: the name of the topic that was forgotten for it, if one had to be. Raises
+        TableFull where those used longest ago are all wanted here."""
+        if len(self._topics) < self._topics_max:
+            return None
+        for name, topic in islice(self._topics.items(), LOOKS_MAX):
+            if not topic.is_member(now):
+                del self._topics[name]
+                return name
+        raise TableFull
+
+    def keep(self, topic: Topic) -> None:
+        """After whatever happened to it."""
+        self._topics[topic.name] = topic
+        due = topic.timer()
+        if due < min(topic.armed, default=inf):
+            topic.armed.append(due)
+            heapq.heappush(self._due, (due, topic.name))
+            if len(self._due) > TIMES_MAX * self._topics_max:
+                self._forget_times()
+
+    def _forget_times(self) -> None:
+        """Those of topics that are forgotten, and of what was due and is not any more."""
+        self._due = []
+        for name, topic in self._topics.items():
+            topic.armed = [topic.timer()]
+            self._due.append((topic.armed[0], name))
+        heapq.heapify(self._due)
+
+    def timer(self) -> float:
+        return self._due[0][0] if self._due else inf
+
+    def handle_timers(self, now: float) -> None:
+        entries: list[tuple[float, str]] = []
+        while self._due and self._due[0][0] <= now:
+            entries.append(heapq.heappop(self._due))
+        for due, name in entries:
+            topic = self._topics.get(name)
+            if topic is None or due not in topic.armed:
+                # Of one that was forgotten.
+                continue
+            topic.armed.remove(due)
+            topic.handle_timer(now)
+            if topic.is_over(now):
+                del self._topics[name]
+            else:
+                self.keep(topic)
+
+
+class TableFull(Exception):
+    pass

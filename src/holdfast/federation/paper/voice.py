@@ -1,0 +1,43 @@
+"""What a member says: to whom, under which numbers."""
+
+from holdfast.federation.paper.config import PaperConfig
+from holdfast.federation.paper.effects import Effect, PublishToNeighbour
+from holdfast.federation.paper.messages import (
+    CORE_ANN,
+    MEMB_ANN,
+    CoreAnnouncement,
+    MembershipAnnouncement,
+    encode,
+)
+
+
+class Voice:
+    def __init__(self, id: int, epoch: int, config: PaperConfig, effects: list[Effect]) -> None:
+        self.id = id
+        self.epoch = epoch
+        self.config = config
+        self.neighbours: dict[int, str] = {}
+        """Where the broker of each is."""
+        self._effects = effects
+        self._announced = 0
+
+    def announce_own(self, topic: str) -> None:
+        """Oneself as the topic's root. Numbers count over all topics: so one that was forgotten and
+        comes back is not taken for older than it was."""
+        self._announced += 1
+        own = CoreAnnouncement(self.id, self.id, self._announced, 0, self.epoch)
+        self.announce(topic, own, None)
+
+    def announce(self, topic: str, message: CoreAnnouncement, besides: int | None) -> None:
+        """To all neighbours but the one it came from."""
+        payload = encode(message)
+        for neighbour in self.neighbours:
+            if neighbour != besides:
+                self.send(neighbour, CORE_ANN + topic, payload)
+
+    def answer(self, topic: str, parent: int, root: int, epoch: int, number: int) -> None:
+        message = MembershipAnnouncement(root, self.id, number, epoch)
+        self.send(parent, MEMB_ANN + topic, encode(message))
+
+    def send(self, neighbour: int, topic: str, payload: bytes) -> None:
+        self._effects.append(PublishToNeighbour(neighbour, topic, payload, self.config.qos))

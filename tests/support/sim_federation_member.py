@@ -1,0 +1,209 @@
+"""A member of a simulated federation, with its driver, its disk and its broker."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.federation.effects import (
+    CloseLink,
+    Delete,
+    DeleteRetained,
+    DeliverLocally,
+    Dial,
+    Effect,
+    IdentityConflict,
+    Message,
+    RetainLocally,
+    Send,
+    Store,
+    StoreRetained,
+)
+from holdfast.federation.identity import Identity, MessageId
+from holdfast.federation.interest import plain_of
+from holdfast.federation.member import FederationMember
+from holdfast.topics.names import is_shared, matches
+
+if TYPE_CHECKING:
+    from tests.support.sim_federation import World
+
+WALL_S = 1_750_000_000.0
+"""What clocks on walls say at the beginning."""
+
+
+def node_id(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+@dataclass
+class Disk:
+    """What survives a power cut."""
+
+    epoch: int = 0
+    custody: dict[MessageId, bytes] = field(default_factory=dict)
+    delivered: dict[MessageId, str] = field(default_factory=dict)
+    """Topic, in the order of delivery."""
+    positions: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    remembered: list[bytes] = field(default_factory=list)
+    retained: dict[str, bytes] = field(default_factory=dict)
+
+
+class SimMember:
+    """A member and its driver."""
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.world = world
+        self.number = number
+        self.node = node_id(number)
+        self.disk = Disk()
+        self.filters: list[str] = []
+        self.desired: dict[bytes, str] = {}
+        self.core: FederationMember | None = None
+        self.life = 0
+        self.newest: dict[tuple[bytes, str, bool], tuple[int, int]] = {}
+        # What the broker has retained, which no crash of the member touches.
+        self.broker: dict[str, bytes] = {}
+        self.skew_s = 0.0
+        self._armed = float("inf")
+
+    @property
+    def member(self) -> FederationMember:
+        assert self.core is not None
+        return self.core
+
+    def start(self) -> None:
+        world = self.world
+        self.life += 1
+        self.disk.epoch += world.epoch_step
+        world.step_epochs()
+        self._armed = float("inf")
+        self.core = FederationMember(
+            Identity(self.node, self.disk.epoch),
+            f"mqtt://{self.number}",
+            world.config,
+            world.now,
+            self.filters,
+            list(self.disk.custody.values()),
+            dict(self.disk.positions),
+            self.disk.remembered,
+            self.disk.retained.values(),
+            WALL_S + world.now + self.skew_s,
+        )
+        self.call(lambda core, now: core.desired_topology(self.desired, now))
+        for topic in sorted(self.broker.keys() | self.disk.retained.keys()):
+            self.broker_has(topic, self.broker.get(topic, b""))
+
+    def broker_has(self, topic: str, payload: bytes) -> None:
+        found = Message(topic, payload, 1, True)
+        self.call(lambda core, now: core.broker_has_retained(found, now))
+
+    def subscribe(self, filter: str) -> None:
+        self.filters.append(filter)
+        if self.core is not None:
+            self.call(lambda core, now: core.local_interest([filter], [], now))
+
+    def unsubscribe(self, filter: str) -> None:
+        self.filters.remove(filter)
+        if self.core is not None:
+            self.call(lambda core, now: core.local_interest([], [filter], now))
+
+    def groups(self, topic: str) -> list[str]:
+        return sorted(
+            filter
+            for filter in set(self.filters)
+            if is_shared(filter) and matches(plain_of(filter), topic)
+        )
+
+    def call(self, input: Callable[[FederationMember, float], object]) -> object:
+        """Do it, carry out what follows, arm the timer."""
+        core = self.member
+        result = input(core, self.world.now)
+        for effect in core.take_effects():
+            self._carry_out(effect)
+        at = core.timer(self.world.now)
+        if at < self._armed:
+            self._armed = at
+            life = self.life
+            self.world.at(at, lambda: self._ring(life, at))
+        return result
+
+    def _ring(self, life: int, at: float) -> None:
+        if life != self.life or self.core is None or self._armed != at:
+            return
+        self._armed = float("inf")
+        self.call(lambda core, now: core.handle_timers(now))
+
+    def _carry_out(self, effect: Effect) -> None:
+        world = self.world
+        if isinstance(effect, Send):
+            world.send(self, effect.peer, effect.data)
+        elif isinstance(effect, DeliverLocally):
+            self._deliver(effect)
+        elif isinstance(effect, Store):
+            if effect.id not in self.disk.custody:
+                world.unstored.add(effect.id)
+            self._sync(lambda: self._stored_custody(effect))
+        elif isinstance(effect, Delete):
+            self._sync(lambda: self.disk.custody.pop(effect.id, None))
+        elif isinstance(effect, RetainLocally):
+            self._sync(lambda: self.broker_retains(effect.message))
+        elif isinstance(effect, StoreRetained):
+            self._sync(lambda: self._stored_retained(effect))
+        elif isinstance(effect, DeleteRetained):
+            self._sync(lambda: self.disk.retained.pop(effect.topic, None))
+        elif isinstance(effect, Dial):
+            world.dial(self, effect.node)
+        elif isinstance(effect, CloseLink):
+            world.close(self.node, effect.peer)
+        elif isinstance(effect, IdentityConflict):
+            world.conflicts += 1
+        else:
+            world.dropped.append(effect)
+
+    def _sync(self, then: Callable[[], object]) -> None:
+        """In order: one disk."""
+        life = self.life
+        world = self.world
+        at = max(world.now + world.rng.uniform(*world.weather.sync_s), world.synced_at[self.number])
+        world.synced_at[self.number] = at
+
+        def done() -> None:
+            if life == self.life and self.core is not None:
+                then()
+
+        world.at(at, done)
+
+    def _stored_custody(self, store: Store) -> None:
+        self.disk.custody[store.id] = store.data
+        self.world.unstored.discard(store.id)
+        self.world.promise(store.id)
+        self.call(lambda core, now: core.stored(store.id, now))
+
+    def broker_retains(self, message: Message) -> None:
+        if message.payload:
+            self.broker[message.topic] = message.payload
+        else:
+            self.broker.pop(message.topic, None)
+
+    def _stored_retained(self, effect: StoreRetained) -> None:
+        self.disk.retained[effect.topic] = effect.data
+        self.world.retained(effect)
+
+    def _deliver(self, effect: DeliverLocally) -> None:
+        self.world.check_delivery(self, effect)
+        # Who leaves before the broker has it has left with it.
+        groups = [
+            group for group in self.groups(effect.message.topic) if group not in effect.withheld
+        ]
+        if effect.message.qos:
+            self._sync(lambda: self._stored_delivery(effect, groups))
+        elif effect.message.stamp:
+            # In order with what else the broker is to retain.
+            self._sync(lambda: self.world.arrived(self, effect, groups))
+        else:
+            self.world.arrived(self, effect, groups)
+
+    def _stored_delivery(self, effect: DeliverLocally, groups: list[str]) -> None:
+        self.world.arrived(self, effect, groups)
+        self.disk.delivered[effect.id] = effect.message.topic
+        self.disk.positions[effect.id.node] = (effect.id.epoch, effect.place + 1)
+        self.call(lambda core, now: core.stored(effect.id, now))

@@ -1,0 +1,163 @@
+"""Shared subscriptions over members: who gets a group's message, and what when databases differ."""
+
+from collections import Counter
+
+from holdfast.federation.config import FederationConfig
+from holdfast.federation.effects import DeliverLocally, Dropped, Message, Send, Store
+from holdfast.federation.frames import Announcement, Announcements, Data, decode, encode
+from holdfast.federation.interest import LocalInterest, RemoteInterest
+from holdfast.federation.member import FederationMember
+from holdfast.federation.sharing import owner
+from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
+from tests.unit.test_federation_defects import A, B, C, alone, of
+
+GROUP = "$share/g/t/#"
+
+
+def lan(subscriptions: dict[int, list[str]]) -> World:
+    config = FederationConfig(share_patience_s=3.0)
+    world = World(12, edges_of(LAN_EDGES), 1, None, config, subscriptions)
+    world.run_until(world.is_stable, 10.0)
+    world.run(0.5)
+    return world
+
+
+def data(shares: list[str], is_plain: bool = False, topic: str = "t/1") -> bytes:
+    grants = [(B, is_plain, shares)]
+    return encode(Data(A, 1, 1, 1, 4, 1, False, topic, b"x", b"", None, [(B, 1, 1)], 0, 0, grants))
+
+
+def wanting_group(**options: object) -> FederationMember:
+    member = alone(**options)
+    member.local_interest([GROUP], [], 0.5)
+    member.handle_timers(1.0)
+    member.take_effects()
+    return member
+
+
+def test_each_message_goes_to_one_member_of_a_group() -> None:
+    world = lan({0: [GROUP], 5: [GROUP, "t/1"], 9: [GROUP]})
+    for number in range(90):
+        world.publish(11, f"t/{number % 30}", number % 3, b"%d" % number)
+        world.run(0.02)
+    world.run(2.0)
+    arrivals = [numbers for (_, group), numbers in world.group_arrivals.items() if group == GROUP]
+    assert len(arrivals) == 90
+    assert all(len(numbers) == 1 for numbers in arrivals)
+    # Spread by topics; and 5, which wants t/1 plainly, has that in any case.
+    assert {numbers[0] for numbers in arrivals} == {0, 5, 9}
+    assert sum(5 in numbers for numbers in world.arrivals.values()) == 3
+
+
+def test_a_topic_stays_with_its_owner_when_another_member_comes_or_goes() -> None:
+    nodes = [node_id(number) for number in range(8)]
+    topics = [f"t/{number}" for number in range(400)]
+    before = {topic: owner(GROUP, topic, nodes) for topic in topics}
+    after = {topic: owner(GROUP, topic, nodes[:-1]) for topic in topics}
+    assert all(after[topic] == before[topic] for topic in topics if before[topic] != nodes[-1])
+    assert all(20 < count < 90 for count in Counter(before.values()).values())
+
+
+def test_the_origins_own_clients_come_first() -> None:
+    world = lan({0: [GROUP], 11: [GROUP]})
+    assert world.publish(11, "t/1", 1, b"here") is None
+    assert world.publish(5, "t/1", 1, b"there") is not None
+    world.run(1.0)
+    assert world.group_arrivals[b"here", GROUP] == [11]
+    assert len(world.group_arrivals[b"there", GROUP]) == 1
+
+
+def test_groups_are_announced_and_plain_members_told_apart() -> None:
+    local, remote = LocalInterest(), RemoteInterest()
+    local.change([GROUP, "t/+"], [])
+    remote.change(A, local.announced(), [])
+    remote.change(B, [GROUP], [])
+    wanting = remote.wanting("t/1")
+    assert wanting.members == (A,)
+    assert wanting.shares == {GROUP: (A, B)}
+    remote.change(B, [], [GROUP])
+    assert remote.wanting("t/1").shares == {GROUP: (A,)}
+    assert remote.wanting("x") == ((), {})
+
+
+def test_too_many_filters_are_announced_without_groups() -> None:
+    local = LocalInterest(2)
+    local.change([GROUP, "a/1", "a/2"], [])
+    assert local.announced() == {"t/#", "a/#"}
+    # Nobody is granted the group, so it is not withheld from it.
+    assert local.shares("t/1") == set()
+
+
+def test_a_group_that_was_not_granted_a_message_does_not_get_it() -> None:
+    member = wanting_group()
+    member.local_interest(["t/1"], [], 1.0)
+    member.take_effects()
+    member.frame(A, data([], is_plain=True), 1.0)
+    (delivered,) = of(DeliverLocally, member)
+    assert isinstance(delivered, DeliverLocally)
+    assert delivered.is_plain
+    assert delivered.withheld == (GROUP,)
+
+
+def test_a_message_for_a_group_that_has_left_is_not_confirmed() -> None:
+    member = wanting_group()
+    member.local_interest([], [GROUP], 1.0)
+    member.take_effects()
+    member.frame(A, data([GROUP]), 1.0)
+    assert member.counts["group not here"] == 1
+    member.handle_timers(1.5)
+    assert of(DeliverLocally, member) == []
+    assert member.receiving.positions()[A] == (1, 1)
+    # Its origin has heard of it.
+    member.frame(A, data([]), 2.0)
+    assert of(Dropped, member)
+    assert member.receiving.positions()[A] == (1, 2)
+
+
+def grants_in(member: FederationMember) -> list[tuple[bytes, bool, list[str]]]:
+    found = []
+    for effect in member.take_effects():
+        if isinstance(effect, Store | Send):
+            frame = decode(effect.data)
+            if isinstance(frame, Data):
+                found.extend(frame.grants)
+    return found
+
+
+def announce(member: FederationMember, node: bytes, version: int, filters: list[str]) -> None:
+    links = {A: [B, C], C: [A, B]}[node]
+    news = Announcement(node, 1, version, 0, links, "", False, filters, [])
+    member.frame(A, encode(Announcements([news])), float(version))
+
+
+def test_what_a_member_has_no_group_for_any_more_is_granted_to_another() -> None:
+    member = alone()
+    announce(member, A, 2, [GROUP])
+    member.handle_timers(2.5)
+    member.take_effects()
+    id = member.local_publish(Message("t/1", b"x", 1), 2.5)
+    assert id is not None
+    member.stored(id, 2.6)
+    assert grants_in(member) == [(A, False, [GROUP]), (A, False, [GROUP])]
+    announce(member, C, 3, [GROUP])
+    announce(member, A, 4, [])
+    member.handle_timers(5.5)
+    assert grants_in(member)[:2] == [(C, False, [GROUP]), (A, False, [])]
+    assert member.custody.queued(C) == 1
+
+
+def test_a_member_that_cannot_be_reached_loses_its_share_to_another() -> None:
+    world = lan({0: [GROUP], 5: [GROUP]})
+    topic = next(
+        f"t/{number}"
+        for number in range(99)
+        if owner(GROUP, f"t/{number}", [node_id(0), node_id(5)]) == node_id(5)
+    )
+    world.cut.update(
+        (min(node_id(5), peer), max(node_id(5), peer)) for peer in map(node_id, range(12))
+    )
+    world.publish(11, topic, 1, b"x")
+    world.run(1.0)
+    assert world.group_arrivals[b"x", GROUP] == []
+    world.run(10.0)
+    assert world.group_arrivals[b"x", GROUP] == [0]
