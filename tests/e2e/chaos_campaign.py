@@ -27,6 +27,8 @@ WHOLE_S: Final = 60.0
 DRAIN_S: Final = 60.0
 AFTERWARDS_S: Final = 10.0
 """For a connection through which nothing went: its sender tries again ever more seldom."""
+ANSWERED_S: Final = 0.2
+"""A probe that publishes every 10 ms and heard nothing for so long is not connected, or stalled."""
 COLUMNS: Final = "{:<24} {:>6} {:>8} {:>8} {:>8}  {}"
 
 
@@ -160,6 +162,8 @@ def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault, roles: 
     crowd.pump(rng.uniform(*SETTLE_S))
     absent = workload.stir()
     crowd.pump(rng.uniform(0, 0.3))
+    # The probe at the node that was hit last may not be back yet, which is not this fault's doing.
+    crowd.pump(AFTERWARDS_S, lambda: all(map(is_answered, workload.probes.values())))
     leaders = scene.site.leaders()
     at = time.monotonic()
     for pause_s in fault(scene):
@@ -180,6 +184,11 @@ def _play_one(workload: Workload, scene: Scene, kind: str, fault: Fault, roles: 
     crowd.pump(AFTERWARDS_S, lambda: all(one.newest_s() > whole_at for one in watched))
     stall_s = max((one.stall_s() for one in watched if one.topics), default=None)
     return Round(kind, tuple(sorted(scene.victims)), stall_s, whole_at - at)
+
+
+def is_answered(probe: Publisher) -> bool:
+    """Now, as far as one can tell."""
+    return bool(probe.answers) and probe.answers[-1][0] > time.monotonic() - ANSWERED_S
 
 
 class Roles:

@@ -210,8 +210,8 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     ),
     "sent again without alignment": (sent_again_without_alignment, settings("kill", "reset"), 8),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
-    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 13),
-    "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 10),
+    "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 26),
+    "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 28),
     "messages of an owner before are stored": (
         messages_of_an_owner_before_are_stored,
         settings("isolate", "pause", "one-way"),

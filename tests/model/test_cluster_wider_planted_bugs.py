@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.cluster.coordination import Coordination
+from holdfast.cluster.doubt import FOREVER, Doubt
 from holdfast.cluster.endings import Endings
 from holdfast.cluster.group_images import GroupImages
 from holdfast.cluster.images import Images
@@ -23,7 +24,7 @@ from holdfast.replication.disk_watch import DiskWatch
 from holdfast.replication.metadata import WITNESS, ClusterMetadata, NodeInfo
 from holdfast.session.message import Message
 from holdfast.session.session import NEVER_EXPIRES, Session
-from holdfast.sim.casts import GROUPS, LOG, QOS0, TIMED
+from holdfast.sim.casts import GROUPS, LOG, MOVERS, QOS0, TIMED
 from holdfast.sim.schedule import Violation
 from holdfast.sim.storing import ProcessDisk
 from holdfast.sim.world import Settings, World
@@ -225,13 +226,26 @@ def nobody_looks_at_the_disk() -> AbstractContextManager[object]:
     return patch.object(DiskWatch, "handle_timers", lambda *_: False)
 
 
+def a_majority_is_enough() -> AbstractContextManager[object]:
+    """To be heard by, for a node that takes itself for the owner of its sessions."""
+
+    def heard_until(doubt: Doubt) -> float:
+        heard = [
+            max(doubt._acknowledged_at(node), doubt._began_at) + doubt._held_s
+            for node in doubt._counted
+        ]
+        return sorted(heard)[len(heard) // 2] if heard else FOREVER
+
+    return patch.object(Doubt, "_heard_until", heard_until)
+
+
 def settings(cast: str, *faults: str, mean_s: float = 0.4, **other: Any) -> Settings:
     return Settings(
         casts=(cast,),
         faults=faults,
         mean_s=mean_s,
         min_insync=other.pop("min_insync", 1),
-        duration_s=3.0,
+        duration_s=other.pop("duration_s", 3.0),
         settled_within_s=12.0,
         skew_s=0.02,
         **other,
@@ -283,6 +297,11 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         what_hangs_counts_as_written,
         settings(LOG, "hang-disk", "power", "outage"),
         7,
+    ),
+    "a majority is enough": (
+        a_majority_is_enough,
+        settings(MOVERS, "deaf", mean_s=2.0, duration_s=6.0),
+        24,
     ),
     "nobody looks at the disk": (nobody_looks_at_the_disk, settings(LOG, loses_one=True), 10),
 }

@@ -42,12 +42,14 @@ class Bench:
         self.requests = 0
         self.acknowledged_at: dict[str, float] = {}
         self.metadata_leader = "n1"
+        self.is_asking = False
         self.doubt = Doubt(
             self.state,
             self.fabric,
             self.barriers,
             lambda node: self.acknowledged_at.get(node, float("-inf")),
             lambda: self.metadata_leader,
+            lambda: self.is_asking,
             HELD_UP_S,
             0.0,
         )
@@ -145,6 +147,32 @@ def test_a_node_without_clients_has_no_doubt() -> None:
     bench.state.sessions.clear()
     bench.go_on_at(3.0)
     assert bench.requests == 0
+    assert not bench.state.is_unsure
+
+
+def test_clients_that_wait_for_their_sessions_are_clients() -> None:
+    bench = Bench()
+    bench.state.sessions.clear()
+    bench.is_asking = True
+    bench.go_on_at(3.0)
+    assert bench.state.is_unsure
+
+
+def test_who_comes_to_a_node_that_is_ill_finds_it_in_doubt() -> None:
+    bench = Bench()
+    bench.state.sessions.clear()
+    bench.doubt.set_ill(True, 0.1)
+    bench.go_on_at(0.2)
+    assert not bench.state.is_unsure
+    bench.is_asking = True
+    bench.go_on_at(0.3)
+    assert bench.state.is_unsure
+    bench.know()
+    bench.go_on_at(0.4)
+    assert bench.state.is_unsure
+    bench.doubt.set_ill(False, 0.5)
+    bench.go_on_at(0.6)
+    bench.know()
     assert not bench.state.is_unsure
 
 

@@ -1,17 +1,21 @@
 """A member keeps the packet id of a shared group's QoS 2 record until the log says that the group
 has finished with it: PUBREL waits for that."""
 
+import pytest
+
+from holdfast.cluster import group_images
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import Appender, Forwarding
 from holdfast.cluster.images import Images
-from holdfast.cluster.promises import Promise
-from holdfast.cluster.shares import FINISH_WAIT_S, Shares
+from holdfast.cluster.promises import Promise, enqueue
+from holdfast.cluster.shares import Shares
 from holdfast.log.journal import Journal
 from holdfast.log.record import CURSOR, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import Group, Held, NodeState
-from holdfast.session.session import Session
-from holdfast.session.state import encode_cursor
+from holdfast.session.connection import CLOSED, OPEN, Connection
+from holdfast.session.session import Inflight, Session
+from holdfast.session.state import encode_cursor, tag_of
 
 KEY = "$share/g/t/#"
 PLACE = (1, 7)
@@ -37,14 +41,19 @@ class Member:
         )
         self.session = Session("c", b"c")
         self.session.groups = [Group("g", "t/#")]
-        self.pubrel = Pubrel()
+        self.entry = Inflight(*PLACE, 2, False)
+        self.entry.group_tag = tag_of(KEY)
+        self.connection = Connection(1 << 20, "", "")
+        self.connection.state = OPEN
+        self.pubrel = Pubrel(self.connection)
 
     def wait(self) -> None:
-        keys = self.shares.unfinished(self.session, PLACE)
+        groups = self.shares.unfinished(self.session, self.entry)
         promise = Promise(self.pubrel)
-        promise.waiting = len(keys)
-        for key in keys:
-            self.shares.wait(key, PLACE, promise)
+        promise.waiting = len(groups)
+        enqueue(self.state, promise)
+        for group in groups:
+            self.shares.wait(group, self.session, self.entry, promise)
 
     def log(self, positions: list[tuple[int, int]], *done: tuple[int, int]) -> None:
         payload = encode_cursor(positions, {}, list(done))
@@ -72,15 +81,71 @@ def test_positions_behind_it_do_as_well() -> None:
 def test_what_the_log_says_already_is_not_waited_for() -> None:
     member = Member()
     member.log([(1, 5)], PLACE)
-    assert member.shares.unfinished(member.session, PLACE) == []
+    assert member.shares.unfinished(member.session, member.entry) == []
 
 
-def test_a_group_that_has_ended_is_not_waited_for_long() -> None:
+def test_it_waits_for_as_long_as_the_group_has_no_coordinator() -> None:
+    """The packet id is all that tells the next one: let go of, the record would go to another."""
     member = Member()
+    member.log([(0, 5), (1, 5)])
     member.wait()
-    member.state.now += FINISH_WAIT_S / 2
+    member.state.now += 3600
     member.shares.tidy()
     assert not member.pubrel.is_sent
-    member.state.now += FINISH_WAIT_S / 2
+    member.log([], PLACE)
+    assert member.pubrel.is_sent
+
+
+def test_a_group_that_has_ended_is_not_waited_for() -> None:
+    member = Member()
+    member.log([(0, 5), (1, 5)])
+    member.wait()
+    member.log([])
+    assert member.pubrel.is_sent
+
+
+def test_a_group_that_was_never_logged_ends_without_a_word() -> None:
+    member = Member()
+    member.wait()
     member.shares.tidy()
+    assert not member.pubrel.is_sent
+    member.session.groups = None
+    member.shares.tidy()
+    assert member.pubrel.is_sent
+
+
+def test_a_member_that_has_left_a_group_keeps_the_id_while_that_lasts() -> None:
+    member = Member()
+    member.log([(0, 5), (1, 5)])
+    member.wait()
+    member.session.groups = None
+    member.shares.tidy()
+    assert not member.pubrel.is_sent
+
+
+def test_a_group_that_remembers_no_more_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_images, "DONE_MAX", 2)
+    member = Member()
+    member.log([(0, 5), (1, 5)], (1, 6))
+    member.wait()
+    member.shares.tidy()
+    assert not member.pubrel.is_sent
+    member.log([], (1, 8), PLACE)
+    assert member.pubrel.is_sent
+
+
+def test_nothing_is_kept_for_a_connection_that_is_gone() -> None:
+    member = Member()
+    member.wait()
+    member.connection.state = CLOSED
+    member.shares.tidy()
+    assert not member.shares.is_waiting
+
+
+def test_only_the_group_that_gave_it_is_waited_for() -> None:
+    """The other one may get to it late: a member there is away."""
+    member = Member()
+    member.session.groups = [Group("other", "t/#"), Group("g", "t/#")]
+    member.wait()
+    member.log([], PLACE)
     assert member.pubrel.is_sent

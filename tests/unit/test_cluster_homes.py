@@ -1,5 +1,7 @@
-"""A home leader that may not decide yet, because it does not know what the one before decided."""
+"""A home leader that may not decide yet, because it does not know what the one before decided; and
+whose sessions those of a lost node are that no record tells of."""
 
+from dataclasses import replace
 from typing import Any
 
 from holdfast.cluster.barriers import Barriers
@@ -11,7 +13,9 @@ from holdfast.log.journal import Journal
 from holdfast.log.record import CONTROL, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import NodeState
-from holdfast.replication.kinds import SESSION_OPENED
+from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.replication.metadata import NodeState as StateOfNode
 
 
 class Bench:
@@ -31,7 +35,19 @@ class Bench:
         self.homes = Homes(self.state, self.fabric, images, barriers)
         self.homes.start_leading(0)
 
-    def ask(self, request: int, client_id: str) -> None:
+    def lose(self, node: str) -> None:
+        """By the metadata."""
+        nodes = {name: NodeInfo(name, "i1", f"{name}:1", "", "") for name in ("n1", "n2", "n3")}
+        nodes[node] = replace(nodes[node], state=StateOfNode.DOWN)
+        partition = PartitionInfo(tuple(nodes), (), "n1", 2, tuple(nodes))
+        self.fabric.metadata = ClusterMetadata("c", 3, 1, nodes, (partition,), 1, tuple(nodes))
+        self.homes.node_gone(node)
+
+    def closes(self) -> list[str]:
+        """Nodes that are to let go of a session."""
+        return [node for node, kind, _ in self.fabric.outgoing if kind == SESSION_CLOSE]
+
+    def ask(self, request: int, client_id: str, node: str = "n2") -> None:
         fields: dict[str, Any] = {
             "request": request,
             "client": client_id,
@@ -39,7 +55,7 @@ class Bench:
             "expiry_s": 0,
             "username": None,
         }
-        self.homes.open("n2", fields)
+        self.homes.open(node, fields)
 
     def early(self) -> int:
         return sum(len(kept) for kept in self.homes._early.values())
@@ -65,3 +81,31 @@ def test_what_is_asked_again_takes_no_more_room() -> None:
     bench.commit()
     assert bench.opened() == 2
     assert bench.early() == 0
+
+
+def test_a_node_that_is_down_and_lives_lets_go_of_a_session_without_a_record() -> None:
+    """Its disk is full, or hangs. Its client has come to another node. [MQTT-3.1.4-3]"""
+    bench = Bench()
+    bench.fabric.connected.add("n3")
+    bench.commit()
+    bench.ask(1, "a")
+    bench.lose("n2")
+    bench.ask(2, "a", "n3")
+    assert bench.opened() == 2
+    assert bench.closes() == ["n2"]
+    bench.homes.closed("n2", "a", 1 << 60)
+    bench.ask(3, "a", "n3")
+    assert bench.opened() == 3
+    assert bench.closes() == ["n2"]
+
+
+def test_nothing_is_remembered_of_a_node_that_is_down_and_out_of_reach() -> None:
+    bench = Bench()
+    bench.commit()
+    bench.ask(1, "a")
+    bench.homes.disconnected("n2")
+    assert bench.homes._owners
+    bench.lose("n2")
+    bench.fabric.connected.discard("n2")
+    bench.homes.disconnected("n2")
+    assert not bench.homes._owners

@@ -1,11 +1,13 @@
 """CONNECTs of one client at one node, which it finds all at once after it was held up."""
 
+import pytest
+
 from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
 from holdfast.cluster.metadata_reads import MetadataReads
-from holdfast.cluster.opening import ASK_AFTER_S, ASK_AGAIN_S, Opener
+from holdfast.cluster.opening import ASK_AFTER_S, ASK_AGAIN_S, REFUSED_AFTER_S, Opener
 from holdfast.log.journal import Journal
 from holdfast.mqtt.packets import Connect
 from holdfast.node.config import NodeConfig
@@ -70,6 +72,14 @@ class Bench:
         assert self.reads.proposal_done(1, Refused(CHANGES_NOTHING), self.state.now)
         self.barriers.advance()
         self.opener.applied()
+
+    def record(self, epoch: int, owner: str = "n1") -> Session:
+        """The `open` record is applied."""
+        image = Session(CLIENT, CLIENT.encode())
+        image.epoch = epoch
+        image.owner = owner
+        self.images.sessions[CLIENT] = image
+        return image
 
     def connect(self, expiry_s: int = 3600) -> Connection:
         connection = Connection(1 << 20, "", "")
@@ -150,8 +160,71 @@ def test_a_resumed_session_waits_until_everything_is_known() -> None:
     bench.answer(1, epoch=7, present=True)
     assert there.state == OPENING
     assert bench.opener.timer() == float("inf")
+    bench.record(epoch=7)
     bench.pass_barrier()
     assert there.state == OPEN
+
+
+def test_a_session_that_has_ended_meanwhile_is_not_begun() -> None:
+    """This node was taken for lost, and the session has expired: a client that is told that it has
+    one would miss what is published from here on."""
+    bench = Bench()
+    there = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=7, present=True)
+    bench.pass_barrier()
+    assert there.state == CLOSED
+    assert not bench.state.sessions
+    assert not bench.opener.asking
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+@pytest.mark.parametrize("present", [True, False])
+def test_in_doubt_no_session_begins_that_a_record_tells_of(present: bool, is_closed: bool) -> None:
+    """What the others have decided about it is not applied here yet."""
+    bench = Bench()
+    there = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    bench.state.is_unsure = True
+    bench.answer(1, epoch=7, present=present)
+    bench.record(epoch=7)
+    if present:
+        bench.pass_barrier()
+    bench.opener.applied()
+    assert there.state == OPENING
+    bench.state.is_unsure = False
+    bench.opener.doubt_is_over()
+    bench.opener.applied()
+    assert there.state == OPENING
+    if is_closed:
+        bench.record(epoch=7, owner="")
+    bench.pass_barrier()
+    assert there.state == (CLOSED if is_closed else OPEN)
+
+
+def test_in_doubt_a_session_without_a_record_begins() -> None:
+    bench = Bench()
+    bench.state.is_unsure = True
+    there = bench.connect(expiry_s=0)
+    bench.wait(ASK_AFTER_S)
+    bench.answer(1, epoch=7)
+    bench.pass_barrier()
+    assert there.state == OPEN
+
+
+def test_who_waits_too_long_for_the_end_of_doubt_is_sent_away() -> None:
+    """Another node may serve it. What was opened for it is closed."""
+    bench = Bench()
+    there = bench.connect()
+    bench.wait(ASK_AFTER_S)
+    bench.state.is_unsure = True
+    bench.answer(1, epoch=7, present=True)
+    bench.wait(REFUSED_AFTER_S / 2)
+    assert there.state == OPENING
+    bench.wait(REFUSED_AFTER_S / 2)
+    assert there.state == CLOSED
+    assert bench.homes.told_closed == [7]
+    assert not bench.opener.asking
 
 
 def test_a_session_that_no_record_tells_of_is_not_begun_by_a_home_that_leads_no_longer() -> None:
@@ -162,13 +235,12 @@ def test_a_session_that_no_record_tells_of_is_not_begun_by_a_home_that_leads_no_
     bench.wait(ASK_AFTER_S)
     bench.answer(2, epoch=7)
     assert other.state == OPENING
-    image = Session(CLIENT, CLIENT.encode())
-    image.epoch = 5
-    bench.images.sessions[CLIENT] = image
+    bench.record(epoch=5, owner="")
     bench.pass_barrier()
     assert other.state == CLOSED
     again = bench.connect(expiry_s=0)
     bench.wait(ASK_AFTER_S)
+    bench.record(epoch=8)
     bench.answer(3, epoch=8, present=True)
     bench.pass_barrier()
     assert again.state == OPEN
@@ -181,9 +253,7 @@ def test_packet_ids_of_a_resumed_session_are_those_known_here() -> None:
     images = bench.homes._images
     there = bench.connect()
     bench.wait(ASK_AFTER_S)
-    image = Session(CLIENT, CLIENT.encode())
-    image.epoch = 7
-    image.owner = "n1"
+    image = bench.record(epoch=7)
     image.inbound = {3: 0, 4: 0}
     fields = session_fields(bench.images, image)
     assert fields["inbound"] == [[3, 0], [4, 0]]

@@ -5,8 +5,9 @@ has applied what was committed anywhere, and before the nodes have told what the
 have finished: only then it knows what others have handed out. A node that does not answer is waited
 for START_WAIT_S.
 
-What a lost node had goes to others, but for QoS 2 records that a session has kept: these are in the
-images once everything committed is applied (Barriers).
+What a lost node had goes to others, but for QoS 2 records that a session has kept (`taken_back`).
+Nor is a group opened that has such sessions at a node which has not told: the coordinator before
+may have given it something.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from holdfast.cluster.coordination import Coordination, Load
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.group_wire import Assign, Place, Report, Stock, Tell
 from holdfast.cluster.images import Images
+from holdfast.cluster.taken_back import LOOK_AGAIN_S, TakenBack
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
@@ -76,13 +78,19 @@ class Coordinator:
         self._due: dict[Coordination, None] = {}
         self._due_at = -1.0
         self._opening: dict[Home, None] = {}
-        # Barriers after which it is known what sessions have kept.
-        self._doubts: dict[int, None] = {}
+        self._taken_back = TakenBack(images.groups, barriers, self._has_told)
+        # Groups that are not open though their homes are.
+        self._unopened: dict[Coordination, None] = {}
+        self._open_at = 0.0
         # Groups without members, of which it shows after their barrier whether they have ended.
         self._deserted: dict[Coordination, None] = {}
         # Nodes without a link, and since when.
         self._lost: dict[str, float] = {}
-        self.taken_back = 0
+
+    @property
+    def taken_back(self) -> int:
+        """Records, from lost nodes."""
+        return self._taken_back.count
 
     @property
     def is_dirty(self) -> bool:
@@ -112,6 +120,8 @@ class Coordinator:
         self._dirty.pop(coordination, None)
         self._due.pop(coordination, None)
         self._deserted.pop(coordination, None)
+        self._unopened.pop(coordination, None)
+        self._taken_back.forget(coordination)
         for stake in coordination.stakes.values():
             for node, size_bytes in coordination.given.values():
                 if node == stake.node:
@@ -136,6 +146,9 @@ class Coordinator:
                 del self._opening[home]
                 self._open(home)
 
+    def _has_told(self, coordination: Coordination, node: str) -> bool:
+        return node in self.homes[coordination.home].told
+
     def _have_told(self, home: Home) -> bool:
         metadata = self._fabric.metadata
         if metadata is None:
@@ -157,6 +170,12 @@ class Coordinator:
             self._open_group(home, coordination)
 
     def _open_group(self, home: Home, coordination: Coordination) -> None:
+        metadata = self._fabric.metadata
+        nodes = () if metadata is None else metadata.nodes
+        if any(self._taken_back.may_keep_more(coordination, node) for node in nodes):
+            self._unopened[coordination] = None
+            return
+        self._unopened.pop(coordination, None)
         positions = None
         if coordination.key not in home.ended:
             positions = self._images.group_positions.get(coordination.key)
@@ -191,7 +210,7 @@ class Coordinator:
                 if key not in mentioned:
                     lost[coordination] = coordination.lose(node)
                     self._dirty[coordination] = None
-        self._doubt(lost)
+        self._taken_back.take(lost, "")
         heard = [(home.partition, home.epoch) for home in accepted.values()]
         self._send_heard(node, tell.number, heard)
 
@@ -264,29 +283,18 @@ class Coordinator:
             for coordination in home.groups.values():
                 lost[coordination] = coordination.lose(node)
                 self._dirty[coordination] = None
-        self._doubt(lost)
+        self._taken_back.take(lost, node)
 
-    def _doubt(self, lost: dict[Coordination, list[Place]]) -> None:
-        if not any(lost.values()):
-            return
-        barrier = self._barriers.begin()
-        self._doubts[barrier] = None
-        for coordination, places in lost.items():
-            coordination.doubt(places, barrier)
-            self.taken_back += len(places)
-
-    def _settle_doubts(self) -> None:
-        for barrier in list(self._doubts):
-            if not self._barriers.has_passed(barrier):
-                continue
-            del self._doubts[barrier]
-            for home in self.homes.values():
-                for coordination in home.groups.values():
-                    if coordination.doubtful:
-                        kept = self._images.groups.kept_by_members(coordination.key)
-                        coordination.settle_doubts(barrier, kept)
-                        self._dirty[coordination] = None
-                        self._note_progress(coordination)
+    def _look(self) -> None:
+        """It may be known by now what lost nodes have kept."""
+        now = self._state.now
+        for coordination in self._taken_back.look(now):
+            self._dirty[coordination] = None
+            self._note_progress(coordination)
+        if self._unopened and self._open_at <= now:
+            self._open_at = now + LOOK_AGAIN_S
+            for coordination in list(self._unopened):
+                self._open_group(self.homes[coordination.home], coordination)
 
     # Records
 
@@ -320,8 +328,7 @@ class Coordinator:
     def flush(self) -> None:
         if self._opening:
             self._open_homes()
-        if self._doubts:
-            self._settle_doubts()
+        self._look()
         for coordination in list(self._deserted):
             if self._barriers.has_passed(coordination.barrier):
                 del self._deserted[coordination]
@@ -414,6 +421,11 @@ class Coordinator:
             times.append(self._state.now)
         if self._due:
             times.append(self._due_at)
+        if self._unopened:
+            times.append(self._open_at)
+        look_at = self._taken_back.timer()
+        if look_at is not None:
+            times.append(look_at)
         return min(times) if times else None
 
 

@@ -68,8 +68,9 @@ class Coordination:
         self.given: dict[Place, tuple[str, int]] = {}
         # Places ahead of the cursor that are not to be handed out: given already, or finished.
         self.skipped: set[Place] = set()
-        # Place -> number of the barrier after which it is known whether a session has kept it.
-        self.doubtful: dict[Place, int] = {}
+        # Place -> number of the barrier after which it is known whether a session has kept it, and
+        # the node that had it, if that is lost.
+        self.doubtful: dict[Place, tuple[int, str]] = {}
         self.wanted: dict[Place, None] = {}
         self._fetch: Group | None = None
         self._fetch_limits: list[int] = []
@@ -156,14 +157,16 @@ class Coordination:
             stake.limit = 0
         return [place for place, given in self.given.items() if given[0] == node]
 
-    def doubt(self, places: list[Place], barrier: int) -> None:
+    def doubt(self, places: list[Place], barrier: int, node: str) -> None:
+        """`node`: that is lost; "" if it has told what it has."""
         for place in places:
             self._take(place)
-            self.doubtful[place] = barrier
+            self.doubtful[place] = (barrier, node)
 
-    def settle_doubts(self, barrier: int, kept: set[Place]) -> None:
-        for place, number in list(self.doubtful.items()):
-            if number == barrier:
+    def settle_doubts(self, known: set[tuple[int, str]], kept: set[Place]) -> None:
+        """`known`: barriers and nodes after which it is known."""
+        for place, doubt in list(self.doubtful.items()):
+            if doubt in known:
                 del self.doubtful[place]
                 if place in kept:
                     self.finished.append(place)

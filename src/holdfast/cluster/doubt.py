@@ -5,7 +5,8 @@ up or cut off. So a node takes itself for the owner only for so long after it ha
 that has demonstrably come, at every other node that is not down. After a longer gap with any of
 them it is *in doubt*: it hands no message at QoS 1 or 2 to its clients (`NodeState.is_unsure`)
 before it is heard by all of them again and has then applied everything that was decided and
-committed anywhere (`barriers`). What was given away is closed by that (`opening`).
+committed anywhere (`barriers`). What was given away is closed by that, and no session that a record
+tells of is begun before (`opening`).
 
 The same goes for a node that others hear, and yet take for down, because of its disk.
 
@@ -44,15 +45,17 @@ class Doubt:
         barriers: Barriers,
         acknowledged_at: Callable[[str], float],
         metadata_leader: Callable[[], str],
+        is_asking: Callable[[], bool],
         held_s: float,
         now: float,
     ) -> None:
-        """`acknowledged_at(node)`: see Detector."""
+        """`acknowledged_at(node)`: see Detector. `is_asking`: clients wait for their sessions."""
         self._state = state
         self._fabric = fabric
         self._barriers = barriers
         self._acknowledged_at = acknowledged_at
         self._metadata_leader = metadata_leader
+        self._is_asking = is_asking
         self._held_s = held_s
         self._ticked_at = now
         # The newest doubt, or the start; the others are heard out from then on.
@@ -69,12 +72,13 @@ class Doubt:
 
     def tick(self, now: float) -> None:
         """The clock is set, before anything that came meanwhile is looked at."""
-        if now > self._sure_until or now > self._ticked_at + self._held_s:
+        is_unnoticed = self._is_ill and not self._state.is_unsure
+        if is_unnoticed or now > self._sure_until or now > self._ticked_at + self._held_s:
             self._lose(now)
         self._ticked_at = now
 
     def _lose(self, now: float) -> None:
-        if not self._state.sessions:
+        if not self._state.sessions and not self._is_asking():
             return
         if not self._state.is_unsure:
             self.count += 1
@@ -148,24 +152,26 @@ class Doubt:
         self._barrier = self._barriers.begin(is_patient=True)
         self._sure_until = self._heard_until()
 
-    def advance(self) -> None:
-        """End of a turn, after that."""
+    def advance(self) -> bool:
+        """End of a turn, after that. True if the doubt is over by it."""
         if not self._state.is_unsure:
-            return
+            return False
         now = self._state.now
         if now >= self._doubted_at + GIVE_UP_S and self._fabric.has_majority:
             self._send_away(None, "this node cannot tell who owns the session")
             self._end()
-            return
+            return True
         if self._is_cut_off:
-            return
+            return False
         if not self._barriers.has_passed(self._barrier) and not self._do_without_leaders(now):
-            return
-        if all(
-            node in self._idle or self._acknowledged_at(node) >= self._began_at
+            return False
+        if any(
+            node not in self._idle and self._acknowledged_at(node) < self._began_at
             for node in self._counted
         ):
-            self._end()
+            return False
+        self._end()
+        return True
 
     def _do_without_leaders(self, now: float) -> bool:
         """Nobody decides anything in partitions that nobody leads, but somebody may have."""

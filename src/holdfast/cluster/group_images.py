@@ -27,6 +27,10 @@ class GroupImages:
         self.epochs: dict[str, int] = {}
         # Grows with every record.
         self.version = 0
+        # Groups with DONE_MAX offsets.
+        self._full: set[str] = set()
+        # Groups that have ended since `take_dropped` was called.
+        self._dropped: set[str] = set()
 
     def apply(self, record: Record) -> None:
         self.version += 1
@@ -36,6 +40,7 @@ class GroupImages:
         cursor = decode_cursor(record.payload)
         if not cursor.positions and not cursor.done:
             self.drop(key)
+            self._dropped.add(key)
             return
         self.epochs[key] = record.sequence
         positions = self.positions.setdefault(key, [0] * self._state.config.partitions)
@@ -50,6 +55,10 @@ class GroupImages:
         for partition, offset in cursor.done[: max(0, room)]:
             if offset >= positions[partition]:
                 done.setdefault(partition, set()).add(offset)
+        if len(cursor.done) >= room:
+            self._full.add(key)
+        else:
+            self._full.discard(key)
         self.place(key)
 
     def is_finished(self, key: str, partition: int, offset: int) -> bool:
@@ -59,6 +68,25 @@ class GroupImages:
         if offset < positions[partition]:
             return True
         return offset in self.done.get(key, {}).get(partition, ())
+
+    def is_full(self, key: str) -> bool:
+        """Nothing more is remembered as finished."""
+        return key in self._full
+
+    def take_dropped(self) -> set[str]:
+        """Groups that have ended since the last call."""
+        dropped = self._dropped
+        self._dropped = set()
+        return dropped
+
+    def is_owned_at(self, key: str, node: str) -> bool:
+        """Has the node a session that keeps QoS 2 records of the group under packet ids? What it
+        says of them counts until it is closed."""
+        group = self._state.groups.get(key)
+        return group is not None and any(
+            session.owner == node and subscription.qos == 2 and _outlives_connection(session)
+            for session, subscription in group.members.items()
+        )
 
     def kept_by_members(self, key: str) -> set[tuple[int, int]]:
         """Places of QoS 2 records that sessions have from the group under a packet id: nobody else
@@ -115,6 +143,7 @@ class GroupImages:
         self.positions.pop(key, None)
         self.done.pop(key, None)
         self.epochs.pop(key, None)
+        self._full.discard(key)
         group = self._state.groups.get(key)
         if group is not None:
             group.tailing = True

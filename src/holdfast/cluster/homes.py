@@ -170,6 +170,9 @@ class Homes:
             self._open(request)
             return
         if self._fabric.is_gone(owner.node):
+            if not owner.recorded:
+                # No record will end what it may have: it may live, but for its disk.
+                self._order_close(owner.node, request.client_id, owner.epoch)
             self._go_without(request)
             return
         request.waits_for = owner.node
@@ -424,11 +427,20 @@ class Homes:
                 else:
                     queue.remove(request)
 
-    def node_gone(self, node: str) -> None:
-        """By the metadata; its sessions are without a connection."""
+    def disconnected(self, node: str) -> None:
+        if self._fabric.is_gone(node):
+            self._forget_owners(node)
+
+    def _forget_owners(self, node: str) -> None:
+        """It tells what it has when it is back."""
         for client_id, owner in list(self._owners.items()):
             if owner.node == node and not owner.recorded:
                 del self._owners[client_id]
+
+    def node_gone(self, node: str) -> None:
+        """By the metadata; the sessions that records tell of are without a connection."""
+        if node not in self._fabric.connected:
+            self._forget_owners(node)
         for session in list(self._images.open):
             if session.owner == node and self.decides_for(session.client_id):
                 self._close(session)

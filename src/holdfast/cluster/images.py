@@ -25,7 +25,8 @@ from holdfast.node.recovery import (
     snapshot_entries,
 )
 from holdfast.node.state import NodeState
-from holdfast.session.session import Session
+from holdfast.session.session import Inflight, Session
+from holdfast.session.state import CursorState
 from holdfast.topics.names import is_shared
 
 FIRED_MAX: Final = 20_000
@@ -85,6 +86,19 @@ class Images(Recovery):
             self.groups.apply(record)
         else:
             super()._move_cursor(record)
+
+    def _advance(self, session: Session, cursor: CursorState) -> None:
+        """What a lost node has said last counts, so that less is sent again. But not a QoS 2
+        record of a shared group that the session did not have before: others may have been given
+        that, and the node has not sent it. It does so only when it has applied this record, and the
+        close before it."""
+        if not session.owner:
+            known = session.inflight
+            cursor.inflight = [
+                (packet_id, None if _is_new_of_group(known.get(packet_id), entry) else entry)
+                for packet_id, entry in cursor.inflight
+            ]
+        super()._advance(session, cursor)
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
         super()._subscribe(session, fields, start)
@@ -282,6 +296,12 @@ class Images(Recovery):
                 yield kind, entry
         epochs = {"fired": list(self.fired.items()), "ended": list(self.ended.items())}
         yield SNAPSHOT_EPOCHS, json.dumps(epochs, separators=(",", ":")).encode()
+
+
+def _is_new_of_group(known: Inflight | None, entry: Inflight | None) -> bool:
+    if entry is None or entry.qos < 2 or not entry.group_tag:
+        return False
+    return known is None or (known.partition, known.offset) != (entry.partition, entry.offset)
 
 
 def _remember(epochs: OrderedDict[str, int], client_id: str, epoch: int, count_max: int) -> None:

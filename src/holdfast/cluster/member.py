@@ -136,6 +136,7 @@ class Member(Parts):
         self.alignment.lose_node(node)
         self.interest.disconnected(node)
         self.groups.disconnected(node)
+        self.homes.disconnected(node)
         self.transfer.disconnected(node)
         self._run()
 
@@ -300,7 +301,8 @@ class Member(Parts):
         self.governing.step(now)
         self.groups.flush()
         self.metadata_reads.advance(now)
-        self.doubt.advance()
+        if self.doubt.advance():
+            self.opener.doubt_is_over()
         self.interest.flush()
         self.forwarding.flush()
         self.admission.flush()

@@ -10,7 +10,7 @@ from holdfast.mqtt import reasons
 from holdfast.node.state import Cluster, Group, Held
 from holdfast.session.connection import Connection
 from holdfast.session.message import Message
-from holdfast.session.session import Session
+from holdfast.session.session import Inflight, Session
 
 UNAVAILABLE_S: Final = 2.0
 """Without a majority for so long, a node refuses what it would have to promise."""
@@ -35,12 +35,11 @@ class NodeSide(Cluster):
     def hold_reply(self, held: Held) -> None:
         enqueue(self._state, Promise(held))
 
-    def hold_for_groups(self, held: Held, session: Session, partition: int, offset: int) -> None:
-        place = (partition, offset)
-        groups = self._shares.unfinished(session, place)
+    def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
+        groups = self._shares.unfinished(session, entry)
         promise = self._forwarding.hold(held, len(groups))
-        for key in groups:
-            self._shares.wait(key, place, promise)
+        for group in groups:
+            self._shares.wait(group, session, entry, promise)
 
     def hold_for_interest(self, held: Held) -> None:
         self._interest.hold(held)

@@ -2,7 +2,9 @@
 this node is it no longer.
 
 A resumed session begins only when this node has applied everything that was committed anywhere
-before (`barriers`): what the owner before has acknowledged is then known here too.
+before (`barriers`): what the owner before has acknowledged is then known here too. None that a
+record tells of begins while this node is in doubt (`doubt`): the others may have closed it already,
+and even ended it, and a client that is told that it has a session must find it again.
 """
 
 import base64
@@ -37,7 +39,7 @@ ASKING_MAX: Final = 100_000
 ASK_AGAIN_S: Final = 0.3
 """After a SESSION_OPEN without an answer."""
 REFUSED_AFTER_S: Final = 2.0
-"""So long a CONNECT waits for a majority."""
+"""So long a CONNECT waits for a majority, or for the end of doubt."""
 
 NEVER: Final = float("inf")
 NOTHING: Final = -1
@@ -64,6 +66,13 @@ class Asking:
         self.barrier = NOTHING
         # Where the session goes on.
         self.positions: list[tuple[int, int]] = []
+
+    @property
+    def is_recorded(self) -> bool:
+        """Has a record told that this node has the session? Known with the answer."""
+        assert self.answer is not None
+        is_new = not self.answer["present"]
+        return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
 
 
 class Opener:
@@ -198,11 +207,17 @@ class Opener:
             if asking.answer is not None:
                 self._finish_if_ready(asking)
 
+    def doubt_is_over(self) -> None:
+        """What was decided about the sessions meanwhile is to be known before they begin."""
+        for asking in self.asking.values():
+            if asking.answer is not None and asking.is_recorded:
+                asking.barrier = self._barriers.begin(is_patient=True)
+
     def _finish_if_ready(self, asking: Asking) -> None:
         if asking.connection.state != OPENING:
             self._close_unused(asking)
             return
-        if not self._fabric.is_whole:
+        if not self._fabric.is_whole or (self._state.is_unsure and asking.is_recorded):
             return
         if asking.barrier != NOTHING and not self._barriers.has_passed(asking.barrier):
             return
@@ -213,11 +228,17 @@ class Opener:
         assert answer is not None
         epoch = number_of(answer, "epoch")
         image = self._homes.image(asking.client_id)
-        if image is not None and image.owner != self._fabric.node_id:
+        if image is None:
+            # Behind a barrier its `open` record is applied, and so is an end.
+            is_lost = asking.barrier != NOTHING and asking.is_recorded
+        else:
             is_unknown_there = not answer["present"] and not self._is_in_log(asking)
-            if image.epoch >= epoch or is_unknown_there:
-                self._give_up(asking)
-                return
+            is_lost = image.owner != self._fabric.node_id and (
+                image.epoch >= epoch or is_unknown_there
+            )
+        if is_lost:
+            self._give_up(asking)
+            return
         self._done(asking)
         session = self._session(answer)
         if answer["present"]:
@@ -353,15 +374,21 @@ class Opener:
             if asking.connection.state == CLOSED and not asking.is_asked:
                 self._done(asking)
                 continue
-            if (
-                asking.refused_at <= self._state.now
-                and asking.connection.state == OPENING
-                and not self._fabric.has_majority
-            ):
-                text = "no majority of the cluster can be reached"
-                refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+            if asking.refused_at <= self._state.now and asking.connection.state == OPENING:
+                self._refuse_overdue(asking)
             if asking.ask_at <= self._state.now:
                 self._ask(asking)
+
+    def _refuse_overdue(self, asking: Asking) -> None:
+        if not self._fabric.has_majority:
+            text = "no majority of the cluster can be reached"
+        elif self._state.is_unsure and asking.answer is not None and asking.is_recorded:
+            text = "this node cannot tell who owns the session"
+        else:
+            return
+        refuse(self._state, asking.connection, reasons.SERVER_UNAVAILABLE, text)
+        if asking.answer is not None:
+            self._finish_if_ready(asking)
 
     def timer(self) -> float | None:
         if not self.asking:

@@ -87,6 +87,7 @@ class Parts:
             self.barriers,
             self.detector.acknowledged_at,
             lambda: meta.leader_id,
+            lambda: bool(self.opener.asking),
             held_s,
             now,
         )

@@ -17,9 +17,9 @@ from holdfast.cluster.promises import Promise, settled
 from holdfast.log.partition import partition_of
 from holdfast.node.delivery import can_send, pump_group
 from holdfast.node.state import Group, NodeState
-from holdfast.session.connection import OPEN
+from holdfast.session.connection import CLOSED, OPEN
 from holdfast.session.message import Message
-from holdfast.session.session import Session
+from holdfast.session.session import Inflight, Session
 from holdfast.session.state import tag_of
 
 LIMIT_MAX: Final = 2000
@@ -29,20 +29,19 @@ FINISHED_MAX: Final = 100_000
 oldest out again."""
 QUEUE_WAIT_S: Final = 0.5
 """How long an assigned record waits for a member that is ready; then others may have it."""
-FINISH_WAIT_S: Final = 5.0
-"""How long a member's PUBREL waits for the coordinator, which logs progress much sooner."""
 ASK_AGAIN_S: Final = 0.1
 """After a TELL without an answer: the next leader may know later than we that it is one."""
 
 
 class Waiting:
-    """A promise that waits until the log says that a group has finished with a record."""
+    """A promise that waits until the log says that a group has finished with a record, which it has
+    given to the session."""
 
-    def __init__(self, key: str, place: Place, promise: Promise, until: float) -> None:
-        self.key = key
+    def __init__(self, group: Group, session: Session, place: Place, promise: Promise) -> None:
+        self.group = group
+        self.session = session
         self.place = place
         self.promise = promise
-        self.until = until
 
 
 class Share:
@@ -99,6 +98,10 @@ class Shares:
         self._tell_at = -1.0
 
     @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
     def is_touched(self) -> bool:
         return bool(self._touched)
 
@@ -135,30 +138,46 @@ class Shares:
         self._touched[share] = None
         self._untidy[share] = None
 
-    def unfinished(self, session: Session, place: Place) -> list[str]:
-        """Groups of the session of which the log does not say that they have finished with it."""
+    def unfinished(self, session: Session, entry: Inflight) -> list[Group]:
+        """Those groups of the session that may have given it the record, and of which the log does
+        not say that they have finished with it: one, but for tags that are the same by chance."""
         groups = self._images.groups
-        found: list[str] = []
+        found: list[Group] = []
         for group in session.groups or ():
             assert isinstance(group, Group)
-            if not groups.is_finished(group.key, *place):
-                found.append(group.key)
+            is_its = group.tag == entry.group_tag
+            if is_its and not groups.is_finished(group.key, entry.partition, entry.offset):
+                found.append(group)
         return found
 
-    def wait(self, key: str, place: Place, promise: Promise) -> None:
-        """The promise waits for that, FINISH_WAIT_S at most: a group that ends tells nothing."""
-        self._waiting.append(Waiting(key, place, promise, self._state.now + FINISH_WAIT_S))
+    def wait(self, group: Group, session: Session, entry: Inflight, promise: Promise) -> None:
+        """The promise waits for that, for as long as the group lasts: while its coordinator is
+        missing the packet id is all that tells the next one who has the record."""
+        place = (entry.partition, entry.offset)
+        self._waiting.append(Waiting(group, session, place, promise))
 
     def _settle_waiting(self) -> None:
         groups = self._images.groups
         self._version = groups.version
+        dropped = groups.take_dropped()
         waiting = self._waiting
         self._waiting = []
         for each in waiting:
-            if each.until <= self._state.now or groups.is_finished(each.key, *each.place):
+            if each.group.key in dropped or self._is_over(each):
                 settled(self._state, each.promise)
             else:
                 self._waiting.append(each)
+
+    def _is_over(self, waiting: Waiting) -> bool:
+        groups = self._images.groups
+        key = waiting.group.key
+        connection = waiting.promise.held.connection
+        if connection is None or connection.state == CLOSED:
+            return True
+        if groups.is_finished(key, *waiting.place) or groups.is_full(key):
+            return True
+        # A group of which nothing was logged ends without a record, once its members have left.
+        return key not in groups.positions and waiting.group not in (waiting.session.groups or ())
 
     def kept(self, key: str, session: Session, place: Place) -> None:
         share = self.shares.get(key)
@@ -322,7 +341,7 @@ class Shares:
 
     def flush(self) -> None:
         """Tell what has changed."""
-        if self._waiting and self._version != self._images.groups.version:
+        if self._version != self._images.groups.version:
             self._settle_waiting()
         if self._was_unsure != self._state.is_unsure:
             self._doubt()

@@ -10,10 +10,12 @@ from holdfast.sim.whispers import Listener, Whisperer, WhisperTeam
 from holdfast.sim.workload import (
     TOPICS,
     Dying,
+    Mover,
     Party,
     Producer,
     Publisher,
     Retainer,
+    SlowPublisher,
     Subscriber,
 )
 
@@ -27,7 +29,9 @@ TIMED: Final = "timed"
 """Wills with a delay, sessions and messages that expire."""
 GROUPS: Final = "groups"
 """Shared subscriptions."""
-CASTS: Final = (LOG, QOS0, TIMED, GROUPS)
+MOVERS: Final = "movers"
+"""Sessions that are taken over all the time."""
+CASTS: Final = (LOG, QOS0, TIMED, GROUPS, MOVERS)
 
 
 def parties(world: "World") -> list[Party]:
@@ -36,6 +40,7 @@ def parties(world: "World") -> list[Party]:
         QOS0: _qos0,
         TIMED: _timed,
         GROUPS: _groups,
+        MOVERS: _movers,
     }
     return [party for cast in world.settings.casts for party in makers[cast](world)]
 
@@ -54,6 +59,16 @@ def _log(world: "World") -> list[Party]:
         Retainer(world, Client(world, "retainer", 5, clean=True)),
         Dying(world, Client(world, "dying5", 5)),
         Dying(world, Client(world, "dying4", 4, clean=True)),
+    ]
+
+
+def _movers(world: "World") -> list[Party]:
+    return [
+        *(
+            Mover(world, Client(world, f"mover{n}", 4 + n % 2, filters=(("t/#", qos),)), ("t/",))
+            for n, qos in enumerate((1, 1, 1, 1, 2, 2))
+        ),
+        SlowPublisher(world, Client(world, "pubm", 5)),
     ]
 
 

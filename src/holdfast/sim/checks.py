@@ -12,6 +12,7 @@ from zlib import crc32
 from holdfast.log import record as log_record
 from holdfast.log.record import Batch, Record
 from holdfast.node.effects import Note
+from holdfast.replication.metadata import NodeState
 from holdfast.session.message import Message as StoredMessage
 from holdfast.sim.schedule import Violation
 from holdfast.sim.story import SessionStory
@@ -71,6 +72,10 @@ class Checks:
         self._written: dict[tuple[int, int, int], tuple[int, str]] = {}
         self._watermarks: dict[tuple[str, int], list[int]] = {}
         self._owners: dict[tuple[str, int], str] = {}
+        # The newest metadata that was looked at, by its version; and until when each node that it
+        # has said to be down was so.
+        self._version = 0
+        self._down_until: dict[str, float] = {}
         # Messages.
         self.acknowledged = 0
         self.sessions = SessionStory(self.fail)
@@ -91,7 +96,23 @@ class Checks:
                 f" {node} has another batch than {known[1]}"
             )
 
+    def was_down(self, node: str, since: float) -> bool:
+        """Did the cluster take it for lost, at that time or later?"""
+        return self._down_until.get(node, -1.0) >= since
+
+    def _note_down(self, process: "Process") -> None:
+        metadata = process.member.fabric.metadata
+        if metadata is None or metadata.version <= self._version:
+            return
+        self._version = metadata.version
+        for node, info in metadata.nodes.items():
+            if info.state == NodeState.DOWN:
+                self._down_until[node] = float("inf")
+            elif self._down_until.get(node) == float("inf"):
+                self._down_until[node] = self._world.schedule.now
+
     def turn_ended(self, process: "Process") -> None:
+        self._note_down(process)
         journal = process.journal
         mirror = process.host.mirror
         key = (process.host.name, process.number)

@@ -22,6 +22,8 @@ OUTAGE: Final = "outage"
 PAUSE: Final = "pause"
 ISOLATE: Final = "isolate"
 ONE_WAY: Final = "one-way"
+DEAF: Final = "deaf"
+"""One way between two nodes, for seconds: they disagree, and the others hear both."""
 BRIDGE: Final = "bridge"
 RESET: Final = "reset"
 SLOW_DISK: Final = "slow-disk"
@@ -35,12 +37,12 @@ LEAVE: Final = "leave"
 OPERATE: Final = "operate"
 """No fault: an operator changes the cluster."""
 ALL: Final = (
-    KILL, POWER, OUTAGE, PAUSE, ISOLATE, ONE_WAY, BRIDGE, RESET, SLOW_DISK, FULL_DISK, SKEW, LATE,
-    WIPE, HANG_DISK, LEAVE, OPERATE,
+    KILL, POWER, OUTAGE, PAUSE, ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, SLOW_DISK, FULL_DISK, SKEW,
+    LATE, WIPE, HANG_DISK, LEAVE, OPERATE,
 )  # fmt: skip
 PROCESSES: Final = (KILL, POWER, OUTAGE, LEAVE)
 DISKS: Final = (SLOW_DISK, FULL_DISK, HANG_DISK, POWER)
-NETWORK: Final = (ISOLATE, ONE_WAY, BRIDGE, RESET, LATE)
+NETWORK: Final = (ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, LATE)
 
 SKEW_MAX_S: Final = 60.0
 """Of one clock from the true time."""
@@ -63,6 +65,7 @@ class Faults:
             PAUSE: self._pause,
             ISOLATE: self._isolate,
             ONE_WAY: self._one_way,
+            DEAF: self._deaf,
             BRIDGE: self._bridge,
             RESET: self._reset,
             SLOW_DISK: self._slow_disk,
@@ -173,6 +176,15 @@ class Faults:
             else:
                 self._world.network.cut(other, host.name)
         self._for_a_while()
+
+    def _deaf(self, host: "Host") -> None:
+        network = self._world.network
+        other = self._chance.choice([name for name in self._world.hosts if name != host.name])
+        self._world.schedule.note("faults", f"{host.name} does not hear {other}")
+        network.cut(other, host.name)
+        self._world.schedule.after(
+            2.0 + self._chance.random() * 3, lambda: network.mend(other, host.name)
+        )
 
     def _bridge(self, host: "Host") -> None:
         """Only this node reaches everybody."""

@@ -182,9 +182,11 @@ class Network:
                 self.schedule.after(wait_s, work)
 
     def heal(self) -> None:
-        cut = list(self._cut)
-        self._cut.clear()
-        for source, target in cut:
+        for source, target in list(self._cut):
+            self.mend(source, target)
+
+    def mend(self, source: str, target: str) -> None:
+        if self._cut.pop((source, target), None) is not None:
             for connection in self._all(source, target):
                 self.schedule.after(self._chance.random() * 0.3, connection.pipes[target].arrange)
 

@@ -22,15 +22,21 @@ WINDOW: Final = 8
 
 
 class Receipt:
-    def __init__(self, member: "Member", connection: int, qos: int) -> None:
+    def __init__(self, member: "Member", connection: int, node: str, qos: int) -> None:
         self.member = member
         self.connection = connection
+        self.node = node
         self.qos = qos
+        self.since = member.world.schedule.now
 
     def is_over(self) -> bool:
         """The member has nobody's word for what it had then."""
         client = self.member.client
-        return client.clean and (client.connects != self.connection or client.socket is None)
+        if not client.clean:
+            return False
+        if client.connects != self.connection or client.socket is None:
+            return True
+        return self.member.world.checks.was_down(self.node, self.since)
 
 
 class Team:
@@ -51,7 +57,9 @@ class Team:
         if not stored:
             checks.fail(f"{name} has received {text}, which is not committed")
         receipts = self.receipts.setdefault(text, [])
-        receipts.append(Receipt(member, member.client.connects, packet.qos))
+        socket = member.client.socket
+        assert socket is not None
+        receipts.append(Receipt(member, member.client.connects, socket.host.name, packet.qos))
         if packet.qos != min(self.qos, checks.messages[text].qos):
             checks.fail(f"{name} has received {text} with QoS {packet.qos}")
         certain = [each for each in receipts if not each.is_over()]

@@ -145,13 +145,15 @@ class PerishableSubscriber(Subscriber):
     def __init__(self, world: "World", client: Client) -> None:
         super().__init__(world, client, ("e/",))
         self._away_until = 0.0
-        # Connections that were accepted, the present one last.
+        # All connections, the present one last: a node may have accepted one that the client had
+        # given up, and have sent something.
         self._sockets: list[ClientSocket] = []
-        client.on_connected = self._connected
 
-    def _connected(self) -> None:
-        assert self.client.socket is not None
-        self._sockets.append(self.client.socket)
+    def _connect(self) -> None:
+        super()._connect()
+        socket = self.client.socket
+        if socket is not None and socket not in self._sockets[-1:]:
+            self._sockets.append(socket)
 
     def is_wanted(self) -> bool:
         return not self.is_active or self.world.schedule.now >= self._away_until

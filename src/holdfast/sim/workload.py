@@ -141,6 +141,14 @@ class Subscriber(Party):
         return ""
 
 
+class Mover(Subscriber):
+    """Goes to another node again and again, without a word to the one before."""
+
+    def look(self) -> None:
+        if self.is_active and self.client.is_connected and self.chance.random() < 0.15:
+            self._connect()
+
+
 class Publisher(Party):
     """Publishes numbered messages."""
 
@@ -188,6 +196,12 @@ class Publisher(Party):
     def unsettled(self) -> str:
         waiting = [each.message.text for each in self.client.outgoing.values()]
         return f"{self.client.name} waits for {waiting}" if waiting else ""
+
+
+class SlowPublisher(Publisher):
+    """What it publishes in a second fits into the window of a client that acknowledges nothing."""
+
+    pause_s = 0.15
 
 
 class Producer(Publisher):

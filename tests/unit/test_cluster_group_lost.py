@@ -1,0 +1,248 @@
+"""Who gets a QoS 2 record of a shared group whose node is lost: its session there may have kept it,
+and the log may be told of that late. [MQTT-4.8.2-4]"""
+
+import json
+
+import pytest
+
+from holdfast.cluster.barriers import Barriers
+from holdfast.cluster.coordinating import Coordinator
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.group_wire import Assign, Place, Stock, Tell
+from holdfast.cluster.images import Images
+from holdfast.cluster.metadata_reads import MetadataReads
+from holdfast.cluster.taken_back import LOOK_AGAIN_S
+from holdfast.log import record as log_record
+from holdfast.log.journal import Journal
+from holdfast.log.record import Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.effects import ReadLog
+from holdfast.node.recording import session_opened
+from holdfast.node.state import NodeState
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.session.message import Message
+from holdfast.session.session import Inflight, Session
+from holdfast.session.state import encode_cursor, tag_of
+
+KEY = "$share/g/t"
+CLIENT = "c"
+EPOCH = 5
+PLACE: Place = (0, 0)
+
+
+class Gate(Barriers):
+    """Barriers that are passed when the test says so."""
+
+    is_open = True
+
+    def begin(self, *, is_patient: bool = False) -> int:
+        return 1
+
+    def has_passed(self, number: int) -> bool:
+        return self.is_open
+
+
+class Bench:
+    """n1 coordinates. The client c is at n2, with a durable session."""
+
+    def __init__(self, qos: int = 2) -> None:
+        journal = Journal(1, replicated=True)
+        config = NodeConfig(node_id="n1", partitions=1)
+        self.state = NodeState(config, journal)
+        self.images = Images(NodeState(config, journal))
+        fabric = Fabric("n1", journal)
+        nodes = {node: NodeInfo(node, "i1", f"{node}:1", "", "") for node in ("n1", "n2")}
+        partition = PartitionInfo(tuple(nodes), (), "n1", 1, tuple(nodes))
+        fabric.metadata = ClusterMetadata("c", 2, 1, nodes, (partition,), 1, tuple(nodes))
+        self.gate = Gate(self.state, fabric, MetadataReads(lambda _: 0))
+        self.assigned: list[Assign] = []
+        self.coordinator = Coordinator(
+            self.state,
+            fabric,
+            self.images,
+            self.gate,
+            lambda *_: None,
+            lambda _, assign: self.assigned.append(assign),
+        )
+        self.subscribe(qos)
+
+    def subscribe(self, qos: int) -> None:
+        session = Session(CLIENT, CLIENT.encode())
+        session.epoch = EPOCH
+        session.expiry_s = 3600
+        self.record(log_record.SESSION, session_opened(session, False, "n2"))
+        subscriptions = [[KEY, qos, False, False, 0, 0]]
+        self.change(op="subscribe", subscriptions=subscriptions, start=[0])
+
+    def record(self, kind: int, payload: bytes) -> None:
+        key = CLIENT.encode()
+        self.images.apply(Record(0, kind, client_id=key, sequence=EPOCH, payload=payload))
+
+    def change(self, **fields: object) -> None:
+        self.record(log_record.SESSION, json.dumps({"client": CLIENT, **fields}).encode())
+
+    def close(self) -> None:
+        """In place of n2."""
+        self.change(op="close", expiry_s=3600, will=False, maybe_sent=True)
+
+    def keep(self, state: int = 1, *, packet_id: int = 1, is_shared: bool = True) -> None:
+        entry = Inflight(*PLACE, 2, False)
+        entry.state = state
+        entry.group_tag = tag_of(KEY) if is_shared else 0
+        self.record(log_record.CURSOR, encode_cursor([], {packet_id: entry}, []))
+
+    def has_kept(self) -> bool:
+        return self.images.has_inflight(CLIENT, tag_of(KEY), PLACE)
+
+    def tell(self, node: str, *held: Place) -> None:
+        stock = Stock(KEY, 1, 1, 10, list(held), [], [0])
+        self.coordinator.tell(node, Tell(1, [(0, 1)], [stock]))
+
+    def lead(self, *nodes: str) -> None:
+        self.coordinator.start_leading(0, 1)
+        for node in nodes:
+            self.tell(node)
+        self.pass_time(10.0)
+
+    def give_to_n2(self) -> None:
+        self.lead("n2")
+        message = Message(b"t", b"payload", 2, False, b"", -1, 0, b"p")
+        message.partition, message.offset = PLACE
+        self.state.delivered[0] = 1
+        (coordination,) = self.coordinator.homes[0].groups.values()
+        self.coordinator.record(coordination.cursor, message)
+        self.coordinator.flush()
+        assert len(self.assigned) == 1
+        self.tell("n1")
+
+    def pass_time(self, seconds: float = LOOK_AGAIN_S) -> None:
+        self.state.now += seconds
+        self.coordinator.flush()
+
+    def is_given_again(self) -> bool:
+        """It is read, to be given to another node."""
+        reads = [each for each in self.state.effects if isinstance(each, ReadLog)]
+        return len(reads) > 0
+
+
+def test_it_goes_to_another_one_once_the_session_is_closed() -> None:
+    bench = Bench()
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.pass_time(1.0)
+    assert not bench.is_given_again()
+    bench.close()
+    bench.pass_time()
+    assert bench.is_given_again()
+
+
+def test_it_stays_with_a_session_that_tells_late() -> None:
+    bench = Bench()
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.pass_time()
+    bench.keep()
+    bench.close()
+    bench.pass_time()
+    assert bench.has_kept()
+    assert not bench.is_given_again()
+
+
+def test_what_is_told_behind_the_end_does_not_count() -> None:
+    bench = Bench()
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.close()
+    bench.pass_time()
+    assert bench.is_given_again()
+    bench.keep()
+    assert not bench.has_kept()
+
+
+def test_of_what_it_had_before_a_lost_node_has_the_last_word() -> None:
+    bench = Bench()
+    bench.keep(1, packet_id=1)
+    bench.keep(1, packet_id=2, is_shared=False)
+    bench.close()
+    bench.keep(2, packet_id=1)
+    bench.keep(2, packet_id=2, is_shared=False)
+    bench.keep(1, packet_id=3, is_shared=False)
+    session = bench.images.state.sessions[CLIENT]
+    assert {key: entry.state for key, entry in session.inflight.items()} == {1: 2, 2: 2, 3: 1}
+
+
+def test_a_node_that_is_back_tells_itself() -> None:
+    bench = Bench()
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.pass_time()
+    bench.tell("n2", PLACE)
+    bench.pass_time()
+    bench.close()
+    bench.pass_time()
+    assert not bench.is_given_again()
+
+
+def test_one_that_is_back_without_it_never_had_it() -> None:
+    bench = Bench()
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.pass_time()
+    bench.tell("n2")
+    bench.pass_time()
+    assert bench.is_given_again()
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_with_qos_1_nobody_waits(qos: int) -> None:
+    bench = Bench(qos)
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.pass_time()
+    assert bench.is_given_again() == (qos == 1)
+
+
+def test_nothing_is_known_before_the_barrier() -> None:
+    bench = Bench(qos=1)
+    bench.give_to_n2()
+    bench.gate.is_open = False
+    bench.coordinator.node_gone("n2")
+    bench.pass_time()
+    assert not bench.is_given_again()
+    bench.gate.is_open = True
+    bench.pass_time()
+    assert bench.is_given_again()
+
+
+@pytest.mark.parametrize("is_back", [True, False])
+def test_the_next_coordinator_waits_likewise(is_back: bool) -> None:
+    """The one before may have given a record to a node that has not told yet."""
+    bench = Bench()
+    bench.state.delivered[0] = 1
+    bench.lead("n1")
+    (coordination,) = bench.coordinator.homes[0].groups.values()
+    assert not coordination.is_open
+    if is_back:
+        bench.tell("n2")
+    else:
+        bench.close()
+        bench.pass_time()
+    assert coordination.is_open
+    # Once: what it hands out from here on would come again.
+    assert coordination.cursor.positions == [0]
+    coordination.cursor.positions = [1]
+    bench.pass_time()
+    assert coordination.cursor.positions == [1]
+
+
+def test_a_home_is_left_while_groups_wait() -> None:
+    bench = Bench()
+    bench.give_to_n2()
+    bench.coordinator.node_gone("n2")
+    bench.pass_time()
+    bench.coordinator.stop_leading(0)
+    bench.pass_time()
+    bench.lead("n1")
+    bench.coordinator.stop_leading(0)
+    bench.pass_time()
+    assert bench.coordinator.timer() is None
