@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.api.admin import AdminServer
 from holdfast.api.cluster_admin import ClusterAdmin, ClusterError, ClusterFigures
+from holdfast.api.federating import BrokerFederation
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
 
@@ -108,6 +109,7 @@ class FakeServer:
         self.broker: Broker | None = None
         self.sharing: Sharing | None = None
         self.cluster = cluster
+        self.federation: BrokerFederation | None = None
 
 
 @contextmanager

@@ -1,7 +1,12 @@
 """What the federation's benchmark makes of its figures and its graph, without running any."""
 
+import select
+import socket
 import struct
+import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +25,12 @@ from bench.federation_graph import (
     shortest_path_tree,
 )
 from bench.federation_latency import CLOSED, PACED, Found, Plan, Run
-from bench.federation_load import Latency, latency_of
-from bench.federation_members import VARIANTS
+from bench.federation_load import PROBES, Latency, Sink, latency_of
+from bench.federation_members import TOPIC, VARIANTS
 from bench.federation_observing import control_in, copies_in
 from bench.ledger import Findings
+from bench.scenarios import PAYLOAD_BYTES
+from bench.wire import Frame
 
 CLEAN = Findings(10, 10, 10, 0, 0, 0, 0, 0, 0, 0)
 
@@ -160,6 +167,78 @@ def test_subscriptions_of_one_packet_and_of_many() -> None:
     assert wire.subscribe_all(["a/b"], 1) == one
     assert wire.suback(2) == b"\x90\x03\x00\x01\x02"
     assert wire.suback_all(200, 1)[:3] == struct.pack("!BBB", 0x90, 0xCA, 1)
+
+
+# What a subscriber makes of the bytes it is given
+
+
+@pytest.fixture
+def given() -> Iterator[tuple[Sink, socket.socket, Frame]]:
+    """A QoS 2 subscriber, and the broker's end of its connection."""
+    frame = Frame(TOPIC, 2, PAYLOAD_BYTES)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        port = server.getsockname()[1]
+        made = pool.submit(Sink, port, "sink", frame)
+        broker, _ = server.accept()
+        with broker:
+            broker.recv(1000)
+            broker.sendall(wire.CONNACK_ACCEPTED)
+            broker.recv(1000)
+            broker.sendall(wire.suback(2))
+            sink = made.result(10)
+            yield sink, broker, frame
+            sink.connection.close()
+
+
+def packet(frame: Frame, id: int, number: int, first_byte: int = 0) -> bytes:
+    made = frame.batch(wire.Ids(b"\0", bytes([id])))
+    made[0] |= first_byte
+    struct.pack_into("!qQ", made, frame.payload_at, time.monotonic_ns(), number)
+    return bytes(made)
+
+
+def hand_over(sink: Sink, broker: socket.socket, data: bytes) -> None:
+    """In pieces, as a network may."""
+    for at in range(0, len(data), 37):
+        broker.sendall(data[at : at + 37])
+        assert select.select([sink.connection.socket], [], [], 10)[0]
+        sink.handle()
+
+
+def test_repeated_and_overtaken_messages_are_seen(given: tuple[Sink, socket.socket, Frame]) -> None:
+    sink, broker, frame = given
+    parts = [
+        packet(frame, 1, 0),
+        packet(frame, 2, 2),
+        wire.acks(wire.PUBREL, wire.Ids(b"\0", b"\1")),
+    ]
+    parts += [packet(frame, 3, 1), packet(frame, 2, 2, first_byte=8)]
+    hand_over(sink, broker, b"".join(parts))
+    assert sorted(sink.times_ms) == [0, 1, 2]
+    assert (sink.duplicates, sink.reordered) == (1, 1)
+    expected = [(wire.PUBREC, 1), (wire.PUBREC, 2), (wire.PUBCOMP, 1), (wire.PUBREC, 3)]
+    expected += [(wire.PUBREC, 2)]
+    answer = b"".join(bytes([kind, 2, 0, id]) for kind, id in expected)
+    found = b""
+    while len(found) < len(answer):
+        found += broker.recv(1000)
+    assert found == answer
+
+
+def test_a_probe_is_none_of_the_messages(given: tuple[Sink, socket.socket, Frame]) -> None:
+    sink, broker, frame = given
+    hand_over(sink, broker, packet(frame, 1, PROBES + 7))
+    assert (sink.probe, sink.times_ms) == (PROBES + 7, {})
+
+
+@pytest.mark.parametrize("at", [0, 5])
+def test_what_is_none_of_ours_is_refused(given: tuple[Sink, socket.socket, Frame], at: int) -> None:
+    """Another QoS or RETAIN, or another topic."""
+    sink, broker, frame = given
+    strange = bytearray(packet(frame, 1, 0))
+    strange[at] ^= 1
+    with pytest.raises(ValueError, match="not a message of this benchmark"):
+        hand_over(sink, broker, bytes(strange))
 
 
 # Control, faults, the cloud

@@ -33,13 +33,18 @@ ALLOWED = {
     "client": {"client", "mqtt", "topics", "security", "websocket"},
     "pipeline": {"pipeline", "log", "topics", "client", "mqtt"},
     "topology": {"topology", "client", "mqtt"},
+    "federator": {
+        "federator", "federation", "topology", "client", "drivers", "node", "session", "security",
+        "config", "mqtt", "topics", "log",
+    },
     "api": {
-        "api", "drivers", "cluster", "replication", "node", "session", "security", "config",
-        "mqtt", "topics", "log", "lease",
+        "api", "federator", "federation", "drivers", "cluster", "replication", "node", "session",
+        "security", "config", "mqtt", "topics", "log", "lease",
     },
     "cli": {
-        "cli", "api", "drivers", "cluster", "replication", "client", "node", "session",
-        "security", "config", "mqtt", "topics", "log", "lease", "pipeline", "topology",
+        "cli", "api", "federator", "federation", "drivers", "cluster", "replication", "client",
+        "node", "session", "security", "config", "mqtt", "topics", "log", "lease", "pipeline",
+        "topology",
     },
 }  # fmt: skip
 PURE = (

@@ -17,6 +17,7 @@ from holdfast.client.pubqueue_errors import StoreError, StoreFull
 from holdfast.client.pubqueue_sqlite import SqliteStore
 from holdfast.client.pubqueue_store import Change, Opened
 from holdfast.mqtt import properties as pr
+from tests.support.small_disk import small_disk
 
 CLOCK = 1_800_000_000.0
 
@@ -237,26 +238,17 @@ def test_power_cut_in_the_write_ahead_log(tmp_path: Path) -> None:
         cut_store.close()
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("mounting a small tmpfs needs root")
-    mounted = tmp_path / "disk"
-    mounted.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(mounted)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
-    yield mounted
-    subprocess.run(["umount", "-l", str(mounted)], check=True)
-
-
-def test_full_disk(small_disk: Path) -> None:
+def test_full_disk(tmp_path: Path) -> None:
     """A refused transaction changes nothing, and what was stored before can be read and removed
     once there is a little room."""
-    ballast = small_disk / "ballast"
+    with small_disk(tmp_path) as disk:
+        fill(disk)
+
+
+def fill(disk: Path) -> None:
+    ballast = disk / "ballast"
     ballast.write_bytes(bytes(3 << 20))
-    store = SqliteStore(small_disk / "q.db")
+    store = SqliteStore(disk / "q.db")
     store.open("sequence", CLOCK)
     stored = 0
     with suppress(StoreFull):
@@ -271,7 +263,7 @@ def test_full_disk(small_disk: Path) -> None:
     store.apply(Change([entry(stored + 1)], [1, 2]))
     assert sequences(store) == list(range(3, stored + 2))
     store.close()
-    again = SqliteStore(small_disk / "q.db")
+    again = SqliteStore(disk / "q.db")
     assert again.open("sequence", CLOCK).last_sequence == stored + 1
     assert sequences(again) == list(range(3, stored + 2))
     again.close()

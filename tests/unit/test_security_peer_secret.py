@@ -43,5 +43,5 @@ def test_a_secret_that_protects_nothing(
 def test_no_secret(tmp_path: Path) -> None:
     with pytest.raises(SecretError, match="there is no such file; make one with"):
         read_secret(tmp_path / "secret")
-    with pytest.raises(SecretError, match="cannot read the cluster secret: Is a directory"):
+    with pytest.raises(SecretError, match="cannot read the shared secret: Is a directory"):
         read_secret(tmp_path)

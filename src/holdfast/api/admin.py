@@ -6,6 +6,7 @@
 - /api/v1/log...: committed records as raw batches, for Spark and other readers, see
   `holdfast.api.log_routes` and `holdfast.api.log_sender`.
 - /cluster...: the cluster, see `holdfast.api.cluster_admin`.
+- /api/v1/federation: see `holdfast.api.federation_routes`.
 """
 
 import asyncio
@@ -21,6 +22,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.cluster_admin import ClusterAdmin, ClusterRoutes
+from holdfast.api.federating import BrokerFederation
+from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest, LogRoutes, NotServing
 from holdfast.api.log_sender import LogSender, connections_for
 from holdfast.api.metrics import registry_for, render
@@ -35,6 +38,7 @@ class Served(Protocol):
     """None while it stands by."""
     sharing: Sharing | None
     cluster: ClusterAdmin | None
+    federation: BrokerFederation | None
 
 
 class Admin:
@@ -50,6 +54,7 @@ class Admin:
                 Route("/metrics", self.metrics),
                 *LogRoutes(self._server).routes(),
                 *ClusterRoutes(self._server).routes(),
+                *FederationRoutes(self._server).routes(),
             ],
             exception_handlers={BadRequest: _bad_request, NotServing: _not_serving},
         )
@@ -103,8 +108,8 @@ async def _not_serving(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 503)
 
 
-class _QuietServer(uvicorn.Server):
-    """Leaves signals to the broker."""
+class QuietServer(uvicorn.Server):
+    """Leaves signals to who runs it."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -120,7 +125,7 @@ class AdminServer:
         self._socket = socket.create_server((bind, port), family=family)
         self.port: int = self._socket.getsockname()[1]
         self._sender = LogSender(lambda: server.broker)
-        self._server = _QuietServer(
+        self._server = QuietServer(
             uvicorn.Config(
                 Admin(server).application(),
                 http=connections_for(self._sender),

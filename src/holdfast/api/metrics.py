@@ -10,6 +10,8 @@ from prometheus_client.registry import Collector
 
 from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.api.cluster_metrics import ClusterCollector
+from holdfast.api.federating import BrokerFederation
+from holdfast.api.federation_metrics import FederationCollector
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
 
@@ -48,6 +50,7 @@ class Observed(Protocol):
     broker: Broker | None
     sharing: Sharing | None
     cluster: ClusterAdmin | None
+    federation: BrokerFederation | None
 
 
 class LeaseCollector(Collector):
@@ -132,7 +135,7 @@ class NodeCollector(Collector):
         journal = state.journal
         return [
             ("connections", "Open client connections.", state.connections),
-            ("sessions", "Sessions, connected or not.", len(state.sessions)),
+            ("sessions", "Sessions, connected or not.", state.client_sessions()),
             ("subscriptions", "Subscriptions.", state.subscription_count),
             ("shared_groups", "Shared subscription groups.", len(state.groups)),
             ("retained_messages", "Retained topics.", len(state.retained)),
@@ -167,6 +170,7 @@ def registry_for(server: Observed) -> CollectorRegistry:
     registry.register(NodeCollector(server))
     registry.register(LeaseCollector(server))
     registry.register(ClusterCollector(server))
+    registry.register(FederationCollector(server))
     return registry
 
 

@@ -18,14 +18,17 @@ from typing import TypeVar
 from holdfast.api.admin import AdminServer
 from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.api.clustering import Clustering
+from holdfast.api.federating import BrokerFederation
 from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.listeners import listen, reserve
 from holdfast.drivers.storage import Storage, StorageError
+from holdfast.federator.federator import FederatorError
 from holdfast.lease.tenure import LeaseLost
 from holdfast.log.journal import Journal
+from holdfast.node import federating
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.security.acl import AclError, AclFile
@@ -129,6 +132,7 @@ class Server:
         self.maintenance: Maintenance | None = None
         self.sharing: Sharing | None = None
         self.cluster: ClusterAdmin | None = None
+        self.federation: BrokerFederation | None = None
         self._clustering: Clustering | None = None
         self.listeners: list[asyncio.Server] = []
         self.ports: list[int] = []
@@ -301,6 +305,27 @@ class Server:
         self.broker = broker
         broker.touch()
         self.maintenance.start()
+        if self._clustering is None:
+            await self._federate(broker, storage)
+
+    async def _federate(self, broker: Broker, storage: Storage) -> None:
+        """Raises StartError."""
+        config = self.config
+        if config.federation is None:
+            if federating.end(broker.node.state):
+                logger.warning("federation_left: what waited in the log for it is given up")
+            return
+        created = storage.directory.manifest.created
+        federation = BrokerFederation(config.federation, broker, Path(config.node.data), created)
+        self.federation = federation
+        broker.node.state.sys_values = federation.sys_values
+        if self.sharing is not None:
+            federation.start_soon()
+            return
+        try:
+            await federation.start()
+        except FederatorError as error:
+            raise StartError(str(error)) from error
 
     async def _start_admin(self) -> None:
         admin = self.config.admin
@@ -326,7 +351,7 @@ class Server:
             f"{config.admin.bind}:{self.admin_port}" if config.admin.enabled else "off",
             config.node.data,
             config.log.durability,
-            len(state.sessions),
+            state.client_sessions(),
             sum(state.journal.high_watermark),
         )
 
@@ -408,6 +433,8 @@ class Server:
             await self._serving
         for server in self.listeners:
             server.close()
+        if self.federation is not None:
+            await self.federation.stop()
         if broker is not None:
             logger.info("shutting down")
             if self.maintenance is not None:

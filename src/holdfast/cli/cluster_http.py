@@ -1,8 +1,8 @@
-"""The admin port of a cluster's node, asked from the command line."""
+"""The admin port of a broker, asked from the command line."""
 
 import http.client
 import json
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -97,6 +97,14 @@ class AdminPort:
             )
         except Unanswered as error:
             raise Unanswered(f"{error}: look at the status whether it was done") from None
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """Raises AdminError."""
+        body = self._ask("GET", path)
+        try:
+            return msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise AdminError(f"{self.address} answers no JSON: {error}") from None
 
     def _ask(self, method: str, path: str) -> bytes:
         code, body = self.request(method, path)

@@ -28,6 +28,8 @@ COMMANDS: Final = {
     "cluster": "make, look at and change a cluster; try one on this machine",
     "log": "inspect, verify, dump or follow a data directory",
     "pipeline": "the log as tables, made and kept up to date by Spark",
+    "federator": "make a member of a federation out of any MQTT broker",
+    "federation": "how a broker's membership of a federation is",
     "topology": "who is in a federation, and who is linked to whom",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
@@ -67,7 +69,7 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
         prog="holdfast",
         description="An MQTT broker that keeps what it has acknowledged.",
         epilog="commands:\n"
-        + "\n".join(f"  {name:10}{text}" for name, text in COMMANDS.items())
+        + "\n".join(f"  {name:12}{text}" for name, text in COMMANDS.items())
         + "\n\n`holdfast COMMAND --help` describes a command.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

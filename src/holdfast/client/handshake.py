@@ -18,6 +18,10 @@ def check_options(options: Options) -> None:
         raise ValueError(f"response timeout of {options.response_timeout_s} s: above 0, or None")
     if options.ping_interval_s < 0:
         raise ValueError(f"ping interval of {options.ping_interval_s} s: 0 or more")
+    if not 1 <= options.packet_ids_max <= 65535:
+        raise ValueError(f"packet ids up to {options.packet_ids_max}: 1 to 65535")
+    if options.is_bridge and options.level == LEVEL_5:
+        raise ValueError("a bridge marks itself in MQTT 3 only; MQTT 5 has No Local")
     if options.level == LEVEL_31 and not options.client_id:
         raise ValueError("MQTT 3.1 needs a client id")
     if options.level < LEVEL_5:
@@ -64,6 +68,7 @@ def connect_packet(
         options.username,
         options.password,
         properties,
+        options.is_bridge,
     )
 
 

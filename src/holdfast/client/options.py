@@ -48,6 +48,13 @@ class Options:
     ping_interval_s: float = 0.0
     """PINGREQ when nothing was received for so long, beside the keep alive: how fast a client that
     only listens finds its server silent. 0: no such pings."""
+    is_bridge: bool = False
+    """MQTT 3: the highest bit of the protocol level, as another broker's bridge. Brokers that know
+    it do not send back what we publish, and keep the retain flag; others refuse the connection."""
+    packet_ids_max: int = 65535
+    """Packet ids are taken from 1 to this. Below 65535, what a program of before with the same
+    bound has left of its QoS 2 publishes in the server's session is released as the session is
+    found; else an id of theirs would make a message of ours count as a repetition."""
     manual_acknowledge: bool = False
     """True: QoS 1 and 2 messages are acknowledged by `acknowledge`, not on receipt."""
     authentication: Callable[[], Authentication] | None = None

@@ -47,17 +47,21 @@ class OutgoingPublish:
 class PacketIds:
     """Hands out packet ids that are not in use; one space for PUBLISH, SUBSCRIBE, UNSUBSCRIBE."""
 
-    def __init__(self) -> None:
+    def __init__(self, id_max: int = PACKET_ID_MAX) -> None:
         self.used: set[int] = set()
+        self.id_max: Final = id_max
         self._last = 0
+
+    def is_full(self) -> bool:
+        return len(self.used) >= self.id_max
 
     def take(self) -> int:
         """A free id [MQTT-2.2.1-3]. Raises QueueFull when all are in use."""
-        if len(self.used) >= PACKET_ID_MAX:
-            raise QueueFull("all 65,535 packet ids wait for an acknowledgement")
-        packet_id = self._last % PACKET_ID_MAX + 1
+        if self.is_full():
+            raise QueueFull(f"all {self.id_max:,} packet ids wait for an acknowledgement")
+        packet_id = self._last % self.id_max + 1
         while packet_id in self.used:
-            packet_id = packet_id % PACKET_ID_MAX + 1
+            packet_id = packet_id % self.id_max + 1
         self._last = packet_id
         self.used.add(packet_id)
         return packet_id
@@ -99,7 +103,7 @@ class Outgoing:
             return None
         publish = self.waiting[0]
         if publish.packet_id == 0:
-            if len(self._ids.used) >= PACKET_ID_MAX:
+            if self._ids.is_full():
                 return None
             publish.packet_id = self._ids.take()
         self.waiting.popleft()

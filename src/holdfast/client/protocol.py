@@ -47,7 +47,7 @@ from holdfast.client.incoming import NEW, PENDING, Incoming, message_of
 from holdfast.client.keepalive import KeepAlive
 from holdfast.client.limits import ServerLimits
 from holdfast.client.options import LEVEL_5, Options
-from holdfast.client.outgoing import Outgoing, OutgoingPublish, PacketIds
+from holdfast.client.outgoing import PACKET_ID_MAX, Outgoing, OutgoingPublish, PacketIds
 from holdfast.client.subscriptions import Subscriptions
 from holdfast.mqtt import packets as pk
 from holdfast.mqtt import properties as pr
@@ -96,7 +96,7 @@ class ClientProtocol:
         """As assigned by the server once connected [MQTT-3.1.3-7]."""
         self.state = IDLE
         self.limits = ServerLimits()
-        self._ids = PacketIds()
+        self._ids = PacketIds(options.packet_ids_max)
         self.outgoing = Outgoing(self._ids, options.inflight_max, options.queue_messages_max)
         self.incoming = Incoming(options.receive_maximum, options.topic_alias_max)
         self._reader = FrameReader(options.packet_bytes_max)
@@ -356,6 +356,8 @@ class ClientProtocol:
         if isinstance(assigned, str):
             self.client_id = assigned
         self.state = CONNECTED
+        if packet.session_present and not self._has_session:
+            self._release_former_ids(now)
         self._has_session = True
         if not packet.session_present:
             self.incoming.forget_session()
@@ -368,6 +370,13 @@ class ClientProtocol:
         if not packet.session_present:
             self._subscribe_again(now)
         self._refuse_unfit()
+
+    def _release_former_ids(self, now: float) -> None:
+        """Of a program before us in this session. Whatever it has not released is released before
+        we use an id: until then the server would take a QoS 2 message of ours for its."""
+        if self._ids.id_max < PACKET_ID_MAX:
+            for packet_id in range(1, self._ids.id_max + 1):
+                self._send(encode_ack(pk.PUBREL, packet_id, reasons.SUCCESS, self.version), now)
 
     def _refuse_unfit(self) -> None:
         """Messages that were queued before the server announced what it does not accept; it would

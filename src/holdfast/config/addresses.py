@@ -1,6 +1,10 @@
 """What an address to listen on covers."""
 
 from ipaddress import IPv6Address, ip_address
+from typing import Final
+
+ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
+"""host:port; an IPv6 address in brackets."""
 
 
 def address_problem(bind: str) -> str:
@@ -31,3 +35,14 @@ def is_any(bind: str) -> bool:
 def _is_any_ipv4(bind: str) -> bool:
     # Listeners on the IPv6 one do not take IPv4 ports.
     return is_any(bind) and not isinstance(ip_address(bind.strip("[]")), IPv6Address)
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether an address can be reached from this machine only. Names but `localhost` count as
+    reachable: what they resolve to may change."""
+    if bind == "localhost":
+        return True
+    try:
+        return ip_address(bind.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -15,11 +15,14 @@ from msgspec import inspect
 
 from holdfast.config.addresses import address_problem, overlap
 from holdfast.config.check_cluster import cluster_problems
+from holdfast.config.check_federation import federation_contradictions
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import WEBSOCKET_PATH, Config, Listener
 from holdfast.topics.names import InvalidFilter, check_filter
 
 SCHEMA: Final = inspect.type_info(Config)
+PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}
+"""Of the owners of addresses, where it is not `port`."""
 
 
 def allowed(kind: inspect.Type) -> str:
@@ -52,6 +55,7 @@ def find_type(path: list[str]) -> inspect.Type | None:
     """The type of the value at a path ("listeners", "0", "port"), None if there is no such key."""
     kind: inspect.Type = SCHEMA
     for part in path:
+        kind = _table(kind)
         if isinstance(kind, inspect.StructType):
             fields = {field.name: field.type for field in kind.fields}
             if part not in fields:
@@ -66,6 +70,7 @@ def find_type(path: list[str]) -> inspect.Type | None:
 
 def problems(value: object, kind: inspect.Type = SCHEMA, key: str = "") -> Iterator[Problem]:
     """Everything in `value` that its type does not allow."""
+    kind = _table(kind)
     if isinstance(kind, inspect.StructType) and isinstance(value, dict):
         types = {field.name: field.type for field in kind.fields}
         for name, item in value.items():
@@ -79,6 +84,15 @@ def problems(value: object, kind: inspect.Type = SCHEMA, key: str = "") -> Itera
             yield from problems(item, kind.item_type, f"{key}[{index}]")
     elif not _fits(value, kind):
         yield key, f" = {shown(value)}: must be {allowed(kind)}"
+
+
+def _table(kind: inspect.Type) -> inspect.Type:
+    """Of a table that may be missing, the table."""
+    if isinstance(kind, inspect.UnionType):
+        for one in kind.types:
+            if isinstance(one, inspect.StructType):
+                return one
+    return kind
 
 
 def _fits(value: object, kind: inspect.Type) -> bool:
@@ -136,6 +150,7 @@ def all_keys() -> list[str]:
             found.append(prefix + field.name)
             if isinstance(inner, inspect.ListType):
                 inner = inner.item_type
+            inner = _table(inner)
             if isinstance(inner, inspect.StructType):
                 walk(inner, f"{prefix}{field.name}.")
 
@@ -165,6 +180,7 @@ def contradictions(config: Config) -> Iterator[Problem]:
         )
     yield from _lease_problems(config)
     yield from cluster_problems(config)
+    yield from federation_contradictions(config)
 
 
 def _lease_problems(config: Config) -> Iterator[Problem]:
@@ -220,11 +236,14 @@ def _address_problems(config: Config) -> Iterator[Problem]:
             yield "admin.bind", f" = {shown(config.admin.bind)}: {text}"
     if config.cluster.peer_bind:
         wanted.append(("cluster", config.cluster.peer_bind, config.cluster.peer_port))
+    if config.federation is not None and config.federation.listen:
+        host, _, number = config.federation.listen.rpartition(":")
+        wanted.append(("federation", host, int(number)))
     for owner, bind, port in wanted:
         for other, other_bind, other_port in taken:
             if port and port == other_port and overlap(bind, other_bind):
                 yield (
-                    "cluster.peer_port" if owner == "cluster" else f"{owner}.port",
+                    PORT_KEYS.get(owner, f"{owner}.port"),
                     f" = {port}: {other} already listens there; each needs its own address",
                 )
                 break

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from re import fullmatch
 
-from holdfast.config.addresses import address_problem, is_any
+from holdfast.config.addresses import address_problem, is_any, is_loopback
 from holdfast.config.problem import Problem, shown
-from holdfast.config.schema import Cluster, Config, is_loopback
+from holdfast.config.schema import Cluster, Config
 
 NODE_ID = r"[A-Za-z0-9_-]{1,32}"
 

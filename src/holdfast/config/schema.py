@@ -5,18 +5,18 @@ a key says what the name cannot; examples/holdfast.toml shows the same keys to a
 Ranges live in the annotations, so that `holdfast.config.check` can name them in an error.
 """
 
-from ipaddress import ip_address
 from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta, Struct, field
+
+from holdfast.config.addresses import ADDRESS, is_loopback
+from holdfast.config.federation import Federation
 
 PACKET_BYTES_LIMIT: Final = 268_435_460
 """The largest MQTT packet there is: header byte, four length bytes, 268,435,455 bytes of body."""
 
 WEBSOCKET_PATH: Final = "/mqtt"
 
-ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
-"""host:port; an IPv6 address in brackets."""
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
@@ -223,19 +223,10 @@ class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     admin: Admin = field(default_factory=Admin)
     lease: Lease = field(default_factory=Lease)
     cluster: Cluster = field(default_factory=Cluster)
+    federation: Federation | None = None
+    """None: the broker belongs to none."""
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
     sys: Sys = field(default_factory=Sys)
     logging: Logging = field(default_factory=Logging)
-
-
-def is_loopback(bind: str) -> bool:
-    """Whether an address can be reached from this machine only. Names but `localhost` count as
-    reachable: what they resolve to may change."""
-    if bind == "localhost":
-        return True
-    try:
-        return ip_address(bind.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -4,11 +4,24 @@ neither."""
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
-from holdfast.config.schema import Cluster
 from holdfast.security.peer_secret import read_secret
 from holdfast.security.tls import TlsError, server_context
+
+
+class Credentials(Protocol):
+    """Names of files, empty where there is none; `certificate`, `key` and `ca` go together. The
+    tables [cluster] and [federation] are ones."""
+
+    @property
+    def secret_file(self) -> str: ...
+    @property
+    def certificate(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def ca(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -18,12 +31,12 @@ class PeerAuth:
     client: ssl.SSLContext | None = None
 
     @classmethod
-    def load(cls, cluster: Cluster) -> "PeerAuth":
+    def load(cls, files: Credentials) -> "PeerAuth":
         """From the files the configuration names. Raises SecretError and TlsError."""
-        secret = read_secret(Path(cluster.secret_file)) if cluster.secret_file else b""
-        if not cluster.ca:
+        secret = read_secret(Path(files.secret_file)) if files.secret_file else b""
+        if not files.ca:
             return cls(secret)
-        certificate, key, ca = Path(cluster.certificate), Path(cluster.key), Path(cluster.ca)
+        certificate, key, ca = Path(files.certificate), Path(files.key), Path(files.ca)
         server = server_context(certificate, key, ca, require_certificate=True)
         server.minimum_version = ssl.TLSVersion.TLSv1_3
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

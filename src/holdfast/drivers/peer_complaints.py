@@ -12,8 +12,10 @@ COMPLAINTS_MAX: Final = 256
 
 
 class Complaints:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], subject: str = "peer") -> None:
+        """`subject`: the first word of each line."""
         self._clock = clock
+        self._subject = subject
         self._said: dict[str, tuple[str, float]] = {}
 
     def say(self, key: str, what: str, text: str, level: int = logging.WARNING) -> None:
@@ -27,7 +29,7 @@ class Complaints:
         if len(self._said) >= COMPLAINTS_MAX:
             del self._said[next(iter(self._said))]
         self._said[key] = (what, now)
-        logger.log(level, "peer %s", text)
+        logger.log(level, "%s %s", self._subject, text)
 
     def forget(self, key: str) -> None:
         """All is well with `key`: what comes next is news."""

@@ -14,7 +14,7 @@ from holdfast.drivers.peer_auth import certificate_names
 from holdfast.drivers.peer_dialing import configure
 from holdfast.drivers.peer_frames import HEADER, FrameReader, FrameTooLong
 from holdfast.replication.kinds import BadFrame
-from holdfast.security.peer_handshake import Handshake, PeerIdentity, Refusal
+from holdfast.security.peer_handshake import CLUSTER, Handshake, PeerIdentity, Realm, Refusal
 
 HANDSHAKE_READ_BYTES: Final = 4096
 JOINED_BYTES: Final = 65_536
@@ -91,6 +91,7 @@ class PeerLink:
         expected: str,
         frame_bytes_max: int,
         send_bytes_max: int,
+        realm: Realm = CLUSTER,
     ) -> None:
         """`remote`: the other end for the log; `expected`: the node id that was dialled, "" for
         whoever is there."""
@@ -108,7 +109,9 @@ class PeerLink:
         """Whether the owner has it on its list of links to flush."""
         self._owner = owner
         self._loop = loop
-        self._handshake: Handshake | None = Handshake(dials, identity, secret, nonce, self._judge)
+        self._handshake: Handshake | None = Handshake(
+            dials, identity, secret, nonce, self._judge, realm
+        )
         self._greeting = memoryview(bytearray(HANDSHAKE_READ_BYTES))
         self._reader: FrameReader | None = None
         self._frame_bytes_max = frame_bytes_max

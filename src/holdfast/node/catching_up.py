@@ -233,7 +233,7 @@ def hold_pubrel(
     the message: with neither in the log, another member would get it."""
     held = HeldPubrel(connection, packet_id)
     if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
-        state.cluster.hold_for_groups(held, session, entry.partition, entry.offset)
+        state.cluster.hold_for_groups(held, session, entry)
     else:
         state.hold(held)
 

@@ -24,7 +24,7 @@ from holdfast.session.connection import (
     OPENING,
     Connection,
 )
-from holdfast.session.session import Session, Will
+from holdfast.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
 from holdfast.topics.names import InvalidTopic, decode_topic
 
 SEQUENCES_ASKED: Final = ("hf-seq", "?")
@@ -229,8 +229,14 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         state.client_id_count += 1
         client_id = f"{state.client_id_prefix}{state.client_id_count}"
         answer[p.ASSIGNED_CLIENT_IDENTIFIER] = client_id
+    if client_id == FEDERATION and not connection.is_internal:
+        text = f"the client id {FEDERATION} is the broker's own"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+        return
     connection.client_id = client_id
-    expiry_s = _expiry(state, packet, answer)
+    expiry_s = NEVER_EXPIRES
+    if not connection.is_internal:
+        expiry_s = _expiry(state, packet, answer)
     session = state.sessions.get(client_id)
     if session is not None and session.connection is not None:
         take_over(state, session)
@@ -334,7 +340,7 @@ def _attach(
     session.will_due_at = 0.0
     state.cancel(session.will_timer)
     session.will = will_of(packet)
-    if state.acl is not None:
+    if state.acl is not None and not connection.is_internal:
         acl = state.acl.for_client(connection.username, connection.client_id)
         connection.acl = acl
         session.acl = acl
@@ -344,8 +350,9 @@ def _attach(
         session.tailing = True
     # Routes hold sessions with their permissions; a resumed session may have other ones now.
     state.route_version += 1
-    state.stats.connections_opened += 1
-    state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
+    if not connection.is_internal:
+        state.stats.connections_opened += 1
+        state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
 
 
 def will_of(packet: Connect) -> Will | None:
@@ -412,7 +419,7 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
     connection.keep_alive_s = float(keep_alive_s)
     state.cancel(connection.timer)
     connection.timer = None
-    if keep_alive_s:
+    if keep_alive_s and not connection.is_internal:
         # [MQTT-3.1.2-22] one and a half times the keep alive
         connection.timer = state.arm(state.now + keep_alive_s * 1.5, KEEP_ALIVE, connection)
 

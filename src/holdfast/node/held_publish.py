@@ -101,6 +101,9 @@ class HeldAck(Held):
         if connection.state == CLOSED:
             return
         is_kept = connection.version < 5 or self.is_repeated
+        if reason not in reasons.ALLOWED[self.packet_type]:
+            # Another node has the session: no answer to this client, which has gone there.
+            is_kept = True
         if is_kept and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
             # MQTT 3 has no negative acknowledgement: the client keeps what was not answered. So it
             # must if an earlier copy may still be stored: refused, it would be sent anew.

@@ -158,7 +158,11 @@ class Recovery:
             return
         # A node that has lost the session since: what it wrote counts for nothing.
         if not record.sequence or record.sequence >= session.epoch:
-            self._set_cursor(session, cursor)
+            self._advance(session, cursor)
+
+    def _advance(self, session: Session, cursor: CursorState) -> None:
+        """A record of the session's progress."""
+        self._set_cursor(session, cursor)
 
     def _set_cursor(self, session: Session, cursor: CursorState) -> None:
         self._touch(session)

@@ -35,6 +35,29 @@ def start_scan(state: NodeState, session: Session, subscription: Subscription) -
     session.retained_scans[subscription.filter] = scan
 
 
+def send_late(state: NodeState, topic: str, message: Message) -> None:
+    """It was retained elsewhere, and not here, when these clients subscribed: now it comes to those
+    that are connected, as retained."""
+    served: set[Session] = set()
+    for value in state.subscriptions.match(topic):
+        if not isinstance(value, Subscription) or value.retain_handling == 2:
+            continue
+        session = value.session
+        if session in served or session.connection is None or not may_read(session, topic):
+            continue
+        served.add(session)
+        if session.retained_scans is None:
+            session.retained_scans = {}
+        scan = session.retained_scans.get(value.filter)
+        if scan is None:
+            scan = Scan(value, state.retained.scan(value.filter))
+            scan.scan.done = True
+            session.retained_scans[value.filter] = scan
+        assert isinstance(scan, Scan)
+        scan.page.append(message)
+        continue_scans(state, session)
+
+
 def continue_scans(state: NodeState, session: Session) -> None:
     scans = session.retained_scans
     pages = 0

@@ -137,7 +137,7 @@ def admit(
         return STORE
     evicted = table.store(sequencer.producer_id, partition, epoch, sequence, state.wall_us)
     if evicted:
-        _note_evicted(state, evicted)
+        note_evicted(state, evicted)
     return STORE
 
 
@@ -214,7 +214,7 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
         connection.close(state.dirty)
 
 
-def _note_evicted(state: NodeState, evicted: int) -> None:
+def note_evicted(state: NodeState, evicted: int) -> None:
     state.stats.producer_evicted += evicted
     if not state.producers_noted_at or state.now >= state.producers_noted_at + EVICTION_BURST_S:
         state.note("warning", "producers_evicted", {"producers_max": state.config.producers_max})

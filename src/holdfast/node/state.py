@@ -8,6 +8,7 @@ passed it.
 
 import heapq
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.log.journal import Journal
@@ -20,7 +21,7 @@ from holdfast.security.acl import AclFile
 from holdfast.security.enhanced import Factory
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
-from holdfast.session.session import Session, Subscription
+from holdfast.session.session import FEDERATION, Inflight, Session, Subscription
 from holdfast.session.state import tag_of
 from holdfast.topics.retained import RetainedTrie
 from holdfast.topics.trie import SubscriptionTrie
@@ -126,9 +127,9 @@ class Cluster:
         state, as far as that is appended, and no concern of the group any more."""
         raise NotImplementedError
 
-    def hold_for_groups(self, held: Held, session: Session, partition: int, offset: int) -> None:
-        """As `hold`, and not before the log says that the groups of the session have finished with
-        the record."""
+    def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
+        """As `hold`, and not before the log says that the group which gave the record to the
+        session has finished with it."""
         raise NotImplementedError
 
     def hold_for_interest(self, held: Held) -> None:
@@ -182,6 +183,10 @@ class NodeState:
         self.journal = journal
         self.memory = config.memory_durability
         self.cluster: Cluster | None = None
+        # Called with a filter, and whether a session of a client has begun or ended to have it.
+        self.watch_interest: Callable[[str, bool], None] | None = None
+        # What else goes under $SYS/broker/, by name.
+        self.sys_values: Callable[[], dict[str, str]] | None = None
         self.stats = Stats()
         # Set by the driver before every call: monotonic seconds, wall clock microseconds.
         self.now = 0.0
@@ -228,6 +233,10 @@ class NodeState:
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
         self.client_id_prefix = "auto-"
         self.client_id_count = 0
+
+    def client_sessions(self) -> int:
+        """Sessions, connected or not, but for the broker's own."""
+        return len(self.sessions) - (FEDERATION in self.sessions)
 
     def arm(self, when: float, kind: int, subject: object) -> Timer:
         timer = Timer(when, kind, subject)

@@ -208,6 +208,9 @@ def _check(
         if request.no_local:
             # [MQTT-3.8.3-4]
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "no local on a shared subscription")
+    if session.is_internal:
+        # What clients of this broker may not do is not the federation's business.
+        return min(request.qos, config.qos_max)
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
         return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
     if (
@@ -224,8 +227,10 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
     session = subscription.session
     filter = subscription.filter
     old = session.subscriptions.get(filter)
-    if old is None:
+    if old is None and not session.is_internal:
         state.subscription_count += 1
+        if state.watch_interest is not None:
+            state.watch_interest(filter, True)
     session.subscriptions[filter] = subscription
     state.route_version += 1
     if state.cluster is not None and old is None:
@@ -253,7 +258,10 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     subscription = session.subscriptions.pop(filter, None)
     if subscription is None:
         return False
-    state.subscription_count -= 1
+    if not session.is_internal:
+        state.subscription_count -= 1
+        if state.watch_interest is not None:
+            state.watch_interest(filter, False)
     state.route_version += 1
     if state.cluster is not None:
         state.cluster.unsubscribed(filter)

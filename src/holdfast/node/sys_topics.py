@@ -21,7 +21,7 @@ class SysTopics:
         state = self._state
         stats = state.stats
         connected = state.connections
-        total = max(len(state.sessions), connected)
+        total = max(state.client_sessions(), connected)
         values = {
             "version": VERSION,
             "uptime": f"{max(0, state.wall_us - state.started_us) // 1_000_000} seconds",
@@ -52,6 +52,8 @@ class SysTopics:
             # Of a shared data directory: who speaks here holds its lease.
             values["lease/holder"] = state.config.node_id
             values["lease/epoch"] = str(state.journal.epoch)
+        if state.sys_values is not None:
+            values.update(state.sys_values())
         for name, rate in self._loads.items():
             values[f"load/{name}"] = f"{rate:.2f}"
         return values

@@ -1,4 +1,5 @@
-"""How two nodes of a cluster get to know each other on a new connection.
+"""How two nodes of a cluster, or two members of a federation, get to know each other on a new
+connection.
 
     dialler                                    acceptor
     preamble: magic, wire version, nonce  ──▶
@@ -36,6 +37,7 @@ WIRE_VERSION: Final = 1
 """Of the handshake, the frames and their payloads together."""
 
 MAGIC: Final = b"HOLDFAST"
+MAGIC_BYTES: Final = len(MAGIC)
 NONCE_BYTES: Final = 32
 BODY_BYTES_MAX: Final = 4096
 TEXT_CHARACTERS_MAX: Final = 256
@@ -55,9 +57,25 @@ REFUSE: Final = 5
 _VERSION: Final = struct.Struct(">H")
 _HEADER: Final = struct.Struct(">HB")
 _MAC_BYTES: Final = 32
-_FIXED_BYTES: Final = len(MAGIC) + _VERSION.size
+_FIXED_BYTES: Final = MAGIC_BYTES + _VERSION.size
 _PREAMBLE_BYTES: Final = _FIXED_BYTES + NONCE_BYTES
 _TLS_RECORD: Final = b"\x16\x03"
+
+
+@dataclass(frozen=True, slots=True)
+class Realm:
+    """What the two ends belong to. One's magic is nothing to the other, so that nobody who dials a
+    wrong port gets far."""
+
+    magic: bytes
+    """MAGIC_BYTES."""
+    group: str
+    """For texts, as `node`; settings are named after it."""
+    node: str
+
+
+CLUSTER: Final = Realm(MAGIC, "cluster", "node")
+FEDERATION: Final = Realm(b"HOLDFEDR", "federation", "federator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +122,7 @@ class Handshake:
         secret: bytes,
         nonce: bytes,
         judge: Callable[[PeerIdentity, bool], Refusal | None],
+        realm: Realm = CLUSTER,
     ) -> None:
         assert len(nonce) == NONCE_BYTES
         self.peer: PeerIdentity | None = None
@@ -119,9 +138,10 @@ class Handshake:
         self._identity = identity
         self._secret = secret
         self._judge = judge
+        self._realm = realm
         self._buffer = b""
         self._transcript = sha256()
-        self._own_preamble = MAGIC + _VERSION.pack(identity.wire_version) + nonce
+        self._own_preamble = realm.magic + _VERSION.pack(identity.wire_version) + nonce
         self._expected = 0
         """The kind of message that comes next; 0: the preamble."""
         if dials:
@@ -157,37 +177,39 @@ class Handshake:
             return Refusal(
                 "closed", "closed the connection during the handshake", quiet=not self.heard
             )
+        node, group = self._realm.node, self._realm.group
         if not self._expected:
             return Refusal(
                 "closed",
-                "closed the connection without a word: it is no Holdfast node, or its"
-                " cluster.certificate, key and ca do not go with those here",
+                f"closed the connection without a word: it is no Holdfast {node}, or its"
+                f" {group}.certificate, key and ca do not go with those here",
             )
         if not self.authenticated:
             return Refusal(
                 "secret_there",
-                "closed the connection when this node proved to know the secret: has it the same"
-                " cluster.secret_file?",
+                f"closed the connection when this {node} proved to know the secret: has it the same"
+                f" {group}.secret_file?",
             )
         return Refusal("closed", "closed the connection during the handshake")
 
     def _receive_preamble(self) -> bool:
+        magic, group, node = self._realm.magic, self._realm.group, self._realm.node
         start = self._buffer[:_FIXED_BYTES]
-        if start[: len(MAGIC)] != MAGIC[: len(start)]:
+        if start[:MAGIC_BYTES] != magic[: len(start)]:
             if start.startswith(_TLS_RECORD):
-                raise Refusal("tls", "speaks TLS, and this node has no cluster.certificate")
-            raise Refusal("magic", "is no Holdfast node")
+                raise Refusal("tls", f"speaks TLS, and this {node} has no {group}.certificate")
+            raise Refusal("magic", f"is no Holdfast {node}")
         if len(start) < _FIXED_BYTES:
             return False
         ours = self._identity.wire_version
-        theirs: int = _VERSION.unpack_from(start, len(MAGIC))[0]
+        theirs: int = _VERSION.unpack_from(start, MAGIC_BYTES)[0]
         if theirs != ours:
             if not self._dials:
                 self._out.append(self._own_preamble)
             raise Refusal(
                 "version",
-                f"speaks wire version {theirs}, this node speaks {ours}: upgrade"
-                f" {'this node' if theirs > ours else 'that node'}",
+                f"speaks wire version {theirs}, this {node} speaks {ours}: upgrade"
+                f" {'this' if theirs > ours else 'that'} {node}",
             )
         if len(self._buffer) < _PREAMBLE_BYTES:
             return False
@@ -218,7 +240,8 @@ class Handshake:
             return None
         code, body = buffer[_HEADER.size : end - length], buffer[end - length : end]
         if not hmac.compare_digest(code, self._code(not self._dials, kind, body)):
-            raise Refusal("secret", "does not know this cluster's secret (cluster.secret_file)")
+            group = self._realm.group
+            raise Refusal("secret", f"does not know this {group}'s secret ({group}.secret_file)")
         self._transcript.update(buffer[:end])
         self._buffer = buffer[end:]
         self.authenticated = True
@@ -226,7 +249,7 @@ class Handshake:
 
     def _handle(self, kind: int, body: bytes) -> None:
         if kind == REFUSE:
-            raise _refused(body)
+            raise _refused(body, self._realm.node)
         if kind == PROOF:
             self._say(IDENTITY, _encode(self._identity))
             self._expected = IDENTITY
@@ -295,7 +318,7 @@ def _decode(body: bytes, wire_version: int) -> PeerIdentity:
     return identity
 
 
-def _refused(body: bytes) -> Refusal:
+def _refused(body: bytes, node: str) -> Refusal:
     fields = _json_object(body)
     reason, text = fields.get("reason"), fields.get("text")
     if not isinstance(reason, str) or not isinstance(text, str) or not _is_short_text(text):
@@ -304,7 +327,7 @@ def _refused(body: bytes) -> Refusal:
         return Refusal(reason, text, quiet=True)
     if reason == "removed":
         return Refusal(REMOVED_THERE, text)
-    return Refusal("refused_there", f"refuses this node: {text}")
+    return Refusal("refused_there", f"refuses this {node}: {text}")
 
 
 def _is_short_text(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""The secret that the nodes of a cluster share."""
+"""The secret that the nodes of a cluster, or the members of a federation, share."""
 
 import stat
 from pathlib import Path
@@ -27,20 +27,20 @@ def read_secret(path: Path) -> bytes:
             text = file.read(SECRET_BYTES_MAX + 1)
     except FileNotFoundError:
         raise SecretError(
-            f"{path}: there is no such file; {HOW.format(path=path)} and give every node the same"
+            f"{path}: there is no such file; {HOW.format(path=path)} and give everybody the same"
         ) from None
     except OSError as error:
-        raise SecretError(f"{path}: cannot read the cluster secret: {error.strerror}") from None
+        raise SecretError(f"{path}: cannot read the shared secret: {error.strerror}") from None
     if mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise SecretError(
-            f"{path}: the cluster secret is open to others (mode {mode:04o}): chmod 600 {path}"
+            f"{path}: the shared secret is open to others (mode {mode:04o}): chmod 600 {path}"
         )
     if len(text) > SECRET_BYTES_MAX:
-        raise SecretError(f"{path}: the cluster secret has more than {SECRET_BYTES_MAX} bytes")
+        raise SecretError(f"{path}: the shared secret has more than {SECRET_BYTES_MAX} bytes")
     secret = text.strip()
     if len(secret) < SECRET_CHARACTERS_MIN:
         raise SecretError(
-            f"{path}: the cluster secret has {len(secret)} characters, it needs"
+            f"{path}: the shared secret has {len(secret)} characters, it needs"
             f" {SECRET_CHARACTERS_MIN}; {HOW.format(path=path)}"
         )
     return secret

@@ -35,6 +35,8 @@ class Connection:
         self.client_id = ""
         # Another broker's bridge (MQTT 3): it gets RETAIN as published and not its own messages.
         self.is_bridge = False
+        # The broker's own, without a socket: see node.federating.
+        self.is_internal = False
         self.username: str | None = None
         # What a TLS client certificate says, "" without one.
         self.certificate_name = ""

@@ -17,6 +17,8 @@ from holdfast.session.cursor import Cursor
 from holdfast.session.message import Message
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
+FEDERATION: Final = "$federation"
+"""Client id of the broker's own session, see node.federating."""
 
 SENT: Final = 1
 RECEIVED: Final = 2
@@ -91,6 +93,7 @@ class Session(Cursor):
         super().__init__()
         self.client_id = client_id
         self.key = key
+        self.is_internal = client_id == FEDERATION
         self.username: str | None = None
         # security.acl.ClientAcl; None: everything is allowed.
         self.acl: object | None = None

@@ -1,0 +1,49 @@
+"""`GET /api/v1/federation`: how this broker's membership of a federation is.
+
+With `?topic=NAME` also `mesh`: who wants the topic and along which tree it reaches them, by what
+this member knows. 404 where there is no federation.
+"""
+
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from holdfast.api.log_routes import BadRequest
+from holdfast.topics.names import InvalidTopic, decode_topic
+
+
+class Membership(Protocol):
+    def status(self) -> dict[str, object]: ...
+
+    def mesh(self, topic: str) -> dict[str, object]: ...
+
+
+class Federated(Protocol):
+    @property
+    def federation(self) -> Membership | None:
+        """None: this broker belongs to none, or stands by."""
+
+
+class FederationRoutes:
+    def __init__(self, server: Federated) -> None:
+        self._server = server
+
+    def routes(self) -> list[Route]:
+        return [Route("/api/v1/federation", self._status)]
+
+    async def _status(self, request: Request) -> Response:
+        federation = self._server.federation
+        if federation is None:
+            text = "this broker belongs to no federation: its configuration has no [federation]"
+            return JSONResponse({"error": text}, 404)
+        body = federation.status()
+        topic = request.query_params.get("topic")
+        if topic is not None:
+            try:
+                decode_topic(topic.encode())
+            except (InvalidTopic, UnicodeEncodeError) as error:
+                raise BadRequest(f"parameter topic: {error}") from None
+            body["mesh"] = federation.mesh(topic)
+        return JSONResponse(body)

@@ -1,0 +1,27 @@
+"""Settings of [federation] that do not go with the rest of a broker's."""
+
+from collections.abc import Iterator
+
+from holdfast.config.federation import Federation, federation_problems
+from holdfast.config.problem import Problem, shown
+from holdfast.config.schema import Config
+
+
+def federation_contradictions(config: Config) -> Iterator[Problem]:
+    federation = config.federation
+    if federation is None:
+        return
+    yield from federation_problems(federation)
+    if config.cluster.peer_bind:
+        yield (
+            "federation",
+            ": the nodes of a cluster (cluster.peer_bind) are one member of a federation together:"
+            " take the table out, and run holdfast federator with the addresses of all nodes,"
+            " which goes on when one of them is lost",
+        )
+    if federation.data != Federation().data:
+        yield (
+            "federation.data",
+            f" = {shown(federation.data)}: a broker keeps what belongs to the federation in its"
+            " data directory (node.data): leave it out",
+        )

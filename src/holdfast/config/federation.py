@@ -1,0 +1,181 @@
+"""The table [federation]: what makes a broker, or the federator beside one, a member.
+
+See `holdfast.config.schema` for how tables are written down.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
+
+from msgspec import Meta, Struct, field
+
+from holdfast.config.addresses import ADDRESS, is_any, is_loopback
+from holdfast.config.problem import Problem, shown
+from holdfast.topics.names import InvalidFilter, check_filter, is_shared
+
+PEER: Final = r"^([0-9a-f]{32}@)?" + ADDRESS[1:]
+BROKER_SCHEMES: Final = ("tcp", "ssl", "ws", "wss")
+
+
+class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(min_length=1, max_length=64)] = "federation"
+    """The same for all members: those of another federation are refused."""
+    id: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$", description="32 hexadecimal digits")] = ""
+    """This member, for life; empty: made at the first start. A certificate has to name it."""
+    data: Annotated[str, Meta(min_length=1)] = "holdfast-federation"
+    """Directory for the identity and the messages in custody; created when missing."""
+    listen: Annotated[
+        str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port, or empty to accept nobody")
+    ] = "127.0.0.1:7883"
+    advertise: Annotated[str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port")] = ""
+    """Where other members reach this one; empty: `listen`."""
+    secret_file: str = ""
+    """A secret that all members share; each proves to the other that it knows it."""
+    certificate: str = ""
+    """PEM file with this member's chain, for TLS between members. `key` and `ca` go with it."""
+    key: str = ""
+    ca: str = ""
+    """PEM file; a peer must present a certificate that is signed by one of these and has its
+    id for a common name or DNS name."""
+    peers: list[Annotated[str, Meta(pattern=PEER, description="host:port or id@host:port")]] = (
+        field(default_factory=list)
+    )
+    """Members to be linked with whatever a manager says."""
+    manager: str = ""
+    """URL of the topology manager; empty: none."""
+    manager_token_file: str = ""
+    """Its first line is a join token, or the operator's."""
+    manager_ca: str = ""
+    """PEM file of who signed the manager's certificate; empty: those the system trusts."""
+    broker: str = ""
+    """URL of this member's broker, as tcp://host:1883, for the manager's probes."""
+    labels: list[str] = field(default_factory=list)
+    """Each `name=value`, shown by the manager."""
+    capacity: Annotated[int, Meta(ge=0, le=64)] = 0
+    """Neighbours that the manager may give this member, 2 or more; 0: its own limit."""
+    export_filters: list[str] = field(default_factory=lambda: ["#"])
+    """What may leave. Topics that begin with $ and federator/# never do."""
+    import_filters: list[str] = field(default_factory=lambda: ["#"])
+    """What may come in."""
+    degree: Annotated[int, Meta(ge=0, le=16)] = 2
+    """With fewer links a member dials others by itself."""
+    redundancy: Annotated[int, Meta(ge=1, le=3)] = 1
+    """Paths by which a message is sent at once; the receivers drop what comes again."""
+    queue_messages: Annotated[int, Meta(ge=1, le=1 << 32)] = 100_000
+    """In custody for one other member, as `queue_bytes`."""
+    queue_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 256 << 20
+    queue_age_s: Annotated[float, Meta(ge=1, le=1e9)] = 86_400.0
+    """Older messages are dropped."""
+    when_full: Literal["drop-oldest", "wait"] = "drop-oldest"
+    """What happens to a message for a member whose queue is full: the oldest there go, or it
+    waits and so do those behind it, for whomever they are."""
+    link_buffer_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 32)] = 64 << 20
+    """Unsent to one peer; what comes beyond it is dropped, and sent again at QoS 1 and 2."""
+    payload_bytes: Annotated[int, Meta(ge=1, le=268_435_455)] = 268_435_455
+    """Of a message that may cross a link of this member, either way. A larger one is withheld."""
+    messages_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    """Over each link, in each direction; 0: as many as there are. Beyond it messages of QoS 0 are
+    lost, others are sent again later."""
+    bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
+    """The same for topics, payloads and properties."""
+    hello_s: Annotated[float, Meta(ge=0.05, le=60)] = 2.0
+    """Between words on a quiet link. Silence of 1.3 times as long is asked about."""
+
+
+def federation_problems(settings: Federation, prefix: str = "federation.") -> Iterator[Problem]:
+    """What does not go together, or cannot be. Keys begin with `prefix`."""
+    for key, text in _problems(settings):
+        value = getattr(settings, key)
+        yield f"{prefix}{key}", f" = {shown(value)}: {text}"
+
+
+def peer_of(text: str) -> tuple[str, str]:
+    """Id, "" if there is none, and address."""
+    id, _, address = text.rpartition("@")
+    return id, address
+
+
+def label_of(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    return name, value
+
+
+def _problems(settings: Federation) -> Iterator[Problem]:
+    yield from _address_problems(settings)
+    yield from _credential_problems(settings)
+    yield from _filter_problems(settings)
+    yield from _manager_problems(settings)
+
+
+def _address_problems(settings: Federation) -> Iterator[Problem]:
+    peers = [("peers", peer_of(text)[1]) for text in settings.peers]
+    for key, address in [("listen", settings.listen), ("advertise", settings.advertise), *peers]:
+        if address and not 1 <= int(address.rpartition(":")[2]) <= 65535:
+            yield key, f"the port of {address} must be from 1 to 65535"
+    host = settings.listen.rpartition(":")[0]
+    if host and is_any(host) and not settings.advertise:
+        yield (
+            "listen",
+            "stands for all addresses: set advertise to the one where other members reach this one",
+        )
+
+
+def _credential_problems(settings: Federation) -> Iterator[Problem]:
+    names = ("certificate", "key", "ca")
+    missing = [name for name in names if not getattr(settings, name)]
+    if missing and len(missing) < len(names):
+        given = next(name for name in names if getattr(settings, name))
+        yield (
+            given,
+            f"needs {' and '.join(missing)} too: both ends of a link show a certificate and check"
+            " the other's",
+        )
+    host = settings.listen.rpartition(":")[0]
+    if host and not settings.secret_file and not settings.ca and not is_loopback(host):
+        yield (
+            "listen",
+            "other machines reach this address: set secret_file, or certificate, key and ca, the"
+            " same federation's for all members",
+        )
+
+
+def _filter_problems(settings: Federation) -> Iterator[Problem]:
+    for key in ("export_filters", "import_filters"):
+        for filter in getattr(settings, key):
+            try:
+                check_filter(filter)
+            except InvalidFilter as error:
+                yield key, str(error)
+                continue
+            if is_shared(filter):
+                yield key, f"{filter!r} is a shared subscription: give its filter alone"
+
+
+def _manager_problems(settings: Federation) -> Iterator[Problem]:
+    for key in ("manager_token_file", "manager_ca"):
+        if getattr(settings, key) and not settings.manager:
+            yield key, "needs manager, the topology manager's URL"
+    for label in settings.labels:
+        if not all(label_of(label)):
+            yield "labels", f"{label!r} is no label: write name=value"
+    if settings.capacity == 1:
+        yield "capacity", "a member has at least 2 neighbours"
+    if not settings.manager:
+        return
+    if not _is_url(settings.manager, ("http", "https")):
+        yield "manager", "must be a URL as http://host:8080"
+    if not settings.broker:
+        yield (
+            "manager",
+            "needs broker, the URL at which it probes this member's broker, as tcp://host:1883",
+        )
+    elif not _is_url(settings.broker, BROKER_SCHEMES):
+        yield "broker", "must be a URL as tcp://host:1883; also ssl, ws, wss"
+
+
+def _is_url(text: str, schemes: tuple[str, ...]) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False

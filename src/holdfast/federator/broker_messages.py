@@ -1,0 +1,130 @@
+"""Messages between a broker's own session and the federation. Pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from holdfast.federation.effects import Message
+from holdfast.federation.identity import NODE_BYTES, MessageId
+from holdfast.federation.interest import may_leave
+from holdfast.federator.log_place import LogPlace, place_in, with_place, without_place
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.packets import PUBLISH
+from holdfast.mqtt.properties import (
+    MESSAGE_EXPIRY_INTERVAL,
+    SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS,
+    decode_block,
+    expiry_position,
+)
+from holdfast.mqtt.publish import Publish, splice_properties
+from holdfast.node.producers import EPOCH_MAX
+from holdfast.session.message import NO_EXPIRY
+from holdfast.session.message import Message as BrokerMessage
+from holdfast.session.session import FEDERATION
+from holdfast.topics.names import InvalidTopic, decode_topic, matches
+
+PRODUCER: Final = "$fed:"
+"""So begin the ids of producers that no client can have."""
+
+CAME_IN: Final = MessageId(bytes(NODE_BYTES), 0, 0)
+"""In place of an id that the broker does not know any more."""
+
+
+class Arrival(NamedTuple):
+    """On its way to the broker; see node.federating.publish."""
+
+    message: BrokerMessage
+    producer: bytes
+    epoch: int
+    sequence: int
+    done: Callable[[], None]
+    is_publication: bool
+    """False: it is only to be retained."""
+
+
+def outgoing(publish: Publish, place: LogPlace | None) -> Message:
+    """`publish`: as the broker has sent it, with what is left of its expiry."""
+    return Message(
+        publish.topic.decode(),
+        publish.payload,
+        publish.qos,
+        publish.retain,
+        _outgoing_properties(publish.properties, place),
+        float(publish.expiry_s) if publish.expiry_s >= 0 else None,
+    )
+
+
+def retained_here(message: BrokerMessage, place: LogPlace | None, wall_us: int) -> Message:
+    """`message`: as the broker has it retained; the same as when it went out."""
+    left_s = message.remaining_expiry_s(wall_us)
+    return Message(
+        message.topic.decode(),
+        message.payload,
+        message.qos,
+        True,
+        _outgoing_properties(message.properties, place),
+        float(left_s) if left_s != NO_EXPIRY else None,
+        CAME_IN if message.publisher == FEDERATION.encode() else None,
+    )
+
+
+def _outgoing_properties(properties: bytes, place: LogPlace | None) -> bytes:
+    at = expiry_position(properties)
+    if at >= 0:
+        properties = properties[: at - 1] + properties[at + 4 :]
+    return without_place(properties) if place is None else with_place(properties, place)
+
+
+def refusal(id: MessageId, message: Message, import_filters: Sequence[str]) -> str:
+    """Why it does not come in, "" if it does."""
+    if not may_leave(message.topic):
+        return "reserved topic"
+    if not any(matches(filter, message.topic) for filter in import_filters):
+        return "import filters"
+    if id.epoch > EPOCH_MAX:
+        return "epoch too high"
+    try:
+        decode_topic(message.topic.encode())
+        found = decode_block(message.properties, 0, len(message.properties), PUBLISH)
+    except (InvalidTopic, UnicodeEncodeError):
+        return "bad topic"
+    except ProtocolViolation:
+        return "bad properties"
+    alien = (TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER, MESSAGE_EXPIRY_INTERVAL)
+    return "bad properties" if any(one in found for one in alien) else ""
+
+
+def arrival_of(
+    id: MessageId,
+    message: Message,
+    place: int,
+    done: Callable[[], None],
+    *,
+    is_publication: bool = True,
+) -> Arrival:
+    """Of a message that is not refused. Its number is its place in the origin's log if it tells
+    that: the same, however often its origin has handed it over. Else it is `place`."""
+    producer, epoch, sequence = f"{PRODUCER}{id.node.hex()}", id.epoch, place
+    properties = message.properties
+    origin = place_in(properties) if message.qos else None
+    if origin is not None and origin.node == id.node:
+        properties = without_place(properties)
+        producer = f"{producer}:{origin.log}:{origin.partition}"
+        epoch, sequence = 0, origin.offset + 1
+    expiry_s = NO_EXPIRY
+    if message.expiry_s is not None:
+        # Whole seconds, and none that has expired only by being rounded.
+        expiry_s = min(math.ceil(message.expiry_s), 0xFFFFFFFF)
+        properties = splice_properties(properties, expiry_s, (), 0)
+    broker_message = BrokerMessage(
+        message.topic.encode(),
+        message.payload,
+        message.qos,
+        message.is_retained,
+        properties,
+        expiry_s,
+        0,
+        FEDERATION.encode(),
+    )
+    return Arrival(broker_message, producer.encode(), epoch, sequence, done, is_publication)

@@ -1,0 +1,163 @@
+"""Publishes for one client what waits in `Imports`, in order.
+
+A broker that passes QoS 2 on when it is released lets QoS 1 overtake it: of a topic, messages of
+only one of the two are in flight at a time.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from functools import partial
+
+from holdfast.client.aio import Client, PublishResult
+from holdfast.client.errors import ClientError, ConnectionLost, NotConnected, PublishRefused
+from holdfast.client.identity import IDENTITY_PROPERTY
+from holdfast.client.options import LEVEL_5
+from holdfast.drivers.peer_complaints import Complaints
+from holdfast.federator.echo import inbound, user_properties
+from holdfast.federator.edge_imports import Import, Imports, is_transient
+from holdfast.mqtt import properties as pr
+from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.mqtt.packets import Properties
+
+EXPIRY_MAX_S = (1 << 32) - 1
+
+
+class Delivery:
+    def __init__(
+        self,
+        client: Client,
+        imports: Imports,
+        producer: str,
+        on_busy: Callable[[str], None],
+        complain: Complaints,
+    ) -> None:
+        """`producer`: of numbered messages, if the broker understands them; it must be this
+        member's alone. `on_busy`: the broker takes a message later, and the ones behind it
+        are not to arrive before it."""
+        self._client = client
+        self._imports = imports
+        self._producer = producer
+        self._on_busy = on_busy
+        self._complain = complain
+        self._work = asyncio.Event()
+        self._in_flight = 0
+        # Of each topic with something in flight: its QoS, and how many.
+        self._topics: dict[str, tuple[int, int]] = {}
+        self._is_ending = False
+
+    def wake(self) -> None:
+        """There is something new in `imports`."""
+        self._work.set()
+
+    async def run(self) -> None:
+        while True:
+            # What waits, waits in `imports`, which gives it up when the broker is busy: so only
+            # what is in flight can arrive before a message that was refused.
+            entry = self._imports.next() if self._has_room() else None
+            if entry is None:
+                self._work.clear()
+                await self._work.wait()
+            else:
+                await self._send(entry)
+
+    def end(self) -> None:
+        """Send no more; what is in flight may still be acknowledged."""
+        self._is_ending = True
+
+    @property
+    def in_flight(self) -> int:
+        """Messages of QoS 1 and 2."""
+        return self._in_flight
+
+    def _has_room(self) -> bool:
+        first = self._imports.first()
+        if self._is_ending or first is None:
+            return False
+        core = self._client.core
+        window = min(core.options.inflight_max, core.limits.receive_maximum)
+        if self._in_flight >= window:
+            return False
+        qos = self._qos(first)
+        return not qos or self._topics.get(first.message.topic, (qos, 0))[0] == qos
+
+    def _qos(self, entry: Import) -> int:
+        return min(entry.message.qos, self._client.core.limits.qos_max)
+
+    def _count(self, topic: str, qos: int, by: int) -> None:
+        self._in_flight += by
+        count = self._topics.get(topic, (qos, 0))[1] + by
+        if count:
+            self._topics[topic] = (qos, count)
+        else:
+            del self._topics[topic]
+
+    async def _send(self, entry: Import) -> None:
+        message = entry.message
+        client = self._client
+        left_s = math.inf
+        if entry.expires_at is not None:
+            left_s = entry.expires_at - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                self._finish(entry, "expired")
+                return
+        limits = client.core.limits
+        qos = self._qos(entry)
+        try:
+            properties = self._properties(entry, qos, left_s)
+            future = await client.submit(
+                message.topic,
+                message.payload,
+                qos=qos,
+                retain=message.is_retained and limits.retain_available,
+                properties=properties,
+            )
+        except (ConnectionLost, NotConnected):
+            self._imports.failed(entry)
+        except (ClientError, ProtocolViolation, ValueError) as error:
+            self._drop(entry, error)
+        else:
+            if qos:
+                self._count(message.topic, qos, 1)
+            future.add_done_callback(partial(self._settled, entry, qos))
+
+    def _properties(self, entry: Import, qos: int, left_s: float) -> Properties | None:
+        if self._client.core.options.level < LEVEL_5:
+            return None
+        producer = ""
+        known = user_properties(self._client.connack_properties)
+        if qos == 1 and (IDENTITY_PROPERTY, "1") in known:
+            producer = f"{self._producer}-{entry.id.node.hex()}"
+        properties = inbound(entry.id, entry.message, producer, entry.place)
+        if left_s < math.inf:
+            properties[pr.MESSAGE_EXPIRY_INTERVAL] = min(math.ceil(left_s), EXPIRY_MAX_S)
+        return properties
+
+    def _settled(self, entry: Import, qos: int, future: "asyncio.Future[PublishResult]") -> None:
+        if qos:
+            self._count(entry.message.topic, qos, -1)
+            self._work.set()
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            self._imports.failed(entry)
+        elif error is None:
+            self._finish(entry, "imported")
+        elif isinstance(error, PublishRefused) and not is_transient(error):
+            self._drop(entry, error)
+        else:
+            self._imports.failed(entry)
+            if isinstance(error, PublishRefused):
+                self._complain.say("busy", str(error), f"waits for its broker: {error}")
+                self._on_busy(str(error))
+
+    def _drop(self, entry: Import, error: Exception) -> None:
+        topic = entry.message.topic[:200]
+        self._complain.say(
+            "dropped", type(error).__name__, f"dropped a message for {topic!r}: {error}"
+        )
+        self._finish(entry, "refused by the broker")
+
+    def _finish(self, entry: Import, reason: str) -> None:
+        done = self._imports.finished(entry, reason)
+        if done is not None:
+            done()

@@ -1,0 +1,174 @@
+"""From one broker's log into another's, with crashes of either at any moment: each message once,
+in order. The stream between them is the federation's: in order, kept by the origin from custody on,
+given again from the first that was not done."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.federation.effects import Message
+from holdfast.federation.identity import MessageId
+from holdfast.federator.broker_messages import arrival_of, outgoing, refusal
+from holdfast.federator.log_place import LogPlace
+from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.mqtt.packets import PUBREL, Ack
+from holdfast.mqtt.publish import Publish
+from holdfast.node import federating
+from holdfast.node.acknowledging import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.session.session import FEDERATION
+from tests.support.node_bench import NodeBench, Peer
+from tests.unit.test_node_publish import publish
+
+NODE = bytes(range(16))
+TOPICS = ("a", "b", "c/d")
+
+
+class Session(Peer):
+    """The other end of the origin's own session."""
+
+    def __init__(self, bench: NodeBench) -> None:
+        self.bench = bench
+        self.version = 5
+        self.reader = FrameReader(PACKET_BYTES_MAX)
+        self.received: list[object] = []
+        self.closed = False
+        self.connection = federating.connect(bench.node.state, self)
+
+
+@dataclass
+class World:
+    rng: random.Random
+    origin: NodeBench = field(default_factory=NodeBench)
+    destination: NodeBench = field(default_factory=NodeBench)
+    epoch: int = 0
+    is_calm: bool = False
+    sequence: int = 0
+    published: int = 0
+    # In custody, durably: id, place, message. What the destination was given and is done with.
+    custody: deque[tuple[MessageId, int, Message]] = field(default_factory=deque)
+    place: int = 0
+    given: int = 0
+    done: set[MessageId] = field(default_factory=set)
+
+    def begin(self) -> None:
+        self.origin.auto_commit = self.destination.auto_commit = True
+        self._open()
+        federating.subscribe(self.origin.node.state, self.session.connection, ["#"])
+        self.origin.run()
+        self.origin.auto_commit = self.destination.auto_commit = False
+
+    def _open(self) -> None:
+        self.epoch += 1
+        self.session = Session(self.origin)
+        self.origin.settle()
+        self.publisher = self.origin.connect("p")
+        self.origin.settle()
+
+    # What may happen
+
+    def publish(self) -> None:
+        self.published += 1
+        number = self.published
+        self.publisher.send(
+            publish(
+                self.rng.choice(TOPICS), b"%d" % number, self.rng.choice((1, 2)), number % 60000 + 1
+            )
+        )
+
+    def commit_origin(self) -> None:
+        self.origin.commit()
+        self.origin.run()
+
+    def commit_destination(self) -> None:
+        self.destination.commit()
+        self.destination.run()
+
+    def export(self) -> None:
+        """Take what the session has sent into custody, and maybe acknowledge it."""
+        state = self.origin.node.state
+        session = state.sessions[FEDERATION]
+        for packet in self.session.take():
+            if isinstance(packet, Publish):
+                entry = session.inflight[packet.packet_id]
+                place = LogPlace(NODE, "log", entry.partition, entry.offset)
+                self.sequence += 1
+                self.place += 1
+                id = MessageId(NODE, self.epoch, self.sequence)
+                self.custody.append((id, self.place, outgoing(packet, place)))
+                if not self.is_calm and self.rng.random() < 0.1:
+                    # It dies between its store and its log.
+                    self.crash_origin()
+                    return
+                if packet.qos == 2:
+                    handle_pubrec(state, self.session.connection, session, packet.packet_id, 0)
+                else:
+                    handle_puback(state, session, packet.packet_id)
+            elif isinstance(packet, Ack) and packet.kind == PUBREL:
+                handle_pubcomp(state, session, packet.packet_id)
+        self.origin.run()
+
+    def deliver(self) -> None:
+        for id, place, message in list(self.custody)[self.given : self.given + 5]:
+            self.given += 1
+            assert not refusal(id, message, ["#"])
+            arrival = arrival_of(id, message, place, lambda id=id: self.done.add(id))  # type: ignore[misc]
+            arrival.message.timestamp_us = self.destination.wall_us
+            assert federating.publish(self.destination.node.state, *arrival[:5])
+        while self.custody and self.custody[0][0] in self.done:
+            self.custody.popleft()
+            self.given = max(0, self.given - 1)
+
+    def progress(self) -> None:
+        self.origin.advance(0.1)
+
+    def crash_origin(self) -> None:
+        self.origin.crash(keep_uncommitted=self.rng.random() < 0.5)
+        self._open()
+        # Places go on; what is in custody keeps its own, and goes first.
+
+    def crash_destination(self) -> None:
+        self.destination.crash(keep_uncommitted=self.rng.random() < 0.5)
+        self.given = 0
+
+    def finish(self) -> None:
+        self.is_calm = True
+        for _ in range(100):
+            self.origin.settle()
+            self.progress()
+            self.export()
+            self.deliver()
+            self.destination.settle()
+            self.deliver()
+        assert not self.custody
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_each_message_reaches_the_other_log_once_and_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    world = World(rng)
+    world.begin()
+    steps = [
+        world.publish, world.publish, world.publish, world.commit_origin, world.export,
+        world.deliver, world.commit_destination, world.progress,
+    ]  # fmt: skip
+    for _ in range(200):
+        if rng.random() < 0.02:
+            rng.choice([world.crash_origin, world.crash_destination])()
+        else:
+            rng.choice(steps)()
+    world.finish()
+    for topic in TOPICS:
+        sent = [
+            record.payload
+            for record in world.origin.messages()
+            if record.topic == topic.encode() and record.client_id != FEDERATION.encode()
+        ]
+        stored = [
+            record.payload
+            for record in world.destination.messages()
+            if record.topic == topic.encode()
+        ]
+        assert sent
+        assert stored == sent

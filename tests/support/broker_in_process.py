@@ -1,0 +1,69 @@
+"""A broker in the test's own event loop: real storage, real sockets, no admin port."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from holdfast.config.schema import Listener
+from holdfast.drivers.broker import Broker
+from holdfast.drivers.listeners import listen, reserve
+from holdfast.drivers.storage import Storage
+from holdfast.node.config import NodeConfig
+from holdfast.node.node import Node
+
+SEGMENT_BYTES = 1 << 20
+
+
+class LoopBroker:
+    """`crash` leaves the directory as a kill does: what was written stays, nothing is said."""
+
+    def __init__(self, directory: Path, config: NodeConfig | None = None) -> None:
+        self.directory = directory
+        self.config = config or NodeConfig(partitions=4, sys_interval_s=0)
+        self.failures: list[BaseException] = []
+        self.port = 0
+
+    async def start(self) -> None:
+        storage = self._storage = Storage.open(
+            self.directory, "n1", self.config.partitions, SEGMENT_BYTES
+        )
+        loop = asyncio.get_running_loop()
+        node = Node(self.config, storage.journal)
+        node.tick(loop.time(), time.time_ns() // 1000)
+        storage.recover_into(node.state)
+        self.broker = Broker(node, loop, storage, None, 0.005, self.failures.append)
+        self.broker.touch()
+        node.start()
+        listener = Listener(port=0)
+        self._servers = await listen(self.broker, listener, None, reserve(listener))
+        self.port = self._servers[0].sockets[0].getsockname()[1]
+
+    async def crash(self) -> None:
+        for server in self._servers:
+            server.close()
+        await asyncio.to_thread(self.broker.close)
+        self._storage.close()
+        assert self.failures == []
+
+    async def stop(self) -> None:
+        for server in self._servers:
+            server.close()
+        self.broker.touch()
+        self.broker.node.shut_down()
+        self.broker.turn()
+        await self.broker.drain_journal()
+        await self.crash()
+
+
+@contextlib.asynccontextmanager
+async def loop_broker(
+    directory: Path, config: NodeConfig | None = None
+) -> AsyncIterator[LoopBroker]:
+    broker = LoopBroker(directory, config)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()

@@ -1,0 +1,282 @@
+"""The edge inside a broker: the broker and its clients are real, a test plays the federation."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.federation.effects import Message
+from holdfast.federation.identity import MessageId
+from holdfast.federator.log_place import LogPlace, place_in, with_place, without_place
+from holdfast.mqtt.packets import PUBLISH, Properties
+from holdfast.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MESSAGE_EXPIRY_INTERVAL,
+    RESPONSE_TOPIC,
+    TOPIC_ALIAS,
+    USER_PROPERTY,
+    decode_block,
+    encode_block,
+)
+from tests.support.broker_in_process import LoopBroker, loop_broker
+from tests.support.edge_site import LOG, OTHER, OURS, Site, run
+from tests.support.peer_mesh import until
+
+# Out
+
+
+def test_only_what_is_wanted_and_may_leave_goes_out(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        await site.start(exports=["plant/#", "$SYS/#"])
+        await site.want("plant/+/t", "office/#", "#", "$SYS/#", "federator/#")
+        async with site.client("c") as client:
+            for topic in ("plant/1/t", "office/x", "federator/core_ann/x", "plant/2/x", "plant"):
+                await client.publish(topic, topic, qos=1)
+        await until(lambda: len(site.host.published) == 3)
+        assert [each.topic for each in site.host.published] == ["plant/1/t", "plant/2/x", "plant"]
+
+    run(tmp_path, scenario)
+
+
+def test_quality_flag_and_properties_go_out_whole(tmp_path: Path) -> None:
+    properties: Properties = {
+        CONTENT_TYPE: "text/plain",
+        RESPONSE_TOPIC: "answers",
+        CORRELATION_DATA: b"\x26\x00\x08hf-place",
+        USER_PROPERTY: [("a", "1"), ("hf-place", "forged"), ("b", "2")],
+        MESSAGE_EXPIRY_INTERVAL: 100,
+    }
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        await site.want("#")
+        async with site.client("c") as client:
+            for qos in range(3):
+                await client.publish("t", b"%d" % qos, qos=qos, retain=True, properties=properties)
+        await until(lambda: len(site.host.published) == 3)
+        for qos, message in enumerate(site.host.published):
+            assert (message.qos, message.payload, message.is_retained) == (qos, b"%d" % qos, True)
+            assert message.expiry_s is not None
+            assert 99 <= message.expiry_s <= 100
+            place = place_in(message.properties)
+            assert (place is None) == (qos == 0)
+            if place is not None:
+                assert (place.node, place.log) == (OURS, LOG)
+            block = without_place(message.properties)
+            found = decode_block(block, 0, len(block), PUBLISH)
+            assert found == {
+                CONTENT_TYPE: "text/plain",
+                RESPONSE_TOPIC: "answers",
+                CORRELATION_DATA: b"\x26\x00\x08hf-place",
+                USER_PROPERTY: [("a", "1"), ("b", "2")],
+            }
+
+    run(tmp_path, scenario)
+
+
+def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Path) -> None:
+    """What was handed over and not confirmed comes again, under the same place, in order."""
+
+    async def main() -> None:
+        broker = LoopBroker(tmp_path)
+        await broker.start()
+        site = await Site(broker).start()
+        await site.want("#")
+        site.host.takes = False
+        async with site.client("c") as client:
+            for number in range(20):
+                await client.publish(f"t/{number % 3}", b"%d" % number, qos=1 + number % 2)
+        await until(lambda: len(site.host.published) == 20)
+        before = {each.payload: place_in(each.properties) for each in site.host.published}
+        assert len(set(before.values())) == 20
+        # The first of them is in custody, and the log knows; of the others it knows nothing.
+        site.host.waiting[0]()
+        await asyncio.sleep(0.1)
+        await broker.crash()
+        async with loop_broker(tmp_path) as again:
+            site = await Site(again).start()
+            await until(lambda: len(site.host.published) >= 19)
+            assert {each.payload: place_in(each.properties) for each in site.host.published} == {
+                payload: place for payload, place in before.items() if payload != b"0"
+            }
+            for topic in range(3):
+                numbers = [int(each) for each in site.host.payloads(f"t/{topic}")]
+                assert numbers == sorted(numbers)
+            await site.edge.stop()
+
+    asyncio.run(main())
+
+
+def test_a_federation_without_room_closes_the_window_and_loses_nothing(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        await site.start()
+        await site.want("t/#")
+        site.host.takes = False
+        async with site.client("c") as client:
+            futures = [
+                await client.submit(f"t/{n % 5}", b"%d" % n, qos=1, properties=None)
+                for n in range(3000)
+            ]
+            await asyncio.gather(*futures)
+            window = site.loop_broker.config.inflight_max
+            await until(lambda: len(site.host.published) == window)
+            # What is wanted changes meanwhile: nothing that waits is given up for that.
+            site.edge.want(frozenset(["#"]))
+            await client.publish("other", b"last", qos=1)
+            site.host.takes = True
+            while site.host.waiting:
+                site.host.waiting.pop(0)()
+            await until(lambda: len(site.host.published) >= 3001)
+        for topic in range(5):
+            mine = [b"%d" % n for n in range(3000) if n % 5 == topic]
+            assert site.host.payloads(f"t/{topic}") == mine
+        assert site.host.payloads("other") == [b"last"]
+        session = site.loop_broker.broker.node.state.sessions["$federation"]
+        await until(lambda: set(session.subscriptions) == {"#"})
+
+    run(tmp_path, scenario)
+
+
+# In
+
+
+def test_what_comes_in_reaches_clients_whole_and_never_goes_out(tmp_path: Path) -> None:
+    fields: Properties = {CONTENT_TYPE: "x", USER_PROPERTY: [("a", "1"), ("hf-seq", "p:1:1")]}
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        await site.want("#")
+        async with site.client("s") as subscriber:
+            await subscriber.subscribe(("a/#", 2))
+            for qos in range(3):
+                site.deliver(
+                    "a/b", b"%d" % qos, qos, qos + 1, properties=encode_block(fields), expiry_s=9.5
+                )
+            for qos in range(3):
+                message = await subscriber.receive()
+                assert message is not None
+                assert (message.payload, message.qos) == (b"%d" % qos, qos)
+                expiry_s = message.properties.pop(MESSAGE_EXPIRY_INTERVAL)
+                assert expiry_s in (9, 10)
+                assert message.properties == fields
+            await until(lambda: len(site.done) == 3)
+        async with site.client("p") as client:
+            await client.publish("a/b", b"mine", qos=1)
+        await until(lambda: site.host.payloads() == [b"mine"])
+
+    run(tmp_path, scenario)
+
+
+def test_a_place_in_the_log_of_its_origin_counts_once_under_any_id(tmp_path: Path) -> None:
+    """An origin that crashed hands over again what it had handed over, with new ids."""
+
+    def marked(offset: int, log: str = "l", node: bytes = OTHER) -> bytes:
+        return with_place(b"", LogPlace(node, log, 3, offset))
+
+    async def scenario(site: Site) -> None:
+        await site.start()
+        async with site.client("s") as subscriber:
+            await subscriber.subscribe(("a", 2))
+            site.deliver("a", b"1", 2, 1, properties=marked(7))
+            site.deliver("a", b"2", 1, 2, properties=marked(8))
+            site.deliver("a", b"1", 2, 1, epoch=2, properties=marked(7))
+            site.deliver("a", b"2", 1, 2, epoch=2, properties=marked(8))
+            site.deliver("a", b"3", 2, 3, epoch=2, properties=marked(9))
+            # Another log begins anew; another node's place is no place of this origin.
+            site.deliver("a", b"4", 2, 4, epoch=2, properties=marked(0, "m"))
+            site.deliver("a", b"5", 2, 5, epoch=2, properties=marked(1, node=OURS))
+            site.deliver("a", b"6", 2, 6, epoch=2, properties=marked(1, node=OURS))
+            for payload in (b"1", b"2", b"3", b"4", b"5", b"6"):
+                message = await subscriber.receive()
+                assert message is not None
+                assert message.payload == payload
+                assert (USER_PROPERTY in message.properties) == (payload in b"56")
+            await until(lambda: len(site.done) == 8)
+        stats = site.loop_broker.broker.node.state.stats
+        assert stats.producer_duplicates == 2
+
+    run(tmp_path, scenario)
+
+
+def test_what_was_done_is_durable_and_what_was_not_comes_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = LoopBroker(tmp_path)
+        await broker.start()
+        site = await Site(broker).start()
+        for place in range(1, 51):
+            site.deliver(f"t/{place % 3}", b"%d" % place, 1 + place % 2, place)
+        await until(lambda: len(site.done) >= 1)
+        done = list(site.done)
+        await broker.crash()
+        async with loop_broker(tmp_path) as again:
+            site = await Site(again).start()
+            stored = {one.payload for one in map(_fetch(again), _places(again)) if one}
+            assert set(done) <= stored
+            for place in range(1, 51):
+                site.deliver(f"t/{place % 3}", b"%d" % place, 1 + place % 2, place)
+            await until(lambda: len(site.done) == 50)
+            payloads = [one.payload for one in map(_fetch(again), _places(again)) if one]
+            assert len(payloads) == len(set(payloads)) == 50
+            await site.edge.stop()
+
+    asyncio.run(main())
+
+
+def _places(broker: LoopBroker) -> list[tuple[int, int]]:
+    watermarks = broker.broker.node.state.journal.high_watermark
+    return [
+        (partition, offset) for partition, end in enumerate(watermarks) for offset in range(end)
+    ]
+
+
+def _fetch(broker: LoopBroker):  # type: ignore[no-untyped-def]
+    return lambda place: broker.broker.reader.fetch(*place)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (Message("$SYS/x", b"", 1), "reserved topic"),
+        (Message("federator/topology_ann", b"", 1), "reserved topic"),
+        (Message("federator", b"", 0), "reserved topic"),
+        (Message("other", b"", 1), "import filters"),
+        (Message("in/+", b"", 1), "bad topic"),
+        (Message("in/x", b"", 1, properties=b"\xff\xff\xff"), "bad properties"),
+        (Message("in/x", b"", 1, properties=b"\x26\x00\x05ab"), "bad properties"),
+        (Message("in/x", b"", 1, properties=encode_block({TOPIC_ALIAS: 3})), "bad properties"),
+        (Message("in/x", b"", 1, properties=b"\x0b\x05"), "bad properties"),
+        (Message("in/x", b"", 1, properties=b"\x02\x00\x00\x00\x05"), "bad properties"),
+    ],
+)
+def test_what_may_not_come_in_is_refused_counted_and_done(
+    tmp_path: Path, message: Message, reason: str
+) -> None:
+    async def scenario(site: Site) -> None:
+        await site.start(imports=["in/#"])
+        site.edge.deliver(MessageId(OTHER, 1, 1), message, 1, lambda: site.done.append(b"x"))
+        await until(lambda: site.done)
+        assert site.edge.counts == {f"import refused: {reason}": 1}
+        assert not any(map(_fetch(site.loop_broker), _places(site.loop_broker)))
+
+    run(tmp_path, scenario)
+
+
+def test_a_full_disk_holds_what_comes_in_back_in_order(tmp_path: Path) -> None:
+    async def scenario(site: Site) -> None:
+        await site.start()
+        state = site.loop_broker.broker.node.state
+        async with site.client("s") as subscriber:
+            await subscriber.subscribe(("a", 2))
+            state.disk_full = True
+            for place in range(1, 6):
+                site.deliver("a", b"%d" % place, 1, place)
+            await asyncio.sleep(0.3)
+            assert site.done == []
+            state.disk_full = False
+            for place in range(1, 6):
+                message = await subscriber.receive()
+                assert message is not None
+                assert message.payload == b"%d" % place
+
+    run(tmp_path, scenario)

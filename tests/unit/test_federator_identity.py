@@ -1,0 +1,75 @@
+"""The file with a member's identity, and the lock of its directory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.federation.identity import BadIdentity
+from holdfast.federator.identity_file import IDENTITY, IdentityFile
+
+
+def begin(directory: Path, id: str = "") -> tuple[str, int]:
+    file = IdentityFile(directory)
+    identity = file.begin(id)
+    file.release()
+    return identity.node.hex(), identity.epoch
+
+
+def test_every_start_is_a_new_epoch_of_the_same_member(tmp_path: Path) -> None:
+    first, epoch = begin(tmp_path / "made")
+    assert epoch == 1
+    assert [begin(tmp_path / "made") for _ in range(3)] == [(first, at) for at in (2, 3, 4)]
+    assert begin(tmp_path / "other")[0] != first
+
+
+def test_a_given_id_stays(tmp_path: Path) -> None:
+    id = "0123456789abcdef" * 2
+    assert begin(tmp_path, id) == (id, 1)
+    assert begin(tmp_path) == (id, 2)
+    with pytest.raises(BadIdentity, match=f"has the id {id}, the configuration ffff.*take one"):
+        begin(tmp_path, "f" * 32)
+    assert begin(tmp_path, id) == (id, 3)
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    file = IdentityFile(tmp_path)
+    file.begin()
+    with pytest.raises(BadIdentity, match="in use by another process"):
+        IdentityFile(tmp_path).begin()
+    code = (
+        "import sys; from pathlib import Path;"
+        " from holdfast.federator.identity_file import IdentityFile;"
+        " IdentityFile(Path(sys.argv[1])).begin()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "in use by another process" in done.stderr
+    file.release()
+    assert begin(tmp_path)[1] == 2
+
+
+def test_an_epoch_that_others_know_is_passed(tmp_path: Path) -> None:
+    file = IdentityFile(tmp_path)
+    file.begin()
+    file.raise_to(41)
+    file.raise_to(7)
+    file.release()
+    assert begin(tmp_path)[1] == 42
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"00 1\n", b"\xff\xfe", b"ab" * 16 + b" -1"])
+def test_a_damaged_file_is_not_replaced(tmp_path: Path, content: bytes) -> None:
+    begin(tmp_path)
+    (tmp_path / IDENTITY).write_bytes(content)
+    with pytest.raises(BadIdentity, match="identity"):
+        begin(tmp_path)
+    assert (tmp_path / IDENTITY).read_bytes() == content
+
+
+def test_a_torn_write_leaves_the_old_one(tmp_path: Path) -> None:
+    first, _ = begin(tmp_path)
+    (tmp_path / f"{IDENTITY}.tmp").write_bytes(b"to")
+    assert begin(tmp_path) == (first, 2)
