@@ -13,18 +13,19 @@ STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 4
 # What runs the same modules in either form, or none that are compiled.
-NOT_COMPILED := e2e/test_benchmarks* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* \
+NOT_COMPILED := e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_* e2e/test_cluster* e2e/test_federat* \
   e2e/test_ledger* e2e/test_log_command* e2e/test_namespaces* e2e/test_pubqueue* e2e/test_readme* e2e/test_shared* \
   e2e/test_stalls* e2e/test_topology* interop/test_* model/test_*planted* model/test_cluster_retention* \
-  model/test_controller* model/test_federation* model/test_lease* model/test_pubqueue* model/test_raft* \
-  unit/test_api_* unit/test_bench_* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* \
+  model/test_controller* model/test_federation* model/test_lease* model/test_paper* model/test_pubqueue* model/test_raft* \
+  unit/test_api_* unit/test_bench_* unit/test_broker_messages* unit/test_chaos* unit/test_cli_* unit/test_client_* unit/test_cluster_barriers* \
   unit/test_cluster_forwarding* unit/test_cluster_group_* unit/test_cluster_images* unit/test_cluster_lost_askers* \
-  unit/test_cluster_opening* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* \
-  unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_jobs* unit/test_lease* unit/test_meta* \
-  unit/test_pipeline_* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
+  unit/test_cluster_opening* unit/test_cluster_publishing* unit/test_cluster_refusals* unit/test_config* unit/test_deploy* \
+  unit/test_decoders* unit/test_experiment_* unit/test_federation* unit/test_federator_store* unit/test_federator_manager* \
+  unit/test_federator_deliveries* unit/test_federator_identity* unit/test_federator_retained* unit/test_jobs* \
+  unit/test_lease* unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_security* unit/test_topology* unit/test_websocket_client*
 
-.PHONY: help setup compile check lint format test test-fast test-interpreted test-spark test-compiled demo bench failover fuzz chaos pipeline stalls sim conformance clean
+.PHONY: help setup compile check lint format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline stalls sim conformance clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
@@ -32,6 +33,7 @@ help:
 	@echo "make check     format, lint, types, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
+	@echo "make bench-federation  the federation papers' runs beside Mosquitto bridges, faults, a real manager, 500 members simulated: 40 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
 	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
@@ -89,6 +91,10 @@ demo: setup
 
 bench: setup
 	$(BIN)/python -m bench
+
+bench-federation: setup
+	$(BIN)/python -m bench.federation
+	$(BIN)/python -m bench.federation_scale
 
 failover: setup
 	$(BIN)/python -m bench.failover

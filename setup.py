@@ -83,6 +83,7 @@ HOT = [
     "cluster/parts.py",
     "cluster/promises.py",
     "cluster/shares.py",
+    "cluster/taken_back.py",
     "cluster/transfer.py",
     "replication/catch_up.py",
     "replication/detector.py",

@@ -1,5 +1,5 @@
 """`python -m bench`: the comparison with Mosquitto, the Publish Queue, then, in a short form, the
-failover of a pair and of a cluster, and the curves of metadata, topics and Spark."""
+failover of a pair and of a cluster, the curves of metadata, topics and Spark, and federations."""
 
 import argparse
 import json
@@ -22,6 +22,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "topics": (),
     "spark": (),
     "pipeline": ("--quick",),
+    "federation": ("--quick",),
 }
 """Other benchmarks with their options here: each is a module of this package that knows
 --json PATH."""

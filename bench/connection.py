@@ -33,6 +33,11 @@ class Connection:
     def subscribe(self, topic_filter: str, qos: int) -> None:
         self._exchange(wire.subscribe(topic_filter, qos), wire.suback(qos))
 
+    def subscribe_all(self, topic_filters: list[str], qos: int) -> None:
+        """With one packet."""
+        count = len(topic_filters)
+        self._exchange(wire.subscribe_all(topic_filters, qos), wire.suback_all(count, qos))
+
     def _exchange(self, request: bytes, expected: bytes) -> None:
         self.socket.sendall(request)
         answer = b""

@@ -62,12 +62,21 @@ def connect(client_id: str, keep_alive_s: int = 0, *, clean: bool = True) -> byt
 
 
 def subscribe(topic_filter: str, qos: int) -> bytes:
-    body = b"\x00\x01" + text(topic_filter) + bytes([qos])
-    return b"\x82" + remaining_length(len(body)) + body
+    return subscribe_all([topic_filter], qos)
 
 
 def suback(qos: int) -> bytes:
-    return b"\x90\x03\x00\x01" + bytes([qos])
+    return suback_all(1, qos)
+
+
+def subscribe_all(topic_filters: list[str], qos: int) -> bytes:
+    body = b"\x00\x01" + b"".join(text(each) + bytes([qos]) for each in topic_filters)
+    return b"\x82" + remaining_length(len(body)) + body
+
+
+def suback_all(count: int, qos: int) -> bytes:
+    body = b"\x00\x01" + bytes([qos]) * count
+    return b"\x90" + remaining_length(len(body)) + body
 
 
 class Frame:

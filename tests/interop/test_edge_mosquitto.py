@@ -20,10 +20,10 @@ from holdfast.federator.interest_sources import SourceSettings
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt.properties import encode_block
 from tests.e2e.brokers import MOSQUITTO, Broker, Holdfast, Mosquitto
-from tests.support.edge_host import ScriptedHost, until
+from tests.support.edge_host import WAIT_S, ScriptedHost, until
 
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 110.0
 LEVELS = pytest.mark.parametrize("level", [5, 4], ids=["mqtt5", "mqtt311"])
 ORIGIN = b"O" * 16
 LOG_LINES = (
@@ -48,6 +48,7 @@ def settings_for(mosquitto: Broker, level: int = 5, **values: object) -> EdgeSet
         servers=(f"mqtt://127.0.0.1:{mosquitto.port}",),
         directory=mosquitto.directory / "edge",
         level=level,
+        wait_s=40.0,
         **values,  # type: ignore[arg-type]
     )
 
@@ -82,7 +83,7 @@ def message_id(sequence: int) -> MessageId:
 async def deliver(edge: MqttEdge, message: Message, sequence: int) -> None:
     done = asyncio.Event()
     edge.deliver(message_id(sequence), message, sequence if message.qos else 0, done.set)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_S):
         await done.wait()
 
 
@@ -440,7 +441,7 @@ def test_reads_and_sets_what_is_retained(mosquitto: Mosquitto) -> None:
                 set_there = asyncio.Event()
                 message = Message(f"r/{number}", payload, 1, True)
                 edge.retain(message_id(number), message, set_there.set)
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(WAIT_S):
                     await set_there.wait()
             found: asyncio.Future[list[Message]] = asyncio.get_running_loop().create_future()
             edge.read_retained(frozenset({"r/#", "r/+"}), found.set_result)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from holdfast.federation.effects import Message
 
-WAIT_S = 20.0
+WAIT_S = 45.0
 
 
 class ScriptedHost:

@@ -128,7 +128,7 @@ def test_errors_name_the_setting(
     environ: dict[str, str], overrides: dict[str, object], text: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
-        loaded(environ, **overrides)
+        load(None, environ, {key.replace("__", "."): one for key, one in overrides.items()})
     assert text in str(caught.value)
 
 

@@ -24,7 +24,7 @@ QUIET = SourceSettings(hears_beacons=False, hears_words=False, reads_log=False)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 110))
 
 
 @asynccontextmanager
@@ -36,6 +36,7 @@ async def edge_at(
         directory=directory,
         level=level,
         sources=QUIET,
+        wait_s=40.0,
         reconnect=Reconnect(delay_max_s=0.1),
         **values,  # type: ignore[arg-type]
     )

@@ -1,0 +1,203 @@
+"""What a federation costs, how quick it is, and how long it is cut when it is hurt: the published
+experiments and more.
+
+    python -m bench.federation [--quick] [--only latency] [--json PATH]
+    python -m bench.federation --only latency --variant bridges --variant builtin --rounds 10
+
+latency: the paper's run on a LAN: 12 members, one publisher, subscribers at one and three links'
+distance; the published protocol, our federation built into the broker and beside Mosquittos, and a
+tree of Mosquitto bridges, in turn. control: what members say to one another by the number of topics
+subscribed. faults: links and members that die under load. cloud: nine members and a real manager,
+which re-links one that has lost both its neighbours. In full about 40 minutes.
+
+Exit code 1: a promise was broken (something acknowledged was lost, repeated at QoS 2, or came out
+of order) or a part failed. A missed target is told and does not count.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from bench import federation_cloud, federation_control, federation_faults, federation_latency
+from bench import process as process_accounts
+from bench.connection import ConnectionLost
+from bench.failover_run import ClientFailed
+from bench.federation_faults import Fault
+from bench.federation_graph import LAN, Layout, layout_of
+from bench.federation_members import VARIANTS, MembersFailed, missing
+
+QUALITIES: Final = (0, 1, 2)
+MESSAGES: Final = 1_000
+QUICK_MESSAGES: Final = 200
+ROUNDS: Final = 5
+QUICK_VARIANTS: Final = ("bridges", "builtin", "sidecar", "paper")
+COUNTS: Final = dict.fromkeys(Fault, 10)
+QUICK_COUNTS: Final = dict.fromkeys(Fault, 1)
+WINDOW_S: Final = 40.0
+QUICK_WINDOW_S: Final = 10.0
+SEED: Final = 1
+
+Result = tuple[object, bool]
+"""Figures for --json, and whether every promise was kept."""
+
+
+def run_latency(arguments: argparse.Namespace, directory: Path) -> Result:
+    variants = []
+    for name in arguments.variant or (QUICK_VARIANTS if arguments.quick else tuple(VARIANTS)):
+        if reason := missing(name):
+            print(f"{name} is left out: {reason}")
+        else:
+            variants.append(name)
+    plan = federation_latency.Plan(
+        arguments.layout,
+        variants,
+        arguments.qos or ((1,) if arguments.quick else QUALITIES),
+        arguments.messages or (QUICK_MESSAGES if arguments.quick else MESSAGES),
+        arguments.rounds or (1 if arguments.quick else ROUNDS),
+        directory,
+    )
+    found = federation_latency.compare(plan)
+    federation_latency.print_found(found)
+    return found.as_json(), not found.violations()
+
+
+def run_control(arguments: argparse.Namespace, directory: Path) -> Result:
+    topics = federation_control.QUICK_TOPICS if arguments.quick else federation_control.TOPICS
+    window_s = QUICK_WINDOW_S if arguments.quick else WINDOW_S
+    found = federation_control.compare(arguments.layout, directory, topics, window_s)
+    return federation_control.as_json(found), True
+
+
+def run_faults(arguments: argparse.Namespace, directory: Path) -> Result:
+    campaign = federation_faults.run(arguments.layout, directory, arguments.counts, SEED)
+    federation_faults.print_campaign(campaign, federation_faults.TARGETS_S)
+    return campaign.as_json(), not campaign.violations()
+
+
+def run_cloud(arguments: argparse.Namespace, directory: Path) -> Result:
+    found = []
+    for repairs_itself in (True,) if arguments.quick else (True, False):
+        cloud = federation_cloud.play(directory, repairs_itself)
+        federation_cloud.print_cloud(cloud)
+        federation_faults.print_campaign(cloud.campaign, cloud.targets_s())
+        found.append(cloud)
+    is_kept = not any(cloud.campaign.violations() for cloud in found)
+    return [cloud.as_json() for cloud in found], is_kept
+
+
+PARTS: Final[dict[str, Callable[[argparse.Namespace, Path], Result]]] = {
+    "latency": run_latency,
+    "control": run_control,
+    "faults": run_faults,
+    "cloud": run_cloud,
+}
+
+
+def _counts(rounds: list[str], quick: bool) -> dict[Fault, int]:
+    """Raises ValueError."""
+    counts = {}
+    for each in rounds:
+        name, _, count = each.rpartition("=")
+        if name not in list(Fault) or not count.isdecimal() or not int(count):
+            raise ValueError(f"--faults {each!r}: give FAULT=COUNT, e.g. '{Fault.RELAY}=3'")
+        counts[Fault(name)] = int(count)
+    return counts or dict(QUICK_COUNTS if quick else COUNTS)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: give a whole number above 0")
+    return int(text)
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.federation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="a short round of each")
+    parser.add_argument("--only", action="append", choices=PARTS, help="may be repeated")
+    parser.add_argument("--json", type=Path, help="write everything measured there")
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="of latency")
+    parser.add_argument("--qos", action="append", type=int, choices=QUALITIES, help="of latency")
+    parser.add_argument("--messages", type=_positive, metavar="N", help="of each load of latency")
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="of latency")
+    parser.add_argument(
+        "--faults",
+        action="append",
+        default=[],
+        metavar="FAULT=COUNT",
+        help=f"FAULT one of: {', '.join(Fault)}; only those named are played",
+    )
+    parser.add_argument(
+        "--graph", metavar="LINKS", help="instead of the paper's 12 members, as '0-1 1-2'"
+    )
+    parser.add_argument("--publisher", type=int, metavar="N", help="with --graph: at this member")
+    parser.add_argument(
+        "--subscriber", type=int, action="append", metavar="N", help="with --graph; the last is far"
+    )
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="where the data goes meanwhile; decides what fdatasync costs",
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        arguments.counts = _counts(arguments.faults, arguments.quick)
+        arguments.layout = _layout(arguments)
+    except ValueError as error:
+        parser.error(str(error))
+    return arguments
+
+
+def _layout(arguments: argparse.Namespace) -> Layout:
+    """Raises ValueError."""
+    own = (arguments.graph, arguments.publisher, arguments.subscriber)
+    if not any(each is not None for each in own):
+        return LAN
+    if any(each is None for each in own):
+        raise ValueError("--graph, --publisher and --subscriber go together")
+    return layout_of(arguments.graph, arguments.publisher, arguments.subscriber)
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parse(argv)
+    print(
+        f"{process_accounts.cpu_model()}, {len(process_accounts.usable_cores())} cores, Linux "
+        f"{platform.release()}, Python {platform.python_version()}\n"
+        f"data on {process_accounts.filesystem_of(arguments.directory)}, where an append with "
+        f"fdatasync takes {process_accounts.fdatasync_ms(arguments.directory):.2f} ms"
+    )
+    figures: dict[str, object] = {}
+    is_well = True
+    for name in arguments.only or PARTS:
+        print(f"\n{name}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="federation-", dir=arguments.directory) as place:
+            try:
+                figures[name], is_kept = PARTS[name](arguments, Path(place))
+            except (
+                AssertionError,
+                ClientFailed,
+                ConnectionLost,
+                MembersFailed,
+                OSError,
+                RuntimeError,
+            ) as error:
+                print(f"FAILED: {error}")
+                is_kept = False
+        is_well = is_well and is_kept
+        sys.stdout.flush()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+    return 0 if is_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
