@@ -119,9 +119,9 @@ def test_every_line_is_run_by_a_test() -> None:
         " pipeline ",
         *PAIR,
     )
-    of_the_cluster = section("A cluster")
+    of_sites = section("A cluster") + section("A federation")
     for line in holdfast_lines():
-        assert line in of_the_cluster or any(each in line for each in known), line
+        assert line in of_sites or any(each in line for each in known), line
 
 
 PAIR = ("serve --data ./shared --standby", "pub --server", "cluster status", "cluster handover")
@@ -281,6 +281,24 @@ def test_the_cluster_node_by_node(shell: Callable[[dict[str, int]], Shell]) -> N
     assert code == 1
     assert "\nn1 " in text
     assert "\nn2 " not in text
+
+
+def test_the_federation(shell: Callable[[dict[str, int]], Shell], tmp_path: Path) -> None:
+    texts = (f"{first + node}" for first in (1883, 7883, 18083) for node in range(3))
+    terminal = shell({text: free_port() for text in texts})
+    serve, talk = re.findall(r"```sh\n(.*?)```", section("A federation"), re.DOTALL)
+    assert terminal.run(serve)[0] == 0
+    subscribe, mesh, *rest = talk.splitlines()
+    received = tmp_path / "received"
+
+    riga = mesh.replace("18083", "18085")
+    wait_until(lambda: terminal.run(riga)[0] == terminal.run(mesh)[0] == 0, "the sites answer")
+    terminal.start(subscribe.removesuffix(" &"), received)
+    wait_until(lambda: "nobody" not in terminal.run(mesh)[1], "Oslo knows that Riga wants it")
+    code, text = terminal.run("\n".join(rest))
+    assert code == 0, text
+    assert "knows 3 members" in text
+    wait_until(lambda: "greetings/federation hello\n" in received.read_text(), "it arrives")
 
 
 def nodes_of(text: str) -> int:
