@@ -462,6 +462,15 @@ def test_a_retained_message_that_nobody_wanted_is_found_at_its_origin() -> None:
     assert world.run_until(lambda: world.members[5].broker.get("t") == b"x", 5.0) < 2.0
 
 
+def test_what_a_broker_says_late_that_it_has_comes_without_waiting_for_the_next_check() -> None:
+    world = World(12, edges_of(LAN_EDGES), 1, subscriptions={5: ["t"]})
+    world.run_until(world.is_stable, 10.0)
+    world.run(1.0)
+    found = Message("t", b"x", 1, True)
+    world.members[11].call(lambda core, now: core.broker_has_retained(found, now))
+    assert world.run_until(lambda: world.members[5].broker.get("t") == b"x", 30.0) < 2.0
+
+
 @pytest.mark.parametrize("count", [0, 100])
 def test_without_changes_retained_messages_cost_little_control(count: int) -> None:
     world = World(12, edges_of(LAN_EDGES), 1, subscriptions={0: ["t/#"], 5: ["t/#"]})

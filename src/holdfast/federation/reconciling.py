@@ -110,6 +110,11 @@ class Reconciling:
         for peer in self._store.review(plain, now):
             self._tell(peer, now + NOTICE_S)
 
+    def found(self, topic: str, now: float) -> None:
+        """Held from now on, and no publication that would reach the others by itself."""
+        for peer in self._store.sharing(topic):
+            self._tell(peer, now + NOTICE_S)
+
     def graph_changed(self, now: float) -> None:
         self._look_at = min(self._look_at, now + NOTICE_S)
 

@@ -137,6 +137,11 @@ class RetainedStore:
                 more.update(set(held.shared_with) - before)
         return more
 
+    def sharing(self, topic: str) -> list[bytes]:
+        """The members with whom what is held of the topic is shared."""
+        held = self._held(topic)
+        return list(held.shared_with) if held is not None else []
+
     def peers(self) -> list[bytes]:
         """With whom something is shared, in order of ids."""
         return sorted(self._vectors)

@@ -68,8 +68,8 @@ class RetainedMessages:
         return self._retaining.publish(id, message, now) if self.is_on else 0
 
     def broker_has(self, id: MessageId, message: Message, now: float) -> None:
-        if self.is_on:
-            self._retaining.broker_has(id, message, now)
+        if self.is_on and self._retaining.broker_has(id, message, now):
+            self._reconciling.found(message.topic, now)
 
     def is_newest(self, data: Data, now: float) -> bool:
         return not self.is_on or self._retaining.is_newest(data, now)

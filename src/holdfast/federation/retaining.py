@@ -64,16 +64,18 @@ class Retaining:
             self._replay(retained, now)
         return stamp
 
-    def broker_has(self, id: MessageId, message: Message, now: float) -> None:
+    def broker_has(self, id: MessageId, message: Message, now: float) -> bool:
         """Retained there before we came, or while we were away. What the federation knows of the
-        topic wins, and is what the broker gets."""
+        topic wins, and is what the broker gets. Is it new to us?"""
         held = self._store.get(message.topic)
         if held is None:
             if message.payload:
                 self._hold(self._retained(id, message, UNKNOWN_AGE, now), now)
-        elif held.payload != message.payload:
+            return bool(message.payload)
+        if held.payload != message.payload:
             # A broker may have changed the rest on its own: not worth another publication there.
             self._replay(held, now)
+        return False
 
     def is_newest(self, data: Data, now: float) -> bool:
         held = self._store.get(data.topic)
