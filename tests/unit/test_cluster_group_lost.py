@@ -55,7 +55,9 @@ class Bench:
         partition = PartitionInfo(tuple(nodes), (), "n1", 1, tuple(nodes))
         fabric.metadata = ClusterMetadata("c", 2, 1, nodes, (partition,), 1, tuple(nodes))
         self.gate = Gate(self.state, fabric, MetadataReads(lambda _: 0))
+        self.fabric = fabric
         self.assigned: list[Assign] = []
+        self.asked: list[tuple[str, list[tuple[int, int]]]] = []
         self.coordinator = Coordinator(
             self.state,
             fabric,
@@ -63,6 +65,7 @@ class Bench:
             self.gate,
             lambda *_: None,
             lambda _, assign: self.assigned.append(assign),
+            lambda node, homes: self.asked.append((node, homes)),
         )
         self.subscribe(qos)
 
@@ -246,3 +249,21 @@ def test_a_home_is_left_while_groups_wait() -> None:
     bench.coordinator.stop_leading(0)
     bench.pass_time()
     assert bench.coordinator.timer() is None
+
+
+def test_a_node_that_was_seen_down_late_is_asked_again() -> None:
+    """It told when it was back, and the coordinator learned afterwards that it had been away."""
+    bench = Bench()
+    coordinator = bench.coordinator
+    coordinator.start_leading(0, 1)
+    for node in ("n1", "n2"):
+        coordinator.tell(node, Tell(1, [(0, 1)], []))
+    coordinator.tidy()
+    assert bench.asked == []
+    bench.fabric.connected.add("n2")
+    coordinator.node_gone("n2")
+    coordinator.tidy()
+    assert bench.asked == [("n2", [(0, 1)])]
+    coordinator.tell("n2", Tell(2, [(0, 1)], []))
+    coordinator.tidy()
+    assert len(bench.asked) == 1

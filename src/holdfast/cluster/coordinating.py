@@ -64,6 +64,7 @@ class Coordinator:
         barriers: Barriers,
         send_heard: Callable[[str, int, list[tuple[int, int]]], None],
         send_assign: Callable[[str, Assign], None],
+        send_ask: Callable[[str, list[tuple[int, int]]], None],
     ) -> None:
         self._state = state
         self._fabric = fabric
@@ -71,6 +72,7 @@ class Coordinator:
         self._barriers = barriers
         self._send_heard = send_heard
         self._send_assign = send_assign
+        self._send_ask = send_ask
         self.homes: dict[int, Home] = {}
         self._loads: dict[str, Load] = {}
         self._dirty: dict[Coordination, None] = {}
@@ -409,11 +411,30 @@ class Coordinator:
         for node, since in list(self._lost.items()):
             if since + LOST_WAIT_S <= now:
                 self.node_gone(node)
+        self._ask()
         for home in self.homes.values():
             home.ended.intersection_update(self._images.group_positions)
             for coordination in list(home.groups.values()):
                 if coordination.is_open and not coordination.member_count():
                     self._end_if_over(coordination)
+
+    def _ask(self) -> None:
+        """Who is there and has not told, or not any more: when we see late that a node was down
+        once, it has told already that it is back."""
+        metadata = self._fabric.metadata
+        if metadata is None:
+            return
+        for node in (self._fabric.node_id, *sorted(self._fabric.connected)):
+            info = metadata.nodes.get(node)
+            if info is None or info.role != DATA or self._fabric.is_gone(node):
+                continue
+            homes = [
+                (home.partition, home.epoch)
+                for home in self.homes.values()
+                if node not in home.told
+            ]
+            if homes:
+                self._send_ask(node, homes)
 
     def timer(self) -> float | None:
         times: list[float] = []

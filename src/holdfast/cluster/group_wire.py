@@ -2,7 +2,8 @@
 
 TELL (node to coordinator, JSON): everything that the node has of all groups of some home
 partitions. HEARD (back, JSON): the coordinator knows. REPORT (node to coordinator, packed): what
-has changed for one group since. ASSIGN (coordinator to node, packed): records for members.
+has changed for one group since. ASSIGN (coordinator to node, packed): records for members. ASK
+(coordinator to node, JSON): the coordinator does not know, or does not any more; TELL is to come.
 
 A place is (partition, offset) of a record.
 """
@@ -25,6 +26,7 @@ TELL: Final = 1
 HEARD: Final = 2
 REPORT: Final = 3
 ASSIGN: Final = 4
+ASK: Final = 5
 
 _PLACE: Final = struct.Struct("<HQ")
 # operation, home, epoch, number, key length, members, durable, limit, done, returned, start
@@ -141,6 +143,14 @@ def encode_heard(number: int, homes: list[tuple[int, int]]) -> bytes:
 def decode_heard(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
     fields = fields_of(payload[1:], "number", "homes")
     return number_of(fields, "number"), _pairs(fields["homes"])
+
+
+def encode_ask(homes: list[tuple[int, int]]) -> bytes:
+    return bytes((ASK,)) + json.dumps({"homes": homes}).encode()
+
+
+def decode_ask(payload: bytes) -> list[tuple[int, int]]:
+    return _pairs(fields_of(payload[1:], "homes")["homes"])
 
 
 def encode_report(report: Report) -> bytes:

@@ -15,6 +15,7 @@ from holdfast.cluster.coordinating import Coordinator
 from holdfast.cluster.fabric import Fabric
 from holdfast.cluster.forwarding import Forwarding
 from holdfast.cluster.group_wire import (
+    ASK,
     ASSIGN,
     HEARD,
     REPORT,
@@ -23,10 +24,12 @@ from holdfast.cluster.group_wire import (
     Place,
     Report,
     Tell,
+    decode_ask,
     decode_assign,
     decode_heard,
     decode_report,
     decode_tell,
+    encode_ask,
     encode_assign,
     encode_heard,
     encode_report,
@@ -52,7 +55,13 @@ class Groups:
     ) -> None:
         self._fabric = fabric
         self.coordinator = Coordinator(
-            state, fabric, images, barriers, self._send_heard, self._send_assign
+            state,
+            fabric,
+            images,
+            barriers,
+            self._send_heard,
+            self._send_assign,
+            self._send_ask,
         )
         self.shares = Shares(state, fabric, forwarding, images, self._send_tell, self._send_report)
 
@@ -83,6 +92,12 @@ class Groups:
         else:
             self._fabric.send(node, GROUP, encode_assign(assign))
 
+    def _send_ask(self, node: str, homes: list[tuple[int, int]]) -> None:
+        if self._is_self(node):
+            self.shares.asked(node, homes)
+        else:
+            self._fabric.send(node, GROUP, encode_ask(homes))
+
     def handle_frame(self, node: str, payload: bytes) -> None:
         """Raises BadFrame."""
         operation = payload[0] if payload else 0
@@ -100,6 +115,8 @@ class Groups:
             assign = decode_assign(payload)
             self._check([(message.partition, message.offset) for message in assign.messages])
             self.shares.assigned(node, assign)
+        elif operation == ASK:
+            self.shares.asked(node, decode_ask(payload))
         else:
             raise BadFrame(f"an operation {operation} on groups, which this version does not know")
 

@@ -17,6 +17,7 @@ from holdfast.cluster.promises import Promise, settled
 from holdfast.log.partition import partition_of
 from holdfast.node.delivery import can_send, pump_group
 from holdfast.node.state import Group, NodeState
+from holdfast.replication.kinds import BadFrame
 from holdfast.session.connection import CLOSED, OPEN
 from holdfast.session.message import Message
 from holdfast.session.session import Inflight, Session
@@ -247,6 +248,13 @@ class Shares:
     def lose_all(self) -> None:
         for home in range(len(self._fabric.leading)):
             self.lose(home)
+
+    def asked(self, node: str, homes: list[tuple[int, int]]) -> None:
+        for home, epoch in homes:
+            if not 0 <= home < len(self._fabric.leading):
+                raise BadFrame(f"home partition {home} of {len(self._fabric.leading)}")
+            if self._fabric.leader(home) == node and self._fabric.epoch(home) == epoch:
+                self.lose(home)
 
     def heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
         for home, epoch in homes:
