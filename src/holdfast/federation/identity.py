@@ -52,8 +52,3 @@ def decode_identity(data: bytes) -> Identity:
             f"not a member's identity ({error}); restore it from a copy, or delete it and "
             "the member's federation store, and the member joins as a new one"
         ) from None
-
-
-def keeps_own_dial(own: bytes, peer: bytes) -> bool:
-    """Of two connections between a pair, the one that the lower id dialled stays."""
-    return own < peer
