@@ -90,6 +90,8 @@ class ManagerClient:
         self._token_file = token_file
         self._path = directory / KEPT
         self._kept = Kept(http.url)
+        # The newest; its thread goes on when whoever waits for it is cancelled.
+        self._writing: asyncio.Future[None] | None = None
         self._revision = -1
         self._neighbours: list[Neighbor] = []
         # Ids are given once: what is known stays true. Empty: a member without one.
@@ -130,6 +132,8 @@ class ManagerClient:
             logger.warning("federation: the manager was not told of the end: %s", error)
             return
         self.id = None
+        if self._writing is not None:
+            await self._writing
         with suppress(FileNotFoundError):
             self._path.unlink()
 
@@ -293,7 +297,10 @@ class ManagerClient:
         kept = msgspec.structs.replace(self._kept, **changes)
         if kept != self._kept:
             self._kept = kept
-            await asyncio.to_thread(self._write, msgspec.json.encode(kept))
+            self._writing = asyncio.ensure_future(
+                asyncio.to_thread(self._write, msgspec.json.encode(kept))
+            )
+            await asyncio.shield(self._writing)
 
     def _write(self, data: bytes) -> None:
         """Durably: a join token is good for one join."""
