@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-FLAKY_MAX: Final = 10
+FLAKY_MAX: Final = 5
 TESTS_FAILED: Final = 1  # pytest's exit codes
 
 
