@@ -2,22 +2,24 @@
 
     python -m bench.replay [--json PATH] [--records 1000000] [--rounds 4] [--seconds 4]
 
-One publisher and one subscriber at QoS 1 and 2,000 messages/s, fdatasync before PUBACK, without and
-with readers that go through the whole log again and again, in turns. The readers take it as a Spark
-task does, 2 million rows/s together, and leave out what a task does with the rows: a pipeline
-computes on another machine, and here that would measure how the kernel shares two full cores (two
-processes that only compute, at idle priority, already raise p99 a hundred times). Medians over the
-rounds. About a minute.
+One publisher and one subscriber at QoS 1 and 2,000 messages/s, fdatasync before PUBACK, without
+and with readers that go through the whole log again and again, in turns. The readers ask as a Spark
+task does, for 2 million rows/s together, and have the kernel throw away what comes: a pipeline
+computes on another machine. `--here` has them check each batch, as a task on this machine does
+before it makes rows: then all share its cores, and p99 is as long as the kernel lets a process
+compute that others wait for (a tick, 4 ms). Medians over the rounds. About a minute.
 """
 
 import argparse
 import json
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +28,9 @@ from bench.paced import Probe
 from bench.process import cpu_s
 from bench.spark import BATCH_RECORDS, Node, node, write_log
 from holdfast.pipeline import offsets
-from holdfast.pipeline.reader_http import read_ranges
+from holdfast.pipeline.admin_connection import TIMEOUT_S, Server
+from holdfast.pipeline.offsets import OffsetRange
+from holdfast.pipeline.reader_http import FETCH_BYTES, PATH, read_ranges
 from holdfast.pipeline.scan import Coverage
 from holdfast.pipeline.servers import Servers
 
@@ -40,22 +44,72 @@ QUANTILES: Final = (0.5, 0.99)
 Figures = dict[str, float]
 
 
-def read_for_ever(admin_port: int, tell: Callable[[str], object] = print) -> None:
+def read_for_ever(admin_port: int, computes: bool, tell: Callable[[str], object] = print) -> None:
     """Says how many rows a chunk had."""
-    servers = [("127.0.0.1", admin_port)]
-    bounds = Servers(servers).bounds()
+    server = ("127.0.0.1", admin_port)
+    bounds = Servers([server]).bounds()
     ends = {partition: bound.end for partition, bound in bounds.items()}
     ranges = offsets.wanted({}, ends, bounds)
+    read = _checking if computes else _discarding
     due = time.monotonic()
     while True:
-        coverage = Coverage(ranges, fail_on_data_loss=True)
-        before = 0
-        for _ in read_ranges(servers, ranges, coverage):
-            read = sum(coverage.next.values())
-            tell(str(read - before))
-            due = max(due, time.monotonic() - 0.1) + (read - before) * READERS / ROWS_PER_S
-            before = read
+        for before, now in pairwise(read(server, ranges)):
+            tell(str(now - before))
+            due = max(due, time.monotonic() - 0.1) + (now - before) * READERS / ROWS_PER_S
             time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _checking(server: Server, ranges: list[OffsetRange]) -> Iterator[int]:
+    """How far it has come after each answer, in rows; begins with where it begins."""
+    coverage = Coverage(ranges, fail_on_data_loss=True)
+    yield sum(coverage.next.values())
+    for _ in read_ranges([server], ranges, coverage):
+        yield sum(coverage.next.values())
+
+
+def _discarding(server: Server, ranges: list[OffsetRange]) -> Iterator[int]:
+    """As `_checking`."""
+    at = {each.partition: each.start for each in ranges}
+    yield sum(at.values())
+    buffer = bytearray(FETCH_BYTES)
+    with socket.create_connection(server, TIMEOUT_S) as connection:
+        while wanted := [
+            (each.partition, at[each.partition], each.end)
+            for each in ranges
+            if at[each.partition] < each.end
+        ]:
+            body = json.dumps({"ranges": wanted, "bytes": FETCH_BYTES}).encode()
+            connection.sendall(
+                b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b"
+                % (PATH.encode(), len(body), body)
+            )
+            head, left, told = _answer(connection)
+            at.update(told)
+            left -= head
+            while left:
+                # The kernel discards: nothing is copied.
+                size = connection.recv_into(buffer, min(left, FETCH_BYTES), socket.MSG_TRUNC)
+                if not size:
+                    raise SystemExit("the node has closed a reader's connection")
+                left -= size
+            yield sum(at.values())
+
+
+def _answer(connection: socket.socket) -> tuple[int, int, dict[int, int]]:
+    """How much of its body has come already, how long that is, and how far it goes."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        data = connection.recv(4096)
+        if not data:
+            raise SystemExit("the node has closed a reader's connection")
+        received += data
+    head, _, body = received.partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    if " 200 " not in status:
+        raise SystemExit(f"a reader was refused: {status}")
+    fields = {name.lower(): text for name, _, text in (line.partition(": ") for line in lines)}
+    told = {int(p): int(offset) for p, offset in json.loads(fields["holdfast-log"])["next"]}
+    return len(body), int(fields["content-length"]), told
 
 
 def latencies(found: Node, seconds: float) -> Figures:
@@ -74,8 +128,9 @@ def latencies(found: Node, seconds: float) -> Figures:
     }
 
 
-def with_readers(found: Node, seconds: float) -> Figures:
+def with_readers(found: Node, seconds: float, computes: bool) -> Figures:
     command = [sys.executable, "-m", "bench.replay", "--reader", str(found.admin_port)]
+    command += ["--here"] * computes
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(number) for number in range(READERS)]
         readers = []
@@ -102,7 +157,9 @@ def _rows(outputs: list[Path]) -> int:
     return sum(int(line) for output in outputs for line in output.read_text().split("\n")[:-1])
 
 
-def run(folder: Path, records: int, rounds: int, seconds: float) -> dict[str, Figures]:
+def run(
+    folder: Path, records: int, rounds: int, seconds: float, computes: bool
+) -> dict[str, Figures]:
     write_log(folder / "data", records, BATCH_RECORDS)
     alone: list[Figures] = []
     beside: list[Figures] = []
@@ -115,7 +172,7 @@ def run(folder: Path, records: int, rounds: int, seconds: float) -> dict[str, Fi
             alone.append(latencies(found, seconds))
             alone[-1]["node_cpu_s"] = cpu_s(found.pid) - cpu
             cpu = cpu_s(found.pid)
-            beside.append(with_readers(found, seconds))
+            beside.append(with_readers(found, seconds, computes))
             beside[-1]["node_cpu_s"] = cpu_s(found.pid) - cpu
     return {"alone": _medians(alone), "with readers": _medians(beside)}
 
@@ -131,12 +188,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--directory", type=Path, help="where the data goes meanwhile")
+    parser.add_argument(
+        "--here", action="store_true", help="the readers check what they read, on this machine"
+    )
     parser.add_argument("--reader", type=int, metavar="PORT", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.reader:
-        read_for_ever(arguments.reader, lambda text: print(text, flush=True))
+        read_for_ever(arguments.reader, arguments.here, lambda text: print(text, flush=True))
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
-        figures = run(Path(folder), arguments.records, arguments.rounds, arguments.seconds)
+        figures = run(
+            Path(folder), arguments.records, arguments.rounds, arguments.seconds, arguments.here
+        )
     alone, beside = figures["alone"], figures["with readers"]
     print(f"{'':18}{'alone':>10}{'readers':>10}{'ratio':>8}")
     for name, value in alone.items():
