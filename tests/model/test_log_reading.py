@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.log import cursor
-from holdfast.log.cursor import Interest
+from holdfast.log import interest as interest_module
+from holdfast.log.interest import Interest
 from holdfast.log.record import MESSAGE, SESSION, Batch, Record
 from holdfast.topics.names import matches
 from tests.support.log_bench import TIME_US, LogBench
@@ -138,12 +138,12 @@ class LogAgainstList(RuleBasedStateMachine):
             )
         ]
         lost = sum(max(0, min(starts[p], ends[p]) - positions[p]) for p in range(PARTITIONS))
-        before = cursor.TOPICS_MERGED_MAX
-        cursor.TOPICS_MERGED_MAX = merged_max  # type: ignore[misc]
+        before = interest_module.TOPICS_MERGED_MAX
+        interest_module.TOPICS_MERGED_MAX = merged_max  # type: ignore[misc]
         try:
             found, lost_found = self.read_all(positions, ends, interests, records_max)
         finally:
-            cursor.TOPICS_MERGED_MAX = before  # type: ignore[misc]
+            interest_module.TOPICS_MERGED_MAX = before  # type: ignore[misc]
         assert [place(each) for each in found] == [place(each) for each in expected]
         assert [each.payload for each in found] == [each.payload for each in expected]
         assert lost_found == lost

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.log.cursor import Interest
+from holdfast.log.interest import Interest
 from holdfast.log.record import Batch
 from tests.support.replica_bench import (
     PartitionModel,

@@ -104,8 +104,8 @@ def test_nothing_is_remembered_of_a_node_that_is_down_and_out_of_reach() -> None
     bench.commit()
     bench.ask(1, "a")
     bench.homes.disconnected("n2")
-    assert bench.homes._owners
+    assert bench.homes.owners
     bench.lose("n2")
     bench.fabric.connected.discard("n2")
     bench.homes.disconnected("n2")
-    assert not bench.homes._owners
+    assert not bench.homes.owners

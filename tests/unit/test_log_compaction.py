@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from holdfast.cli.main import main
 from holdfast.log.compaction import SegmentCompactor, compact_segment, is_worthwhile
-from holdfast.log.cursor import Interest, LogReader
+from holdfast.log.cursor import LogReader
+from holdfast.log.interest import Interest
 from holdfast.log.record import (
     ATTRIBUTE_STATE,
     CONTROL,

@@ -5,8 +5,9 @@ import errno
 
 import pytest
 
-from holdfast.log import cache, cursor
-from holdfast.log.cursor import Interest, LogReader, ReadResult
+from holdfast.log import cache, interest
+from holdfast.log.cursor import LogReader, ReadResult
+from holdfast.log.interest import Interest
 from holdfast.log.record import SESSION, Batch
 from holdfast.log.scan import Damage
 from holdfast.log.store import SegmentStore
@@ -185,7 +186,7 @@ def test_a_file_that_vanishes_under_the_reader(bench: LogBench, filters: tuple[s
 def test_damage_is_counted_reported_and_passed(
     bench: LogBench, merged_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cursor, "TOPICS_MERGED_MAX", merged_max)
+    monkeypatch.setattr(interest, "TOPICS_MERGED_MAX", merged_max)
     found: list[Damage] = []
     store = SegmentStore(bench.directory, writes=True, on_damage=found.append)
     bench.reader = LogReader(bench.journal, store)

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from holdfast.drivers.disk import GroupWriter
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.epochs import Epoch, epoch_folder
-from holdfast.log.files import DataDirectory, Manifest, create
+from holdfast.log.files import DataDirectory, Manifest
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.following import POLL_BYTES, FollowError, JournalFollower
-from holdfast.log.index import ActiveIndex
 from holdfast.log.journal import Journal
+from holdfast.log.opening import create
 from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
 from holdfast.log.recovery import open_journal
 from holdfast.log.segment import WriteGroup

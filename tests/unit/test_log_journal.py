@@ -1,7 +1,7 @@
 """The journal's bookkeeping, without a disk."""
 
 from holdfast.log import journal as journal_module
-from holdfast.log.index import ActiveIndex
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.journal import Journal
 from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
 from holdfast.log.segment import WriteGroup

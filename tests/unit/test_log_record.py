@@ -1,6 +1,7 @@
 """The batch layout: what goes in comes out, and no changed byte goes unnoticed."""
 
 import struct
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from holdfast.log.record import (
     BATCH_BYTES_MAX,
     CONTROL,
     CURSOR,
+    FLAG_AUDIENCE,
     FLAG_PACKET_ID,
     FLAG_PRODUCER,
     FLAG_RETAIN,
@@ -27,16 +29,23 @@ from holdfast.log.record import (
 TIME_US = 1_700_000_000_000_000
 FIELDS = (
     *("partition", "offset", "kind", "flags", "timestamp_us", "topic", "client_id", "producer"),
-    *("producer_epoch", "sequence", "properties", "payload", "ticket"),
+    *("producer_epoch", "sequence", "properties", "payload", "ticket", "audience"),
 )
 MAX_US = 0xFFFFFFFF
 """After the first record of a batch."""
 
+
+def record_of(kind: int, flags: int, audience: bytes, **fields: Any) -> Record:
+    if not flags & FLAG_AUDIENCE:
+        audience = b""
+    return Record(3, kind, flags, audience=audience, **fields)
+
+
 records_of_all_sorts = st.builds(
-    Record,
-    st.just(3),
+    record_of,
     st.sampled_from([MESSAGE, CURSOR]),
-    flags=st.integers(0, 255),
+    st.integers(0, 255),
+    st.binary(max_size=20),
     timestamp_us=st.integers(TIME_US - 10, TIME_US + 10_000_000_000),
     topic=st.binary(max_size=20),
     client_id=st.binary(max_size=20),

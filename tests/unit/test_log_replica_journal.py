@@ -6,9 +6,10 @@ import pytest
 
 from holdfast.drivers.storage import Storage, StorageError
 from holdfast.log.epoch_table import EpochTable
-from holdfast.log.files import DataDirectoryError, create_or_open, open_to_read, snapshot_name
+from holdfast.log.files import snapshot_name
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.journal import Journal
+from holdfast.log.opening import DataDirectoryError, create_or_open, open_to_read
 from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder, Record
 from holdfast.log.retention import RetentionPolicy
 from holdfast.log.segment import WriteGroup

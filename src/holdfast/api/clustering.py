@@ -1,5 +1,5 @@
-"""A node's part in a cluster: what is opened for it, when it is ready for clients, and what an
-operator may ask of it."""
+"""A node's part in a cluster: what is opened for it, when it is ready for clients, and how it
+leaves."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
-from holdfast.api.cluster_admin import ClusterError, ClusterFigures
+from holdfast.api.cluster_operations import ClusterOperations
 from holdfast.api.replacement import Replacement
 from holdfast.api.sharing import address_of, admin_of
 from holdfast.cluster.images import Images
@@ -27,25 +27,16 @@ from holdfast.log.journal import Journal
 from holdfast.log.scan import Damage
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState
-from holdfast.replication import operations
-from holdfast.replication.commands import Command
 from holdfast.replication.controller import ControllerConfig
 from holdfast.replication.detector import DetectorConfig
 from holdfast.replication.health import Presence
-from holdfast.replication.metadata import (
-    DATA,
-    WITNESS,
-    ClusterMetadata,
-    NodeInfo,
-)
+from holdfast.replication.metadata import DATA, WITNESS, ClusterMetadata
 from holdfast.replication.metadata import (
     NodeState as StateOfNode,
 )
 from holdfast.replication.metastate import member_id
 from holdfast.replication.metastore import MetaStore
-from holdfast.replication.proposals import Accepted, Outcome, Refused
 from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.status import cluster_status, under_replicated
 
 logger = logging.getLogger("holdfast")
 
@@ -58,7 +49,7 @@ SAVE_AGAIN_S: Final = 1.0
 
 
 class Clustering:
-    """See ClusterAdmin. Opens the data directory; raises StorageError."""
+    """Opens the data directory; raises StorageError."""
 
     def __init__(
         self,
@@ -70,7 +61,6 @@ class Clustering:
         self.config = config
         cluster = config.cluster
         self._loop = asyncio.get_running_loop()
-        self._requests: dict[int, asyncio.Future[Outcome]] = {}
         self._ready = asyncio.Event()
         # At the end: nobody waits any more for what this node leads.
         self._relieved: asyncio.Event | None = None
@@ -165,6 +155,9 @@ class Clustering:
             cluster.peer_port,
         )
         self.broker.links = self.links
+        self.operations = ClusterOperations(
+            config, self.presence, self.member, self.broker, self.links, self._loop
+        )
 
     async def start(self) -> None:
         """Be reached by the others, and reach them. Raises OSError."""
@@ -174,7 +167,7 @@ class Clustering:
             self._forgetting = asyncio.create_task(self._forget_aside())
         self.broker.touch()
         if not self.config.cluster.wait_for_init and self.member.meta.metadata is None:
-            await self.init()
+            await self.operations.init()
 
     async def wait_until_ready(self) -> None:
         """Return when this node can serve clients: it belongs to a cluster, and for each partition
@@ -216,10 +209,7 @@ class Clustering:
             self.start_anew()
         outcomes = member.outcomes
         member.outcomes = []
-        for request, outcome in outcomes:
-            future = self._requests.pop(request, None)
-            if future is not None and not future.done():
-                future.set_result(outcome)
+        self.operations.settle(outcomes)
         if member.transfer.wants_save() and self._saving is None:
             self._saving = asyncio.create_task(self._save_images())
         if not self._ready.is_set() and self._is_ready():
@@ -249,146 +239,6 @@ class Clustering:
             self.broker.touch()
         finally:
             self._saving = None
-
-    # ClusterAdmin
-
-    def status(self) -> dict[str, object]:
-        member = self.member
-        now = self._loop.time()
-        metadata = member.fabric.metadata
-        found: dict[str, object] = {
-            "cluster_id": "",
-            "node": self.config.node.id,
-            "initialised": metadata is not None,
-            "metadata_leader": member.meta.leader_id,
-            "metadata_term": member.meta.term,
-            "has_majority": metadata is not None and member.meta.has_majority(now),
-            "version": 0,
-            "replication_factor": self.config.cluster.replication_factor,
-            "min_insync": self.config.cluster.min_insync,
-            "nodes": [],
-            "partitions": [],
-            "under_replicated": 0,
-            "leaderless": 0,
-            "moving": 0,
-            "sessions_here": len(member.state.sessions),
-        }
-        if metadata is not None:
-            found.update(cluster_status(metadata, member.health(now)))
-            partitions = found["partitions"]
-            assert isinstance(partitions, list)
-            for number, partition in enumerate(partitions):
-                partition["high_watermark"] = member.fabric.journal.high_watermark[number]
-        return found
-
-    def figures(self) -> ClusterFigures:
-        member = self.member
-        metadata = member.fabric.metadata
-        node = self.config.node.id
-        if metadata is None:
-            return ClusterFigures(node, is_witness=self.config.cluster.witness)
-        now = self._loop.time()
-        return ClusterFigures(
-            node,
-            True,
-            member.meta.has_majority(now),
-            self.config.cluster.witness,
-            member.meta.is_leader,
-            metadata.version,
-            under_replicated(metadata),
-            sum(not info.leader for info in metadata.partitions),
-            sum(bool(info.adding) for info in metadata.partitions),
-            len(member.state.sessions),
-            {other: other in member.fabric.connected for other in metadata.nodes if other != node},
-            member.replication.lag_records(),
-            member.failovers,
-            member.admission.refused,
-            member.forwarding.forwarded,
-            len(member.transfer.missing) + len(member.transfer.unsaved),
-            self.broker.disk.is_stalled,
-            self.broker.is_removed,
-            self.broker.is_damaged,
-        )
-
-    async def init(self) -> dict[str, object]:
-        member = self.member
-        if member.meta.metadata is not None:
-            raise ClusterError(
-                f"the cluster is initialised already, with id {member.meta.metadata.cluster_id}"
-            )
-        cluster = self.config.cluster
-        if cluster.witness:
-            raise ClusterError("a witness cannot hold the first partitions: ask a data node")
-        for peer in self.links.connected():
-            if peer.cluster_id:
-                raise ClusterError(
-                    f"{peer.node_id} belongs to the cluster {peer.cluster_id} already: this node"
-                    " is about to join it"
-                )
-        info = NodeInfo(
-            self.config.node.id,
-            self.presence.incarnation,
-            self.presence.peer_address,
-            self.presence.client_address,
-            self.presence.admin_address,
-        )
-        self.broker.touch()
-        request = member.meta.create_cluster(
-            secrets.token_hex(8),
-            cluster.partitions,
-            cluster.replication_factor,
-            cluster.min_insync,
-            info,
-            self._loop.time(),
-        )
-        await self._outcome(request)
-        return self.status()
-
-    async def drain(self, node: str) -> None:
-        await self._operate(lambda: operations.drain(self._metadata(), node))
-
-    async def undrain(self, node: str) -> None:
-        await self._operate(lambda: operations.undrain(self._metadata(), node))
-
-    async def rebalance(self) -> None:
-        await self._operate(lambda: operations.rebalance(self._metadata()))
-
-    async def unsafe_recover(self, node: str) -> None:
-        await self._operate(lambda: operations.unsafe_recover(self._metadata(), node))
-
-    async def remove(self, node: str) -> None:
-        try:
-            operations.remove(self._metadata(), node)
-        except operations.OperationError as error:
-            raise ClusterError(str(error)) from error
-        self.broker.touch()
-        await self._outcome(self.member.meta.remove(node, self._loop.time()))
-
-    def _metadata(self) -> ClusterMetadata:
-        metadata = self.member.fabric.metadata
-        if metadata is None:
-            raise ClusterError("the cluster is not initialised: holdfast cluster init")
-        return metadata
-
-    async def _operate(self, make: Callable[[], Command | None]) -> None:
-        try:
-            command = make()
-        except operations.OperationError as error:
-            raise ClusterError(str(error)) from error
-        if command is not None:
-            self.broker.touch()
-            await self._outcome(self.member.meta.propose(command, self._loop.time()))
-
-    async def _outcome(self, request: int) -> None:
-        """Raises ClusterError unless it was accepted."""
-        future: asyncio.Future[Outcome] = self._loop.create_future()
-        self._requests[request] = future
-        outcome = await future
-        if isinstance(outcome, Accepted):
-            return
-        if isinstance(outcome, Refused):
-            raise ClusterError(f"{outcome.text}: somebody else may have changed it, try again")
-        raise ClusterError(outcome.text)
 
     @property
     def is_witness(self) -> bool:

@@ -10,7 +10,8 @@ from typing import Final
 
 from holdfast.drivers import set_aside
 from holdfast.drivers.storage import StorageError
-from holdfast.log.files import ASIDE, DataDirectoryError
+from holdfast.log.files import ASIDE
+from holdfast.log.opening import DataDirectoryError
 from holdfast.replication.metadata import ClusterMetadata, NodeState
 
 logger = logging.getLogger("holdfast")

@@ -212,7 +212,8 @@ class Server:
                 passwords.verify if passwords is not None else None,
                 self.fail,
             )
-            self.cluster = self._clustering = clustering
+            self._clustering = clustering
+            self.cluster = clustering.operations
             self.storage = clustering.storage
             clustering.start_anew = self.start_anew
             if not clustering.is_witness:

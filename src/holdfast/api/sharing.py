@@ -16,9 +16,10 @@ from holdfast.drivers.storage import Storage, StorageError, now_text
 from holdfast.lease.directory import NodeInfo
 from holdfast.lease.tenure import LeaseLost
 from holdfast.lease.watch import LeaseTimes
-from holdfast.log.files import DataDirectoryError, Manifest, create_or_open_shared
+from holdfast.log.files import Manifest
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.journal import Journal
+from holdfast.log.opening import DataDirectoryError, create_or_open_shared
 from holdfast.node.node import Node
 
 logger = logging.getLogger("holdfast")

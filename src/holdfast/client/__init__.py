@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from holdfast.client.aio import Client, PublishResult
+    from holdfast.client.aio import Client
     from holdfast.client.authentication import Authentication
+    from holdfast.client.connecting import PublishResult
     from holdfast.client.effects import Message
     from holdfast.client.errors import (
         AuthenticationFailed,
@@ -96,7 +97,7 @@ _HOMES: Final = {
     "PaperFormat": "holdfast.client.pubqueue_format",
     "ProducerFenced": _QUEUE_ERRORS,
     "PublishQueue": "holdfast.client.pubqueue",
-    "PublishResult": "holdfast.client.aio",
+    "PublishResult": "holdfast.client.connecting",
     "QueueClosed": _QUEUE_ERRORS,
     "Reconnect": "holdfast.client.reconnect",
     "ScramAuthentication": "holdfast.client.scram",

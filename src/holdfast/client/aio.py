@@ -24,155 +24,24 @@ session's state is kept: call `connect` again to go on, and what was unacknowled
 """
 
 import asyncio
-import ssl
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
-from secrets import token_hex
 from types import TracebackType
-from typing import Final, TypeAlias
 
-from holdfast.client.answers import check_answer, reason_string
-from holdfast.client.dialer import Dialer
-from holdfast.client.dialing import Dialing, Endpoint
-from holdfast.client.effects import (
-    Acknowledged,
-    Closed,
-    Connected,
-    Effect,
-    Message,
-    Reauthenticated,
-    Received,
-    Subscribed,
-    Traced,
-)
-from holdfast.client.errors import (
-    ClientError,
-    ConnectionLost,
-    NotConnected,
-    PublishRefused,
-    reason_text,
-)
-from holdfast.client.options import LEVEL_31, Options
-from holdfast.client.protocol import CONNECTED, ClientProtocol
-from holdfast.client.reconnect import ONCE, Reconnect
-from holdfast.client.servers import Server, servers_of
+from holdfast.client.answers import check_answer
+from holdfast.client.connecting import Connecting, Outcome, PublishResult
+from holdfast.client.effects import Message, Subscribed
+from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.transport import ClientTransport
-from holdfast.client.waiting import Deadline, Filter, fail, request_of
+from holdfast.client.waiting import Deadline, Filter, request_of
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import Packet, Properties
-
-_NO_CONNECTION: Final = "there is no connection"
+from holdfast.mqtt.packets import Properties
 
 
-@dataclass
-class PublishResult:
-    """`reason` is SUCCESS or NO_MATCHING_SUBSCRIBERS (and always SUCCESS for QoS 0)."""
-
-    reason: int
-    properties: Properties
-
-
-Outcome: TypeAlias = PublishResult | ClientError
-
-
-class Client:
+class Client(Connecting):
     """One session with one server at a time. Not thread-safe: use it from its event loop
     (`holdfast.client.blocking.Client` is for threads)."""
-
-    def __init__(
-        self,
-        host: str | None = None,
-        port: int | None = None,
-        *,
-        servers: Sequence[str | Server] = (),
-        reconnect: Reconnect | None = None,
-        options: Options | None = None,
-        client_id: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        server_hostname: str | None = None,
-        local_address: tuple[str, int] | None = None,
-        messages_max: int = 1000,
-        request_timeout_s: float = 30.0,
-        on_message: Callable[[Message], None] | None = None,
-        on_connect: Callable[[bool, Server], None] | None = None,
-        on_connect_failed: Callable[[ClientError, Server], None] | None = None,
-        on_connection_lost: Callable[[ClientError], None] | None = None,
-        on_trace: Callable[[bool, Packet], None] | None = None,
-    ) -> None:
-        """Either `host` (`port`: by default 1883, or 8883 with `tls`) or `servers`, a list like
-        "mqtt://a:1883", "mqtts://b", "wss://c/mqtt", "d:1883"; the first that answers is taken.
-        Servers reached by TLS need no `tls` where the system's certificates do.
-
-        `client_id` overrides the one of `options`; an MQTT 3.1 client without one gets a random
-        one. `server_hostname` is what the certificate must name if not the host. `messages_max`
-        bounds the queue of received messages (one read of the socket may pass it),
-        `request_timeout_s` the wait for an answer to SUBSCRIBE, UNSUBSCRIBE and AUTH on a live
-        connection.
-
-        Callbacks: `on_message` takes each message as it arrives, instead of the queue.
-        `on_connect` is told whether the server had our session, `on_connect_failed` each attempt
-        that failed, `on_connection_lost` each loss of a connection. `on_trace` sees each
-        packet that leaves (true) or arrives (false). Raises ValueError."""
-        options = options if options is not None else Options()
-        if client_id is not None:
-            options = replace(options, client_id=client_id)
-        if on_trace is not None:
-            options = replace(options, trace=True)
-        if not options.client_id and options.level == LEVEL_31:
-            options = replace(options, client_id=f"holdfast-{token_hex(7)}")
-        self.servers = servers_of(host, port, servers, tls is not None)
-        self.core = ClientProtocol(options, resubscribe=reconnect is not None)
-        self.connack_properties: Properties = {}
-        self.connections = 0
-        """How often a server has accepted us."""
-        self._reconnects = reconnect is not None
-        self._dialing = Dialing(
-            Dialer(self.servers, reconnect or ONCE, options.connect_timeout_s, Random().random),
-            Endpoint(tls, server_hostname, local_address, options.connect_timeout_s),
-            self._new_transport,
-            self._failed,
-            self._end,
-        )
-        self._messages_max = messages_max
-        self._request_timeout_s = request_timeout_s
-        self._on_message = on_message
-        self._on_connect = on_connect
-        self._on_connect_failed = on_connect_failed
-        self._on_connection_lost = on_connection_lost
-        self._on_trace = on_trace
-        self._transport: ClientTransport | None = None
-        self._connected: asyncio.Future[bool] | None = None
-        self._error: ClientError | None = None
-        # Set while there is a connection, and when none is coming any more.
-        self._settled = asyncio.Event()
-        self._settled.set()
-        self._is_over = asyncio.Event()
-        self._is_over.set()
-        self._received: deque[Message] = deque()
-        self._arrival = asyncio.Event()
-        self._room = asyncio.Event()
-        self._publishes: dict[int, asyncio.Future[PublishResult]] = {}
-        self._batched: dict[int, Callable[[Outcome], None]] = {}
-        # None for an answer: the connection was lost, ask again.
-        self._requests: dict[int, asyncio.Future[Subscribed | None]] = {}
-        self._reauthenticated: asyncio.Future[None] | None = None
-
-    @property
-    def client_id(self) -> str:
-        return self.core.client_id
-
-    @property
-    def is_connected(self) -> bool:
-        return self.core.state == CONNECTED
-
-    @property
-    def server(self) -> Server | None:
-        """The server of the connection, None without one."""
-        return self._dialing.dialer.server
 
     async def __aenter__(self) -> "Client":
         await self.connect()
@@ -185,51 +54,6 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self.disconnect()
-
-    async def connect(self, policy: Reconnect | None = None) -> bool:
-        """Connect; whether the server still had our session. `policy` says for this time how long
-        to try; by default `reconnect` does (without it, each server is tried once).
-
-        Raises ConnectionRefused, ConnectionLost, TimedOut, ProtocolError, AuthenticationFailed;
-        ConnectionLost, too, when several servers failed each in its way. Cancelling ends it."""
-        if not self._is_over.is_set():
-            raise ValueError("already connected")
-        self._error = None
-        self._is_over.clear()
-        self._settled.clear()
-        self._connected = asyncio.get_running_loop().create_future()
-        self._dialing.begin(policy)
-        try:
-            return await self._connected
-        except asyncio.CancelledError:
-            self._leave(reasons.SUCCESS, None)
-            raise
-
-    async def disconnect(
-        self, reason: int = reasons.SUCCESS, properties: Properties | None = None
-    ) -> None:
-        """Say goodbye and close the socket. What was published and is not acknowledged stays
-        queued for the next `connect`; its futures fail."""
-        self._leave(reason, properties)
-        if self._transport is not None:
-            await self._transport.lost.wait()
-
-    def abort(self) -> None:
-        """Cut the connection, or end the attempt to make one, without a goodbye: the server
-        publishes the will. Otherwise as `disconnect`."""
-        if self._transport is not None:
-            self._transport.abandon()
-        if not self._is_over.is_set():
-            self._end(None)
-
-    def _leave(self, reason: int, properties: Properties | None) -> None:
-        if self.is_connected:
-            transport = self._require()
-            self.core.disconnect(transport.now, reason, properties)
-            transport.pump()
-        elif not self._is_over.is_set():
-            self._dialing.stop()
-            self._end(None)
 
     async def publish(
         self,
@@ -290,31 +114,46 @@ class Client:
             and not self.core.outgoing.is_full()
         )
 
+    async def until_ready(self) -> None:
+        """Wait until `is_ready`, for a connection that is being made again, too. Raises
+        ConnectionLost, NotConnected."""
+        while not self.is_ready:
+            transport = await self._ready()
+            if not transport.is_writable:
+                await transport.writable()
+            elif self.core.outgoing.is_full():
+                self._room.clear()
+                await self._room.wait()
+
     def submit_batch(
         self,
         messages: Sequence[tuple[str, bytes, bool, Properties | None]],
         on_settled: Callable[[int, Outcome], None],
+        qos: int = 1,
     ) -> None:
-        """Publish (topic, payload, retain, properties) with QoS 1 and one write of the socket.
-        `on_settled` is called once for each message, with its index and what `submit`'s future
-        would have: as the acknowledgement is read, or before this returns for one that cannot be
+        """Publish (topic, payload, retain, properties) with one write of the socket. `on_settled`
+        is called once for each message, with its index and what `submit`'s future would have: as
+        the acknowledgement is read, or before this returns at QoS 0 and for one that cannot be
         sent. It does not wait: look at `is_ready` first. Raises ConnectionLost, NotConnected: then
         nothing was sent."""
         transport = self._require()
         now = asyncio.get_running_loop().time()
-        unsent: list[tuple[int, ClientError]] = []
+        settled: list[tuple[int, Outcome]] = []
         for index, (topic, payload, retain, properties) in enumerate(messages):
             try:
-                handle = self.core.publish(topic, payload, 1, retain, now, properties)
+                handle = self.core.publish(topic, payload, qos, retain, now, properties)
             except ClientError as error:
-                unsent.append((index, error))
+                settled.append((index, error))
             except ValueError as error:
-                unsent.append((index, PublishRefused(str(error))))
+                settled.append((index, PublishRefused(str(error))))
             else:
-                self._batched[handle] = partial(on_settled, index)
+                if qos:
+                    self._batched[handle] = partial(on_settled, index)
+                else:
+                    settled.append((index, PublishResult(reasons.SUCCESS, {})))
         transport.pump()
-        for index, failure in unsent:
-            self._settle_batched(partial(on_settled, index), failure)
+        for index, outcome in settled:
+            self._settle_batched(partial(on_settled, index), outcome)
 
     async def _room_for(self, qos: int) -> ClientTransport | None:
         """Wait until a message may be published; None when it is to be queued for the connection
@@ -341,13 +180,6 @@ class Client:
                 self._require()
             self._room.clear()
             await self._room.wait()
-
-    async def wait_closed(self) -> ClientError | None:
-        """Wait until the connection is over for good; its error, None after `disconnect`."""
-        await self._is_over.wait()
-        if self._transport is not None:
-            await self._transport.lost.wait()
-        return self._error
 
     async def subscribe(
         self,
@@ -401,13 +233,21 @@ class Client:
 
     def acknowledge(self, message: Message) -> None:
         """With `Options.manual_acknowledge`: done with a message of QoS 1 or 2. For a message of
-        an earlier connection this is nothing: the server sends it again."""
+        an earlier connection this is nothing: the server sends it again. What is acknowledged in
+        one turn of the loop is one write of the socket, at its end."""
         if self._is_reconnecting():
             return
         transport = self._require()
         if message.connection == self.connections:
             self.core.acknowledge(message.packet_id, transport.now)
-            transport.pump()
+            if not self._is_acknowledging:
+                self._is_acknowledging = True
+                asyncio.get_running_loop().call_soon(self._send_acknowledgements)
+
+    def _send_acknowledgements(self) -> None:
+        self._is_acknowledging = False
+        if self._transport is not None:
+            self._transport.pump()
 
     async def reauthenticate(self) -> None:
         """Repeat the enhanced authentication. Raises what `connect` raises."""
@@ -417,32 +257,6 @@ class Client:
         transport.pump()
         async with Deadline(self._request_timeout_s, "AUTH"):
             await self._reauthenticated
-
-    # The connection
-
-    def _new_transport(
-        self, on_opened: Callable[[], None], on_failed: Callable[[ClientError], None]
-    ) -> ClientTransport:
-        return ClientTransport(self.core, self._handle, on_opened, on_failed)
-
-    def _failed(self, server: Server, error: ClientError) -> None:
-        self._tell(self._on_connect_failed, error, server)
-
-    def _is_reconnecting(self) -> bool:
-        return self._reconnects and not self.is_connected and not self._is_over.is_set()
-
-    def _require(self) -> ClientTransport:
-        if self._transport is None or not self.is_connected:
-            if self._error is not None:
-                raise self._error
-            raise NotConnected(_NO_CONNECTION)
-        return self._transport
-
-    async def _ready(self) -> ClientTransport:
-        """The connection; waits for it while it is being made again."""
-        while self._is_reconnecting():
-            await self._settled.wait()
-        return self._require()
 
     async def _ask(self, name: str, send: Callable[[float], int]) -> Subscribed:
         """Send a request, again on the next connection if this one is lost; its answer."""
@@ -460,122 +274,3 @@ class Client:
                     del self._requests[packet_id]
             if answer is not None:
                 return answer
-
-    # Effects
-
-    def _handle(self, effect: Effect) -> None:
-        match effect:
-            case Received(message):
-                self._arrived(message)
-            case Acknowledged():
-                self._settle(effect)
-            case Subscribed(packet_id):
-                request = self._requests.pop(packet_id, None)
-                if request is not None and not request.done():
-                    request.set_result(effect)
-            case Connected(session_present, properties):
-                self._accepted(session_present, properties)
-            case Reauthenticated():
-                if self._reauthenticated is not None and not self._reauthenticated.done():
-                    self._reauthenticated.set_result(None)
-            case Traced(sent, packet):
-                if self._on_trace is not None:
-                    self._on_trace(sent, packet)
-            case Closed(error):
-                self._closed(error)
-
-    def _accepted(self, session_present: bool, properties: Properties) -> None:
-        self.connack_properties = properties
-        self.connections += 1
-        self._transport = self._dialing.connected()
-        self._settled.set()
-        self._room.set()
-        if self._connected is not None and not self._connected.done():
-            self._connected.set_result(session_present)
-        assert self.server is not None
-        self._tell(self._on_connect, session_present, self.server)
-
-    def _arrived(self, message: Message) -> None:
-        message.connection = self.connections
-        if self._on_message is not None:
-            self._on_message(message)
-            return
-        self._received.append(message)
-        self._arrival.set()
-        if len(self._received) >= self._messages_max and self._transport is not None:
-            self._transport.pause_reading()
-
-    def _settle(self, effect: Acknowledged) -> None:
-        self._room.set()
-        if effect.reason < 0x80:
-            outcome: Outcome = PublishResult(effect.reason, effect.properties)
-        else:
-            text = f"message refused: {reason_text(effect.reason)}"
-            outcome = PublishRefused(text, effect.reason, reason_string(effect.properties))
-        if effect.handle in self._batched:
-            self._settle_batched(self._batched.pop(effect.handle), outcome)
-            return
-        future = self._publishes.pop(effect.handle, None)
-        if future is None or future.done():
-            return
-        if isinstance(outcome, PublishResult):
-            future.set_result(outcome)
-        else:
-            fail(future, outcome)
-
-    def _settle_batched(self, on_settled: Callable[[Outcome], None], outcome: Outcome) -> None:
-        try:
-            on_settled(outcome)
-        except Exception as error:  # noqa: BLE001
-            # As of any callback: the loop's to report, not the connection's to die of.
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "on_settled of submit_batch failed", "exception": error}
-            )
-
-    def _closed(self, error: ClientError | None) -> None:
-        if self._dialing.is_asking:
-            self._dialing.refused(error or ConnectionLost("disconnected"))
-            return
-        if error is not None:
-            self._tell(self._on_connection_lost, error)
-        if error is None or not self._reconnects:
-            self._end(error)
-        else:
-            self._settled.clear()
-            self._room.set()
-            for request in self._requests.values():
-                if not request.done():
-                    request.set_result(None)
-            self._requests.clear()
-            if self._reauthenticated is not None:
-                fail(self._reauthenticated, error)
-            self._dialing.lost(error)
-
-    def _end(self, error: ClientError | None) -> None:
-        """There is no connection and none is coming."""
-        self._error = error
-        self._dialing.stop()
-        self._is_over.set()
-        self._settled.set()
-        self._arrival.set()
-        self._room.set()
-        failure = error if error is not None else NotConnected("disconnected")
-        for publish in self._publishes.values():
-            fail(publish, failure)
-        for request in self._requests.values():
-            fail(request, failure)
-        self._publishes.clear()
-        self._requests.clear()
-        batched = list(self._batched.values())
-        self._batched.clear()
-        for on_settled in batched:
-            self._settle_batched(on_settled, failure)
-        if self._connected is not None:
-            fail(self._connected, failure)
-        if self._reauthenticated is not None:
-            fail(self._reauthenticated, failure)
-
-    def _tell(self, callback: Callable[..., None] | None, *arguments: object) -> None:
-        """What a callback raises is the loop's to report, not the connection's to die of."""
-        if callback is not None:
-            asyncio.get_running_loop().call_soon(callback, *arguments)

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from holdfast.client import aio
-from holdfast.client.aio import Outcome, PublishResult
+from holdfast.client.connecting import Outcome, PublishResult
 from holdfast.client.effects import Message
 from holdfast.client.errors import ClientError, NotConnected
 from holdfast.client.options import Options
@@ -214,15 +214,20 @@ class Client:
 
         return self._run(submit())
 
+    def until_ready(self) -> None:
+        """As `aio.Client.until_ready`."""
+        self._run(self._client.until_ready())
+
     def submit_batch(
         self,
         messages: Sequence[tuple[str, bytes, bool, Properties | None]],
         on_settled: Callable[[int, Outcome], None],
+        qos: int = 1,
     ) -> None:
         """As `aio.Client.submit_batch`; `on_settled` is called in the client's thread."""
 
         async def submit() -> None:
-            self._client.submit_batch(messages, on_settled)
+            self._client.submit_batch(messages, on_settled, qos)
 
         self._run(submit())
 

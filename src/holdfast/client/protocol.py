@@ -10,12 +10,10 @@ NotConnected, except `publish` with QoS 1 or 2, which waits for the next one.
 """
 
 from collections.abc import Callable
-from typing import Final
 
 from holdfast.client.answers import (
     authentication_data,
     check_answer,
-    packet_of,
     reason_string,
     server_reference,
 )
@@ -24,7 +22,6 @@ from holdfast.client.effects import (
     Acknowledged,
     Closed,
     Connected,
-    Effect,
     Reauthenticated,
     Received,
     Subscribed,
@@ -35,7 +32,6 @@ from holdfast.client.errors import (
     ClientError,
     ConnectionLost,
     ConnectionRefused,
-    NotConnected,
     ProtocolError,
     PublishRefused,
     SubscribeRefused,
@@ -43,12 +39,11 @@ from holdfast.client.errors import (
     reason_text,
 )
 from holdfast.client.handshake import check_options, connect_packet, session_lasts
-from holdfast.client.incoming import NEW, PENDING, Incoming, message_of
-from holdfast.client.keepalive import KeepAlive
+from holdfast.client.incoming import NEW, REPEATED, Incoming, message_of
 from holdfast.client.limits import ServerLimits
 from holdfast.client.options import LEVEL_5, Options
-from holdfast.client.outgoing import PACKET_ID_MAX, Outgoing, OutgoingPublish, PacketIds
-from holdfast.client.subscriptions import Subscriptions
+from holdfast.client.outgoing import PACKET_ID_MAX, OutgoingPublish
+from holdfast.client.sending import CLOSED, CONNECTED, CONNECTING, Sending
 from holdfast.mqtt import packets as pk
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons
@@ -57,62 +52,23 @@ from holdfast.mqtt.encode import PINGREQ_BYTES, encode, encode_ack
 from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.framing import FrameReader
 from holdfast.mqtt.packets import Publish
-from holdfast.mqtt.properties import Properties, encode_block
-from holdfast.mqtt.publish import encode_publish
-from holdfast.topics.names import decode_topic
-
-IDLE: Final = 0
-CONNECTING: Final = 1
-CONNECTED: Final = 2
-CLOSED: Final = 3
+from holdfast.mqtt.properties import Properties
 
 
-class Request:
-    """A SUBSCRIBE or UNSUBSCRIBE without answer."""
-
-    def __init__(
-        self,
-        filters: list[str],
-        subscriptions: list[pk.SubscriptionRequest] | None,
-        properties: Properties,
-        is_again: bool,
-    ) -> None:
-        self.filters = filters
-        self.subscriptions = subscriptions
-        """None: an UNSUBSCRIBE."""
-        self.properties = properties
-        self.is_again = is_again
-        """Said again by the core; nobody waits for the answer."""
-
-
-class ClientProtocol:
+class ClientProtocol(Sending):
     def __init__(self, options: Options, resubscribe: bool = False) -> None:
         """`resubscribe`: a server without a session of ours is told our subscriptions again,
         before it is sent any message."""
         check_options(options)
-        self.options = options
-        self.version = options.level
+        super().__init__(options, resubscribe)
         self.client_id = options.client_id
         """As assigned by the server once connected [MQTT-3.1.3-7]."""
-        self.state = IDLE
-        self.limits = ServerLimits()
-        self._ids = PacketIds(options.packet_ids_max)
-        self.outgoing = Outgoing(self._ids, options.inflight_max, options.queue_messages_max)
         self.incoming = Incoming(options.receive_maximum, options.topic_alias_max)
         self._reader = FrameReader(options.packet_bytes_max)
-        self._aliases: dict[int, bytes] = {}
         self._exchange: Authentication | None = None
         self._has_session = False
         self._clean_sent = True
-        self._last_handle = 0
-        self._out: list[bytes] = []
-        self._effects: list[Effect] = []
         self._deadline: float | None = None
-        self._keep_alive = KeepAlive(
-            options.ping_timeout_s, options.response_timeout_s, options.ping_interval_s
-        )
-        self._requests: dict[int, Request] = {}
-        self.subscriptions = Subscriptions() if resubscribe else None
         self._handlers: dict[int, Callable[[pk.Packet, float], None]] = {
             pk.CONNACK: self._handle_connack,
             pk.PUBACK: self._handle_ack,
@@ -125,21 +81,6 @@ class ClientProtocol:
             pk.DISCONNECT: self._handle_disconnect,
             pk.AUTH: self._handle_auth,
         }
-
-    # Output
-
-    def data_to_send(self) -> bytes:
-        """Everything to write to the transport, in order; empty if nothing."""
-        if not self._out:
-            return b""
-        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out.clear()
-        return data
-
-    def effects(self) -> list[Effect]:
-        effects = self._effects
-        self._effects = []
-        return effects
 
     def timer(self) -> float | None:
         """When `handle_timer` wants to be called, None for never."""
@@ -173,60 +114,6 @@ class ClientProtocol:
             self._close(error)
             return
         self._send(encode(packet, self.version), now)
-
-    def publish(
-        self,
-        topic: str,
-        payload: bytes,
-        qos: int,
-        retain: bool,
-        now: float,
-        properties: Properties | None = None,
-        topic_alias: int = 0,
-    ) -> int:
-        """Send or queue a message; its handle, which an Acknowledged effect names if QoS > 0.
-
-        `topic_alias` asks for that alias: the topic is sent along the first time only. Raises
-        InvalidTopic, ValueError, PublishRefused, NotConnected (QoS 0), QueueFull.
-        """
-        raw = topic.encode()
-        decode_topic(raw)  # [MQTT-3.3.2-2]
-        encoded = b""
-        if properties and self.version == LEVEL_5:
-            encoded = encode_block(properties)
-        if not 0 <= qos <= 2:
-            raise ValueError(f"QoS {qos}: 0, 1 or 2")
-        if self.state == CONNECTED:
-            self.limits.check_publish(qos, retain, len(raw) + len(payload) + len(encoded))
-            self.limits.check_alias(topic_alias)
-        self._last_handle += 1
-        publish = OutgoingPublish(
-            self._last_handle, raw, payload, qos, retain, encoded, topic_alias
-        )
-        if qos == 0:
-            self._check_connected()
-            self._send_publish(publish, now)
-        else:
-            self.outgoing.add(publish)
-            self._pump(now)
-        return publish.handle
-
-    def subscribe(
-        self,
-        requests: list[pk.SubscriptionRequest],
-        now: float,
-        properties: Properties | None = None,
-    ) -> int:
-        """Returns the packet id that the Subscribed effect will name."""
-        if self.subscriptions is not None:
-            self.subscriptions.check_room(requests)
-        filters = [one.filter for one in requests]
-        return self._request(Request(filters, requests, properties or {}, False), now)
-
-    def unsubscribe(
-        self, filters: list[str], now: float, properties: Properties | None = None
-    ) -> int:
-        return self._request(Request(filters, None, properties or {}, False), now)
 
     def acknowledge(self, packet_id: int, now: float) -> None:
         """With `manual_acknowledge`: the application is done with a received message."""
@@ -305,10 +192,6 @@ class ClientProtocol:
             self._keep_alive.pinged(now)  # [MQTT-3.1.2-20]
             self._send(PINGREQ_BYTES, now)
 
-    def _is_owed(self) -> bool:
-        """Whether the server owes an answer to something other than a ping."""
-        return bool(self.outgoing.inflight) or bool(self._requests)
-
     # Frames
 
     def _handle_frame(self, now: float) -> None:
@@ -317,6 +200,9 @@ class ClientProtocol:
         if self.state == CONNECTING and kind not in (pk.CONNACK, pk.AUTH):
             name = pk.TYPE_NAMES.get(kind, str(kind))
             raise ProtocolError(f"{name} before CONNACK", reasons.PROTOCOL_ERROR)  # [MQTT-3.2.0-1]
+        if kind == pk.PUBLISH and self.options.on_unreadable is not None:
+            self._read_publish(self.options.on_unreadable, now)
+            return
         packet = decode(reader.buffer, reader.first, reader.start, reader.end, self.version, False)
         if self.options.trace:
             self._effects.append(Traced(False, packet))
@@ -351,7 +237,7 @@ class ClientProtocol:
             self._exchange.finish(authentication_data(packet.properties))
             self._exchange = None
         self.limits = ServerLimits.from_connack(packet.properties, self.options.keep_alive_s)
-        self._keep_alive.interval_s = self.limits.keep_alive_s
+        self._keep_alive.interval_s = float(self.limits.keep_alive_s)
         assigned = packet.properties.get(pr.ASSIGNED_CLIENT_IDENTIFIER)
         if isinstance(assigned, str):
             self.client_id = assigned
@@ -395,20 +281,54 @@ class ClientProtocol:
             for publish, reason in self.outgoing.refuse(reason_against):
                 self._effects.append(Acknowledged(publish.handle, reason, {}))
 
+    def _read_publish(self, on_unreadable: Callable[[str], None], now: float) -> None:
+        reader = self._reader
+        try:
+            packet = decode(
+                reader.buffer, reader.first, reader.start, reader.end, self.version, False
+            )
+            assert isinstance(packet, Publish)
+            if self.options.trace:
+                self._effects.append(Traced(False, packet))
+            self._handle_publish(packet, now)
+        except (ProtocolViolation, ProtocolError) as error:
+            if not self._pass_over(now):
+                raise
+            on_unreadable(str(error))
+
+    def _pass_over(self, now: float) -> bool:
+        """Acknowledge the PUBLISH at hand. False: its packet id cannot be read, either."""
+        reader = self._reader
+        buffer, at = reader.buffer, reader.start
+        qos = reader.first >> 1 & 3
+        if qos == 3 or at + 2 > reader.end:
+            return False
+        at += 2 + (buffer[at] << 8 | buffer[at + 1])
+        if at + 2 * (qos > 0) > reader.end:
+            return False
+        if qos:
+            packet_id = buffer[at] << 8 | buffer[at + 1]
+            if not packet_id:
+                return False
+            if self._is_new(packet_id, qos, reader.first & 8 != 0, now):
+                self.acknowledge(packet_id, now)
+        return True
+
+    def _is_new(self, packet_id: int, qos: int, dup: bool, now: float) -> bool:
+        arrival = self.incoming.arrive(packet_id, qos, dup)
+        if arrival == REPEATED:
+            self._send(encode_ack(pk.PUBREC, packet_id, reasons.SUCCESS, self.version), now)
+        return arrival == NEW
+
     def _handle_publish(self, publish: Publish, now: float) -> None:
         topic = self.incoming.resolve(publish.topic, publish.topic_alias)
+        message = message_of(publish, topic)
         qos = publish.qos
         if qos:
-            arrival = self.incoming.arrive(publish.packet_id, qos)
-            if arrival != NEW:
-                if arrival != PENDING:
-                    self._send(
-                        encode_ack(pk.PUBREC, publish.packet_id, reasons.SUCCESS, self.version), now
-                    )
+            if not self._is_new(publish.packet_id, qos, publish.dup, now):
                 return
-        message = message_of(publish, topic)
-        if qos and not self.options.manual_acknowledge:
-            self.acknowledge(publish.packet_id, now)
+            if not self.options.manual_acknowledge:
+                self.acknowledge(publish.packet_id, now)
         self._effects.append(Received(message))
 
     def _handle_ack(self, packet: pk.Packet, now: float) -> None:
@@ -502,77 +422,6 @@ class ClientProtocol:
         else:
             raise ProtocolError(f"AUTH with reason {packet.reason}", reasons.PROTOCOL_ERROR)
 
-    # Sending
-
-    def _send(self, data: bytes, now: float) -> None:
-        if self.options.trace:
-            self._effects.append(Traced(True, packet_of(data, self.version)))
-        self._out.append(data)
-        self._keep_alive.sent(now)
-
-    def _pump(self, now: float) -> None:
-        """Send what the window allows."""
-        if self.state != CONNECTED:
-            return
-        is_owed = self._is_owed()
-        publish = self.outgoing.next_ready()
-        if publish is not None and not is_owed:
-            self._keep_alive.asked(now)
-        while publish is not None:
-            self._send_publish(publish, now)
-            publish = self.outgoing.next_ready()
-
-    def _send_publish(self, publish: OutgoingPublish, now: float) -> None:
-        topic = publish.topic
-        properties = publish.properties
-        alias = publish.topic_alias
-        # [MQTT-3.3.2-9]: queued before the limit was known, a message goes without its alias.
-        if 0 < alias <= self.limits.topic_alias_max and self.version == LEVEL_5:
-            properties += bytes((pr.TOPIC_ALIAS, alias >> 8, alias & 0xFF))
-            if self._aliases.get(alias) == topic:
-                topic = b""
-            else:
-                self._aliases[alias] = topic
-        self._send(
-            encode_publish(
-                topic,
-                publish.payload,
-                publish.qos,
-                publish.retain,
-                publish.dup,
-                publish.packet_id,
-                properties,
-                self.version,
-            ),
-            now,
-        )
-
-    def _request(self, request: Request, now: float) -> int:
-        self._check_connected()
-        packet_id = self._ids.take()
-        packet: pk.Packet
-        if request.subscriptions is not None:
-            packet = pk.Subscribe(packet_id, request.subscriptions, request.properties)
-        else:
-            packet = pk.Unsubscribe(packet_id, request.filters, request.properties)
-        try:
-            data = encode(packet, self.version)
-        except Exception:
-            self._ids.release(packet_id)
-            raise
-        if not self._is_owed():
-            self._keep_alive.asked(now)
-        self._requests[packet_id] = request
-        self._send(data, now)
-        return packet_id
-
-    def _subscribe_again(self, now: float) -> None:
-        if self.subscriptions is None:
-            return
-        for batch in self.subscriptions.batches(self.limits.packet_bytes_max):
-            filters = [one.filter for one in batch.requests]
-            self._request(Request(filters, batch.requests, batch.properties, True), now)
-
     def _send_auth(self, reason: int, data: bytes | None, now: float) -> None:
         # [MQTT-4.12.0-3] [MQTT-4.12.0-5]
         assert self._exchange is not None
@@ -580,10 +429,6 @@ class ClientProtocol:
         if data is not None:
             properties[pr.AUTHENTICATION_DATA] = data
         self._send(encode(pk.Auth(reason, properties), self.version), now)
-
-    def _check_connected(self) -> None:
-        if self.state != CONNECTED:
-            raise NotConnected("there is no connection")
 
     # Ending
 

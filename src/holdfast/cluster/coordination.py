@@ -9,7 +9,7 @@ from typing import Final
 
 from holdfast.cluster.group_images import GroupImages
 from holdfast.cluster.group_wire import Place, Stock
-from holdfast.log.cursor import Interest
+from holdfast.log.interest import Interest
 from holdfast.log.record import Record
 from holdfast.node.catching_up import READ_BYTES_MAX, READ_RECORDS_MAX, message_of
 from holdfast.node.delivery import fall_behind, has_room

@@ -1,19 +1,11 @@
-"""Who has a session, and who asks for one, as the leader of its home partition knows them."""
+"""Who asks for a session, as the leader of its home partition knows them."""
+
+from collections.abc import Callable
 
 from holdfast.cluster.fabric import number_of, text_of
 from holdfast.node.recording import will_from
+from holdfast.node.state import Held, NodeState
 from holdfast.replication.kinds import BadFrame
-
-
-class Owner:
-    """`recorded`: the log knows."""
-
-    def __init__(self, node: str, epoch: int, recorded: bool, request: int = 0) -> None:
-        self.node = node
-        self.epoch = epoch
-        self.recorded = recorded
-        # With which it asked.
-        self.request = request
 
 
 class Request:
@@ -41,3 +33,19 @@ class Request:
     @property
     def recorded(self) -> bool:
         return self.expiry_s > 0 or self.will is not None
+
+
+class HeldOpened(Held):
+    """SESSION_OPENED of a session that the log must know first."""
+
+    def __init__(self, committed: Callable[[], None], refused: Callable[[], None]) -> None:
+        super().__init__()
+        self._committed = committed
+        self._refused = refused
+
+    def release(self, state: NodeState) -> None:
+        self._committed()
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        """This node does not lead the home any more, or not since then."""
+        self._refused()

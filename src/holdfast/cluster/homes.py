@@ -16,7 +16,7 @@ Invariants
   may have been given in there.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -24,54 +24,23 @@ from typing import Final
 from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.endings import Endings
 from holdfast.cluster.fabric import Fabric, fields_of, number_of, text_of
-from holdfast.cluster.home_requests import Owner, Request
+from holdfast.cluster.home_answers import HomeAnswers
+from holdfast.cluster.home_requests import HeldOpened, Request
 from holdfast.cluster.images import Images
+from holdfast.cluster.owners import Owners
 from holdfast.log import record as log_record
-from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.closing import log_close
 from holdfast.node.delivery import append_state
 from holdfast.node.recording import session_opened
-from holdfast.node.state import SESSION_EXPIRY, Held, NodeState
-from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED, BadFrame
+from holdfast.node.state import SESSION_EXPIRY, NodeState
+from holdfast.replication.kinds import BadFrame
 from holdfast.session.session import Session
 
 CLOSE_WAIT_S: Final = 1.0
 """How long the owner before has to let go of a session; then it goes without its last words. A lost
 link does not make it shorter: the node may live, and hand out messages for as long as it may take
 itself for the owner (`doubt`), which must be less."""
-EPOCH_ORIGIN_S: Final = 1_577_836_800
-"""2020. Epochs of a session that nobody remembers begin with the seconds since then, so that they
-lie above those of an earlier life."""
-
-GIVEN_MAX: Final = 20_000
-"""Clients whose newest epoch is remembered though no record tells it."""
-
-
-class HeldOpened(Held):
-    """SESSION_OPENED of a session that the log must know first."""
-
-    def __init__(self, homes: "Homes", request: Request, epoch: int, present: bool) -> None:
-        super().__init__()
-        self.homes = homes
-        self.request = request
-        self.epoch = epoch
-        self.present = present
-
-    def release(self, state: NodeState) -> None:
-        image = self.homes.image(self.request.client_id)
-        if image is not None and image.owner == self.request.node and image.epoch == self.epoch:
-            if self.request.is_orphan:
-                self.homes.orphaned(self.request, image)
-            else:
-                self.homes.opened(self.request, self.epoch, self.present)
-        else:
-            # Another leader has decided otherwise. It asks again.
-            self.homes.done(self.request)
-
-    def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        """This node does not lead the home any more, or not since then."""
-        self.homes.done(self.request)
 
 
 class Homes:
@@ -81,10 +50,8 @@ class Homes:
         self._state = state
         self._fabric = fabric
         self._images = images
-        # Of clients whose home this node leads: owners that no record tells, or not yet.
-        self._owners: dict[str, Owner] = {}
-        # The newest epoch that this node gave each client.
-        self._given: OrderedDict[str, int] = OrderedDict()
+        self.owners = Owners(state, images)
+        self.answers = HomeAnswers(fabric, images)
         # Askers per client, the first one being served.
         self._requests: dict[str, deque[Request]] = {}
         # Partitions that this node leads newly: what must be applied before it decides, and what it
@@ -94,13 +61,11 @@ class Homes:
         self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
         # Partitions whose owners are to be asked what they have.
         self._asks: set[int] = set()
-        # Answers and orders to this node itself; opening.Opener takes them.
-        self.local: list[dict[str, object]] = []
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
 
     def home(self, client_id: str) -> int:
-        return partition_of(client_id.encode(), self._state.config.partitions)
+        return self.owners.home(client_id)
 
     def image(self, client_id: str) -> Session | None:
         return self._images.state.sessions.get(client_id)
@@ -155,24 +120,17 @@ class Homes:
         early.pop(key, None)
         early[key] = again
 
-    def _owner(self, client_id: str) -> Owner | None:
-        owner = self._owners.get(client_id)
-        image = self._images.state.sessions.get(client_id)
-        if image is not None and image.owner and (owner is None or image.epoch >= owner.epoch):
-            return Owner(image.owner, image.epoch, True)
-        return owner
-
     def _begin(self, request: Request) -> None:
         if self._was_answered(request):
             return
-        owner = self._owner(request.client_id)
+        owner = self.owners.owner(request.client_id)
         if owner is None or (owner.node == request.node and not owner.recorded):
             self._open(request)
             return
         if self._fabric.is_gone(owner.node):
             if not owner.recorded:
                 # No record will end what it may have: it may live, but for its disk.
-                self._order_close(owner.node, request.client_id, owner.epoch)
+                self.answers.order_close(owner.node, request.client_id, owner.epoch)
             self._go_without(request)
             return
         request.waits_for = owner.node
@@ -181,14 +139,7 @@ class Homes:
             # What it had before is on its way into the log.
             return
         self.taken_over += 1
-        self._order_close(owner.node, request.client_id, owner.epoch)
-
-    def _order_close(self, node: str, client_id: str, epoch: int) -> None:
-        fields: dict[str, object] = {"client": client_id, "epoch": epoch}
-        if node == self._fabric.node_id:
-            self.local.append({"close": True, **fields})
-        else:
-            self._fabric.send_fields(node, SESSION_CLOSE, fields)
+        self.answers.order_close(owner.node, request.client_id, owner.epoch)
 
     def _was_answered(self, request: Request) -> bool:
         """Asked twice. It is at work already, or was taken for lost, or has been and gone."""
@@ -202,10 +153,9 @@ class Homes:
             present = not is_lost and self._images.born[client_id] < epoch
             self.opened(request, epoch, present, is_lost=is_lost)
             return True
-        owner = self._owners.get(client_id)
-        is_unrecorded = owner is not None and not owner.recorded and not request.recorded
-        if owner is not None and is_unrecorded and owner.request == request.number:
-            self.opened(request, owner.epoch, False)
+        epoch = self.owners.unrecorded_epoch(client_id, request.number)
+        if epoch >= 0 and not request.recorded:
+            self.opened(request, epoch, False)
             return True
         return False
 
@@ -220,9 +170,7 @@ class Homes:
             again = partial(self.closed, node, client_id, epoch)
             self._keep(home, ("closed", client_id, epoch), again)
             return
-        owner = self._owners.get(client_id)
-        if owner is not None and owner.node == node and owner.epoch <= epoch:
-            del self._owners[client_id]
+        self.owners.closed(node, client_id, epoch)
         queue = self._requests.get(client_id)
         if queue and queue[0].waits_for == node:
             # Its record is on its way, if there is one.
@@ -254,22 +202,7 @@ class Homes:
         image = self._images.state.sessions.get(client_id)
         if image is not None and self.endings.will_comes_first(image, request.clean_start):
             return
-        owner = self._owners.get(client_id)
-        known = max(
-            0 if image is None else image.epoch,
-            0 if owner is None else owner.epoch,
-            self._images.fired.get(client_id, 0),
-            self._images.ended.get(client_id, 0),
-            self._given.get(client_id, 0),
-        )
-        epoch = known + 1
-        if not known:
-            epoch = max(1, self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S)
-        self._given[client_id] = epoch
-        self._given.move_to_end(client_id)
-        if len(self._given) > GIVEN_MAX:
-            self._given.popitem(last=False)
-        self._owners[client_id] = Owner(request.node, epoch, request.recorded, request.number)
+        epoch = self.owners.give(request, image)
         if image is None and not request.recorded:
             self.opened(request, epoch, False)
             return
@@ -287,7 +220,20 @@ class Homes:
             epoch,
         )
         present = image is not None and not request.clean_start
-        self._state.hold(HeldOpened(self, request, epoch, present))
+        committed = partial(self._open_committed, request, epoch, present)
+        self._state.hold(HeldOpened(committed, partial(self.done, request)))
+
+    def _open_committed(self, request: Request, epoch: int, present: bool) -> None:
+        image = self.image(request.client_id)
+        if image is None or image.owner != request.node or image.epoch != epoch:
+            # Another leader has decided otherwise. It asks again.
+            self.done(request)
+        elif request.is_orphan:
+            # The session is open for nobody.
+            self._close(image)
+            self.done(request)
+        else:
+            self.opened(request, epoch, present)
 
     def will_applied(self, record: Record) -> None:
         """A will is in the log: its session may end, or be opened again."""
@@ -298,27 +244,7 @@ class Homes:
 
     def opened(self, request: Request, epoch: int, present: bool, *, is_lost: bool = False) -> None:
         """`is_lost`: the session was closed again meanwhile, and its will published."""
-        client_id = request.client_id
-        image = self._images.state.sessions.get(client_id)
-        fields: dict[str, object] = {
-            "request": request.number,
-            "client": client_id,
-            "epoch": epoch,
-            "present": present,
-            "lost": is_lost,
-            "session": None,
-        }
-        if present and image is not None:
-            fields["session"] = self._images.fields(image)
-        if request.node == self._fabric.node_id:
-            self.local.append(fields)
-        else:
-            self._fabric.send_fields(request.node, SESSION_OPENED, fields)
-        self.done(request)
-
-    def orphaned(self, request: Request, image: Session) -> None:
-        """The session is open for nobody."""
-        self._close(image)
+        self.answers.opened(request, epoch, present, is_lost)
         self.done(request)
 
     def is_opening(self, client_id: str) -> bool:
@@ -348,7 +274,7 @@ class Homes:
         ):
             raise BadFrame("no lists")
         if fields.get("ask"):
-            self.local.append({"tell": node, "partitions": partitions})
+            self.answers.local.append({"tell": node, "partitions": partitions})
             return
         self.owned(node, partitions, {str(client): int(epoch) for client, epoch in owned}, asking)
 
@@ -356,10 +282,10 @@ class Homes:
         """It may have told what it has when we did not lead yet, and not have heard what it is to
         let go of."""
         for client_id, queue in self._requests.items():
-            owner = self._owner(client_id)
+            owner = self.owners.owner(client_id)
             if owner is not None and owner.node == node == queue[0].waits_for:
-                self._order_close(node, client_id, owner.epoch)
-        self._ask_owned(
+                self.answers.order_close(node, client_id, owner.epoch)
+        self.answers.ask_owned(
             [node], [each for each in range(len(self._fabric.leading)) if self.decides(each)]
         )
 
@@ -368,13 +294,7 @@ class Homes:
         if self._asks:
             partitions = sorted(self._asks)
             self._asks.clear()
-            self._ask_owned(sorted(self._fabric.connected), partitions)
-
-    def _ask_owned(self, nodes: list[str], partitions: list[int]) -> None:
-        fields = {"ask": True, "partitions": partitions, "owned": [], "asking": []}
-        for node in nodes:
-            if partitions:
-                self._fabric.send_fields(node, SESSION_OWNED, fields)
+            self.answers.ask_owned(sorted(self._fabric.connected), partitions)
 
     def owned(
         self, node: str, partitions: list[int], owned: dict[str, int], asking: list[str]
@@ -389,21 +309,10 @@ class Homes:
         for client_id, epoch in owned.items():
             if self.home(client_id) not in led:
                 continue
-            known = self._owner(client_id)
-            if known is None or known.epoch < epoch:
-                self._owners[client_id] = Owner(node, epoch, False)
-            elif known.node != node and known.epoch > epoch:
+            if self.owners.told(node, client_id, epoch):
                 # It was not to be reached when the session was given away.
-                self._order_close(node, client_id, epoch)
-        for client_id, owner in list(self._owners.items()):
-            if (
-                owner.node == node
-                and client_id not in owned
-                and client_id not in asking
-                and not owner.recorded
-                and self.home(client_id) in led
-            ):
-                del self._owners[client_id]
+                self.answers.order_close(node, client_id, epoch)
+        self.owners.forget(node, led, {*owned, *asking})
         self._forget_requests(node, led, {*owned, *asking})
         for session in list(self._images.open):
             if (
@@ -429,18 +338,12 @@ class Homes:
 
     def disconnected(self, node: str) -> None:
         if self._fabric.is_gone(node):
-            self._forget_owners(node)
-
-    def _forget_owners(self, node: str) -> None:
-        """It tells what it has when it is back."""
-        for client_id, owner in list(self._owners.items()):
-            if owner.node == node and not owner.recorded:
-                del self._owners[client_id]
+            self.owners.forget_node(node)
 
     def node_gone(self, node: str) -> None:
         """By the metadata; the sessions that records tell of are without a connection."""
         if node not in self._fabric.connected:
-            self._forget_owners(node)
+            self.owners.forget_node(node)
         for session in list(self._images.open):
             if session.owner == node and self.decides_for(session.client_id):
                 self._close(session)
@@ -488,9 +391,7 @@ class Homes:
         for client_id in list(self._requests):
             if self.home(client_id) == partition:
                 del self._requests[client_id]
-        for client_id in list(self._owners):
-            if self.home(client_id) == partition:
-                del self._owners[client_id]
+        self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
 
     def applied(self, record: Record) -> None:

@@ -356,9 +356,9 @@ class Opener:
     def take_local(self) -> None:
         """Answers and orders of this node's own homes, and what others' homes ask."""
         self._homes.flush()
-        while self._homes.local:
-            local = self._homes.local
-            self._homes.local = []
+        while self._homes.answers.local:
+            local = self._homes.answers.local
+            self._homes.answers.local = []
             for fields in local:
                 if "close" in fields:
                     self.close(text_of(fields, "client"), number_of(fields, "epoch"))

@@ -14,9 +14,9 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Final
 
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import WriteFile
-from holdfast.log.index import ActiveIndex
 from holdfast.log.segment import Segment, WriteGroup
 
 logger = logging.getLogger("holdfast")

@@ -4,7 +4,7 @@ neither."""
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
 from holdfast.security.peer_secret import read_secret
 from holdfast.security.tls import TlsError, server_context
@@ -49,15 +49,3 @@ class PeerAuth:
         except ssl.SSLError as error:
             raise TlsError(f"{certificate}: cannot be used to dial: {error.reason}") from None
         return cls(secret, server, client)
-
-
-def certificate_names(certificate: object) -> frozenset[str]:
-    """Common names and DNS names of a verified certificate as `getpeercert` returns it."""
-    if not isinstance(certificate, dict):
-        return frozenset()
-    fields = cast("dict[str, tuple[tuple[tuple[str, str], ...], ...]]", certificate)
-    names = {
-        value for group in fields.get("subject", ()) for key, value in group if key == "commonName"
-    }
-    alternatives = cast("tuple[tuple[str, str], ...]", fields.get("subjectAltName", ()))
-    return frozenset(names | {value for key, value in alternatives if key == "DNS"})

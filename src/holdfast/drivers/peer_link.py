@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
-from holdfast.drivers.peer_auth import certificate_names
 from holdfast.drivers.peer_dialing import configure
 from holdfast.drivers.peer_frames import HEADER, FrameReader, FrameTooLong
 from holdfast.replication.kinds import BadFrame
+from holdfast.security.certificates import certificate_names
 from holdfast.security.peer_handshake import CLUSTER, Handshake, PeerIdentity, Realm, Refusal
 
 HANDSHAKE_READ_BYTES: Final = 4096

@@ -11,8 +11,9 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from holdfast.log.files import ASIDE, LOCK, QUARANTINE, DirectoryLock
+from holdfast.log.files import ASIDE, LOCK, QUARANTINE
 from holdfast.log.filesystem import OsFileSystem, write_whole
+from holdfast.log.opening import DirectoryLock
 
 MARK: Final = "begin-anew"
 _STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, "lost+found"})

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from holdfast.log.compaction import compact_segment, is_worthwhile
 from holdfast.log.cursor import LogReader
-from holdfast.log.files import DataDirectory, DataDirectoryError, create_or_open
+from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import Lock
 from holdfast.log.index import SegmentIndex
 from holdfast.log.journal import Journal
+from holdfast.log.opening import DataDirectoryError, create_or_open
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.retention import RetentionPolicy, count_superseded, messages_beyond
 from holdfast.log.scan import Damage

@@ -8,6 +8,7 @@ from typing import Final, cast
 
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.transport import ClientTransport
+from holdfast.security.certificates import common_name
 from holdfast.session.connection import Connection
 
 WRITE_BUFFER_BYTES: Final = 262_144
@@ -50,7 +51,7 @@ class TcpConnection(ClientTransport):
         listener.connections += 1
         connection = broker.node.handle_connected(remote, listener.name)
         connection.transport = self
-        name = _common_name(transport)
+        name = common_name(transport.get_extra_info("peercert"))
         if name:
             connection.certificate_name = name
         self.connection = connection
@@ -121,17 +122,3 @@ class TcpConnection(ClientTransport):
             transport.close()
             if transport.get_write_buffer_size():
                 self.broker.loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
-
-
-def _common_name(transport: Transport) -> str:
-    """The common name of a verified client certificate, "" without one."""
-    certificate = transport.get_extra_info("peercert")
-    if not certificate:
-        return ""
-    for group in cast("dict[str, tuple[tuple[tuple[str, str], ...], ...]]", certificate).get(
-        "subject", ()
-    ):
-        for key, value in group:
-            if key == "commonName":
-                return value
-    return ""

@@ -10,9 +10,9 @@ recovery begins after them. Records of other kinds stay as they are.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import DataDirectory, segment_name
 from holdfast.log.filesystem import ReadFile, TemporaryFile
-from holdfast.log.index import ActiveIndex
 from holdfast.log.record import (
     CONTROL,
     HEADER_BYTES,

@@ -5,6 +5,10 @@ the headers of batches, as one entry (epoch, first offset) for each change. Epoc
 log, so an entry ends where the next begins.
 """
 
+from collections.abc import Sequence
+
+from holdfast.log.index import IndexHead
+
 
 class EpochTable:
     def __init__(self) -> None:
@@ -54,3 +58,64 @@ class EpochTable:
     def entries(self) -> list[tuple[int, int]]:
         """(epoch, first offset), oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
+
+
+class PartitionEpochs:
+    """The tables of a journal's partitions, and where partitions began anew."""
+
+    def __init__(self, partitions: int, starts: Sequence[tuple[int, int, int]]) -> None:
+        """`starts`: what the method of that name gave before older segments were removed."""
+        self._tables: list[EpochTable] = [EpochTable() for _ in range(partitions)]
+        self._floors: dict[int, int] = {}
+        for partition, epoch, start in starts:
+            self._tables[partition].add(epoch, start)
+
+    def note(self, partition: int, epoch: int, start: int) -> None:
+        """A batch of the epoch begins at `start`."""
+        table = self._tables[partition]
+        if table.last_epoch() != epoch:
+            table.add(epoch, start)
+
+    def take_notes(self, head: IndexHead, cuts: bool) -> None:
+        """Of a segment, after those of the ones before. `cuts`: it overrides what they hold at or
+        behind its start."""
+        if cuts:
+            for partition, start in enumerate(head.start_offsets):
+                self._tables[partition].cut(start)
+        for partition, offset in head.resets.items():
+            self.begin_anew(partition, offset)
+        for partition, epoch, start in head.epochs:
+            self._tables[partition].add(epoch, start)
+
+    def begin_anew(self, partition: int, offset: int) -> None:
+        self._tables[partition].clear()
+        self._floors[partition] = offset
+
+    def cut(self, partition: int, offset: int) -> None:
+        self._tables[partition].cut(offset)
+
+    def apply_floors(self, start_offsets: list[int]) -> None:
+        """What lies before a partition's new beginning is not there: raises its start offset."""
+        for partition, offset in self._floors.items():
+            if start_offsets[partition] < offset:
+                start_offsets[partition] = offset
+        for partition, start in enumerate(start_offsets):
+            self._tables[partition].forget_before(start)
+
+    def last_epoch(self, partition: int) -> int:
+        return self._tables[partition].last_epoch()
+
+    def end_of(self, partition: int, epoch: int, end: int) -> tuple[int, int]:
+        return self._tables[partition].end_of(epoch, end)
+
+    def entries(self, partition: int) -> list[tuple[int, int]]:
+        return self._tables[partition].entries()
+
+    def starts(self, start_offsets: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Partition, epoch, and where that began: the epochs that begin before these offsets."""
+        result: list[tuple[int, int, int]] = []
+        for partition, table in enumerate(self._tables):
+            for epoch, start in table.entries()[:1]:
+                if start < start_offsets[partition]:
+                    result.append((partition, epoch, start))
+        return result

@@ -18,8 +18,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from holdfast.log.epoch_table import EpochTable
-from holdfast.log.index import ActiveIndex, IndexHead
+from holdfast.log import segment_list
+from holdfast.log.active_index import ActiveIndex
+from holdfast.log.epoch_table import PartitionEpochs
 from holdfast.log.record import (
     ATTRIBUTE_RESET,
     HEAD_BYTES,
@@ -36,10 +37,6 @@ BATCH_RECORDS_MAX: Final = 1 << 20
 BATCH_BODY_BYTES_MAX: Final = 16 << 20
 """A batch is closed at this size; a single larger record makes one of its own."""
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
-
-
-def _is_at_most(starts: Sequence[int], offsets: Sequence[int]) -> bool:
-    return all(start <= offset for start, offset in zip(starts, offsets, strict=True))
 
 
 class Journal:
@@ -62,11 +59,7 @@ class Journal:
         self.epoch = 0
         # Per partition, what the next batch to be opened carries.
         self.epochs: list[int] = [0] * partitions
-        self._epoch_tables: list[EpochTable] = [EpochTable() for _ in range(partitions)]
-        # Partitions that began anew, and where.
-        self._floors: dict[int, int] = {}
-        for partition, epoch, start in start_epochs:
-            self._epoch_tables[partition].add(epoch, start)
+        self._history = PartitionEpochs(partitions, start_epochs)
         # Per partition the first offset that is still there, or would be without damage.
         self.start_offsets: list[int] = [0] * partitions
         # Per partition the offset the next record gets.
@@ -78,8 +71,8 @@ class Journal:
             self.next_offset = list(self.segments[-1].end_offsets())
             self.sequence = self.segments[-1].end_sequence()
             for segment in self.segments:
-                self._take_notes(segment.head)
-            self._apply_floors()
+                self._history.take_notes(segment.head, cuts=replicated)
+            self._history.apply_floors(self.start_offsets)
         # Per partition the first offset not yet committed, not yet in the file, and not yet on the
         # disk. Readers stop at the second.
         self.high_watermark: list[int] = list(self.next_offset)
@@ -148,25 +141,14 @@ class Journal:
         segment = self.segments[-1]
         index = segment.index
         assert isinstance(index, ActiveIndex)
-        topics, last_delta_us = batch.topics()
-        index.add_batch(
-            position,
-            batch.length,
-            batch.partition,
-            batch.base_offset,
-            batch.attributes,
-            batch.base_timestamp_us,
-            last_delta_us,
-            topics,
-            batch.epoch,
-        )
+        index.add_parsed(position, batch)
         segment.size_bytes = position + batch.length
         end = batch.end_offset
         self.next_offset[batch.partition] = end
         self.high_watermark[batch.partition] = end
         self.written[batch.partition] = end
         self.durable_offset[batch.partition] = end
-        self._note_epoch(batch.partition, batch.epoch, batch.base_offset)
+        self._history.note(batch.partition, batch.epoch, batch.base_offset)
         self.sequence += batch.count
         self.committed_sequence = self.sequence
         self._taken_sequence = self.sequence
@@ -205,7 +187,7 @@ class Journal:
         builder = BatchBuilder(partition, self.next_offset[partition])
         builder.epoch = self.epochs[partition]
         if builder.epoch:
-            self._note_epoch(partition, builder.epoch, builder.base_offset)
+            self._history.note(partition, builder.epoch, builder.base_offset)
         self._open[partition] = builder
         self._pending.append(builder)
         return builder
@@ -240,7 +222,7 @@ class Journal:
         ):
             segment = self._begin_segment(pending)
         position = segment.size_bytes
-        self._add_to_index(segment, pending, data)
+        segment_list.add_batches(self.segments, pending, data)
         self._taken_sequence = self.sequence
         is_new = segment is not before
         group = WriteGroup(
@@ -263,30 +245,11 @@ class Journal:
         self._starts_segment = False
         starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         if self.replicated:
-            starts = self._cut_starts(starts, pending)
+            starts = segment_list.cut_starts(self.segments, starts, self.next_offset, pending)
         index = ActiveIndex(self._taken_sequence, starts)
         segment = Segment(self._taken_sequence, index.head, index, 0)
         self.segments.append(segment)
         return segment
-
-    def _add_to_index(
-        self, segment: Segment, pending: list[BatchBuilder | Batch], data: list[bytes]
-    ) -> None:
-        """Batches, and their bytes, at the end of the active segment."""
-        active = segment.index
-        assert isinstance(active, ActiveIndex)
-        at = segment.size_bytes
-        ends = active.head.end_offsets
-        for number, item in enumerate(pending):
-            length = len(data[number])
-            if item.base_offset < ends[item.partition]:
-                self._override(item.partition, item.base_offset, 1)
-            if isinstance(item, BatchBuilder):
-                active.add_built(at, length, item)
-            else:
-                active.add_parsed(at, item)
-            at += length
-        segment.size_bytes = at
 
     def wrote(self, group: WriteGroup) -> None:
         """The group's bytes are in the file: readers may have them."""
@@ -328,7 +291,7 @@ class Journal:
             )
         self._open[partition] = None
         self._pending.append(batch)
-        self._note_epoch(partition, batch.epoch, batch.base_offset)
+        self._history.note(partition, batch.epoch, batch.base_offset)
         self.next_offset[partition] = batch.end_offset
         self.sequence += batch.count
         self.pending_bytes += batch.length
@@ -352,7 +315,7 @@ class Journal:
             inside = item.base_offset < offset < item.base_offset + item.count
             if item.partition == partition and inside:
                 raise ValueError(f"partition {partition}: no batch begins at {offset}")
-        self._epoch_tables[partition].cut(offset)
+        self._history.cut(partition, offset)
         self._cut(partition, offset)
         if offset <= self.unsure.get(partition, -1):
             self._make_sure(partition)
@@ -375,7 +338,7 @@ class Journal:
         is void, and it is committed up to there. Nothing of it is durable before the next group
         is, with the mark that tells a restart. If that is below the high watermark, the checkpoint
         of the watermarks must be replaced before."""
-        self._epoch_tables[partition].clear()
+        self._history.begin_anew(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)
         mark.attributes = ATTRIBUTE_RESET
@@ -383,7 +346,6 @@ class Journal:
         self.pending_bytes += HEADER_BYTES
         self.sequence += 1
         self._make_sure(partition)
-        self._floors[partition] = offset
         self.start_offsets[partition] = offset
         self.next_offset[partition] = offset
         self.high_watermark[partition] = offset
@@ -402,38 +364,31 @@ class Journal:
 
     def last_epoch(self, partition: int) -> int:
         """Of the newest batch, pending ones included; 0 for an empty log."""
-        return self._epoch_tables[partition].last_epoch()
+        return self._history.last_epoch(partition)
 
     def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
         """The largest epoch here that is not above `epoch`, and the offset where it ends; epoch 0,
         and where the log begins, if there is none."""
-        found, end = self._epoch_tables[partition].end_of(epoch, self.next_offset[partition])
+        found, end = self._history.end_of(partition, epoch, self.next_offset[partition])
         return found, max(end, self.start_offsets[partition])
 
     def epoch_starts(self, partition: int) -> list[tuple[int, int]]:
         """(epoch, first offset), oldest first."""
-        return self._epoch_tables[partition].entries()
+        return self._history.entries(partition)
 
     def start_epochs(self) -> list[tuple[int, int, int]]:
         """Partition, epoch, and where that began: under which epochs the partitions begin. To be
         kept when older segments are removed, or a restart would not know where nothing is left."""
-        result: list[tuple[int, int, int]] = []
-        if self.replicated:
-            for partition, table in enumerate(self._epoch_tables):
-                for epoch, start in table.entries()[:1]:
-                    if start < self.start_offsets[partition]:
-                        result.append((partition, epoch, start))
-        return result
+        return self._history.starts(self.start_offsets) if self.replicated else []
 
     def settled_sequence(self, offsets: Sequence[int]) -> int:
         """A sequence before which no record that counts is at or behind these offsets: what a
         snapshot of everything before them is called."""
-        for segment in reversed(self.segments):
-            if _is_at_most(segment.start_offsets(), offsets):
-                is_last = segment is self.segments[-1]
-                all_of_it = is_last and list(offsets) == self.next_offset
-                return self.sequence if all_of_it else segment.sequence
-        return self.segments[0].sequence if self.segments else self._taken_sequence
+        segment = segment_list.last_within(self.segments, offsets)
+        if segment is None:
+            return self.segments[0].sequence if self.segments else self._taken_sequence
+        all_of_it = segment is self.segments[-1] and list(offsets) == self.next_offset
+        return self.sequence if all_of_it else segment.sequence
 
     def _make_sure(self, partition: int) -> None:
         if self.unsure.pop(partition, None) is not None:
@@ -457,60 +412,13 @@ class Journal:
         for group in self._in_flight:
             group.end_offsets[partition] = min(group.end_offsets[partition], offset)
 
-    def _cut_starts(self, ends: list[int], pending: list[BatchBuilder | Batch]) -> list[int]:
-        """Where the partitions stand before these batches: at `ends`, or where they were cut. Then
-        the new segment overrides the ones before, whatever comes."""
-        starts = list(self.next_offset)
-        for item in reversed(pending):
-            starts[item.partition] = item.base_offset
-        for partition, end in enumerate(ends):
-            if starts[partition] < end:
-                self._override(partition, starts[partition])
-            else:
-                starts[partition] = end
-        return starts
-
-    def _override(self, partition: int, offset: int, last: int = 0) -> None:
-        """Segments hold nothing of the partition from `offset` on; the `last` ones excepted."""
-        for segment in reversed(self.segments[: len(self.segments) - last]):
-            if segment.end_offsets()[partition] <= offset:
-                break
-            segment.override(partition, offset)
-
-    def _note_epoch(self, partition: int, epoch: int, start: int) -> None:
-        table = self._epoch_tables[partition]
-        if table.last_epoch() != epoch:
-            table.add(epoch, start)
-
-    def _take_notes(self, head: IndexHead) -> None:
-        """Of a segment, after those of the ones before."""
-        if self.replicated:
-            for partition, start in enumerate(head.start_offsets):
-                self._epoch_tables[partition].cut(start)
-        for partition, offset in head.resets.items():
-            self._epoch_tables[partition].clear()
-            self._floors[partition] = offset
-        for partition, epoch, start in head.epochs:
-            self._epoch_tables[partition].add(epoch, start)
-
-    def _apply_floors(self) -> None:
-        """What lies before a partition's new beginning is not there."""
-        for partition, offset in self._floors.items():
-            if self.start_offsets[partition] < offset:
-                self.start_offsets[partition] = offset
-        for partition, start in enumerate(self.start_offsets):
-            self._epoch_tables[partition].forget_before(start)
-
     def active_sequence(self) -> int:
         """The sequence that names the active segment, or the first one to come."""
         return self.segments[-1].sequence if self.segments else self.sequence
 
     def size_bytes(self) -> int:
         """Of all segments."""
-        total = 0
-        for segment in self.segments:
-            total += segment.size_bytes
-        return total
+        return segment_list.size_bytes(self.segments)
 
     def remove_oldest(self, count: int) -> list[Segment]:
         """Forget the oldest segments (never the active one) and return them; their files may be
@@ -518,15 +426,13 @@ class Journal:
         restart would have to know of to tell what is void."""
         count = min(count, len(self.segments) - 1)
         if self.replicated:
-            committed = self.high_watermark
-            while count > 0 and not _is_at_most(self.segments[count].head.start_offsets, committed):
-                count -= 1
+            count = segment_list.removable(self.segments, count, self.high_watermark)
         if count <= 0:
             return []
         removed = self.segments[:count]
         self.segments = self.segments[count:]
         self.start_offsets = list(self.segments[0].start_offsets())
-        self._apply_floors()
+        self._history.apply_floors(self.start_offsets)
         return removed
 
     def replace_segment(self, segment: Segment) -> None:

@@ -17,7 +17,8 @@ A batch is the unit of append, checksum and replication. All integers are little
       40  body_bytes         u32  without the padding
       44  reserved           u32
     heads, count * 40 bytes: one fixed-size head a record (see HEAD)
-    body: per record topic, client id, producer id, properties, payload, in that order
+    body: per record topic, client id, producer id, properties, payload, in that order, and with
+        FLAG_AUDIENCE an audience, which ends where the next record begins
     zero padding to a multiple of 8
 
 The heads lie together so that numpy reads them as one structured array
@@ -101,6 +102,9 @@ FLAG_PRODUCER: Final = 0x10
 """`producer`, `producer_epoch` and `sequence` identify the message at its producer."""
 FLAG_WILL: Final = 0x20
 """The message is the will of `client_id` for its session epoch `sequence`."""
+FLAG_AUDIENCE: Final = 0x40
+"""The message is not for all subscribers: `audience` says for whom, see session.audience. Readers
+that know no audiences take it for everybody's."""
 
 STATE_FLAGS: Final = FLAG_RETAIN | FLAG_PACKET_ID | FLAG_PRODUCER | FLAG_WILL
 """Of messages that matter beyond being delivered."""
@@ -134,6 +138,7 @@ class Record:
         sequence: int = 0,
         ticket: int = 0,
         offset: int = -1,
+        audience: bytes = b"",
     ) -> None:
         self.partition = partition
         self.kind = kind
@@ -146,6 +151,8 @@ class Record:
         self.sequence = sequence
         self.properties = properties
         self.payload = payload
+        # With FLAG_AUDIENCE only.
+        self.audience = audience
         # By which the node that the client is connected to knows its record again; 0: none.
         self.ticket = ticket
         # Whoever appends the record gives it this; -1: nobody has.
@@ -241,6 +248,9 @@ class BatchBuilder:
         self.body_bytes = (
             body_bytes + topic_len + client_id_len + producer_len + properties_len + payload_len
         )
+        if flags & FLAG_AUDIENCE:
+            body.append(record.audience)
+            self.body_bytes += len(record.audience)
         offset = self.base_offset + self.count
         self.count += 1
         record.offset = offset
@@ -384,6 +394,7 @@ class Batch:
         c = b + client_id_len
         d = c + producer_len
         e = d + properties_len
+        f = e + payload_len
         return Record(
             self.partition,
             kind,
@@ -392,13 +403,23 @@ class Batch:
             data[a:b],
             data[b:c],
             data[d:e] if properties_len else b"",
-            data[e : e + payload_len],
+            data[e:f],
             producer=data[c:d] if producer_len else b"",
             producer_epoch=producer_epoch,
             sequence=sequence,
             ticket=ticket,
             offset=self.base_offset + index,
+            audience=data[f : self._body_end(index)] if flags & FLAG_AUDIENCE else b"",
         )
+
+    def _body_end(self, index: int) -> int:
+        """Of what belongs to the record at `index`."""
+        heads = self.start + HEADER_BYTES
+        body: int = heads + self.count * HEAD_BYTES
+        if index + 1 == self.count:
+            return body + self.body_bytes
+        next_start: int = _HEAD_SUMMARY.unpack_from(self.data, heads + (index + 1) * HEAD_BYTES)[0]
+        return body + next_start
 
     def topic(self, index: int) -> bytes:
         """Of the record at `index`; b"" if it is not a message."""

@@ -19,8 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import DataDirectory
-from holdfast.log.index import ActiveIndex, CorruptIndex, Gap, IndexHead, SegmentIndex
+from holdfast.log.index import Gap, IndexHead, SegmentIndex
+from holdfast.log.index_file import CorruptIndex
 from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.log.record import ATTRIBUTE_STATE, Batch, CorruptBatch, Record
 from holdfast.log.scan import Damage, SegmentScan, scan_segment

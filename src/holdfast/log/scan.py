@@ -11,8 +11,8 @@ of a message may itself contain a valid batch, and must not be taken for one.
 from dataclasses import dataclass, field
 from typing import Final
 
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.filesystem import ReadFile
-from holdfast.log.index import ActiveIndex
 from holdfast.log.record import (
     ATTRIBUTE_RESET,
     BATCH_BYTES_MAX,

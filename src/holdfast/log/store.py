@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import ReadFile
-from holdfast.log.index import CorruptIndex, SealedIndex, SegmentIndex, decode
+from holdfast.log.index import SegmentIndex
+from holdfast.log.index_file import CorruptIndex, SealedIndex, decode
 from holdfast.log.scan import Damage, scan_segment
 from holdfast.log.segment import Segment
 

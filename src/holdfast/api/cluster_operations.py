@@ -1,0 +1,183 @@
+"""What an operator sees of the cluster, and may ask of it, at any node."""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+
+from holdfast.api.cluster_admin import ClusterError, ClusterFigures
+from holdfast.cluster.member import Member
+from holdfast.config.schema import Config
+from holdfast.drivers.cluster_broker import ClusterBroker
+from holdfast.drivers.peers import PeerLinks
+from holdfast.replication import operations
+from holdfast.replication.commands import Command
+from holdfast.replication.health import Presence
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo
+from holdfast.replication.proposals import Accepted, Outcome, Refused
+from holdfast.replication.status import cluster_status, under_replicated
+
+
+class ClusterOperations:
+    """See ClusterAdmin."""
+
+    def __init__(
+        self,
+        config: Config,
+        presence: Presence,
+        member: Member,
+        broker: ClusterBroker,
+        links: PeerLinks,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._config = config
+        self._presence = presence
+        self._member = member
+        self._broker = broker
+        self._links = links
+        self._loop = loop
+        self._requests: dict[int, asyncio.Future[Outcome]] = {}
+
+    def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
+        """Of what was asked of the metadata: request, and what came of it."""
+        for request, outcome in outcomes:
+            future = self._requests.pop(request, None)
+            if future is not None and not future.done():
+                future.set_result(outcome)
+
+    def status(self) -> dict[str, object]:
+        member = self._member
+        now = self._loop.time()
+        metadata = member.fabric.metadata
+        found: dict[str, object] = {
+            "cluster_id": "",
+            "node": self._config.node.id,
+            "initialised": metadata is not None,
+            "metadata_leader": member.meta.leader_id,
+            "metadata_term": member.meta.term,
+            "has_majority": metadata is not None and member.meta.has_majority(now),
+            "version": 0,
+            "replication_factor": self._config.cluster.replication_factor,
+            "min_insync": self._config.cluster.min_insync,
+            "nodes": [],
+            "partitions": [],
+            "under_replicated": 0,
+            "leaderless": 0,
+            "moving": 0,
+            "sessions_here": len(member.state.sessions),
+        }
+        if metadata is not None:
+            found.update(cluster_status(metadata, member.health(now)))
+            partitions = found["partitions"]
+            assert isinstance(partitions, list)
+            for number, partition in enumerate(partitions):
+                partition["high_watermark"] = member.fabric.journal.high_watermark[number]
+        return found
+
+    def figures(self) -> ClusterFigures:
+        member = self._member
+        metadata = member.fabric.metadata
+        node = self._config.node.id
+        if metadata is None:
+            return ClusterFigures(node, is_witness=self._config.cluster.witness)
+        now = self._loop.time()
+        return ClusterFigures(
+            node,
+            True,
+            member.meta.has_majority(now),
+            self._config.cluster.witness,
+            member.meta.is_leader,
+            metadata.version,
+            under_replicated(metadata),
+            sum(not info.leader for info in metadata.partitions),
+            sum(bool(info.adding) for info in metadata.partitions),
+            len(member.state.sessions),
+            {other: other in member.fabric.connected for other in metadata.nodes if other != node},
+            member.replication.lag_records(),
+            member.failovers,
+            member.admission.refused,
+            member.forwarding.forwarded,
+            len(member.transfer.missing) + len(member.transfer.unsaved),
+            self._broker.disk.is_stalled,
+            self._broker.is_removed,
+            self._broker.is_damaged,
+        )
+
+    async def init(self) -> dict[str, object]:
+        member = self._member
+        if member.meta.metadata is not None:
+            raise ClusterError(
+                f"the cluster is initialised already, with id {member.meta.metadata.cluster_id}"
+            )
+        cluster = self._config.cluster
+        if cluster.witness:
+            raise ClusterError("a witness cannot hold the first partitions: ask a data node")
+        for peer in self._links.connected():
+            if peer.cluster_id:
+                raise ClusterError(
+                    f"{peer.node_id} belongs to the cluster {peer.cluster_id} already: this node"
+                    " is about to join it"
+                )
+        info = NodeInfo(
+            self._config.node.id,
+            self._presence.incarnation,
+            self._presence.peer_address,
+            self._presence.client_address,
+            self._presence.admin_address,
+        )
+        self._broker.touch()
+        request = member.meta.create_cluster(
+            secrets.token_hex(8),
+            cluster.partitions,
+            cluster.replication_factor,
+            cluster.min_insync,
+            info,
+            self._loop.time(),
+        )
+        await self._outcome(request)
+        return self.status()
+
+    async def drain(self, node: str) -> None:
+        await self._operate(lambda: operations.drain(self._metadata(), node))
+
+    async def undrain(self, node: str) -> None:
+        await self._operate(lambda: operations.undrain(self._metadata(), node))
+
+    async def rebalance(self) -> None:
+        await self._operate(lambda: operations.rebalance(self._metadata()))
+
+    async def unsafe_recover(self, node: str) -> None:
+        await self._operate(lambda: operations.unsafe_recover(self._metadata(), node))
+
+    async def remove(self, node: str) -> None:
+        try:
+            operations.remove(self._metadata(), node)
+        except operations.OperationError as error:
+            raise ClusterError(str(error)) from error
+        self._broker.touch()
+        await self._outcome(self._member.meta.remove(node, self._loop.time()))
+
+    def _metadata(self) -> ClusterMetadata:
+        metadata = self._member.fabric.metadata
+        if metadata is None:
+            raise ClusterError("the cluster is not initialised: holdfast cluster init")
+        return metadata
+
+    async def _operate(self, make: Callable[[], Command | None]) -> None:
+        try:
+            command = make()
+        except operations.OperationError as error:
+            raise ClusterError(str(error)) from error
+        if command is not None:
+            self._broker.touch()
+            await self._outcome(self._member.meta.propose(command, self._loop.time()))
+
+    async def _outcome(self, request: int) -> None:
+        """Raises ClusterError unless it was accepted."""
+        future: asyncio.Future[Outcome] = self._loop.create_future()
+        self._requests[request] = future
+        outcome = await future
+        if isinstance(outcome, Accepted):
+            return
+        if isinstance(outcome, Refused):
+            raise ClusterError(f"{outcome.text}: somebody else may have changed it, try again")
+        raise ClusterError(outcome.text)

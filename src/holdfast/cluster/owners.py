@@ -1,0 +1,118 @@
+"""Who owns the sessions whose home this node leads, and which epoch the next owner gets.
+
+A session that the log knows has its owner in the images. Here are the owners that no record tells,
+or not yet, as nodes tell them and as this one has given them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Container
+from typing import Final
+
+from holdfast.cluster.home_requests import Request
+from holdfast.cluster.images import Images
+from holdfast.log.partition import partition_of
+from holdfast.node.state import NodeState
+from holdfast.session.session import Session
+
+EPOCH_ORIGIN_S: Final = 1_577_836_800
+"""2020. Epochs of a session that nobody remembers begin with the seconds since then, so that they
+lie above those of an earlier life."""
+GIVEN_MAX: Final = 20_000
+"""Clients whose newest epoch is remembered though no record tells it."""
+
+
+class Owner:
+    """`recorded`: the log knows."""
+
+    def __init__(self, node: str, epoch: int, recorded: bool, request: int = 0) -> None:
+        self.node = node
+        self.epoch = epoch
+        self.recorded = recorded
+        # With which it asked.
+        self.request = request
+
+
+class Owners:
+    def __init__(self, state: NodeState, images: Images) -> None:
+        self._state = state
+        self._images = images
+        self._owners: dict[str, Owner] = {}
+        # The newest epoch that this node gave each client.
+        self._given: OrderedDict[str, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Clients with an owner that no record tells, or not yet."""
+        return len(self._owners)
+
+    def home(self, client_id: str) -> int:
+        return partition_of(client_id.encode(), self._state.config.partitions)
+
+    def owner(self, client_id: str) -> Owner | None:
+        owner = self._owners.get(client_id)
+        image = self._images.state.sessions.get(client_id)
+        if image is not None and image.owner and (owner is None or image.epoch >= owner.epoch):
+            return Owner(image.owner, image.epoch, True)
+        return owner
+
+    def unrecorded_epoch(self, client_id: str, request: int) -> int:
+        """Given for this request, for a session that no record tells of; -1 if none was."""
+        owner = self._owners.get(client_id)
+        if owner is None or owner.recorded or owner.request != request:
+            return -1
+        return owner.epoch
+
+    def give(self, request: Request, image: Session | None) -> int:
+        """Make the asker the owner; its epoch, above all that there were."""
+        client_id = request.client_id
+        owner = self._owners.get(client_id)
+        known = max(
+            0 if image is None else image.epoch,
+            0 if owner is None else owner.epoch,
+            self._images.fired.get(client_id, 0),
+            self._images.ended.get(client_id, 0),
+            self._given.get(client_id, 0),
+        )
+        epoch = known + 1
+        if not known:
+            epoch = max(1, self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S)
+        self._given[client_id] = epoch
+        self._given.move_to_end(client_id)
+        if len(self._given) > GIVEN_MAX:
+            self._given.popitem(last=False)
+        self._owners[client_id] = Owner(request.node, epoch, request.recorded, request.number)
+        return epoch
+
+    def told(self, node: str, client_id: str, epoch: int) -> bool:
+        """A node says that it has a session. True if another one was given it since then."""
+        known = self.owner(client_id)
+        if known is None or known.epoch < epoch:
+            self._owners[client_id] = Owner(node, epoch, False)
+            return False
+        return known.node != node and known.epoch > epoch
+
+    def closed(self, node: str, client_id: str, epoch: int) -> None:
+        owner = self._owners.get(client_id)
+        if owner is not None and owner.node == node and owner.epoch <= epoch:
+            del self._owners[client_id]
+
+    def forget(self, node: str, homes: Container[int], but: Container[str]) -> None:
+        """It has no session with these home partitions but those of the clients `but`."""
+        for client_id, owner in list(self._owners.items()):
+            if (
+                owner.node == node
+                and client_id not in but
+                and not owner.recorded
+                and self.home(client_id) in homes
+            ):
+                del self._owners[client_id]
+
+    def forget_node(self, node: str) -> None:
+        """It tells what it has when it is back."""
+        for client_id, owner in list(self._owners.items()):
+            if owner.node == node and not owner.recorded:
+                del self._owners[client_id]
+
+    def stop_leading(self, partition: int) -> None:
+        for client_id in list(self._owners):
+            if self.home(client_id) == partition:
+                del self._owners[client_id]
