@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What PyPI does not have, from Debian's packages: venv, a C compiler for the compiled form, and
-# Mosquitto as the peer for interoperability tests and benchmarks. Installs only what is missing.
+# Mosquitto as the peer for interoperability tests and benchmarks, PostgreSQL for the topology
+# manager's tests. Installs only what is missing.
 set -eu
 python=$1
 wanted=()
@@ -10,17 +11,21 @@ header=$("$python" -c 'import sysconfig; print(sysconfig.get_paths()["include"] 
 [ -e "$header" ] || wanted+=(python3-dev)
 command -v mosquitto >/dev/null 2>&1 || [ -x /usr/sbin/mosquitto ] || wanted+=(mosquitto)
 command -v mosquitto_pub >/dev/null 2>&1 || wanted+=(mosquitto-clients)
+compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || wanted+=(postgresql)
 [ ${#wanted[@]} -eq 0 ] && exit 0
 if ! command -v apt-get >/dev/null 2>&1 || [ "$(id -u)" -ne 0 ]; then
   echo "not installed here: ${wanted[*]}. As root: apt-get install ${wanted[*]}" >&2
-  echo "going on without them: no compiled form or no comparison with Mosquitto" >&2
+  echo "going on without them: no compiled form, no comparison with Mosquitto, or no test with PostgreSQL" >&2
   exit 0
 fi
 echo "installing from Debian's packages: ${wanted[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q >/dev/null
 apt-get install -y -q --no-install-recommends "${wanted[@]}" >/dev/null
-# Debian starts its own Mosquitto on port 1883; the tests start theirs.
+# Debian starts its own Mosquitto on port 1883, and a PostgreSQL; the tests start theirs.
 if [[ " ${wanted[*]} " == *" mosquitto "* ]] && command -v systemctl >/dev/null 2>&1; then
   systemctl disable --now mosquitto >/dev/null 2>&1 || true
+fi
+if [[ " ${wanted[*]} " == *" postgresql "* ]] && command -v systemctl >/dev/null 2>&1; then
+  systemctl disable --now postgresql >/dev/null 2>&1 || true
 fi

@@ -6,10 +6,9 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,54 +19,9 @@ from holdfast.client import Client
 from holdfast.topology.brokers import MqttBrokers
 from holdfast.topology.desired import Announcement
 from tests.e2e.brokers import MOSQUITTO, SOURCE, Broker, Holdfast, Mosquitto
-
-WAIT_S = 60.0
+from tests.support.manager_process import WAIT_S, ManagerProcess, await_true, command
 
 needs_mosquitto = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
-
-
-class ManagerProcess(Broker):
-    """Probes often, so that the tests are short, with the timeout of a loaded machine."""
-
-    def __init__(self, directory: Path, **environment: str) -> None:
-        super().__init__(directory)
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.environment = {
-            "HOLDFAST_TOPOLOGY__PROBE_INTERVAL_S": "0.2",
-            "HOLDFAST_TOPOLOGY__PROBE_TIMEOUT_S": "15",
-            "DB_URL": f"sqlite:///{directory}/topology.db",
-            **environment,
-        }
-
-    def command(self) -> list[str]:
-        return [
-            "env", *(f"{name}={value}" for name, value in self.environment.items()),
-            sys.executable, "-m", "holdfast.cli.main", "topology", "serve",
-            "--port", str(self.port),
-        ]  # fmt: skip
-
-    def ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/healthz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
-
-    def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The data of the envelope. Raises HTTPError."""
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self.url}/api/v1{path}", data, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return json.load(answer)["data"]
-
-    def join(self, broker: Broker, **more: object) -> Any:
-        return self.ask("POST", "/join", {"ip": f"tcp://127.0.0.1:{broker.port}", **more})
-
-    def states(self) -> dict[int, str]:
-        return {node["id"]: node["state"] for node in self.ask("GET", "/nodes")}
-
-    def links(self) -> list[tuple[int, int]]:
-        return [(link["a"], link["b"]) for link in self.ask("GET", "/topology")["links"]]
 
 
 @pytest.fixture
@@ -90,23 +44,6 @@ def brokers(tmp_path: Path) -> Iterator[list[Mosquitto]]:
     yield started
     for each in started:
         each.kill()
-
-
-def await_true(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.05)
-
-
-def command(
-    *arguments: str, environment: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", "topology", *arguments],
-        env=dict(os.environ, PYTHONPATH=str(SOURCE)) | (environment or {}),
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
 
 
 @needs_mosquitto
@@ -279,18 +216,13 @@ def test_the_command_line(tmp_path: Path) -> None:
         manager.kill()
 
 
-class SecureManager(ManagerProcess):
-    def ready(self) -> bool:
-        return Broker.ready(self)
-
-
 def test_https(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     certificate = authority.issue_cert("127.0.0.1")
     certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
-    manager = SecureManager(
+    manager = ManagerProcess(
         tmp_path,
         HOLDFAST_TOPOLOGY__CERTIFICATE=str(tmp_path / "cert.pem"),
         HOLDFAST_TOPOLOGY__KEY=str(tmp_path / "key.pem"),

@@ -21,8 +21,9 @@ from holdfast.topology.messages import (
     TopologyView,
     Watched,
 )
+from holdfast.topology.rounds import Rounds
 from holdfast.topology.settings import Settings
-from holdfast.topology.store import Store
+from holdfast.topology.sqlite_store import SqliteStore
 from tests.support.topology_brokers import FakeBrokers
 
 OPERATOR = "operator-token-of-the-test"
@@ -32,7 +33,7 @@ class Site:
     def __init__(self, file: Path, token: str) -> None:
         settings = Settings(token=token, core_ann_interval="2s", beacon_interval="1m30s")
         self.brokers = FakeBrokers()
-        self.manager = Manager(settings, Store(file), self.brokers)
+        self.manager = Manager(settings, SqliteStore(file), self.brokers)
         self.api = Api(self.manager)
         self.token = token
         transport = httpx.ASGITransport(self.api.application())
@@ -296,7 +297,7 @@ async def test_a_join_token_expires(site: Site) -> None:
     from holdfast.topology.access import Unauthorized, caller_of
 
     with pytest.raises(Unauthorized, match="expired"):
-        caller_of(f"Bearer {made['token']}", OPERATOR, site.manager.state, late)
+        caller_of(f"Bearer {made['token']}", "", site.manager.settings, site.manager.state, late)
     await site.refusal(400, "POST", "/api/v1/join-tokens", {"valid_s": 0})
 
 
@@ -316,8 +317,9 @@ async def test_a_member_speaks_for_itself_only(site: Site) -> None:
     assert rejoined["id"] == 0
     assert "token" not in rejoined
     await site.refusal(403, "POST", "/api/v1/join", again | {"uuid": "uuid-0001"}, token=mine)
-    stolen = again | {"ip": "tcp://10.0.0.1:1883"}
-    await site.refusal(403, "POST", "/api/v1/join", stolen, token=mine)
+    for address in ("tcp://10.0.0.1:1883", "MQTT://10.0.0.1"):
+        stolen = again | {"ip": address}
+        await site.refusal(403, "POST", "/api/v1/join", stolen, token=mine)
     await site.data("DELETE", "/api/v1/nodes/1", token=second["token"])
     await site.refusal(401, "GET", "/api/v1/nodes", token=second["token"])
 
@@ -326,9 +328,10 @@ async def test_a_member_speaks_for_itself_only(site: Site) -> None:
 async def test_a_member_taken_for_dead_comes_back_with_its_token(site: Site) -> None:
     joined = await site.grow(4)
     mine = joined[1]["token"]
+    rounds = Rounds(site.manager)
     site.brokers.round_trips["tcp://10.0.0.1:1883"] = None
-    await site.manager.probe_all()
-    await site.manager.probe_all()
+    await rounds.probe_all()
+    await rounds.probe_all()
     assert 1 not in site.manager.state.members
     await site.refusal(404, "POST", "/api/v1/nodes/1/report", {}, token=mine)
     await site.refusal(404, "GET", "/api/v1/watch?since=0&node=1", token=mine)

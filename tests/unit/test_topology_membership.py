@@ -1,38 +1,46 @@
-"""Joins, leaves, deaths and announcements of a manager on a real file, with brokers that answer
-as the test says. The published manager's defects are named where they are met."""
+"""Joins, leaves, deaths and announcements of a manager on each real database, with brokers that
+answer as the test says. The published manager's defects are named where they are met."""
 
 import asyncio
-import sqlite3
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.topology.announcing import PAUSE_MAX_S, TELLINGS, Schedule
-from holdfast.topology.desired import Announcement, Refused
+from holdfast.topology.desired import Announcement, Refused, rules_of
 from holdfast.topology.graph import structure_of
 from holdfast.topology.health import State
-from holdfast.topology.manager import Manager, NoSuchMember, rules_of
+from holdfast.topology.manager import Manager, NoSuchMember
 from holdfast.topology.messages import JoinAnswer, JoinRequest, LinkReport, Report
+from holdfast.topology.rounds import Rounds
 from holdfast.topology.settings import Settings
-from holdfast.topology.store import Store, StoreError
+from holdfast.topology.sqlite_store import SqliteStore
+from holdfast.topology.store import StoreError
+from holdfast.topology.stores import open_store
 from tests.support.topology_brokers import FakeBrokers
+from tests.support.topology_databases import DATABASES, Database, SqliteDatabase, new_database
 
 
 class Site:
-    def __init__(self, file: Path, **settings: Any) -> None:
-        self.file = file
+    def __init__(self, database: Database, **settings: Any) -> None:
+        self.database = database
         self.settings = Settings(**settings)
         self.brokers = FakeBrokers()
         self.now = 1000.0
-        self.manager = self.open()
+        self.store = open_store(database.url)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.manager = Manager(self.settings, self.store, self.brokers, clock=lambda: self.now)
+        self.rounds = Rounds(self.manager)
 
     def open(self) -> Manager:
-        """As after a kill: nothing of the manager before is told."""
-        self.manager = Manager(
-            self.settings, Store(self.file), self.brokers, clock=lambda: self.now
-        )
+        """As after a kill: nothing of the manager before is told, and its connection is gone."""
+        self.store.close()
+        self.store = open_store(self.database.url)
+        self._begin()
         return self.manager
 
     async def join(self, number: int, **more: Any) -> JoinAnswer:
@@ -45,9 +53,11 @@ class Site:
             await self.join(number, uuid=f"uuid-000{number}")
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "topology.db")
+@pytest.fixture(params=DATABASES)
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Site]:
+    site = Site(new_database(request.param, tmp_path, request))
+    yield site
+    site.store.close()
 
 
 def in_loop(test: Callable[[Site], Coroutine[Any, Any, None]]) -> Callable[[Site], None]:
@@ -70,7 +80,7 @@ async def test_concurrent_joins_get_ids_of_their_own(site: Site) -> None:
 @in_loop
 async def test_the_id_of_a_removed_member_is_not_given_again(site: Site) -> None:
     await site.grow(4)
-    site.manager.leave(3, "test")
+    await site.manager.leave(3, "test")
     site.open()
     assert (await site.join(9)).id == 4
 
@@ -116,7 +126,7 @@ async def test_an_old_copy_of_a_member_is_refused(site: Site) -> None:
     with pytest.raises(Refused, match="old copy"):
         await site.join(0, uuid="uuid-0000", epoch=4)
     with pytest.raises(Refused, match="join again"):
-        site.manager.report(0, Report(epoch=4))
+        await site.manager.report(0, Report(epoch=4))
 
 
 @in_loop
@@ -133,14 +143,14 @@ async def test_a_capacity_below_two_is_refused(site: Site) -> None:
 @in_loop
 async def test_everything_is_there_after_a_kill(site: Site) -> None:
     await site.grow(6)
-    site.manager.set_rules(rules_of([(0, 5, "pin"), (1, 4, "forbid")]), "test")
+    await site.manager.set_rules(rules_of([(0, 5, "pin"), (1, 4, "forbid")]), "test")
     await site.join(7)
-    site.manager.leave(2, "test")
-    site.manager.new_join_token(60, "test")
+    await site.manager.leave(2, "test")
+    await site.manager.new_join_token(60, "test")
     before = site.manager.state
     assert before.announcements or before.links
     assert site.open().state == before
-    actions = [line.action for line in site.manager.store.audit(10)]
+    actions = [line.action for line in site.store.audit(10)]
     assert actions[:4] == ["join-token", "leave", "join", "links"]
 
 
@@ -148,39 +158,37 @@ async def test_everything_is_there_after_a_kill(site: Site) -> None:
 async def test_a_change_that_cannot_be_stored_has_not_happened(site: Site) -> None:
     await site.grow(3)
     before = site.manager.state
-    other = sqlite3.connect(site.file)
-    other.execute("UPDATE meta SET value = value + 1 WHERE name = 'revision'")
-    other.commit()
-    other.close()
+    site.database.execute("UPDATE meta SET value = value + 1 WHERE name = 'revision'")
     with pytest.raises(StoreError, match="another manager"):
-        site.manager.leave(1, "test")
+        await site.manager.leave(1, "test")
     assert site.manager.state is before
     with pytest.raises(StoreError, match="another manager"):
         await site.join(8)
 
 
 @in_loop
-async def test_a_file_of_another_version_is_left_alone(site: Site) -> None:
-    other = sqlite3.connect(site.file)
-    other.execute("PRAGMA user_version = 99")
-    other.close()
+async def test_a_database_of_another_version_is_left_alone(site: Site) -> None:
+    if isinstance(site.database, SqliteDatabase):
+        site.database.execute("PRAGMA user_version = 99")
+    else:
+        site.database.execute("UPDATE meta SET value = 99 WHERE name = 'format'")
     with pytest.raises(StoreError, match="another version"):
         site.open()
 
 
-@in_loop
-async def test_something_else_than_a_database(site: Site) -> None:
-    text = site.file.parent / "text"
+def test_something_else_than_a_database(tmp_path: Path) -> None:
+    text = tmp_path / "text"
     text.write_text("not a database, " * 100)
     with pytest.raises(StoreError, match="text"):
-        Store(text)
+        SqliteStore(text)
 
 
 @in_loop
 async def test_a_lower_limit_takes_effect_at_the_start(site: Site) -> None:
     await site.grow(12)
     site.settings = Settings(degree_max=3)
-    graph = site.open().state.graph()
+    await site.open().repair()
+    graph = site.manager.state.graph()
     assert max(len(others) for others in graph.values()) <= 3
     assert structure_of(graph).is_two_connected
 
@@ -191,9 +199,9 @@ async def test_a_dead_member_is_removed_and_the_hole_repaired(site: Site) -> Non
     await site.grow(8)
     dead = max(site.manager.state.graph().items(), key=lambda item: len(item[1]))[0]
     site.brokers.round_trips[f"tcp://10.0.0.{dead}:1883"] = None
-    await site.manager.probe_all()
+    await site.rounds.probe_all()
     assert site.manager.verdict().states[dead] is State.SUSPECT
-    await site.manager.probe_all()
+    await site.rounds.probe_all()
     assert dead not in site.manager.state.members
     assert structure_of(site.manager.state.graph()).is_two_connected
 
@@ -204,12 +212,14 @@ async def test_a_neighbour_that_still_hears_it_keeps_a_member(site: Site) -> Non
     site.brokers.round_trips["tcp://10.0.0.1:1883"] = None
     neighbour = site.manager.state.neighbours(1)[0]
     for _ in range(4):
-        site.manager.report(neighbour, Report(links=[LinkReport(peer=1, up=True, rtt_ms=2.0)]))
-        await site.manager.probe_all()
+        await site.manager.report(
+            neighbour, Report(links=[LinkReport(peer=1, up=True, rtt_ms=2.0)])
+        )
+        await site.rounds.probe_all()
         site.now += 5
     assert site.manager.verdict().states[1] is State.UNKNOWN
-    site.manager.report(neighbour, Report(links=[LinkReport(peer=1, up=False)]))
-    await site.manager.probe_all()
+    await site.manager.report(neighbour, Report(links=[LinkReport(peer=1, up=False)]))
+    await site.rounds.probe_all()
     assert 1 not in site.manager.state.members
 
 
@@ -219,20 +229,20 @@ async def test_the_word_of_who_is_no_neighbour_does_not_count(site: Site) -> Non
     stranger = next(
         node for node in range(8) if node != 1 and node not in site.manager.state.neighbours(1)
     )
-    site.manager.report(stranger, Report(links=[LinkReport(peer=1, up=True)]))
-    assert not site.manager.is_reported_up(1)
+    await site.manager.report(stranger, Report(links=[LinkReport(peer=1, up=True)]))
+    assert not site.manager.reports.is_up(1, site.manager.state.neighbours(1))
 
 
 @in_loop
 async def test_a_broker_that_lives_without_its_federator_is_found(site: Site) -> None:
     """The published probe asks the broker only."""
     await site.grow(5)
-    site.manager.report(2, Report())
-    await site.manager.probe_all()
+    await site.manager.report(2, Report())
+    await site.rounds.probe_all()
     assert site.manager.verdict().states[2] is State.HEALTHY
     site.now += 3600
-    await site.manager.probe_all()
-    await site.manager.probe_all()
+    await site.rounds.probe_all()
+    await site.rounds.probe_all()
     assert 2 not in site.manager.state.members
 
 
@@ -242,7 +252,7 @@ async def test_a_manager_that_is_cut_off_removes_nobody(site: Site) -> None:
     for number in range(3):
         site.brokers.round_trips[f"tcp://10.0.0.{number}:1883"] = None
     for _ in range(5):
-        await site.manager.probe_all()
+        await site.rounds.probe_all()
     assert len(site.manager.state.members) == 5
     assert site.manager.verdict().is_frozen
 
@@ -252,7 +262,7 @@ async def test_a_member_that_comes_back_while_it_is_probed_is_judged_anew(site: 
     await site.grow(5)
     address = "tcp://10.0.0.1:1883"
     site.brokers.round_trips[address] = None
-    await site.manager.probe_all()
+    await site.rounds.probe_all()
     rejoins: list[JoinAnswer] = []
 
     async def rejoin(ip: str) -> None:
@@ -261,7 +271,7 @@ async def test_a_member_that_comes_back_while_it_is_probed_is_judged_anew(site: 
             rejoins.append(await site.join(1, uuid="uuid-0001", epoch=7))
 
     site.brokers.on_probe = rejoin
-    await site.manager.probe_all()
+    await site.rounds.probe_all()
     assert rejoins[0].id == 1
     assert site.manager.verdict().states[1] is State.NEW
 
@@ -272,10 +282,10 @@ async def test_published_members_are_told_until_somebody_listens(site: Site) -> 
     for number in range(4):
         await site.join(number)
     site.brokers.is_listening = False
-    await site.manager.announce_due()
+    await site.rounds.announce_due()
     first = len(site.brokers.told)
     assert first
-    await site.manager.announce_due()
+    await site.rounds.announce_due()
     assert len(site.brokers.told) == first
     site.now += PAUSE_MAX_S
     site.open()
@@ -286,7 +296,7 @@ async def test_published_members_are_told_until_somebody_listens(site: Site) -> 
     for _ in range(TELLINGS):
         assert site.manager.state.announcements
         site.brokers.told.clear()
-        await site.manager.announce_due()
+        await site.rounds.announce_due()
         assert {(each.receiver, each.about) for each in site.brokers.told} == wanted
         assert {each.action for each in site.brokers.told} == {"NEW"}
         site.now += PAUSE_MAX_S
@@ -296,17 +306,17 @@ async def test_published_members_are_told_until_somebody_listens(site: Site) -> 
 @in_loop
 async def test_who_reports_is_told_until_the_report_agrees(site: Site) -> None:
     await site.join(0)
-    site.manager.report(0, Report())
+    await site.manager.report(0, Report())
     await site.join(1)
-    await site.manager.announce_due()
+    await site.rounds.announce_due()
     assert site.brokers.told == [
         Announcement(receiver=0, about=1, ip="tcp://10.0.0.1:1883", action="NEW")
     ]
     for _ in range(TELLINGS):
         site.now += PAUSE_MAX_S
-        await site.manager.announce_due()
+        await site.rounds.announce_due()
     assert len(site.brokers.told) == 1 + TELLINGS
-    site.manager.report(0, Report(links=[LinkReport(peer=1, up=False)]))
+    await site.manager.report(0, Report(links=[LinkReport(peer=1, up=False)]))
     assert not site.manager.state.announcements
 
 
@@ -314,12 +324,12 @@ async def test_who_reports_is_told_until_the_report_agrees(site: Site) -> None:
 async def test_a_removed_member_is_announced_and_told_nothing_itself(site: Site) -> None:
     for number in range(4):
         await site.join(number)
-    await site.manager.announce_due()
+    await site.rounds.announce_due()
     site.brokers.told.clear()
     site.now += PAUSE_MAX_S
     neighbours = site.manager.state.neighbours(0)
-    site.manager.leave(0, "test")
-    await site.manager.announce_due()
+    await site.manager.leave(0, "test")
+    await site.rounds.announce_due()
     removals = [each for each in site.brokers.told if each.action == "REMOVE" and each.about == 0]
     assert sorted(each.receiver for each in removals) == neighbours
     assert all(each.receiver != 0 for each in site.brokers.told)
@@ -328,7 +338,7 @@ async def test_a_removed_member_is_announced_and_told_nothing_itself(site: Site)
 @in_loop
 async def test_members_that_watch_are_not_announced_to(site: Site) -> None:
     await site.grow(5)
-    site.manager.leave(2, "test")
+    await site.manager.leave(2, "test")
     assert not site.manager.state.announcements
 
 
@@ -356,7 +366,7 @@ async def test_a_watcher_wakes_at_the_next_change(site: Site) -> None:
     assert not await site.manager.changed_since(revision, 0.01)
     watching = asyncio.ensure_future(site.manager.changed_since(revision, 60))
     await asyncio.sleep(0)
-    site.manager.leave(0, "test")
+    await site.manager.leave(0, "test")
     assert await watching
     # A known revision of the future: the state was restored from an older copy.
     assert await site.manager.changed_since(revision + 100, 60)
@@ -367,11 +377,11 @@ async def test_rules_that_cannot_be_kept_change_nothing(site: Site) -> None:
     await site.grow(4)
     before = site.manager.state
     with pytest.raises(Refused, match="forbidden"):
-        site.manager.set_rules(
+        await site.manager.set_rules(
             rules_of([(0, 1, "forbid"), (0, 2, "forbid"), (0, 3, "forbid")]), "test"
         )
     with pytest.raises(Refused, match="no member 9"):
-        site.manager.set_rules(rules_of([(0, 9, "pin")]), "test")
+        await site.manager.set_rules(rules_of([(0, 9, "pin")]), "test")
     assert site.manager.state is before
     with pytest.raises(ValueError, match="both"):
         rules_of([(0, 1, "pin"), (1, 0, "forbid")])
@@ -383,14 +393,14 @@ async def test_rules_that_cannot_be_kept_change_nothing(site: Site) -> None:
 async def test_more_pins_than_the_limit_are_refused(site: Site) -> None:
     await site.grow(8)
     with pytest.raises(Refused, match="more pinned links than its limit of 5"):
-        site.manager.set_rules(rules_of([(0, each, "pin") for each in range(1, 7)]), "test")
+        await site.manager.set_rules(rules_of([(0, each, "pin") for each in range(1, 7)]), "test")
 
 
 @in_loop
 async def test_who_left_is_unknown(site: Site) -> None:
     await site.grow(3)
-    site.manager.leave(1, "test")
+    await site.manager.leave(1, "test")
     with pytest.raises(NoSuchMember, match="member 1"):
-        site.manager.leave(1, "test")
+        await site.manager.leave(1, "test")
     with pytest.raises(NoSuchMember):
-        site.manager.report(1, Report())
+        await site.manager.report(1, Report())

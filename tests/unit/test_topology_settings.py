@@ -50,7 +50,7 @@ def test_the_published_names() -> None:
     assert settings.core_ann_interval_ns == 2_000_000_000
     assert settings.beacon_interval_ns == 90_000_000_000
     assert (settings.redundancy, settings.degree_max) == (3, 6)
-    assert settings.database == Path("/var/lib/topology.db")
+    assert settings.db_url == "sqlite:////var/lib/topology.db"
 
 
 def test_ours_win_and_the_command_line_wins_over_both() -> None:
@@ -62,7 +62,7 @@ def test_ours_win_and_the_command_line_wins_over_both() -> None:
 def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
     with pytest.raises(SettingsError, match=r"does not use MongoDB.*set DB_URL=sqlite:///"):
         load({"MONGO_URL": "mongodb://root:secret@mongo:27017"})
-    assert load({"MONGO_URL": "mongodb://x", "DB_URL": "sqlite:///a.db"}).database == Path("a.db")
+    assert load({"MONGO_URL": "mongodb://x", "DB_URL": "postgres://h/d"}).db_url == "postgres://h/d"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,8 @@ def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
         ({"BEACON_INTERVAL": "10"}, "BEACON_INTERVAL.*no duration"),
         ({"DB_URL": "mongodb://user:secret@h"}, "'mongodb': write sqlite:///"),
         ({"DB_URL": "sqlite:///"}, "write sqlite:///"),
+        ({"DB_URL": "postgresql+psycopg://user:secret@h/d"}, "'postgresql.psycopg': write"),
+        ({"DB_URL": "topology.db"}, "'no URL': write sqlite:///"),
         ({"HOLDFAST_TOPOLOGY__STRATEGY": "best"}, "default or paper"),
         ({"HOLDFAST_TOPOLOGY__PORTS": "1"}, "no such setting"),
         ({"HOLDFAST_TOPOLOGY__PORT": "70000"}, "0 to 65535"),

@@ -29,12 +29,15 @@ TOKEN_VARIABLE: Final = "HOLDFAST_TOPOLOGY__TOKEN"
 _SERVE_OPTIONS: Final = {
     "bind": "address to listen on (default 127.0.0.1)",
     "port": "HTTP port (default 8080)",
-    "db_url": "sqlite:///FILE (default sqlite:///holdfast-topology.db)",
+    "db_url": "sqlite:///FILE (default sqlite:///holdfast-topology.db) or postgresql://HOST/NAME",
     "token_file": "file with the operator's token; without one everybody may do everything",
     "degree_max": "most neighbours of a member (default 5)",
     "strategy": "where newcomers are linked: default or paper",
     "certificate": "PEM file of the server's chain, for HTTPS",
     "key": "PEM file of its key",
+    "client_ca": "PEM file of who signs the certificates of operators and members",
+    "access": "what they need: token, certificate, either or both",
+    "operators": "names of the operators' certificates, separated by commas",
 }
 _COMMANDS: Final = {
     "nodes": "the members, their health and their neighbours",
@@ -61,6 +64,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         each.add_argument("--url", help=f"of the manager (default ${URL_VARIABLE}, {DEFAULT_URL})")
         each.add_argument("--token", help=f"of the operator (default ${TOKEN_VARIABLE})")
         each.add_argument("--ca", metavar="FILE", help="PEM file of who signed its certificate")
+        each.add_argument("--cert", metavar="FILE", help="PEM file to show; --key goes with it")
+        each.add_argument("--key", metavar="FILE", help="PEM file of its key")
         if name != "dot":
             each.add_argument("--json", action="store_true", help="print JSON")
     choices = commands.choices
@@ -92,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         "nodes": _nodes, "links": _links, "join-token": _join_token, "dot": _dot, "leave": _leave,
     }[args.topology_command]  # fmt: skip
     try:
-        command(ManagerPort(url, token, args.ca), args)
+        command(ManagerPort(url, token, args.ca, args.cert, args.key), args)
     except ManagerError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -100,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from holdfast.security.tls import TlsError
     from holdfast.topology.server import serve
     from holdfast.topology.settings import SettingsError, load
     from holdfast.topology.store import StoreError
@@ -113,6 +119,9 @@ def _serve(args: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         asyncio.run(serve(settings))
+    except TlsError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_CONFIG
     except StoreError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -7,7 +7,11 @@ import urllib.request
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from holdfast.security.tls import TlsError, client_context, explained
+
 TIMEOUT_S: Final = 30.0
+JOIN_PATH: Final = "/api/v1/join"
+"""The published variable for the manager names it with this."""
 
 
 class ManagerError(Exception):
@@ -15,19 +19,28 @@ class ManagerError(Exception):
 
 
 class ManagerPort:
-    def __init__(self, url: str, token: str = "", ca_file: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        ca: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+    ) -> None:
         """Raises ManagerError: that is no URL, or no certificate."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ManagerError(f"{url!r} is no URL of a manager: write http://host:8080")
-        self.url = url.rstrip("/")
+        self.url = url.rstrip("/").removesuffix(JOIN_PATH)
         self._token = token
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
             try:
-                self._tls = ssl.create_default_context(cafile=ca_file)
-            except (OSError, ssl.SSLError) as error:
-                raise ManagerError(f"{ca_file}: {error}") from error
+                self._tls = client_context(ca or "", certificate or "", key or "")
+            except TlsError as error:
+                raise ManagerError(str(error)) from error
+        elif certificate or key:
+            raise ManagerError("certificates are for https: write the manager's URL so")
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
         """The data of the answer. Raises ManagerError."""
@@ -51,8 +64,10 @@ class ManagerPort:
         except urllib.error.HTTPError as error:
             raise ManagerError(_description(error)) from None
         except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            raise ManagerError(f"{self.url} cannot be asked: {reason}") from error
+            # urllib puts what it met into `reason`; OpenSSL's errors have a word of that name.
+            met = error.reason if isinstance(error, urllib.error.URLError) else error
+            text = explained(met) if isinstance(met, OSError) else str(met)
+            raise ManagerError(f"{self.url} cannot be asked: {text}") from error
 
 
 def _description(error: urllib.error.HTTPError) -> str:

@@ -5,18 +5,18 @@ the file. One process at a time has the file open (SQLite's exclusive lock, whic
 process). Calls come from one thread after another, never two at once.
 """
 
-import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
-from typing import Final, TypeVar
+from typing import Final
 
 from holdfast.client.identity import EPOCH_MAX, check_producer
 from holdfast.client.pubqueue_entry import ENTRY_OVERHEAD_BYTES, Entry, Failed, entry_size
 from holdfast.client.pubqueue_errors import StoreError, StoreFull
 from holdfast.client.pubqueue_store import FAILED_MAX, Change, Opened
+from holdfast.client.sqlite import Result, Trouble, sync_directory, transaction, trouble_of
 from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import PUBLISH
 from holdfast.mqtt.properties import decode_block, encode_block
@@ -46,7 +46,6 @@ _SCHEMA: Final = (
 _COLUMNS: Final = "sequence, epoch, topic, payload, properties, retain, put_at, expires_at"
 
 Row = tuple[int, int, str, bytes, bytes, int, float, float]
-Result = TypeVar("Result")
 
 
 class SqliteStore:
@@ -82,7 +81,7 @@ class SqliteStore:
             raise
 
     def apply(self, change: Change) -> None:
-        self._guard(lambda db: _transaction(db, lambda: _apply(db, change)))
+        self._guard(lambda db: transaction(db, lambda: _apply(db, change)))
 
     def read(self, after: int, count: int, size: int) -> list[Entry]:
         return self._guard(lambda db: _read(db, after, count, size))
@@ -92,7 +91,7 @@ class SqliteStore:
             db.execute("UPDATE messages SET epoch = ?", (epoch,))
             _set_state(db, "epoch", epoch)
 
-        self._guard(lambda db: _transaction(db, lambda: update(db)))
+        self._guard(lambda db: transaction(db, lambda: update(db)))
 
     def list_failed(self) -> list[Failed]:
         query = f"SELECT {_COLUMNS}, reason, text, failed_at FROM failed ORDER BY sequence"
@@ -103,7 +102,7 @@ class SqliteStore:
         def forget(db: sqlite3.Connection) -> int:
             return db.execute("DELETE FROM failed").rowcount
 
-        return self._guard(lambda db: _transaction(db, lambda: forget(db)))
+        return self._guard(lambda db: transaction(db, lambda: forget(db)))
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -112,7 +111,7 @@ class SqliteStore:
 
     def _open(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
         _prepare(db, self.path)
-        opened = _transaction(db, lambda: self._load(db, form, clock))
+        opened = transaction(db, lambda: self._load(db, form, clock))
         if not opened.count and _number(db, "PRAGMA freelist_count") >= COMPACTED_PAGES_MIN:
             # It needs room for a second copy; without it the file stays as it is.
             with suppress(sqlite3.OperationalError):
@@ -173,22 +172,13 @@ def _connect(path: Path) -> sqlite3.Connection:
     try:
         connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
         if is_new:
-            # SQLite syncs the file, but not the directory that names it.
             connection.execute("PRAGMA user_version")
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
         return connection
     except sqlite3.Error as error:
         raise _explained(error, path) from error
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
@@ -212,24 +202,11 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_PAGES_MAX << 12}")
     if not tables:
-        _transaction(db, lambda: [db.execute(statement) for statement in _SCHEMA])
+        transaction(db, lambda: [db.execute(statement) for statement in _SCHEMA])
     elif path.stat().st_size <= CHECKED_BYTES_MAX:
         (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if result != "ok":
             raise sqlite3.DatabaseError(result)
-
-
-def _transaction(db: sqlite3.Connection, operation: Callable[[], Result]) -> Result:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        result = operation()
-        db.execute("COMMIT")
-        return result
-    except BaseException:
-        # Some errors have ended the transaction already.
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
 
 
 def _apply(db: sqlite3.Connection, change: Change) -> None:
@@ -312,21 +289,20 @@ def _next_epoch(last: int, clock: float) -> int:
 
 
 def _explained(error: sqlite3.Error, path: Path) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    match code:
-        case sqlite3.SQLITE_FULL:
+    match trouble_of(error):
+        case Trouble.FULL:
             return StoreFull(f"{path}: the disk is full, nothing was stored")
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+        case Trouble.IN_USE:
             return StoreError(
                 f"{path} is in use by another process or queue: close it, or give another file"
             )
-        case sqlite3.SQLITE_NOTADB:
+        case Trouble.NO_DATABASE:
             return StoreError(f"{path} is no publish queue: give another file")
-        case sqlite3.SQLITE_CANTOPEN:
+        case Trouble.CANNOT_OPEN:
             return StoreError(f"{path}: cannot be opened; does its directory exist?")
-        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+        case Trouble.READ_ONLY:
             return StoreError(f"{path}: is not writable")
-        case sqlite3.SQLITE_IOERR:
+        case Trouble.DISK:
             return StoreError(f"{path}: {error}; open the queue again once the disk works")
     return StoreError(
         f"{path} is damaged ({error}): move it away; `sqlite3 {path.name} .recover` may read it"

@@ -47,6 +47,9 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Its first line is a join token, or the operator's."""
     manager_ca: str = ""
     """PEM file of who signed the manager's certificate; empty: those the system trusts."""
+    manager_certificate: str = ""
+    """PEM file to show the manager; `manager_key` goes with it."""
+    manager_key: str = ""
     broker: str = ""
     """URL of this member's broker, as tcp://host:1883, for the manager's probes."""
     labels: list[str] = field(default_factory=list)
@@ -152,9 +155,15 @@ def _filter_problems(settings: Federation) -> Iterator[Problem]:
 
 
 def _manager_problems(settings: Federation) -> Iterator[Problem]:
-    for key in ("manager_token_file", "manager_ca"):
+    files = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
+    for key in files:
         if getattr(settings, key) and not settings.manager:
             yield key, "needs manager, the topology manager's URL"
+    if bool(settings.manager_certificate) != bool(settings.manager_key):
+        given = "manager_certificate" if settings.manager_certificate else "manager_key"
+        yield given, "manager_certificate and manager_key go together: one of them is missing"
+    elif settings.manager_certificate and not settings.manager.startswith("https://"):
+        yield "manager_certificate", "is for a manager whose URL begins with https://"
     for label in settings.labels:
         if not all(label_of(label)):
             yield "labels", f"{label!r} is no label: write name=value"

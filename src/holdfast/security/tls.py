@@ -1,7 +1,19 @@
-"""TLS contexts for listeners, with errors that name the file."""
+"""TLS contexts for listeners and for who dials, with errors that name the file."""
 
 import ssl
 from pathlib import Path
+from typing import Final
+
+_ALERTS: Final = {
+    "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a client certificate",
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": "it agrees to nothing, and may ask for a client certificate",
+    "TLSV1_ALERT_UNKNOWN_CA": "it does not know who signed our certificate",
+    "SSLV3_ALERT_BAD_CERTIFICATE": "it does not take our certificate",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take our certificate",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has expired",
+    "SSLV3_ALERT_CERTIFICATE_REVOKED": "our certificate has been revoked",
+}
+"""What the other side says, by OpenSSL's names."""
 
 
 class TlsError(ValueError):
@@ -43,6 +55,31 @@ def server_context(
         except ssl.SSLError:
             raise TlsError(f"OpenSSL knows no cipher in {ciphers!r}") from None
     return context
+
+
+def client_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
+    """For who dials, and checks the name of the server. PEM files: `ca` of who signed the server's
+    certificate, empty for those the system trusts; `certificate` and `key` to show, both or none.
+    Raises TlsError."""
+    if bool(certificate) != bool(key):
+        raise TlsError("a certificate and its key go together: one of them is missing")
+    files = (("CA", ca), ("certificate", certificate), ("key", key))
+    for kind, name in files:
+        if name:
+            _check_readable(kind, Path(name))
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+    except ssl.SSLError:
+        raise TlsError(f"{ca}: no CA certificate in PEM format") from None
+    if certificate:
+        _load_pair(context, Path(certificate), Path(key))
+    return context
+
+
+def explained(error: OSError) -> str:
+    """What a dialled server has against us, where it has said so; else the error's own text."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else ""
+    return _ALERTS.get(reason or "", str(error))
 
 
 def _check_readable(kind: str, path: Path) -> None:

@@ -11,6 +11,8 @@ Invariants of the desired links, after every change:
 3. An id is given once, and a member keeps its id for as long as it is a member.
 4. A change is stored as a whole, with a revision of its own, before anybody is told of it.
 
-`graph`, `placement`, `repair`, `rebalance`, `health` and `desired` are pure; `store` keeps the
-state; `manager` puts them together; `api` is the HTTP form.
+`graph`, `placement`, `repair`, `rebalance`, `health`, `reports` and `desired` are pure. `store`
+keeps the state in a database, and `changes` has one change after another stored and then seen.
+`manager` puts them together for who asks, `rounds` for what is done unasked. `api` is the HTTP
+form, `access` says who may ask what.
 """

@@ -23,11 +23,14 @@ from holdfast.topology.access import (
     Role,
     Unauthorized,
     caller_of,
+    require_join,
     require_member,
     require_operator,
 )
-from holdfast.topology.desired import Refused
-from holdfast.topology.manager import Manager, NoSuchMember, TooMany, rules_of
+from holdfast.topology.brokers import broker_url
+from holdfast.topology.changes import TooMany
+from holdfast.topology.desired import Refused, rules_of
+from holdfast.topology.manager import Manager, NoSuchMember
 from holdfast.topology.messages import (
     AuditView,
     Desired,
@@ -44,7 +47,7 @@ from holdfast.topology.messages import (
     Watched,
 )
 from holdfast.topology.metrics import registry_for, render
-from holdfast.topology.openapi import Described, Parameter, document
+from holdfast.topology.openapi import Described, Parameter, document, schemes_of
 from holdfast.topology.store import StoreError
 
 T = TypeVar("T")
@@ -64,6 +67,9 @@ _CODES: Final[dict[type[Exception], int]] = {
     TooMany: 429,
     StoreError: 503,
 }
+
+CERTIFICATE_NAME: Final = "certificate_name"
+"""Of a request's state: the name of the client's certificate, which was verified."""
 
 _ID: Final = Parameter("id", "integer", "of the member", "path")
 
@@ -120,7 +126,7 @@ class Api:
             at("POST", f"{v1}/rebalance", self._rebalance, "exchange dear links for cheap ones",
                TopologyView, refusals=(503,)),
             at("GET", f"{v1}/watch", self._watch, "wait for the next revision", Watched,
-               refusals=(400, 404, 429), parameters=(
+               refusals=(400, 404, 429, 503), parameters=(
                    Parameter("since", "integer", "the revision that is known"),
                    Parameter("node", "integer", "whose neighbours to tell"),
                    Parameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
@@ -128,7 +134,7 @@ class Api:
             at("POST", f"{v1}/join-tokens", self._token, "a token that is good for one join",
                TokenView, body=TokenRequest, refusals=(400, 413, 429, 503)),
             at("GET", f"{v1}/audit", self._audit, "the newest changes first", list[AuditView],
-               refusals=(400,), parameters=(Parameter("lines", "integer", "how many"),)),
+               refusals=(400, 503), parameters=(Parameter("lines", "integer", "how many"),)),
             at("GET", f"{v1}/health", self._health, "is the federation well", HealthView),
             at("GET", "/metrics", self._metrics, "for Prometheus", needs_token=False,
                media_type="application/openmetrics-text"),
@@ -149,41 +155,47 @@ class Api:
                 return _refusal(code, str(error))
             if isinstance(result, Response):
                 return result
-            notes = "; ".join(self._manager.problems) if endpoint.described.method != "GET" else ""
-            return _enveloped(200, Envelope("success", 200, result, notes))
+            return _enveloped(200, Envelope("success", 200, result, self._notes(endpoint)))
 
         return answer
+
+    def _notes(self, endpoint: Endpoint) -> str:
+        lost = self._manager.changes.lost
+        if endpoint.described.method == "GET":
+            return f"as it was when the database was lost: {lost}" if lost else ""
+        return "; ".join(self._manager.problems)
 
     def _caller(self, request: Request, described: Described) -> Caller:
         """Raises Unauthorized, Forbidden."""
         if request.method != "GET" and "origin" in request.headers:
             raise Forbidden("web pages may not change the federation")
-        token = self._manager.settings.token if described.needs_token else ""
-        authorization = request.headers.get("authorization", "")
-        return caller_of(authorization, token, self._manager.state, time.time())
+        if not described.needs_token:
+            return Caller(Role.JOINER, "anybody")
+        return caller_of(
+            request.headers.get("authorization", ""),
+            getattr(request.state, CERTIFICATE_NAME, ""),
+            self._manager.settings,
+            self._manager.state,
+            time.time(),
+        )
 
     async def _join(self, request: Request, caller: Caller) -> object:
         wanted = await _body(request, JoinRequest)
-        self._check_join(wanted, caller)
-        has_tokens = bool(self._manager.settings.token)
+
+        def check() -> None:
+            if caller.member is not None:
+                self._manager.member(caller.member)
+            require_join(caller, wanted.uuid, broker_url(wanted.ip), self._manager.state)
+
+        check()
         return await self._manager.join(
             wanted,
             caller.name,
             join_token=caller.join_token,
-            by_member=caller.member,
-            gives_token=has_tokens and caller.role is not Role.MEMBER,
+            certificate="" if caller.role is Role.OPERATOR else caller.certificate,
+            gives_token=caller.gives_token,
+            check=check,
         )
-
-    def _check_join(self, wanted: JoinRequest, caller: Caller) -> None:
-        """A member comes back as itself only. Raises Forbidden."""
-        if caller.member is None:
-            return
-        itself = self._manager.member(caller.member)
-        if wanted.uuid != itself.uuid:
-            raise Forbidden(f"the token is that of member {itself.id}, which has another uuid")
-        other = self._manager.state.by_ip(wanted.ip)
-        if other is not None and other.id != itself.id:
-            raise Forbidden(f"{wanted.ip} is the broker of member {other.id}")
 
     async def _nodes(self, request: Request, caller: Caller) -> object:
         return views.node_views(self._manager)
@@ -194,16 +206,19 @@ class Api:
 
     async def _leave(self, request: Request, caller: Caller) -> object:
         node = _id(request)
-        require_member(caller, node)
-        self._manager.leave(node, caller.name)
+        self._require_member(caller, node)
+        await self._manager.leave(node, caller.name)
         return None
 
     async def _report(self, request: Request, caller: Caller) -> object:
         node = _id(request)
-        # One that was taken for dead must hear that it is no member, not that it may not report.
-        self._manager.member(node)
-        require_member(caller, node)
-        return self._manager.report(node, await _body(request, Report))
+        self._require_member(caller, node)
+        return await self._manager.report(node, await _body(request, Report))
+
+    def _require_member(self, caller: Caller, node: int) -> None:
+        """One that was taken for dead hears that it is no member, not that it may not do this.
+        Raises NoSuchMember, Forbidden."""
+        require_member(caller, self._manager.member(node))
 
     async def _topology(self, request: Request, caller: Caller) -> object:
         wanted = request.query_params.get("format", "json")
@@ -216,14 +231,14 @@ class Api:
     async def _rules(self, request: Request, caller: Caller) -> object:
         require_operator(caller)
         wanted = await _body(request, LinkRules)
-        self._manager.set_rules(
+        await self._manager.set_rules(
             rules_of([(each.a, each.b, each.rule) for each in wanted.links]), caller.name
         )
         return views.topology_view(self._manager)
 
     async def _rebalance(self, request: Request, caller: Caller) -> object:
         require_operator(caller)
-        self._manager.rebalance(caller.name)
+        await self._manager.rebalance(caller.name)
         return views.topology_view(self._manager)
 
     async def _watch(self, request: Request, caller: Caller) -> object:
@@ -246,7 +261,7 @@ class Api:
     async def _token(self, request: Request, caller: Caller) -> object:
         require_operator(caller)
         wanted = await _body(request, TokenRequest)
-        token, expires_at_s = self._manager.new_join_token(wanted.valid_s, caller.name)
+        token, expires_at_s = await self._manager.new_join_token(wanted.valid_s, caller.name)
         return TokenView(token=token, expires_at_s=expires_at_s)
 
     async def _audit(self, request: Request, caller: Caller) -> object:
@@ -254,7 +269,7 @@ class Api:
         lines = _number(request, "lines", AUDIT_LINES)
         if lines > AUDIT_LINES_MAX:
             raise ValueError(f"lines: at most {AUDIT_LINES_MAX}")
-        return self._manager.store.audit(lines)
+        return await self._manager.changes.audit(lines)
 
     async def _health(self, request: Request, caller: Caller) -> object:
         return views.health_view(self._manager)
@@ -269,7 +284,9 @@ class Api:
         return PlainTextResponse("ok\n")
 
     async def _openapi(self, request: Request, caller: Caller) -> object:
-        return JSONResponse(document([each.described for each in self.endpoints]))
+        settings = self._manager.settings
+        schemes = schemes_of(settings.access, bool(settings.token))
+        return JSONResponse(document([each.described for each in self.endpoints], schemes))
 
 
 def _enveloped(code: int, envelope: Envelope[Any]) -> Response:

@@ -35,6 +35,8 @@ class Member(Struct, frozen=True, kw_only=True):
     capacity: int = 0
     """Neighbours it can bear; 0: as the federation's limit says."""
     token_hash: str = ""
+    certificate: str = ""
+    """Name of the one it showed when it joined; only who shows one of this name speaks for it."""
     joined_at_s: float = 0.0
     """Seconds since 1970."""
 
@@ -132,6 +134,7 @@ def _renewed(known: Member, wanted: Member) -> Member:
         wanted,
         id=known.id,
         token_hash=wanted.token_hash or known.token_hash,
+        certificate=wanted.certificate or known.certificate,
         joined_at_s=known.joined_at_s,
     )
 
@@ -170,6 +173,18 @@ def leave(
                 readmitted = {token_hash: JoinToken(expires_at_s=readmit_until_s)}
                 state = replace(state, tokens=state.tokens | readmitted)
     return _relinked(state, repair(state.graph(), policy.rules(state), cost))
+
+
+def rules_of(rules: list[tuple[int, int, Rule]]) -> dict[Link, Rule]:
+    """Raises ValueError for a link of a member with itself, or two rules for one link."""
+    found: dict[Link, Rule] = {}
+    for one, other, rule in rules:
+        if one == other:
+            raise ValueError(f"a link has two ends, this one has {one} twice")
+        link = link_of(one, other)
+        if found.setdefault(link, rule) != rule:
+            raise ValueError(f"link {link[0]}-{link[1]} is both {found[link]} and {rule}")
+    return found
 
 
 def set_rules(state: Federation, rules: dict[Link, Rule], policy: Policy, cost: Cost) -> Changed:

@@ -1,25 +1,26 @@
 """The manager: takes requests and probes, changes the desired state, and lets others watch it.
 
-Everything that changes the state runs in one go in the event loop, from the decision to the commit
-of its transaction, so changes never overlap; the file takes a few milliseconds each time.
+What changes the state is decided in one go when its turn comes (`changes`), so nothing that was
+looked at before an `await` is relied on after it.
 """
 
 import asyncio
 import hashlib
-import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from msgspec import UNSET
 
 from holdfast.topology import desired
-from holdfast.topology.announcing import Schedule, announce_all, is_confirmed
+from holdfast.topology.announcing import is_confirmed
 from holdfast.topology.brokers import Brokers, broker_url
+from holdfast.topology.changes import Change, Changes, TooMany
 from holdfast.topology.desired import (
     DEGREE_MIN,
+    Announcement,
     Federation,
     JoinToken,
     Member,
@@ -27,17 +28,15 @@ from holdfast.topology.desired import (
     Refused,
     Rule,
 )
-from holdfast.topology.graph import Link, link_of
+from holdfast.topology.graph import Link
 from holdfast.topology.health import Health, Verdict
 from holdfast.topology.messages import Desired, JoinAnswer, JoinRequest, Neighbor, Report
+from holdfast.topology.reports import Reports
 from holdfast.topology.round_trips import UNKNOWN_MS, RoundTrips, measured_ms
 from holdfast.topology.settings import Settings
-from holdfast.topology.store import AuditLine, Store, StoreError
-
-logger = logging.getLogger("holdfast.topology")
+from holdfast.topology.store import Store
 
 MEMBERS_MAX: Final = 10_000
-PROBES_AT_ONCE: Final = 32
 REPORT_FRESH_INTERVALS: Final = 3
 WATCHERS_MAX: Final = 2_000
 TOKENS_MAX: Final = 10_000
@@ -47,10 +46,6 @@ READMIT_S: Final = 30 * 86_400.0
 
 class NoSuchMember(Exception):
     pass
-
-
-class TooMany(Exception):
-    """A bound of the manager's is reached; the text names it."""
 
 
 def hash_of(token: str) -> str:
@@ -65,89 +60,88 @@ class Manager:
         brokers: Brokers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises StoreError."""
+        """Reads the state, and blocks until it has. Raises StoreError."""
         self.settings = settings
-        self.store = store
-        self.state: Federation = store.load()
         self.health = Health()
         self.round_trips = RoundTrips()
-        self.reports: dict[int, tuple[float, Report]] = {}
-        """The newest report of each member, and when it came."""
+        self.reports = Reports(clock, REPORT_FRESH_INTERVALS * settings.probe_interval_s)
         self.problems: tuple[str, ...] = ()
         """Why the links are not as safe as they should be."""
         self.counts: Counter[str] = Counter()
         self.clock = clock
-        self._brokers = brokers
+        self.brokers = brokers
         self._policy = Policy(
             settings.degree_max, "paper" if settings.strategy == "paper" else "default"
         )
-        self._schedule = Schedule()
-        self._changed = asyncio.Event()
         self._watchers = 0
         self._is_ending = False
-        self.tasks: list[asyncio.Task[None]] = []
-        """What probes and announces; none of it ends by itself but by a defect."""
-        changed = desired.repaired(self.state, self._policy, self.round_trips.cost)
-        self.problems = changed.problems
-        if changed.state is not self.state:
-            self._commit(changed.state, "manager", "repair", "the limits have changed")
+        self.changes = Changes(store)
 
-    def start(self) -> None:
-        self.tasks = [
-            asyncio.create_task(self._probe_for_ever()),
-            asyncio.create_task(self._announce_for_ever()),
-        ]
+    @property
+    def state(self) -> Federation:
+        """As it was last stored."""
+        return self.changes.state
+
+    async def repair(self) -> None:
+        """What the limits ask for, which may be others than at the end before. Raises
+        StoreError."""
+
+        def decide() -> Change[None] | None:
+            changed = desired.repaired(self.state, self._policy, self.round_trips.cost)
+            if changed.state is self.state:
+                self.problems = changed.problems
+                return None
+            return self._change(changed, "manager", "repair", "the limits have changed")
+
+        await self.changes.make(decide)
+
+    def _change(
+        self, changed: desired.Changed, actor: str, action: str, detail: str
+    ) -> Change[None]:
+        def then() -> None:
+            self.problems = changed.problems
+
+        return Change(changed.state, actor, action, detail, then)
+
+    def adopted(self, before: Federation) -> None:
+        """Another manager may have changed the state, or a change of ours was stored after all.
+        Nobody counts as failing for the time without a database, in which reports were refused."""
+        self.health = Health()
+        self.reports.clear()
+        for node, member in before.members.items():
+            if self.state.members.get(node) != member:
+                self.round_trips.forget(node)
+        found = desired.repaired(self.state, self._policy, self.round_trips.cost)
+        self.problems = found.problems
 
     def release_watchers(self) -> None:
         """Answer who waits for a change, now and from now on: the end is near."""
         self._is_ending = True
-        self._wake()
-
-    def _wake(self) -> None:
-        """Who waits, once: an event that stayed set would be one that nobody can wait for."""
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changes.wake()
 
     async def stop(self) -> None:
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.store.close()
-
-    def _commit(self, after: Federation, actor: str, action: str, detail: str = "") -> None:
-        """Raises StoreError; then nothing has changed."""
-        line = AuditLine(
-            at_s=time.time(), revision=after.revision, actor=actor, action=action, detail=detail
-        )
-        self.store.save(self.state, after, line)
-        self.state = after
-        logger.info("%s actor=%s revision=%d %s", action, actor, after.revision, detail)
-        self._wake()
+        """After the change that is under way."""
+        await self.changes.stop()
 
     async def join(
         self,
         request: JoinRequest,
         actor: str,
         join_token: str = "",
-        by_member: int | None = None,
+        certificate: str = "",
         gives_token: bool = False,
+        check: Callable[[], None] = lambda: None,
     ) -> JoinAnswer:
-        """`join_token`: the hash of the token that lets it in, used up by this; `by_member`: who
-        asks, with its own token; `gives_token`: it needs one. Raises ValueError for an address
-        that is none, Refused, NoSuchMember, TooMany, StoreError."""
+        """`join_token`: the hash of the token that lets it in, used up by this; `certificate`: the
+        name of the one it has shown; `gives_token`: it needs one; `check`: asked last, raises for
+        who may not. Raises ValueError for an address that is none, Refused, NoSuchMember, TooMany,
+        StoreError."""
         ip = broker_url(request.ip)
         if 0 < request.capacity < DEGREE_MIN:
             raise ValueError(
                 f"capacity {request.capacity}: a member needs room for {DEGREE_MIN} neighbours"
             )
-        round_trip_ms = await self._brokers.round_trip_ms(ip)
-        if by_member is not None:
-            self.member(by_member)
-        token_state = self.state.tokens.get(join_token)
-        if join_token and (token_state is None or token_state.used_by is not None):
-            raise Refused("this join token has been used in the meantime: make a new one")
-        if len(self.state.members) >= MEMBERS_MAX:
-            raise TooMany(f"there are {MEMBERS_MAX} members, more than that are not taken")
+        round_trip_ms = await self.brokers.round_trip_ms(ip)
         token = secrets.token_urlsafe(32) if gives_token else ""
         wanted = Member(
             id=-1,
@@ -158,23 +152,43 @@ class Manager:
             labels=request.labels,
             capacity=request.capacity,
             token_hash=hash_of(token) if token else "",
+            certificate=certificate,
             joined_at_s=time.time(),
         )
-        trips = self.round_trips
-        joined = desired.join(self.state, wanted, self._policy, self._latency(request), trips.cost)
-        state, member = joined.state, joined.member
-        if join_token:
-            state = desired.with_token_used(state, join_token, member.id)
-        gone = [node for node in self.state.members if node not in state.members]
-        self._commit(state, actor, "join" if joined.is_new else "rejoin", f"{member.id} {ip}")
-        self.problems = joined.problems
-        self._forget([*gone, member.id])
-        trips.member_measured(member.id, round_trip_ms)
+        latency = self._latency(request)
+
+        def decide() -> Change[JoinAnswer]:
+            check()
+            before = self.state
+            token_state = before.tokens.get(join_token)
+            if join_token and (token_state is None or token_state.used_by is not None):
+                raise Refused("this join token has been used in the meantime: make a new one")
+            if len(before.members) >= MEMBERS_MAX:
+                raise TooMany(f"there are {MEMBERS_MAX} members, more than that are not taken")
+            joined = desired.join(before, wanted, self._policy, latency, self.round_trips.cost)
+            member, state = joined.member, joined.state
+            if join_token:
+                state = desired.with_token_used(state, join_token, member.id)
+
+            def then() -> JoinAnswer:
+                self.problems = joined.problems
+                self._forget([member.id, *(set(before.members) - set(state.members))])
+                self._measured(member.id, round_trip_ms, request)
+                self.counts["joins"] += 1
+                return self._join_answer(member, token)
+
+            action = "join" if joined.is_new else "rejoin"
+            return Change(state, actor, action, f"{member.id} {ip}", then)
+
+        answer = await self.changes.make(decide)
+        assert answer is not None
+        return answer
+
+    def _measured(self, node: int, round_trip_ms: float | None, request: JoinRequest) -> None:
+        self.round_trips.member_measured(node, round_trip_ms)
         for other, trip_ms in request.rtts.items():
-            if other in state.members:
-                trips.link_measured(member.id, other, trip_ms)
-        self.counts["joins"] += 1
-        return self._join_answer(member, token)
+            if other in self.state.members:
+                self.round_trips.link_measured(node, other, trip_ms)
 
     def _latency(self, request: JoinRequest) -> Callable[[int], float]:
         """Of the members as the newcomer measured them; without that, as the manager did. The
@@ -207,44 +221,74 @@ class Manager:
             raise NoSuchMember(f"there is no member {node}: it was removed, or never joined")
         return found
 
-    def leave(self, node: int, actor: str) -> None:
+    async def leave(self, node: int, actor: str) -> None:
         """Raises NoSuchMember, StoreError."""
-        self.member(node)
-        self._remove([node], actor, "leave")
 
-    def _remove(
-        self, nodes: list[int], actor: str, action: str, readmit_until_s: float = 0
+        def leaving() -> list[int]:
+            self.member(node)
+            return [node]
+
+        await self._remove(leaving, actor, "leave")
+
+    async def remove_dead(self) -> None:
+        """Raises StoreError."""
+        until_s = time.time() + READMIT_S
+        await self._remove(lambda: list(self.verdict().dead), "manager", "dead", until_s)
+
+    async def _remove(
+        self,
+        nodes_of: Callable[[], list[int]],
+        actor: str,
+        action: str,
+        readmit_until_s: float = 0,
     ) -> None:
-        changed = desired.leave(
-            self.state, nodes, self._policy, self.round_trips.cost, readmit_until_s
-        )
-        self._commit(changed.state, actor, action, " ".join(str(node) for node in nodes))
-        self.problems = changed.problems
-        self._forget(nodes)
-        self.counts["removals"] += len(nodes)
+        """Whom `nodes_of` says when the turn comes."""
 
-    def _forget(self, nodes: list[int]) -> None:
+        def decide() -> Change[None] | None:
+            nodes = nodes_of()
+            if not nodes:
+                return None
+            changed = desired.leave(
+                self.state, nodes, self._policy, self.round_trips.cost, readmit_until_s
+            )
+
+            def then() -> None:
+                self.problems = changed.problems
+                self._forget(nodes)
+                self.counts["removals"] += len(nodes)
+
+            detail = " ".join(str(node) for node in nodes)
+            return Change(changed.state, actor, action, detail, then)
+
+        await self.changes.make(decide)
+
+    def _forget(self, nodes: Iterable[int]) -> None:
         for node in nodes:
             self.health.forget(node)
             self.round_trips.forget(node)
-            self.reports.pop(node, None)
+            self.reports.forget(node)
 
-    def set_rules(self, rules: dict[Link, Rule], actor: str) -> None:
+    async def set_rules(self, rules: dict[Link, Rule], actor: str) -> None:
         """Raises Refused, StoreError."""
-        changed = desired.set_rules(self.state, rules, self._policy, self.round_trips.cost)
         text = " ".join(f"{low}-{high}:{rule}" for (low, high), rule in rules.items())
-        self._commit(changed.state, actor, "links", text)
-        self.problems = changed.problems
 
-    def rebalance(self, actor: str) -> None:
+        def decide() -> Change[None]:
+            changed = desired.set_rules(self.state, rules, self._policy, self.round_trips.cost)
+            return self._change(changed, actor, "links", text)
+
+        await self.changes.make(decide)
+
+    async def rebalance(self, actor: str) -> None:
         """Raises StoreError."""
-        before = self.state.links
-        changed = desired.rebalanced(self.state, self._policy, self.round_trips.cost)
-        moved = len(changed.state.links - before)
-        self._commit(changed.state, actor, "rebalance", f"{moved} new links")
-        self.problems = changed.problems
 
-    def report(self, node: int, report: Report) -> Desired:
+        def decide() -> Change[None]:
+            changed = desired.rebalanced(self.state, self._policy, self.round_trips.cost)
+            moved = len(changed.state.links - self.state.links)
+            return self._change(changed, actor, "rebalance", f"{moved} new links")
+
+        await self.changes.make(decide)
+
+    async def report(self, node: int, report: Report) -> Desired:
         """What a member says of its links, and what it should have. Raises NoSuchMember, Refused
         for a report of an earlier life of the member, StoreError."""
         member = self.member(node)
@@ -253,141 +297,71 @@ class Manager:
                 f"member {node} has joined with epoch {member.epoch} since {report.epoch}: join"
                 " again"
             )
-        self.reports[node] = (self.clock(), report)
+        self.reports.received(node, report)
         for link in report.links:
             if link.up and link.peer in self.state.members:
                 self.round_trips.link_measured(node, link.peer, measured_ms(link.rtt_ms))
-        for announcement in list(self.state.announcements.values()):
-            if announcement.receiver == node and is_confirmed(announcement, report):
-                after = desired.announced(self.state, announcement)
-                self._commit(after, "manager", "announced", f"{node} {announcement.about}")
+        await self.announced(
+            [
+                each
+                for each in self.state.announcements.values()
+                if each.receiver == node and is_confirmed(each, report)
+            ]
+        )
+        self.changes.check_current()
+        self.member(node)
         return Desired(self.state.revision, self.neighbors(node))
 
-    def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
+    async def announced(self, told: list[Announcement]) -> None:
+        """What was decided in the meantime stays. Raises StoreError."""
+
+        def decide() -> Change[None] | None:
+            after = self.state
+            for each in told:
+                after = desired.announced(after, each)
+            if after is self.state:
+                return None
+            detail = ", ".join(f"{each.receiver} {each.about}" for each in told)
+            return Change(after, "manager", "announced", detail, lambda: None)
+
+        if told:
+            await self.changes.make(decide)
+
+    async def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
         """The token and when it expires. Raises TooMany, StoreError."""
         now_s = time.time()
-        if len(self.state.tokens) >= TOKENS_MAX:
-            raise TooMany(f"there are {TOKENS_MAX} join tokens: wait until some expire")
         token = "join-" + secrets.token_urlsafe(24)
         expires_at_s = now_s + valid_s
-        after = desired.with_token(
-            self.state, hash_of(token), JoinToken(expires_at_s=expires_at_s), now_s
-        )
-        self._commit(after, actor, "join-token", f"valid for {valid_s:g} s")
+
+        def decide() -> Change[None]:
+            if len(self.state.tokens) >= TOKENS_MAX:
+                raise TooMany(f"there are {TOKENS_MAX} join tokens: wait until some expire")
+            made = JoinToken(expires_at_s=expires_at_s)
+            after = desired.with_token(self.state, hash_of(token), made, now_s)
+            return Change(after, actor, "join-token", f"valid for {valid_s:g} s", lambda: None)
+
+        await self.changes.make(decide)
         return token, expires_at_s
 
     async def changed_since(self, revision: int, timeout_s: float) -> bool:
         """Wait until the state has another revision, at most so long; whether it has. Raises
-        TooMany."""
+        TooMany, and StoreError where it is not known."""
         if self._watchers >= WATCHERS_MAX:
             raise TooMany(f"{WATCHERS_MAX} watch already: ask again later")
         self._watchers += 1
         try:
             async with asyncio.timeout(timeout_s):
                 while self.state.revision == revision and not self._is_ending:
-                    await self._changed.wait()
+                    await self.changes.changed.wait()
         except TimeoutError:
             pass
         finally:
             self._watchers -= 1
+        self.changes.check_current()
         return self.state.revision != revision
 
-    def fresh_report(self, node: int) -> Report | None:
-        found = self.reports.get(node)
-        limit_s = REPORT_FRESH_INTERVALS * self.settings.probe_interval_s
-        return found[1] if found is not None and self.clock() - found[0] <= limit_s else None
-
-    def is_reported_up(self, node: int) -> bool:
-        """Whether a neighbour has lately said that its link to this member works."""
-        for neighbour in self.state.neighbours(node):
-            report = self.fresh_report(neighbour)
-            if report and any(link.peer == node and link.up for link in report.links):
-                return True
-        return False
-
-    def link_up(self, link: Link) -> bool | None:
-        """None: neither end has lately reported it."""
-        said = [
-            each.up
-            for node, other in (link, link[::-1])
-            if (report := self.fresh_report(node)) is not None
-            for each in report.links
-            if each.peer == other
-        ]
-        return all(said) if said else None
-
     def verdict(self) -> Verdict:
-        return self.health.judge(self.state.members, self.is_reported_up)
+        def is_reported_up(node: int) -> bool:
+            return self.reports.is_up(node, self.state.neighbours(node))
 
-    async def probe_all(self) -> None:
-        """One round: probe everybody, and remove who is dead."""
-        slots = asyncio.Semaphore(PROBES_AT_ONCE)
-
-        async def probe(member: Member) -> tuple[Member, float | None]:
-            async with slots:
-                return member, await self._brokers.round_trip_ms(member.ip)
-
-        for member, trip_ms in await asyncio.gather(
-            *(probe(each) for each in self.state.members.values())
-        ):
-            if self.state.members.get(member.id) != member:
-                # It has left, or joined again, since.
-                continue
-            # A member that used to report and is silent does not live, whatever its broker does.
-            is_silent = member.id in self.reports and self.fresh_report(member.id) is None
-            succeeded = measured_ms(trip_ms) is not None and not is_silent
-            self.health.probed(member.id, succeeded)
-            self.round_trips.member_measured(member.id, trip_ms)
-            self.counts["probes_failed"] += not succeeded
-        dead = list(self.verdict().dead)
-        if dead:
-            self._remove(dead, "manager", "dead", time.time() + READMIT_S)
-
-    async def _probe_for_ever(self) -> None:
-        while True:
-            start = self.clock()
-            try:
-                await self.probe_all()
-            except StoreError as error:
-                logger.error("not_repaired error=%r", str(error))
-            await asyncio.sleep(max(0.0, start + self.settings.probe_interval_s - self.clock()))
-
-    async def announce_due(self) -> None:
-        """One round of announcements."""
-        state = self.state
-        due = self._schedule.due(state.announcements, self.clock())
-        addresses = {each.receiver: state.members[each.receiver].ip for each in due}
-        told = await announce_all(self._brokers, addresses, due)
-        for announcement in due:
-            is_enough = self._schedule.sent(announcement, announcement in told, self.clock())
-            if is_enough and announcement.receiver not in self.reports:
-                after = desired.announced(self.state, announcement)
-                if after is not self.state:
-                    detail = f"{announcement.receiver} {announcement.about}"
-                    self._commit(after, "manager", "announced", detail)
-
-    async def _announce_for_ever(self) -> None:
-        while True:
-            changed = self._changed
-            try:
-                await self.announce_due()
-            except StoreError as error:
-                logger.error("not_announced error=%r", str(error))
-            due = self._schedule.timer() if self.state.announcements else None
-            try:
-                async with asyncio.timeout(None if due is None else max(0.05, due - self.clock())):
-                    await changed.wait()
-            except TimeoutError:
-                pass
-
-
-def rules_of(rules: list[tuple[int, int, Rule]]) -> dict[Link, Rule]:
-    """Raises ValueError for a link of a member with itself, or two rules for one link."""
-    found: dict[Link, Rule] = {}
-    for one, other, rule in rules:
-        if one == other:
-            raise ValueError(f"a link has two ends, this one has {one} twice")
-        link = link_of(one, other)
-        if found.setdefault(link, rule) != rule:
-            raise ValueError(f"link {link[0]}-{link[1]} is both {found[link]} and {rule}")
-    return found
+        return self.health.judge(self.state.members, is_reported_up)

@@ -96,6 +96,8 @@ class NodeView(Struct, kw_only=True):
     id: int
     ip: str
     uuid: str
+    certificate: str = ""
+    """Name of the one it has joined with."""
     epoch: int
     advertise: str
     labels: dict[str, str]

@@ -15,6 +15,7 @@ COUNTERS = {
     "joins": "Joins, rejoins included, since the start.",
     "removals": "Members removed since the start.",
     "probes_failed": "Probes of members that failed since the start.",
+    "database_losses": "How often the database was lost since the start.",
 }
 
 
@@ -48,11 +49,13 @@ class TopologyCollector(Collector):
                 len(state.announcements),
             ),
             ("frozen", "1 while too many fail at once to remove anybody.", verdict.is_frozen),
+            ("database_away", "1 while the database cannot be used.", bool(manager.changes.lost)),
         ):
             yield GaugeMetricFamily(f"holdfast_topology_{name}", text, value=float(value))
+        counts = {**manager.counts, "database_losses": manager.changes.losses}
         for name, text in COUNTERS.items():
             yield CounterMetricFamily(
-                f"holdfast_topology_{name}", text, value=float(manager.counts[name])
+                f"holdfast_topology_{name}", text, value=float(counts.get(name, 0))
             )
 
 

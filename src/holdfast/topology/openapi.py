@@ -11,13 +11,13 @@ from holdfast.topology.messages import Envelope
 _TEMPLATE: Final = "#/components/schemas/{name}"
 REFUSALS: Final = {
     400: "the request is wrong; `description` says how",
-    401: "no token, or one that is not known",
-    403: "a token that does not allow it, or a web page",
+    401: "no token or certificate, or one that is not known",
+    403: "a token or certificate that does not allow it, or a web page",
     404: "there is no such member",
     409: "it contradicts the state; `description` says what to do",
     413: "the body is too large",
     429: "a bound of the manager's is reached",
-    503: "the state cannot be stored; nothing has changed",
+    503: "the state cannot be stored, or not be read; ask again later",
 }
 
 
@@ -45,7 +45,30 @@ class Described:
     needs_token: bool = True
 
 
-def document(endpoints: list[Described]) -> dict[str, Any]:
+_SCHEMES: Final = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "certificate": {
+        "type": "mutualTLS",
+        "description": "a certificate of the authority that the manager's client_ca names",
+    },
+}
+
+
+def schemes_of(access: str, has_token: bool) -> list[list[str]]:
+    """Any of them will do, and of each all parts are needed."""
+    match access:
+        case "certificate":
+            return [["certificate"]]
+        case "either":
+            return [["bearer"], ["certificate"]]
+        case "both":
+            return [["bearer", "certificate"]]
+    return [["bearer"]] if has_token else []
+
+
+def document(endpoints: list[Described], schemes: list[list[str]]) -> dict[str, Any]:
+    """`schemes`: see `schemes_of`."""
+    security: list[dict[str, list[str]]] = [{name: [] for name in names} for names in schemes]
     answers = [Envelope[each.answer] for each in endpoints]  # type: ignore[name-defined]
     bodies = [each.body for each in endpoints if each.body is not None]
     failure = Envelope[None]
@@ -54,7 +77,7 @@ def document(endpoints: list[Described]) -> dict[str, Any]:
     schema_of = dict(zip([str(each) for each in types], schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for each, answer in zip(endpoints, answers, strict=True):
-        operation = _operation(each, schema_of[str(answer)], schema_of[str(failure)])
+        operation = _operation(each, schema_of[str(answer)], schema_of[str(failure)], security)
         if each.body is not None:
             operation["requestBody"] = {
                 "required": True,
@@ -67,12 +90,14 @@ def document(endpoints: list[Described]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {name: _SCHEMES[name] for names in schemes for name in names},
         },
     }
 
 
-def _operation(each: Described, answer: Any, failure: Any) -> dict[str, Any]:
+def _operation(
+    each: Described, answer: Any, failure: Any, security: list[dict[str, list[str]]]
+) -> dict[str, Any]:
     content = {} if each.answer is None else {"application/json": {"schema": answer}}
     if each.media_type:
         content[each.media_type] = {"schema": {"type": "string"}}
@@ -95,6 +120,6 @@ def _operation(each: Described, answer: Any, failure: Any) -> dict[str, Any]:
             }
             for parameter in each.parameters
         ],
-        "security": [{"bearer": []}] if each.needs_token else [],
+        "security": security if each.needs_token else [],
         "responses": dict(sorted(responses.items())),
     }

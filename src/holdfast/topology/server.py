@@ -4,17 +4,24 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from holdfast.topology.api import Api
+from holdfast.security.certificates import certificate_identity
+from holdfast.security.tls import server_context
+from holdfast.topology.api import CERTIFICATE_NAME, Api
 from holdfast.topology.brokers import MqttBrokers
 from holdfast.topology.manager import Manager
+from holdfast.topology.rounds import Rounds
 from holdfast.topology.settings import Settings
-from holdfast.topology.store import Store
+from holdfast.topology.store import StoreError
+from holdfast.topology.stores import open_store
 
 logger = logging.getLogger("holdfast.topology")
 
@@ -30,55 +37,82 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
+class _CertifiedProtocol(H11Protocol):
+    """Tells each request whose certificate its connection has."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        name = certificate_identity(transport.get_extra_info("peercert"))
+        self.app_state = {**self.app_state, CERTIFICATE_NAME: name}
+        super().connection_made(transport)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """Raises TlsError."""
+    if not settings.certificate:
+        return None
+    return server_context(
+        Path(settings.certificate),
+        Path(settings.key),
+        Path(settings.client_ca) if settings.client_ca else None,
+        require_certificate=settings.access in ("certificate", "both"),
+    )
+
+
 async def serve(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises StoreError, and OSError if the address cannot be had."""
+    """Until SIGTERM or SIGINT. Raises StoreError, TlsError, and OSError if the address cannot be
+    had."""
+    tls = _tls(settings)
     brokers = MqttBrokers(
         settings.probe_timeout_s, settings.broker_username or None, settings.broker_password()
     )
-    manager = Manager(settings, Store(settings.database), brokers)
+    store = open_store(settings.db_url)
+    manager = Manager(settings, store, brokers)
+    rounds = Rounds(manager)
     bind = settings.bind.strip("[]")
     family = socket.AF_INET6 if ":" in bind else socket.AF_INET
     try:
+        await manager.repair()
         listener = socket.create_server((bind, settings.port), family=family)
-    except OSError:
+    except (OSError, StoreError):
         await manager.stop()
         raise
-    server = _QuietServer(
-        uvicorn.Config(
-            Api(manager).application(),
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-            ws="none",
-            ssl_certfile=settings.certificate or None,
-            ssl_keyfile=settings.key or None,
-            timeout_graceful_shutdown=SHUTDOWN_S,
-        )
+    config = uvicorn.Config(
+        Api(manager).application(),
+        http=_CertifiedProtocol,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=SHUTDOWN_S,
     )
+    config.load()
+    config.ssl = tls
+    server = _QuietServer(config)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     stopping = asyncio.create_task(stop.wait())
-    manager.start()
+    rounds.start()
     logger.info(
         "ready api=%s:%d database=%s members=%d revision=%d",
-        settings.bind, listener.getsockname()[1], settings.database,
+        settings.bind, listener.getsockname()[1], store.name,
         len(manager.state.members), manager.state.revision,
     )  # fmt: skip
     try:
         ended, _ = await asyncio.wait(
-            {serving, stopping, *manager.tasks}, return_when=asyncio.FIRST_COMPLETED
+            {serving, stopping, *rounds.tasks}, return_when=asyncio.FIRST_COMPLETED
         )
     finally:
         stopping.cancel()
         manager.release_watchers()
         server.should_exit = True
         await serving
+        await rounds.stop()
         await manager.stop()
         listener.close()
         logger.info("stopped")
-    for task in ended.intersection(manager.tasks):
+    for task in ended.intersection(rounds.tasks):
         # A manager that no longer looks after its members must not seem to live.
         task.result()

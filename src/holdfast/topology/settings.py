@@ -6,12 +6,13 @@ they win over the published ones.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address
-from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+from holdfast.config.first_line import UnreadableFile, first_word
 from holdfast.topology.durations import duration_ns
+from holdfast.topology.stores import SQLITE, check_url
 
 PREFIX: Final = "HOLDFAST_TOPOLOGY__"
 PUBLISHED: Final = {
@@ -21,9 +22,12 @@ PUBLISHED: Final = {
     "TOP_MAX_REDUNDANCY": "degree_max",
     "DB_URL": "db_url",
 }
-SQLITE: Final = "sqlite:///"
 STRATEGIES: Final = ("default", "paper")
+ACCESSES: Final = ("token", "certificate", "either", "both")
 TOKEN_CHARACTERS_MIN: Final = 16
+
+
+Value: TypeAlias = str | int | float | bool | frozenset[str]
 
 
 class SettingsError(Exception):
@@ -44,6 +48,13 @@ class Settings:
     certificate: str = ""
     """PEM file of this server's chain; `key` goes with it."""
     key: str = ""
+    client_ca: str = ""
+    """PEM file of who signs those of operators and members; empty: none is asked for."""
+    access: str = ""
+    """What a caller needs: token, certificate, either or both. Empty, with `client_ca`: both if
+    there is a token, else a certificate; without it, a token if there is one."""
+    operators: frozenset[str] = frozenset()
+    """Names of the operators' certificates. With both: empty lets the token alone decide."""
     core_ann_interval: str = "10s"
     beacon_interval: str = "10s"
     redundancy: int = 2
@@ -69,10 +80,6 @@ class Settings:
             return None
         return _first_line(self.broker_password_file).encode()
 
-    @property
-    def database(self) -> Path:
-        return Path(self.db_url.removeprefix(SQLITE))
-
 
 def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Settings:
     """`overrides` (of the command line) win; they are named by the fields. Raises SettingsError."""
@@ -90,8 +97,9 @@ def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None)
     texts |= {field: (text, f"--{field}") for field, text in (overrides or {}).items()}
     if environ.get("MONGO_URL") and "db_url" not in texts:
         raise SettingsError(
-            "MONGO_URL: this manager does not use MongoDB, it keeps its state in SQLite; unset it,"
-            f" and set DB_URL={SQLITE}/path/to/topology.db (members join again by themselves)"
+            "MONGO_URL: this manager does not use MongoDB, it keeps its state in SQLite or"
+            f" PostgreSQL; unset it, and set DB_URL={SQLITE}/path/to/topology.db (members join"
+            " again by themselves)"
         )
     return _checked(texts)
 
@@ -101,7 +109,7 @@ def _names(known: set[str]) -> str:
 
 
 def _checked(texts: Mapping[str, tuple[str, str]]) -> Settings:
-    values: dict[str, str | int | float | bool] = {}
+    values: dict[str, Value] = {}
     for field, (text, origin) in texts.items():
         try:
             values[field] = _value(field, text)
@@ -119,17 +127,44 @@ def _checked(texts: Mapping[str, tuple[str, str]]) -> Settings:
         raise SettingsError(
             f"the token has fewer than {TOKEN_CHARACTERS_MIN} characters: take a random one"
         )
-    if not settings.token and not settings.allow_anonymous and not _is_loopback(settings.bind):
+    settings = _with_access(settings)
+    is_open = settings.access == "token" and not settings.token
+    if is_open and not settings.allow_anonymous and not _is_loopback(settings.bind):
         raise SettingsError(
             f"anybody who reaches {settings.bind} could change the federation: set"
-            f" {PREFIX}TOKEN_FILE, or {PREFIX}ALLOW_ANONYMOUS=true if that is what you want"
+            f" {PREFIX}TOKEN_FILE or {PREFIX}CLIENT_CA, or {PREFIX}ALLOW_ANONYMOUS=true if that is"
+            " what you want"
         )
     return settings
 
 
-def _with_token_of_file(
-    settings: Settings, values: dict[str, str | int | float | bool]
-) -> Settings:
+def _with_access(settings: Settings) -> Settings:
+    """Says what is needed, and that what it takes is there. Raises SettingsError."""
+    if not settings.client_ca:
+        if settings.access not in ("", "token") or settings.operators:
+            raise SettingsError(
+                f"access by certificates takes {PREFIX}CLIENT_CA: the PEM file of who signs them"
+            )
+        return replace(settings, access="token")
+    if not settings.certificate:
+        raise SettingsError(f"client_ca takes HTTPS: set {PREFIX}CERTIFICATE and {PREFIX}KEY, too")
+    access = settings.access or ("both" if settings.token else "certificate")
+    match access:
+        case "token":
+            raise SettingsError("access=token asks for no certificates: leave client_ca out")
+        case "certificate" if settings.token:
+            raise SettingsError("access=certificate asks for no token: take either or both")
+        case "certificate" if not settings.operators:
+            raise SettingsError(
+                f"nobody would be the operator: name the operators' certificates in"
+                f" {PREFIX}OPERATORS, separated by commas"
+            )
+        case "either" | "both" if not settings.token:
+            raise SettingsError(f"access={access} takes a token: set {PREFIX}TOKEN_FILE")
+    return replace(settings, access=access)
+
+
+def _with_token_of_file(settings: Settings, values: dict[str, Value]) -> Settings:
     token = _first_line(settings.token_file)
     return Settings(**{**values, "token": token})  # type: ignore[arg-type]
 
@@ -137,15 +172,15 @@ def _with_token_of_file(
 def _first_line(file: str) -> str:
     """Raises SettingsError."""
     try:
-        text = Path(file).read_text("utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: cannot be read: {error}") from None
+        text = first_word(file)
+    except UnreadableFile as error:
+        raise SettingsError(str(error)) from None
     if not text:
         raise SettingsError(f"{file}: its first line is empty")
     return text
 
 
-def _value(field: str, text: str) -> str | int | float | bool:
+def _value(field: str, text: str) -> Value:
     """Raises ValueError."""
     match field:
         case "port":
@@ -164,8 +199,12 @@ def _value(field: str, text: str) -> str | int | float | bool:
             duration_ns(text)
         case "strategy" if text not in STRATEGIES:
             raise ValueError(f"{text!r}: choose {' or '.join(STRATEGIES)}")
-        case "db_url" if not text.startswith(SQLITE) or text == SQLITE:
-            raise ValueError(f"{text.partition('://')[0]!r}: write {SQLITE}/path/to/topology.db")
+        case "access" if text not in ACCESSES:
+            raise ValueError(f"{text!r}: choose {', '.join(ACCESSES[:-1])} or {ACCESSES[-1]}")
+        case "operators":
+            return frozenset(name.strip() for name in text.split(",") if name.strip())
+        case "db_url":
+            check_url(text)
     return text
 
 

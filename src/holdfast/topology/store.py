@@ -1,10 +1,18 @@
-"""The manager's state in an SQLite file: one transaction per change, and a line of the audit log
-in each. What is written is the difference of two states."""
+"""The manager's state in an SQL database: one transaction per change, and a line of the audit log
+in each. What is written is the difference of two states.
 
-import sqlite3
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Final, TypeVar
+What holds for every database:
+
+1. A change is stored as a whole or not at all, and only on top of the revision it was decided on:
+   so revisions grow by one manager's changes at a time.
+2. After `StoreLost` it is not known whether the last change was stored. Nothing more is, until
+   `load` has told.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -14,35 +22,17 @@ from holdfast.topology.graph import Link
 T = TypeVar("T")
 
 VERSION: Final = 1
+"""Of the tables; a database of another version is left alone."""
 AUDIT_LINES_MAX: Final = 100_000
 """Older ones are forgotten."""
-BUSY_TIMEOUT_S: Final = 5.0
-
-_SCHEMA: Final = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE members (
-    id INTEGER PRIMARY KEY, uuid TEXT UNIQUE, ip TEXT NOT NULL UNIQUE, body TEXT NOT NULL
-);
-CREATE TABLE links (
-    low INTEGER NOT NULL, high INTEGER NOT NULL, PRIMARY KEY (low, high), CHECK (low < high)
-) WITHOUT ROWID;
-CREATE TABLE rules (
-    low INTEGER NOT NULL, high INTEGER NOT NULL, rule TEXT NOT NULL, PRIMARY KEY (low, high)
-) WITHOUT ROWID;
-CREATE TABLE tokens (hash TEXT PRIMARY KEY, body TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE announcements (
-    receiver INTEGER NOT NULL, about INTEGER NOT NULL, body TEXT NOT NULL,
-    PRIMARY KEY (receiver, about)
-) WITHOUT ROWID;
-CREATE TABLE audit (
-    at INTEGER PRIMARY KEY AUTOINCREMENT, at_s REAL NOT NULL, revision INTEGER NOT NULL,
-    actor TEXT NOT NULL, action TEXT NOT NULL, detail TEXT NOT NULL
-);
-"""
 
 
 class StoreError(Exception):
-    """The file cannot be used or written; nothing has changed."""
+    """The database cannot be used or written; nothing has changed."""
+
+
+class StoreLost(StoreError):
+    """There is no connection to it any more, and the last change may have been stored or not."""
 
 
 class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,83 +44,91 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Store:
-    """Not thread-safe: one call at a time, from whichever thread."""
+class Store(ABC):
+    """Not thread-safe but for `interrupt`: one call at a time, from whichever thread. All of them
+    block. A subclass opens its database when it is made; its SQL has `?` for parameters."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens it, or makes it. Raises StoreError."""
-        self._path = path
-        try:
-            self._connection = sqlite3.connect(
-                path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA journal_mode = WAL")
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._prepare()
-        except sqlite3.Error as error:
-            raise StoreError(f"{path}: {error}") from error
+    name: str
+    """For people, without secrets."""
 
-    def _prepare(self) -> None:
-        [version] = self._connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            raise StoreError(
-                f"{self._path}: written by another version of the manager (format {version}, this"
-                f" one knows {VERSION})"
-            )
-        if version == 0:
-            self._connection.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('revision', 0),"
-                f" ('next_id', 0); PRAGMA user_version = {VERSION}; COMMIT;"
-            )
+    @abstractmethod
+    def _all(self, sql: str) -> Sequence[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def _run(self, sql: str, values: Sequence[object]) -> int:
+        """Of how many rows."""
+
+    @abstractmethod
+    def _run_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
+
+    @abstractmethod
+    def _transaction(self, work: Callable[[], T]) -> T:
+        """`work` sees one state of the database; rolled back if it raises."""
+
+    @abstractmethod
+    def _explained(self) -> AbstractContextManager[object]:
+        """Turns the database's errors into StoreError and StoreLost."""
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """If it is not connected. Raises StoreError."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises StoreLost."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Makes the call that another thread is in end soon, with an exception."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     def load(self) -> Federation:
-        """Raises StoreError."""
-        ask = self._connection.execute
+        """Connects anew if need be. Raises StoreError."""
+        self._connect()
         try:
-            meta = dict(ask("SELECT name, value FROM meta"))
-            members = [_decode(Member, body) for (body,) in ask("SELECT body FROM members")]
-            rules = list(ask("SELECT low, high, rule FROM rules"))
-            announcements = [
-                _decode(Announcement, body) for (body,) in ask("SELECT body FROM announcements")
-            ]
-            return Federation(
-                revision=meta["revision"],
-                next_id=meta["next_id"],
-                members={member.id: member for member in sorted(members, key=lambda m: m.id)},
-                links=frozenset(ask("SELECT low, high FROM links")),
-                pinned=frozenset((low, high) for low, high, rule in rules if rule == "pin"),
-                forbidden=frozenset((low, high) for low, high, rule in rules if rule == "forbid"),
-                tokens={
-                    name: _decode(JoinToken, body)
-                    for name, body in ask("SELECT hash, body FROM tokens")
-                },
-                announcements={(each.receiver, each.about): each for each in announcements},
-            )
-        except (sqlite3.Error, msgspec.DecodeError, KeyError) as error:
-            raise StoreError(f"{self._path}: damaged: {error}") from error
+            with self._explained():
+                return self._transaction(self._read)
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise StoreError(f"{self.name}: damaged: {error}") from error
+
+    def _read(self) -> Federation:
+        ask = self._all
+        meta = dict(ask("SELECT name, value FROM meta"))
+        members = [_decode(Member, body) for (body,) in ask("SELECT body FROM members")]
+        rules = list(ask("SELECT low, high, rule FROM rules"))
+        announcements = [
+            _decode(Announcement, body) for (body,) in ask("SELECT body FROM announcements")
+        ]
+        return Federation(
+            revision=meta["revision"],
+            next_id=meta["next_id"],
+            members={member.id: member for member in sorted(members, key=lambda m: m.id)},
+            links=frozenset((low, high) for low, high in ask("SELECT low, high FROM links")),
+            pinned=frozenset((low, high) for low, high, rule in rules if rule == "pin"),
+            forbidden=frozenset((low, high) for low, high, rule in rules if rule == "forbid"),
+            tokens={
+                name: _decode(JoinToken, body)
+                for name, body in ask("SELECT hash, body FROM tokens")
+            },
+            announcements={(each.receiver, each.about): each for each in announcements},
+        )
 
     def save(self, before: Federation, after: Federation, line: AuditLine) -> None:
-        """All or nothing. Raises StoreError, also when another manager has changed the file since
+        """All or nothing. Raises StoreError, also when another manager has changed the state since
         `before` was loaded."""
-        try:
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                self._write(before, after, line)
-                self._connection.execute("COMMIT")
-            except BaseException:
-                self._connection.execute("ROLLBACK")
-                raise
-        except sqlite3.Error as error:
-            raise StoreError(f"{self._path}: {error}") from error
+        with self._explained():
+            self._transaction(lambda: self._write(before, after, line))
 
     def _write(self, before: Federation, after: Federation, line: AuditLine) -> None:
-        run = self._connection.execute
+        run = self._run
         changed = run(
             "UPDATE meta SET value = ? WHERE name = 'revision' AND value = ?",
             (after.revision, before.revision),
         )
-        if changed.rowcount != 1:
-            raise StoreError(f"{self._path}: another manager writes to it, too; stop one of them")
+        if changed != 1:
+            raise self._conflict()
         run("UPDATE meta SET value = ? WHERE name = 'next_id'", (after.next_id,))
         # Deleted before inserted: an address or uuid may have gone from one member to another.
         self._difference("members", ("id",), _members(before), _members(after))
@@ -140,11 +138,14 @@ class Store:
         self._difference(
             "announcements", ("receiver", "about"), _announcements(before), _announcements(after)
         )
-        added = run(
+        run(
             "INSERT INTO audit (at_s, revision, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
             (line.at_s, after.revision, line.actor, line.action, line.detail),
         )
-        run("DELETE FROM audit WHERE at <= ?", ((added.lastrowid or 0) - AUDIT_LINES_MAX,))
+        run("DELETE FROM audit WHERE at <= (SELECT max(at) FROM audit) - ?", (AUDIT_LINES_MAX,))
+
+    def _conflict(self) -> StoreError:
+        return StoreError(f"{self.name}: another manager writes to it, too; stop one of them")
 
     def _difference(
         self,
@@ -156,25 +157,32 @@ class Store:
         """Rows by their keys, which are their first columns."""
         condition = " AND ".join(f"{name} = ?" for name in key)
         stale = [each for each, row in before.items() if after.get(each) != row]
-        self._connection.executemany(f"DELETE FROM {table} WHERE {condition}", stale)
+        if stale:
+            self._run_many(f"DELETE FROM {table} WHERE {condition}", stale)
         rows = [row for each, row in after.items() if before.get(each) != row]
         if rows:
             places = ", ".join("?" for _ in rows[0])
-            self._connection.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+            self._run_many(f"INSERT INTO {table} VALUES ({places})", rows)
 
     def audit(self, lines: int) -> list[AuditLine]:
-        """The newest ones, the newest first."""
-        found = self._connection.execute(
-            "SELECT at_s, revision, actor, action, detail FROM audit ORDER BY at DESC LIMIT ?",
-            (lines,),
-        )
+        """The newest ones, the newest first. Raises StoreError."""
+        with self._explained():
+            found = self._all(
+                "SELECT at_s, revision, actor, action, detail FROM audit ORDER BY at DESC"
+                f" LIMIT {lines:d}"
+            )
         return [
             AuditLine(at_s=at_s, revision=revision, actor=actor, action=action, detail=detail)
             for at_s, revision, actor, action, detail in found
         ]
 
-    def close(self) -> None:
-        self._connection.close()
+    def _check_version(self, version: int) -> None:
+        """Raises StoreError."""
+        if version != VERSION:
+            raise StoreError(
+                f"{self.name}: written by another version of the manager (format {version}, this"
+                f" one knows {VERSION})"
+            )
 
 
 _Rows = dict[tuple[object, ...], tuple[object, ...]]

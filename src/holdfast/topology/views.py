@@ -10,12 +10,12 @@ from holdfast.topology.messages import HealthView, LinkView, NodeView, TopologyV
 
 
 def node_view(manager: Manager, member: Member, verdict: Verdict) -> NodeView:
-    received = manager.reports.get(member.id)
-    report = None if received is None else received[1]
+    ago_s, report = manager.reports.newest(member.id) or (None, None)
     return NodeView(
         id=member.id,
         ip=member.ip,
         uuid=member.uuid,
+        certificate=member.certificate,
         epoch=member.epoch,
         advertise=member.advertise,
         labels=member.labels,
@@ -24,7 +24,7 @@ def node_view(manager: Manager, member: Member, verdict: Verdict) -> NodeView:
         latency_ms=manager.round_trips.of_members.get(member.id),
         neighbors=manager.state.neighbours(member.id),
         joined_at_s=member.joined_at_s,
-        reported_ago_s=None if received is None else manager.clock() - received[0],
+        reported_ago_s=ago_s,
         digest=report.digest if report else "",
         interest=report.interest if report else 0,
     )
@@ -56,7 +56,7 @@ def _link_view(manager: Manager, link: Link) -> LinkView:
         b=link[1],
         pinned=link in manager.state.pinned,
         rtt_ms=manager.round_trips.of_links.get(link),
-        up=manager.link_up(link),
+        up=manager.reports.link_up(link),
     )
 
 
@@ -66,12 +66,15 @@ def health_view(manager: Manager) -> HealthView:
     is_everybody_well = all(
         state in (State.HEALTHY, State.NEW) for state in verdict.states.values()
     )
+    problems = list(manager.problems)
+    if manager.changes.lost:
+        problems.append(f"the database is away: {manager.changes.lost}")
     return HealthView(
-        healthy=is_everybody_well and not manager.problems,
+        healthy=is_everybody_well and not problems,
         frozen=verdict.is_frozen,
         members=len(manager.state.members),
         states=dict(states),
-        problems=list(manager.problems),
+        problems=problems,
         revision=manager.state.revision,
     )
 
@@ -86,7 +89,7 @@ def dot(manager: Manager) -> str:
         colour = colours.get(verdict.states[member.id], "salmon")
         lines.append(f"  {member.id} [label={label}, fillcolor={colour}];")
     for link in sorted(manager.state.links):
-        style = "dotted" if manager.link_up(link) is False else "solid"
+        style = "dotted" if manager.reports.link_up(link) is False else "solid"
         if link in manager.state.pinned:
             style += ",bold"
         trip_ms = manager.round_trips.of_links.get(link)

@@ -1,0 +1,121 @@
+"""The stores themselves: what one of the databases makes difficult, and what both must keep."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.topology import store as store_module
+from holdfast.topology.desired import Announcement, Federation, JoinToken, Member
+from holdfast.topology.sqlite_store import SqliteStore
+from holdfast.topology.store import AuditLine, Store, StoreError
+from holdfast.topology.stores import open_store
+from tests.support.topology_databases import DATABASES, new_database
+
+LINE = AuditLine(at_s=1.5, revision=0, actor="test", action="do", detail="x")
+
+
+@pytest.fixture(params=DATABASES)
+def store(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Store]:
+    store = open_store(new_database(request.param, tmp_path, request).url)
+    yield store
+    store.close()
+
+
+FULL = Federation(
+    revision=7,
+    next_id=1 << 40,
+    members={
+        0: Member(id=0, ip="tcp://a:1", uuid="uuid-aaaa", epoch=(1 << 63) - 1, labels={"ü": "\0"}),
+        3: Member(id=3, ip="tcp://b:1", certificate="ö'; DROP TABLE members; --"),
+        4: Member(id=4, ip="tcp://c:1"),
+    },
+    links=frozenset({(0, 3), (3, 4)}),
+    pinned=frozenset({(0, 3)}),
+    forbidden=frozenset({(0, 4)}),
+    tokens={"00ff": JoinToken(expires_at_s=12.25), "11": JoinToken(expires_at_s=1.0, used_by=3)},
+    announcements={(3, 0): Announcement(receiver=3, about=0, ip="tcp://a:1", action="REMOVE")},
+)
+
+
+def test_everything_comes_back(store: Store) -> None:
+    empty = store.load()
+    assert empty == Federation()
+    store.save(empty, FULL, LINE)
+    assert store.load() == FULL
+    [line] = store.audit(5)
+    assert line == AuditLine(at_s=1.5, revision=7, actor="test", action="do", detail="x")
+
+
+def test_addresses_and_uuids_change_hands_in_one_change(store: Store) -> None:
+    before = Federation(
+        revision=1,
+        members={
+            1: Member(id=1, ip="tcp://a", uuid="uuid-aaaa"),
+            2: Member(id=2, ip="tcp://b", uuid="uuid-bbbb"),
+        },
+    )
+    after = Federation(
+        revision=2,
+        members={
+            1: Member(id=1, ip="tcp://b", uuid="uuid-bbbb"),
+            2: Member(id=2, ip="tcp://a", uuid="uuid-aaaa"),
+        },
+    )
+    store.save(Federation(), before, LINE)
+    store.save(before, after, LINE)
+    assert store.load() == after
+
+
+def test_a_change_that_fails_leaves_nothing(store: Store) -> None:
+    """Two members with one address: found by the database, after half of it was written."""
+    wrong = Federation(
+        revision=1,
+        next_id=9,
+        members={1: Member(id=1, ip="tcp://a"), 2: Member(id=2, ip="tcp://a")},
+        links=frozenset({(1, 2)}),
+    )
+    with pytest.raises(StoreError):
+        store.save(Federation(), wrong, LINE)
+    assert store.load() == Federation()
+    assert store.audit(5) == []
+    store.save(Federation(), FULL, LINE)
+    assert store.load() == FULL
+
+
+def test_a_change_of_another_state_is_refused(store: Store) -> None:
+    store.save(Federation(), FULL, LINE)
+    with pytest.raises(StoreError, match="another manager"):
+        store.save(Federation(), Federation(revision=1), LINE)
+    assert store.load() == FULL
+
+
+def test_the_audit_log_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "AUDIT_LINES_MAX", 3)
+    state = Federation()
+    for revision in range(1, 8):
+        after = Federation(revision=revision)
+        store.save(state, after, LINE)
+        state = after
+    assert [line.revision for line in store.audit(100)] == [7, 6, 5]
+    assert [line.revision for line in store.audit(2)] == [7, 6]
+
+
+def test_what_a_database_cannot_write_is_an_error_of_the_store(store: Store) -> None:
+    """SQLite takes a NUL in a text, PostgreSQL does not."""
+    line = AuditLine(at_s=0, revision=0, actor="a\0b", action="", detail="")
+    if isinstance(store, SqliteStore):
+        store.save(Federation(), FULL, line)
+        assert store.load() == FULL
+    else:
+        with pytest.raises(StoreError, match="NUL"):
+            store.save(Federation(), FULL, line)
+        assert store.load() == Federation()
+
+
+def test_without_a_driver_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "holdfast.topology.postgresql_store", raising=False)
+    with pytest.raises(StoreError, match=r"pip install 'holdfast\[postgresql\]'"):
+        open_store("postgresql://h/d")
