@@ -8,7 +8,7 @@ the moment a read reaches what the node had delivered when it was asked for.
 from collections import deque
 
 from holdfast.log import record as log_record
-from holdfast.log.cursor import Interest
+from holdfast.log.interest import Interest
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
@@ -24,6 +24,7 @@ from holdfast.node.delivery import (
 from holdfast.node.effects import FetchInflight, ReadLog
 from holdfast.node.routing import may_read, subscription_for
 from holdfast.node.state import Group, Held, NodeState
+from holdfast.session.audience import decode_audience
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
@@ -89,6 +90,8 @@ def message_of(record: Record) -> Message:
     )
     message.partition = record.partition
     message.offset = record.offset
+    if record.flags & log_record.FLAG_AUDIENCE:
+        message.audience = decode_audience(record.audience)
     return message
 
 
@@ -125,7 +128,8 @@ def handle_read(
             return
         for record in records:
             message = message_of(record)
-            if message.qos > 0:
+            audience = message.audience
+            if message.qos > 0 and (audience is None or reader.key in audience.groups):
                 _queue(reader, Delivery(message, message.qos, message.retain, ()))
         reader.finish_read(positions, done)
         note_group_progress(state, reader)
@@ -170,6 +174,8 @@ def _queue_for_session(state: NodeState, session: Session, records: list[Record]
         if subscription.no_local and record.client_id == session.key:
             continue
         message = message_of(record)
+        if message.audience is not None and not message.audience.is_plain:
+            continue
         _queue(
             session,
             Delivery(

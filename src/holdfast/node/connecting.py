@@ -31,6 +31,9 @@ SEQUENCES_ASKED: Final = ("hf-seq", "?")
 """A user property of CONNECT: does this broker look at producer sequences?"""
 SEQUENCES_KNOWN: Final = ("hf-seq", "1")
 """The answer in CONNACK. Other brokers give none."""
+SEQUENCES_2_ASKED: Final = ("hf-seq", "?2")
+"""Beside the other question: would it look at those of this connection's QoS 2 messages, too?"""
+SEQUENCES_2_KNOWN: Final = ("hf-seq", "2")
 ROOMY_PACKET_BYTES: Final = 1024
 """A client that takes packets of this size has room for the answer."""
 
@@ -414,6 +417,9 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
         # [MQTT-3.2.2-20]
         if is_asked and connection.packet_bytes_max >= ROOMY_PACKET_BYTES:
             answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN]
+            if isinstance(pairs, list) and SEQUENCES_2_ASKED in pairs:
+                connection.numbers_qos2 = True
+                answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN, SEQUENCES_2_KNOWN]
     connection.receive_maximum = receive_maximum
     session.inflight_max = min(receive_maximum, config.inflight_max)
     connection.keep_alive_s = float(keep_alive_s)

@@ -17,14 +17,21 @@ from holdfast.session.state import encode_cursor
 
 
 def deliver(state: NodeState, route: Route, message: Message) -> int:
-    """Hand a message to everyone who subscribed to its topic; the number of receivers."""
-    receivers = len(route.targets) + len(route.groups)
+    """Hand a message to everyone of its audience who subscribed to its topic; the number of
+    receivers."""
+    targets = route.targets
+    groups = route.groups
+    audience = message.audience
+    if audience is not None:
+        targets = targets if audience.is_plain else []
+        groups = [group for group in groups if group.key in audience.groups]
+    receivers = len(targets) + len(groups)
     if message.qos == 0:
-        for target in route.targets:
+        for target in targets:
             if target.session.connection is not None:
                 send_qos0(state, target, message)
     else:
-        for target in route.targets:
+        for target in targets:
             session = target.session
             if session.connection is None:
                 continue
@@ -32,7 +39,7 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
                 send_qos0(state, target, message)
             elif session.tailing:
                 _hand_to_session(state, session, target, message)
-    for group in route.groups:
+    for group in groups:
         _hand_to_group(state, group, message)
     return receivers
 

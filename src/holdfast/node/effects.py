@@ -1,6 +1,6 @@
 """What the node asks its driver to do. Results come back through `Node`."""
 
-from holdfast.log.cursor import Interest
+from holdfast.log.interest import Interest
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
 from holdfast.session.session import Session

@@ -6,7 +6,9 @@ publisher is handed over after any crash. It counts for no client, access contro
 it, and nobody else gets its client id.
 
 What comes in is a record by a producer of its own. Its place in the producer table is what makes a
-message that is brought again after a crash be stored once, at QoS 2 as well.
+message that is brought again after a crash be stored once, at QoS 2 as well. The record has the
+message's audience: whoever reads it, now or after a restart, finds in it that another member's
+clients have it.
 """
 
 from collections.abc import Callable
@@ -24,6 +26,7 @@ from holdfast.node.routing import find_route
 from holdfast.node.sequencing import note_evicted
 from holdfast.node.state import Held, NodeState, Route
 from holdfast.node.subscribing import handle_subscribe, handle_unsubscribe
+from holdfast.session.audience import encode_audience
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.message import Message
 from holdfast.session.session import FEDERATION, Session
@@ -73,6 +76,20 @@ def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) ->
     handle_unsubscribe(state, connection, session, Unsubscribe(1, filters))
 
 
+def groups_for(state: NodeState, topic: bytes) -> list[str]:
+    """Keys of the shared groups here that want a topic. Raises InvalidTopic."""
+    return [group.key for group in find_route(state, topic).groups]
+
+
+def groups_without(state: NodeState, topic: bytes, partition: int, offset: int) -> list[str]:
+    """Keys of the shared groups here that want a topic and have begun after that record of it."""
+    return [
+        group.key
+        for group in find_route(state, topic).groups
+        if group.start is not None and offset < group.start[partition]
+    ]
+
+
 def publish(
     state: NodeState,
     message: Message,
@@ -104,10 +121,16 @@ def publish(
     if state.disk_full or state.is_congested():
         return False
     flags = message.qos | log_record.FLAG_PRODUCER
+    if message.retain:
+        flags |= log_record.FLAG_RETAIN
+    audience = b""
+    if message.audience is not None:
+        flags |= log_record.FLAG_AUDIENCE
+        audience = encode_audience(message.audience)
     record = Record(
         route.partition,
         log_record.MESSAGE,
-        flags | log_record.FLAG_RETAIN if message.retain else flags,
+        flags,
         message.timestamp_us,
         message.topic,
         message.publisher,
@@ -116,6 +139,7 @@ def publish(
         producer=producer,
         producer_epoch=epoch,
         sequence=sequence,
+        audience=audience,
     )
     evicted = state.producers.store(producer, route.partition, epoch, sequence, state.wall_us)
     if evicted:

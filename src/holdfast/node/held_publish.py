@@ -14,7 +14,7 @@ from holdfast.node.sequencing import note_refused
 from holdfast.node.state import Held, NodeState, Route
 from holdfast.session.connection import CLOSED, Connection
 from holdfast.session.message import Message
-from holdfast.session.session import Session
+from holdfast.session.session import FEDERATION, Session
 
 
 def acknowledgement(qos: int) -> int:
@@ -175,6 +175,8 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
     """[MQTT-3.3.1-5] the last one replaces; [MQTT-3.3.1-6] [MQTT-3.3.1-7] an empty one removes."""
     if not message.payload:
         state.retained.remove(topic)
+        if state.watch_removal is not None and message.publisher != FEDERATION.encode():
+            state.watch_removal(message)
         return
     if len(state.retained) >= state.config.retained_max and state.retained.get(topic) is None:
         state.stats.refused_quota += 1

@@ -9,7 +9,7 @@ from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
-from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC
+from holdfast.mqtt.packets import PUBCOMP, PUBREC
 from holdfast.mqtt.publish import Publish, decode_publish
 from holdfast.node.delivery import deliver, send_group_qos0
 from holdfast.node.held_publish import (
@@ -76,11 +76,13 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         state.stats.publish_qos2_received += 1
         if _is_repeated(state, connection, session, publish.packet_id):
             return
-        if session.expiry_s > 0:
+        if connection.numbers_qos2 and _is_answered(state, connection, session, publish, record):
+            return
+        if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
             _identify(state, session, publish.packet_id, record)
     else:
         state.stats.publish_qos1_received += 1
-        if publish.properties and _is_answered(state, connection, publish, record):
+        if publish.properties and _is_answered(state, connection, session, publish, record):
             return
     if state.cluster is not None:
         _publish_to_cluster(state, state.cluster, connection, session, publish, record)
@@ -134,7 +136,7 @@ def _identify(state: NodeState, session: Session, packet_id: int, record: Record
 
 
 def _is_answered(
-    state: NodeState, connection: Connection, publish: Publish, record: Record
+    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
 ) -> bool:
     """If its producer has numbered the message: is it one that is not to be stored? Else the
     record gets the number."""
@@ -147,7 +149,7 @@ def _is_answered(
     else:
         outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
     if outcome == ANSWER:
-        _answer_sequenced(state, connection, publish.packet_id, sequencer)
+        _answer_sequenced(state, connection, session, publish, record.partition, sequencer)
         return True
     if outcome == STORE:
         record.flags |= log_record.FLAG_PRODUCER
@@ -321,12 +323,23 @@ def _refuse(
 
 
 def _answer_sequenced(
-    state: NodeState, connection: Connection, packet_id: int, sequencer: Sequencer
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    partition: int,
+    sequencer: Sequencer,
 ) -> None:
-    """PUBACK for a message that is not stored: refused, or stored before. The latter is a promise:
-    the record may still be on its way to the disk, so it waits for all there are."""
-    reply = encode_refusal(connection, PUBACK, packet_id, sequencer.reason, sequencer.text)
-    state.hold_reply(HeldReply(connection, reply, True))
+    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is
+    a promise: the record may still be on its way to the disk, so it waits for all there are."""
+    reason = sequencer.reason
+    packet_type = acknowledgement(publish.qos)
+    is_open = publish.qos == 2 and reason < 0x80
+    if is_open:
+        # Its PUBREL is still to come.
+        _note_inbound(session, publish.packet_id, partition)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
+    state.hold_reply(HeldReply(connection, reply, not is_open))
 
 
 def handle_pubrel(

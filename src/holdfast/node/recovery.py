@@ -324,6 +324,7 @@ class Recovery:
         for session in expired:
             end_session(state, session)
         for group in state.groups.values():
+            group.start = None
             group.tailing = False
             group.positions = self.group_positions.get(group.key)
             if group.positions is None:

@@ -1,4 +1,5 @@
-"""What a producer sequence (`hf-seq`) means for one QoS 1 PUBLISH, and for those after it.
+"""What a producer sequence (`hf-seq`) means for one PUBLISH, and for those after it: of QoS 1, and
+of QoS 2 where the client has asked for that.
 
 The order of a producer's messages survives a refusal that is not for good: once a sequence was
 refused for want of space, every later one on the same connection is refused too, until the client
@@ -94,7 +95,7 @@ def admit(
     publish: Publish,
     at: int,
 ) -> int:
-    """UNNUMBERED, STORE or ANSWER for an authorised QoS 1 PUBLISH with PROPERTY_HEAD at `at` of
+    """UNNUMBERED, STORE or ANSWER for an authorised PUBLISH with PROPERTY_HEAD at `at` of
     its properties. Raises ProtocolViolation if too many producers wait for space."""
     try:
         if not sequencer.read(publish.properties, at):

@@ -21,6 +21,7 @@ from holdfast.security.acl import AclFile
 from holdfast.security.enhanced import Factory
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
+from holdfast.session.message import Message
 from holdfast.session.session import FEDERATION, Inflight, Session, Subscription
 from holdfast.session.state import tag_of
 from holdfast.topics.retained import RetainedTrie
@@ -153,6 +154,8 @@ class Group(Cursor):
         self.tag = tag_of(self.key)
         self.members: dict[Session, Subscription] = {}
         self.turn = 0
+        # Per partition, the offset from which it has records; None: it is older than this start.
+        self.start: list[int] | None = None
         self.returned: deque[object] = deque()
         self.logged_positions: list[int] | None = None
         self.progress_due = False
@@ -185,6 +188,8 @@ class NodeState:
         self.cluster: Cluster | None = None
         # Called with a filter, and whether a session of a client has begun or ended to have it.
         self.watch_interest: Callable[[str, bool], None] | None = None
+        # Called with the empty message by which a client here removed what was retained.
+        self.watch_removal: Callable[[Message], None] | None = None
         # What else goes under $SYS/broker/, by name.
         self.sys_values: Callable[[], dict[str, str]] | None = None
         self.stats = Stats()

@@ -242,6 +242,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
     group = state.groups.get(filter)
     if group is None:
         group = Group(name, inner)
+        group.start = list(state.delivered)
         state.groups[filter] = group
         state.subscriptions.add(inner, group, group)
     group.members[session] = subscription

@@ -78,6 +78,8 @@ class Connection:
         self.refusals_due = 0
         # node.sequencing.Sequencer, from the first message with a producer sequence on.
         self.sequencer: object | None = None
+        # The client numbers its QoS 2 messages, too.
+        self.numbers_qos2 = False
 
     def send(self, data: bytes, dirty: "list[Connection]") -> None:
         """Queue bytes for the driver's next write."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from holdfast.mqtt.fields import varint
 from holdfast.mqtt.publish import splice_properties, topic_field
+from holdfast.session.audience import Audience
 
 NO_EXPIRY: Final = -1
 
@@ -36,6 +37,8 @@ class Message:
         self.publisher = publisher
         self.partition = -1
         self.offset = -1
+        # None: whoever subscribed.
+        self.audience: Audience | None = None
         # Shared frames for receivers with no subscription id, alias or expiry of their own.
         self._frame_v3: bytes | None = None
         self._frame_v5: bytes | None = None
