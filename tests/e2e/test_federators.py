@@ -3,6 +3,7 @@
 import json
 import random
 import socket
+import ssl
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import pytest
 from holdfast.federation.receiving import Position
 from holdfast.federator.federator import STORE
 from holdfast.federator.store_file import StoreFile
-from tests.e2e.test_topology_manager import ManagerProcess
+from tests.support.certificates import Authority
 from tests.support.federator_process import FederatorProcess
+from tests.support.manager_process import ManagerProcess
 from tests.support.ports import free_port
 
 
@@ -338,5 +340,41 @@ def test_a_join_token_is_used_once(site: Site, tmp_path: Path) -> None:
         token_file.write_text(operator + "\n")
         member.until(lambda: member.status()["manager"]["connected"], "its place, by another token")
         assert member.status()["manager"]["id"] == place
+    finally:
+        manager.kill()
+
+
+def test_a_member_shows_the_manager_its_certificate(site: Site, tmp_path: Path) -> None:
+    directory = tmp_path / "manager"
+    directory.mkdir()
+    authority = Authority(tmp_path)
+    server, root, mine = authority.issue(), authority.issue("root"), authority.issue("member-1")
+    manager = ManagerProcess(
+        directory,
+        HOLDFAST_TOPOLOGY__CERTIFICATE=server.certificate,
+        HOLDFAST_TOPOLOGY__KEY=server.key,
+        HOLDFAST_TOPOLOGY__CLIENT_CA=authority.ca,
+        HOLDFAST_TOPOLOGY__OPERATORS="root",
+        HOLDFAST_TOPOLOGY__PROBE_INTERVAL_S="60",
+    )
+    manager.tls = ssl.create_default_context(cafile=authority.ca)
+    manager.tls.load_cert_chain(root.certificate, root.key)
+    manager.start()
+    try:
+        member = site.start(
+            "member",
+            manager=manager.url,
+            manager_ca=authority.ca,
+            manager_certificate=mine.certificate,
+            manager_key=mine.key,
+            broker=f"tcp://127.0.0.1:{free_port()}",
+        )
+        member.until(lambda: member.status()["manager"]["connected"], "a place")
+        place = member.status()["manager"]["id"]
+        member.kill()
+        member.start()
+        member.until(lambda: member.status()["manager"]["connected"], "its place again")
+        [node] = manager.ask("GET", "/nodes")
+        assert (node["id"], node["certificate"], node["epoch"]) == (place, "member-1", 2)
     finally:
         manager.kill()

@@ -17,7 +17,7 @@ from holdfast.client import Client, PublishRefused, Reconnect
 from holdfast.federator.paper import PaperFederator
 from holdfast.federator.paper_settings import PaperSettings
 from tests.e2e.brokers import MOSQUITTO, Broker, Mosquitto
-from tests.e2e.test_topology_manager import ManagerProcess
+from tests.support.manager_process import ManagerProcess
 
 pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
 

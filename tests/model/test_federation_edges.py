@@ -1,6 +1,6 @@
 """From one broker's log into another's, with crashes of either at any moment: each message once,
-in order. The stream between them is the federation's: in order, kept by the origin from custody on,
-given again from the first that was not done."""
+in order. The stream between them is the federation's: in order, given away before the origin has it
+in custody, kept by the origin from custody on, given again from the first that was not done."""
 
 import random
 from collections import deque
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federator.broker_messages import arrival_of, outgoing, refusal
 from holdfast.federator.log_place import LogPlace
@@ -46,8 +46,11 @@ class World:
     is_calm: bool = False
     sequence: int = 0
     published: int = 0
-    # In custody, durably: id, place, message. What the destination was given and is done with.
+    # In custody: id, place, message. What the destination was given and is done with.
     custody: deque[tuple[MessageId, int, Message]] = field(default_factory=deque)
+    # Not durable there: QoS and packet id at the origin's broker, which waits for it.
+    unstored: dict[MessageId, tuple[int, int]] = field(default_factory=dict)
+    unstored_given: int = 0
     place: int = 0
     given: int = 0
     done: set[MessageId] = field(default_factory=set)
@@ -86,7 +89,7 @@ class World:
         self.destination.run()
 
     def export(self) -> None:
-        """Take what the session has sent into custody, and maybe acknowledge it."""
+        """Take what the session has sent."""
         state = self.origin.node.state
         session = state.sessions[FEDERATION]
         for packet in self.session.take():
@@ -96,35 +99,58 @@ class World:
                 self.sequence += 1
                 self.place += 1
                 id = MessageId(NODE, self.epoch, self.sequence)
-                self.custody.append((id, self.place, outgoing(packet, place)))
-                if not self.is_calm and self.rng.random() < 0.1:
-                    # It dies between its store and its log.
-                    self.crash_origin()
-                    return
-                if packet.qos == 2:
-                    handle_pubrec(state, self.session.connection, session, packet.packet_id, 0)
-                else:
-                    handle_puback(state, session, packet.packet_id)
+                message = outgoing(packet, place)
+                assert message.is_known_again
+                self.custody.append((id, self.place, message))
+                self.unstored[id] = (packet.qos, packet.packet_id)
             elif isinstance(packet, Ack) and packet.kind == PUBREL:
                 handle_pubcomp(state, session, packet.packet_id)
         self.origin.run()
 
+    def store(self) -> None:
+        """Custody is durable, in the order in which it was taken; then the broker hears of it."""
+        for id in list(self.unstored)[: self.rng.randint(1, 5)]:
+            packet = self.unstored.pop(id)
+            if not self.is_calm and self.rng.random() < 0.1:
+                # It dies between its store and its log.
+                self.crash_origin()
+                return
+            self._acknowledge(*packet)
+        self.origin.run()
+
+    def _acknowledge(self, qos: int, packet_id: int) -> None:
+        state = self.origin.node.state
+        session = state.sessions[FEDERATION]
+        if qos == 2:
+            handle_pubrec(state, self.session.connection, session, packet_id, 0)
+        else:
+            handle_puback(state, session, packet_id)
+
     def deliver(self) -> None:
         for id, place, message in list(self.custody)[self.given : self.given + 5]:
             self.given += 1
+            self.unstored_given += id in self.unstored
             assert not refusal(id, message, ["#"])
-            arrival = arrival_of(id, message, place, lambda id=id: self.done.add(id))  # type: ignore[misc]
+            delivery = DeliverLocally(id, message, place, 1)
+            arrival = arrival_of(delivery, lambda id=id: self.done.add(id))  # type: ignore[misc]
             arrival.message.timestamp_us = self.destination.wall_us
             assert federating.publish(self.destination.node.state, *arrival[:5])
         while self.custody and self.custody[0][0] in self.done:
-            self.custody.popleft()
+            id, _, _ = self.custody.popleft()
             self.given = max(0, self.given - 1)
+            packet = self.unstored.pop(id, None)
+            if packet is not None:
+                self._acknowledge(*packet)
+        self.origin.run()
 
     def progress(self) -> None:
         self.origin.advance(0.1)
 
     def crash_origin(self) -> None:
         self.origin.crash(keep_uncommitted=self.rng.random() < 0.5)
+        self.custody = deque(entry for entry in self.custody if entry[0] not in self.unstored)
+        self.given = min(self.given, len(self.custody))
+        self.unstored.clear()
         self._open()
         # Places go on; what is in custody keeps its own, and goes first.
 
@@ -138,6 +164,7 @@ class World:
             self.origin.settle()
             self.progress()
             self.export()
+            self.store()
             self.deliver()
             self.destination.settle()
             self.deliver()
@@ -150,7 +177,7 @@ def test_each_message_reaches_the_other_log_once_and_in_order(seed: int) -> None
     world = World(rng)
     world.begin()
     steps = [
-        world.publish, world.publish, world.publish, world.commit_origin, world.export,
+        world.publish, world.publish, world.publish, world.commit_origin, world.export, world.store,
         world.deliver, world.commit_destination, world.progress,
     ]  # fmt: skip
     for _ in range(200):
@@ -158,6 +185,7 @@ def test_each_message_reaches_the_other_log_once_and_in_order(seed: int) -> None
             rng.choice([world.crash_origin, world.crash_destination])()
         else:
             rng.choice(steps)()
+    assert world.unstored_given
     world.finish()
     for topic in TOPICS:
         sent = [

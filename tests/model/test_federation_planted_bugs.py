@@ -11,13 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.federation.arriving import Arriving
+from holdfast.federation.config import FederationConfig
 from holdfast.federation.custody import Custody, Stream
 from holdfast.federation.forwarding import Forwarding
 from holdfast.federation.frames import Data
 from holdfast.federation.member import FederationMember
 from holdfast.federation.receiving import Receiving, Source
 from holdfast.federation.routes import Routes
-from tests.support.sim_federation import World, Wrong, rough_world
+from holdfast.federation.sharing import owner
+from tests.support.sim_federation import Weather, World, Wrong, rough_world
+from tests.support.sim_federation_member import SimMember, node_id
 
 SEEDS = 40
 """At most; a planted bug that is not found in these is not looked for well enough."""
@@ -72,6 +75,23 @@ def sent_before_it_is_stored() -> AbstractContextManager[object]:
     return changed(Custody, "take", take_as_stored)
 
 
+def a_repetition_is_not_known_again() -> AbstractContextManager[object]:
+    return changed(SimMember, "_has", lambda member, effect: False)
+
+
+def stores_are_durable_in_any_order() -> AbstractContextManager[object]:
+    def sync(member: SimMember, then: Callable[[], object]) -> None:
+        world, life = member.world, member.life
+
+        def done() -> None:
+            if life == member.life and member.core is not None:
+                then()
+
+        world.at(world.now + world.rng.uniform(*world.weather.sync_s), done)
+
+    return changed(SimMember, "_sync", sync)
+
+
 def restart_without_an_epoch() -> AbstractContextManager[object]:
     def same_epoch(world: World) -> None:
         world.epoch_step = 0 if world.now > 0.0 else 1
@@ -98,9 +118,9 @@ def next_epoch_before_the_last_is_confirmed() -> AbstractContextManager[object]:
         found = fill(core, node, stream, now)
         head = stream.entries[0] if stream.entries else None
         for entry in list(stream.entries)[stream.sent :]:
-            if head is not None and entry.is_stored and entry.id.epoch != head.id.epoch:
-                stream.sent += 1
-                found.append((entry, (node, entry.places[node], entry.places[node])))
+            if head is not None and entry.may_go and entry.id.epoch != head.id.epoch:
+                _, place, _ = core._launch(node, stream, now)
+                found.append((entry, (node, place, place)))
         return found
 
     return changed(Custody, "_fill", fill_all)
@@ -123,6 +143,8 @@ def early_places_are_delivered_at_once() -> AbstractContextManager[object]:
         a_cache_that_forgets_instead_of_a_position,
         confirmed_before_it_is_stored,
         sent_before_it_is_stored,
+        a_repetition_is_not_known_again,
+        stores_are_durable_in_any_order,
         restart_without_an_epoch,
         restart_without_memory,
         nothing_is_sent_again,
@@ -138,6 +160,51 @@ def test_a_planted_bug_is_found(plant: Planted) -> None:
             except Wrong:
                 return
     pytest.fail(f"not found in {SEEDS} seeds")
+
+
+def test_a_share_that_is_sent_before_it_is_stored_may_be_two_members() -> None:
+    """The origin dies before it is stored, and who was given it is away when it is back."""
+    group = "$share/g/t"
+
+    def run() -> list[int]:
+        config = FederationConfig(share_patience_s=3.0)
+        weather = Weather(sync_s=(0.2, 0.2))
+        world = World(4, [(0, 1), (1, 2), (0, 2), (2, 3), (0, 3)], 1, weather, config)
+        for number in (2, 3):
+            world.members[number].subscribe(group)
+        world.run_until(world.is_stable, 10.0)
+        world.run(1.0)
+        # The disk of the origin stands still.
+        world.synced_at[0] = world.now + 5.0
+        world.publish(0, "t", 1)
+        given = next(
+            number
+            for number in (2, 3)
+            if owner(group, "t", [node_id(2), node_id(3)]) == node_id(number)
+        )
+        # It dies as soon as the other has stored it, if that was sent it.
+        for _ in range(300):
+            world.run(0.001)
+            if world.group_arrivals[b"x", group]:
+                break
+        world.crash(0)
+        world.crash(given)
+        world.restart(0)
+        world.run(15.0)
+        return world.group_arrivals[b"x", group]
+
+    take = Custody.take
+
+    def take_as_known(core: Custody, id: Any, message: Any, nodes: Any, *more: Any) -> None:
+        take(core, id, message, nodes, *more)
+        core._entries[id].may_go = message.is_known_again
+        core._ready.update(nodes)
+
+    assert len(run()) == 1
+    # The world would say at once that it was not stored.
+    unchecked = changed(SimMember, "_may_go", lambda member, store: True)
+    with unchecked, changed(Custody, "take", take_as_known):
+        assert len(run()) == 2
 
 
 def test_a_missing_hop_limit_is_found() -> None:

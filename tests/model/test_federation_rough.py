@@ -92,7 +92,7 @@ def what_came_early_is_not_looked_at_again() -> AbstractContextManager[object]:
 
 
 def what_was_granted_stays_granted() -> AbstractContextManager[object]:
-    return changed(Sharing, "review", lambda core, new_id, now: None)
+    return changed(Sharing, "review", lambda core, *more: None)
 
 
 def a_share_is_taken_back_and_given_to_nobody() -> AbstractContextManager[object]:

@@ -15,6 +15,8 @@ class ScriptedHost:
         """Of the published ones, while `holds`."""
         self.holds = False
         self.interest: list[str] = []
+        self.removed: list[str] = []
+        """Topics of which clients removed what was retained."""
         self.ups = 0
         self.downs: list[str] = []
 
@@ -33,6 +35,9 @@ class ScriptedHost:
         for filter in removed:
             self.interest.remove(filter)
         self.interest += added
+
+    def retained_removed(self, topic: str, stamp: int) -> None:
+        self.removed.append(topic)
 
     def edge_up(self) -> None:
         assert not self.is_up, "up twice"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from holdfast.client.aio import Client
 from holdfast.client.options import Options
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federator.edge_broker import BrokerEdge
 from tests.support.broker_in_process import LoopBroker, loop_broker
@@ -94,10 +94,14 @@ class Site:
         expiry_s: float | None = None,
         retain: bool = False,
         node: bytes = OTHER,
+        is_plain: bool = True,
+        granted: tuple[str, ...] | None = (),
+        is_regranted: bool = False,
     ) -> None:
         message = Message(topic, payload, qos, retain, properties, expiry_s)
         id = MessageId(node, epoch, place)
-        self.edge.deliver(id, message, place, lambda: self.done.append(payload))
+        delivery = DeliverLocally(id, message, place, 1, is_plain, granted, is_regranted)
+        self.edge.deliver(delivery, lambda: self.done.append(payload))
 
 
 def run(directory: Path, scenario: Callable[[Site], object]) -> None:

@@ -32,7 +32,7 @@ class Sidecar:
 
     def __init__(self, directory: Path, broker_port: int, options: list[str]) -> None:
         self.directory = directory
-        self.broker_port = broker_port
+        self.broker = f"mqtt://127.0.0.1:{broker_port}"
         self.port = free_port()
         self.admin_port = free_port()
         self.options = options
@@ -48,7 +48,7 @@ class Sidecar:
     def command(self) -> list[str]:
         return [
             *[sys.executable, "-m", "holdfast.cli.main", "federator"],
-            *["--broker", f"mqtt://127.0.0.1:{self.broker_port}"],
+            *["--broker", self.broker],
             *["--data-dir", str(self.directory / "federation"), "--listen", self.address],
             *["--admin", f"127.0.0.1:{self.admin_port}", *self.options],
         ]

@@ -1,7 +1,9 @@
 """Members of a federation in virtual time, by a seed: what happens to them, and what must hold.
 
-- What an origin has stored reaches every member that subscribed to it, once, in the order of its
-  origin and topic; what was not stored is not seen anywhere.
+- What an origin has stored, or is done with, reaches every member that subscribed to it, once, in
+  the order of its origin and topic. What was not stored and would not be known again is not seen
+  anywhere. What a crash took from an origin's custody its broker hands over again: once, where
+  messages tell their numbers, and QoS 1 perhaps twice where they do not.
 - No message makes more hops than it may.
 - Of each group of a shared subscription, whose members do not change, one member's clients get it.
 - After calm all databases are equal.
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.effects import DeliverLocally, Dropped, Message, StoreRetained
-from holdfast.federation.frames import CONTROL, HOPS_MAX, Data, Retained, decode
+from holdfast.federation.frames import CONTROL, HOPS_MAX, BadFrame, Data, Retained, decode
 from holdfast.federation.identity import MessageId
 from holdfast.federation.policy import OPEN, LinkPolicy
 from holdfast.federation.versions import Version
@@ -97,6 +99,10 @@ class World:
         self.hops: Counter[int] = Counter()
         self.unstored: set[MessageId] = set()
         self.published: dict[MessageId, tuple[int, Message]] = {}
+        # By each id under which it was handed over: the first one, and its number at its broker.
+        self.firsts: dict[MessageId, tuple[MessageId, int]] = {}
+        # By first ids: the members that were known to want it then.
+        self.wanting: dict[MessageId, tuple[bytes, ...]] = {}
         self.promised: set[MessageId] = set()
         self.arrivals: dict[MessageId, dict[int, float]] = defaultdict(dict)
         # Of a payload and a group with its filter: the members whose clients of the group have it.
@@ -174,7 +180,10 @@ class World:
             self.by_id[peer].call(lambda core, now: core.frame(sender, data, now))
 
     def _check_data(self, data: bytes) -> None:
-        frame = decode(data)
+        try:
+            frame = decode(data)
+        except BadFrame as error:
+            raise Wrong(str(error)) from error
         assert isinstance(frame, Data)
         self.copies[frame.id] += 1
         if frame.hops > min(frame.hops_max, HOPS_MAX):
@@ -263,22 +272,33 @@ class World:
         message = Message(topic, payload, qos, is_retained)
         member = self.members[number]
         if is_retained:
-            member.broker_retains(message)
+            member.broker_retains(message, False)
         for group in member.groups(topic):
             self.group_arrivals[payload, group].append(number)
-        # What is sent at once is sent within the call.
-        id = member.call(lambda core, now: core.local_publish(message, now))
+        id = member.publish(message)
         if id is None:
             return None
-        assert isinstance(id, MessageId)
         if id in self.published:
             raise Wrong(f"two messages are {id.epoch}.{id.sequence} of {number}")
         self.published[id] = (number, message)
         return id
 
+    def handed_over(
+        self, id: MessageId, first: MessageId, number: int, wanting: tuple[bytes, ...]
+    ) -> None:
+        """To the member, maybe again. `wanting`: the members that it knows of."""
+        self.firsts[id] = (first, number)
+        self.wanting.setdefault(first, wanting)
+
+    def first_of(self, id: MessageId) -> MessageId:
+        return self.firsts[id][0] if id in self.firsts else id
+
+    def number_of_message(self, id: MessageId) -> int | None:
+        return self.firsts[id][1] if id in self.firsts else None
+
     def promise(self, id: MessageId) -> None:
-        """Its publisher has the acknowledgement."""
-        self.promised.add(id)
+        """Its publisher has the acknowledgement, and its broker will not hand it over again."""
+        self.promised.add(self.first_of(id))
 
     def subscribers(self, id: MessageId) -> set[int]:
         origin, message = self.published[id]
@@ -297,8 +317,16 @@ class World:
         if effect.hops > HOPS_MAX:
             raise Wrong(f"{effect.hops} hops")
         # What is for a group only may have been given to it again, as another message.
-        if effect.id not in self.published and effect.message.qos and effect.is_plain:
+        first = self.first_of(effect.id)
+        if first not in self.published and effect.message.qos and effect.is_plain:
             raise Wrong("a message that nobody published")
+
+    def check_known(self, member: SimMember, effect: DeliverLocally) -> None:
+        """It was found to be there."""
+        first = self.first_of(effect.id)
+        is_due = effect.is_plain and member.node in self.wanting[first]
+        if is_due and member.number not in self.arrivals[first]:
+            raise Wrong(f"{first.epoch}.{first.sequence} taken for known at {member.number}")
 
     def retained(self, effect: StoreRetained) -> None:
         frame = decode(effect.data)
@@ -311,14 +339,17 @@ class World:
         """For good: a client may have it."""
         message = effect.message
         if message.is_retained:
-            member.broker_retains(message)
+            member.broker_retains(message, True)
         for group in groups:
             self.group_arrivals[message.payload, group].append(member.number)
         if not effect.is_plain:
             return
-        if effect.id in member.disk.delivered or member.number in self.arrivals[effect.id]:
+        first = self.first_of(effect.id)
+        is_again = member.number in self.arrivals[first]
+        may_repeat = message.qos == 1 and not self.by_id[first.node].tells_places
+        if effect.id in member.disk.delivered or (is_again and not may_repeat):
             raise Wrong(f"{effect.id.epoch}.{effect.id.sequence} twice at {member.number}")
-        self.arrivals[effect.id][member.number] = self.now
+        self.arrivals[first].setdefault(member.number, self.now)
         # QoS 0 waits for nobody: its order is one of its own.
         key = (effect.id.node, effect.message.topic, effect.message.qos > 0)
         order = (effect.id.epoch, effect.id.sequence)
@@ -390,6 +421,8 @@ def rough_world(seed: int, duration_s: float = 20.0, settle_s: float = 60.0) -> 
         sync_s=(0.0005, rng.choice((0.005, 0.3))),
     )
     world = World(count, edges, seed, weather, subscriptions=subscriptions)
+    for member in world.members:
+        member.tells_places = rng.random() < 0.7
     world.run_until(world.is_stable, 60.0)
     end = world.now + duration_s
     while world.now < end:

@@ -1,7 +1,7 @@
 """A member of a simulated federation, with its driver, its disk and its broker."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from holdfast.federation.effects import (
@@ -18,6 +18,7 @@ from holdfast.federation.effects import (
     Store,
     StoreRetained,
 )
+from holdfast.federation.frames import Data, decode
 from holdfast.federation.identity import Identity, MessageId
 from holdfast.federation.interest import plain_of
 from holdfast.federation.member import FederationMember
@@ -43,6 +44,8 @@ class Disk:
     delivered: dict[MessageId, str] = field(default_factory=dict)
     """Topic, in the order of delivery."""
     positions: dict[bytes, tuple[int, int]] = field(default_factory=dict)
+    places: dict[bytes, int] = field(default_factory=dict)
+    """The newest number, of each origin that tells them."""
     remembered: list[bytes] = field(default_factory=list)
     retained: dict[str, bytes] = field(default_factory=dict)
 
@@ -62,7 +65,16 @@ class SimMember:
         self.newest: dict[tuple[bytes, str, bool], tuple[int, int]] = {}
         # What the broker has retained, which no crash of the member touches.
         self.broker: dict[str, bytes] = {}
+        # Topics of which that came by the federation.
+        self.brought: set[str] = set()
         self.skew_s = 0.0
+        # Do its messages tell their numbers here, by which other brokers know them again?
+        self.tells_places = True
+        # What the broker's session has sent and not seen done, by number, with its first id and the
+        # groups here that had it; no crash touches it.
+        self.session: dict[int, tuple[Message, MessageId, list[str]]] = {}
+        self._published = 0
+        self._numbers: dict[MessageId, int] = {}
         self._armed = float("inf")
 
     @property
@@ -91,6 +103,38 @@ class SimMember:
         self.call(lambda core, now: core.desired_topology(self.desired, now))
         for topic in sorted(self.broker.keys() | self.disk.retained.keys()):
             self.broker_has(topic, self.broker.get(topic, b""))
+        for number, (message, first, had) in list(self.session.items()):
+            missed = [group for group in self.groups(message.topic) if group not in had]
+            is_replaced = message.is_retained and message.topic in self.brought
+            message = replace(message, missed_by=tuple(missed), is_replaced=is_replaced)
+            self._hand_over(number, message, first, had)
+
+    def publish(self, message: Message) -> MessageId | None:
+        self._published += 1
+        is_known = self.tells_places or message.qos == 1
+        message = replace(message, is_known_again=is_known)
+        return self._hand_over(self._published, message, None, self.groups(message.topic))
+
+    def _hand_over(
+        self, number: int, message: Message, first: MessageId | None, had: list[str]
+    ) -> MessageId | None:
+        wanting = self.member.interested(message.topic)
+        # What is sent at once is sent within the call.
+        id = self.call(lambda core, now: core.local_publish(message, now))
+        assert id is None or isinstance(id, MessageId)
+        if id is None or not message.qos:
+            self.session.pop(number, None)
+        else:
+            self._numbers[id] = number
+            self.world.handed_over(id, first or id, number, wanting)
+            self.session[number] = (message, first or id, had)
+        return id
+
+    def _done(self, id: MessageId) -> None:
+        """The broker's session sees it done."""
+        number = self._numbers.pop(id, None)
+        if number is not None and self.session.pop(number, None) is not None:
+            self.world.promise(id)
 
     def broker_has(self, topic: str, payload: bytes) -> None:
         found = Message(topic, payload, 1, True)
@@ -139,13 +183,14 @@ class SimMember:
         elif isinstance(effect, DeliverLocally):
             self._deliver(effect)
         elif isinstance(effect, Store):
-            if effect.id not in self.disk.custody:
+            if effect.id not in self.disk.custody and not self._may_go(effect):
                 world.unstored.add(effect.id)
             self._sync(lambda: self._stored_custody(effect))
         elif isinstance(effect, Delete):
             self._sync(lambda: self.disk.custody.pop(effect.id, None))
+            self._done(effect.id)
         elif isinstance(effect, RetainLocally):
-            self._sync(lambda: self.broker_retains(effect.message))
+            self._sync(lambda: self.broker_retains(effect.message, True))
         elif isinstance(effect, StoreRetained):
             self._sync(lambda: self._stored_retained(effect))
         elif isinstance(effect, DeleteRetained):
@@ -176,9 +221,13 @@ class SimMember:
         self.disk.custody[store.id] = store.data
         self.world.unstored.discard(store.id)
         self.world.promise(store.id)
+        self._done(store.id)
         self.call(lambda core, now: core.stored(store.id, now))
 
-    def broker_retains(self, message: Message) -> None:
+    def broker_retains(self, message: Message, is_brought: bool) -> None:
+        self.brought.discard(message.topic)
+        if message.payload and is_brought:
+            self.brought.add(message.topic)
         if message.payload:
             self.broker[message.topic] = message.payload
         else:
@@ -192,7 +241,9 @@ class SimMember:
         self.world.check_delivery(self, effect)
         # Who leaves before the broker has it has left with it.
         groups = [
-            group for group in self.groups(effect.message.topic) if group not in effect.withheld
+            group
+            for group in self.groups(effect.message.topic)
+            if effect.granted is None or group in effect.granted
         ]
         if effect.message.qos:
             self._sync(lambda: self._stored_delivery(effect, groups))
@@ -203,7 +254,27 @@ class SimMember:
             self.world.arrived(self, effect, groups)
 
     def _stored_delivery(self, effect: DeliverLocally, groups: list[str]) -> None:
-        self.world.arrived(self, effect, groups)
+        if not self._has(effect):
+            self.world.arrived(self, effect, groups)
         self.disk.delivered[effect.id] = effect.message.topic
         self.disk.positions[effect.id.node] = (effect.id.epoch, effect.place + 1)
         self.call(lambda core, now: core.stored(effect.id, now))
+
+    def _may_go(self, store: Store) -> bool:
+        """Before it is stored: what repetitions do no harm of, or are found out."""
+        data = decode(store.data)
+        assert isinstance(data, Data)
+        is_known = self.tells_places or data.qos == 1
+        return is_known and not data.is_retained and not data.grants
+
+    def _has(self, effect: DeliverLocally) -> bool:
+        """By its number, as `node.federating.is_stored` looks it up."""
+        origin = effect.id.node
+        number = self.world.number_of_message(effect.id)
+        if number is None or effect.is_regranted or not self.world.by_id[origin].tells_places:
+            return False
+        if number > self.disk.places.get(origin, 0):
+            self.disk.places[origin] = number
+            return False
+        self.world.check_known(self, effect)
+        return True

@@ -22,8 +22,9 @@ from holdfast.lease import directory as lease_directory
 from holdfast.lease.directory import Beat, LeaseDirectory
 from holdfast.lease.watch import EXPIRED, Watch
 from holdfast.log.epochs import CLAIMED_NAME, LEASE, CorruptEpoch, Epoch, newest_epoch
-from holdfast.log.files import DataDirectory, Manifest, create
+from holdfast.log.files import DataDirectory, Manifest
 from holdfast.log.filesystem import WriteFile
+from holdfast.log.opening import create
 from holdfast.log.record import CONTROL, FLAG_RETAIN, Record
 from holdfast.log.recovery import OpenedJournal, open_journal, replay
 from holdfast.log.segment import Segment

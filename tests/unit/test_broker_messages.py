@@ -101,7 +101,7 @@ def test_what_is_told_is_what_sessions_have_as_far_as_it_may_come_in(
 
 
 def _group(filter: str) -> str:
-    return split_shared(filter)[0] if is_shared(filter) else ""
+    return split_shared(filter)[0].split("~")[0] if is_shared(filter) else ""
 
 
 def _plain(filter: str) -> str:

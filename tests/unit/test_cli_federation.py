@@ -24,6 +24,8 @@ def status(**changes: Any) -> dict[str, Any]:
              "usable": False},
         ],
         "interest": {"local": 1, "remote": 2},
+        "manager": None,
+        "counters": {"refused": {}},
         "custody": {"messages": 7, "queued": {"cc": 7}, "disk_full": False},
         "edge": {"is_up": True, "counts": {"exported": 9, "imported": 4, "export not allowed": 2}},
     } | changes  # fmt: skip
@@ -32,9 +34,10 @@ def status(**changes: Any) -> dict[str, Any]:
 def test_status_says_who_is_linked_and_what_waits() -> None:
     lines = status_lines(status())
     assert lines[0] == "member aa of plants, start 3, at 10.0.0.1:7883"
-    assert lines[1] == "knows 3 members; announces 1 filter, others want 2 filters"
+    assert lines[1] == "knows 3 members, itself included; announces 1 filter, others want 2 filters"
     assert lines[2] == "in custody 7 messages; handed over 9, taken in 4"
-    assert "2 export not allowed" in lines
+    assert "2 messages: export not allowed" in lines
+    assert not any("manager" in line or "refused" in line for line in lines)
     text = "\n".join(lines)
     assert "bb    10.0.0.2:7883     1.2    61  up" in text
     assert "cc    10.0.0.3:7883       -     0  held down" in text
@@ -48,6 +51,17 @@ def test_status_says_what_is_wrong() -> None:
     assert "no links" in lines
     assert any("disk is full" in line for line in lines)
     assert any("session is not open" in line for line in lines)
+
+
+def test_status_says_why_nobody_is_linked() -> None:
+    manager = {"connected": False, "id": None, "url": "http://m:8080"}
+    lines = status_lines(
+        status(links=[], manager=manager, counters={"refused": {"secret_there": 3}})
+    )
+    assert "3 connections refused: secret there (the log says more)" in lines
+    assert any("manager at http://m:8080 does not answer" in line for line in lines)
+    lines = status_lines(status(manager={"connected": True, "id": 4, "url": "http://m:8080"}))
+    assert "member 4 of the manager at http://m:8080" in lines
 
 
 def test_a_mesh_is_a_tree_with_those_that_pass_on_in_brackets() -> None:
@@ -66,6 +80,8 @@ def test_a_mesh_is_a_tree_with_those_that_pass_on_in_brackets() -> None:
         "  d",
         "no way to lonely",
     ]
+    one = {"topic": "t", "root": "a", "members": ["a"], "parents": {}, "children": {}}
+    assert mesh_lines(one) == ["1 member wants t", "a"]
     nobody = {"topic": "t", "root": None, "members": [], "parents": {}, "children": {}}
     assert mesh_lines(nobody) == ["nobody wants t"]
 

@@ -162,7 +162,7 @@ def test_every_option_is_a_setting() -> None:
     args = build_parser(["federator"]).parse_args(arguments)
     given = command._overrides(args)
     assert given["edge.broker"] == ["a:1", "b:2"]
-    given |= {"federation.manager": "", "federation.manager_token_file": ""}
+    given |= {key: "" for key in given if key.startswith("federation.manager")}
     settings = load(None, {}, given)
     assert settings.federation.export_filters == ["a:1", "b:2"]
     assert settings.edge.client_id == "x"

@@ -115,7 +115,8 @@ def parameters(function: object) -> dict[str, inspect.Parameter]:
 
 
 def test_it_has_every_public_method_of_the_other_with_the_same_signature() -> None:
-    public = {name: member for name, member in vars(aio.Client).items() if not name.startswith("_")}
+    members = inspect.getmembers_static(aio.Client)
+    public = {name: member for name, member in members if not name.startswith("_")}
     assert len(public) > 12
     for name, member in public.items():
         mine = getattr(blocking.Client, name)
@@ -155,12 +156,17 @@ def test_all_of_it() -> None:
         index, refusal = settled.get(timeout=WAIT_S)
         assert index == 1
         assert isinstance(refusal, PublishRefused)
+        client.until_ready()
         assert client.is_ready
+        batch = [("t", b"unacknowledged", False, None)] * 2
+        client.submit_batch(batch, lambda index, outcome: settled.put((index, outcome)), qos=0)
+        for number in range(2):
+            assert settled.get(timeout=WAIT_S) == (number, PublishResult(0, {}))
         received = [message.payload for message in client.messages(timeout_s=0.2)]
         assert received == [
             *[b"0", b"1", b"refuse"],
             *[b"%d" % number for number in range(100)],
-            *[b"refuse", b"batch", b"refuse"],
+            *[b"refuse", b"batch", b"refuse", b"unacknowledged", b"unacknowledged"],
         ]
         with pytest.raises(TimeoutError):
             client.receive(timeout_s=0.01)

@@ -279,7 +279,7 @@ def test_an_acknowledgement_for_an_earlier_connection_is_nothing() -> None:
             assert following is not None
             client.acknowledge(old)
             client.acknowledge(following)
-            assert client.core.incoming.arrive(5, 1) != 0
+            assert client.core.incoming.arrive(5, 1, False) != 0
             client.acknowledge(new)
             await asyncio.sleep(0)
 

@@ -40,13 +40,29 @@ def test_qos_2_is_delivered_once_also_over_a_reconnect() -> None:
     assert server.sent() == [pk.Ack(pk.PUBREC, 8, 0)] * 2
     server.core.handle_closed(1.0)
     server.accept(session_present=True)
-    assert server.send(server.message("t", 2, 8)) == []
+    assert server.send(server.message("t", 2, 8, dup=True)) == []
     server.ack(pk.PUBREL, 8)
     server.sent()
     # [MQTT-4.3.3-12]: after the release the id is a new message's.
     assert len(server.send(server.message("t", 2, 8))) == 1
     server.ack(pk.PUBREL, 9)
     assert server.sent()[-1] == pk.Ack(pk.PUBCOMP, 9, reasons.PACKET_IDENTIFIER_NOT_FOUND)
+
+
+def test_a_session_that_is_older_than_it_was_uses_ids_anew() -> None:
+    """As of a server that was killed and has loaded what it saved some time before."""
+    server = connected(session_expiry_s=60)
+    for packet_id in (8, 9):
+        server.send(server.message("t", 2, packet_id))
+    server.core.handle_closed(1.0)
+    server.accept(session_present=True)
+    server.sent()
+    assert len(server.send(server.message("new", 2, 8))) == 1
+    assert server.sent() == [pk.Ack(pk.PUBREC, 8, 0)]
+    # From here on it is an id of this connection.
+    assert server.send(server.message("new", 2, 8)) == []
+    assert server.send(server.message("t", 2, 9, dup=True)) == []
+    assert server.send(server.message("t", 2, 9, dup=True)) == []
 
 
 def test_lost_session_forgets_received_ids() -> None:

@@ -17,8 +17,9 @@ from holdfast.client.errors import (
     TimedOut,
 )
 from holdfast.client.options import Options
-from holdfast.client.protocol import CLOSED, CONNECTED, ClientProtocol
+from holdfast.client.protocol import ClientProtocol
 from holdfast.client.scram import ScramAuthentication
+from holdfast.client.sending import CLOSED, CONNECTED
 from holdfast.mqtt import packets as pk
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons

@@ -6,7 +6,8 @@ import pytest
 from holdfast.client.effects import Acknowledged, Closed, Connected, Effect, Subscribed
 from holdfast.client.errors import ConnectionLost, ConnectionRefused, QueueFull, SubscribeRefused
 from holdfast.client.options import Options
-from holdfast.client.protocol import CLOSED, CONNECTED, ClientProtocol
+from holdfast.client.protocol import ClientProtocol
+from holdfast.client.sending import CLOSED, CONNECTED
 from holdfast.mqtt import packets as pk
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt import reasons

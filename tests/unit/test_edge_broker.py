@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federator.log_place import LogPlace, place_in, with_place, without_place
 from holdfast.mqtt.packets import PUBLISH, Properties
@@ -254,7 +254,8 @@ def test_what_may_not_come_in_is_refused_counted_and_done(
 ) -> None:
     async def scenario(site: Site) -> None:
         await site.start(imports=["in/#"])
-        site.edge.deliver(MessageId(OTHER, 1, 1), message, 1, lambda: site.done.append(b"x"))
+        delivery = DeliverLocally(MessageId(OTHER, 1, 1), message, 1, 1)
+        site.edge.deliver(delivery, lambda: site.done.append(b"x"))
         await until(lambda: site.done)
         assert site.edge.counts == {f"import refused: {reason}": 1}
         assert not any(map(_fetch(site.loop_broker), _places(site.loop_broker)))

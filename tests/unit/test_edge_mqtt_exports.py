@@ -81,6 +81,18 @@ def test_what_was_done_while_away_is_not_given_again() -> None:
     assert world.acknowledged == [1, 2, 3]
 
 
+def test_another_client_counts_its_connections_anew() -> None:
+    """What was held of the one before comes again, once."""
+    world = World()
+    world.exports.hold()
+    world.exports.take(received(1, b"held"))
+    world.exports.new_client()
+    world.exports.take(received(1, b"held", dup=True))
+    world.exports.release()
+    assert world.payloads() == [b"held"]
+    assert world.exports.counts == {"exported": 1}
+
+
 def test_a_packet_id_that_is_used_anew_is_a_new_message() -> None:
     world = World()
     world.exports.take(received(1, b"old"))
@@ -221,6 +233,10 @@ def test_the_mark_and_the_sequence() -> None:
         (MARK, f"{id.node.hex()}:3:42"),
     ]  # fmt: skip
     assert set(numbered) == {pr.USER_PROPERTY}
+    unplaced = inbound(id, message, "fed-x", 0)
+    assert unplaced[pr.USER_PROPERTY] == [
+        ("hf-seq-origin", "pump:1:7"), ("a", "b"), (MARK, f"{id.node.hex()}:3:42"),
+    ]  # fmt: skip
     sent.properties = numbered
     assert mark_of(sent) == id
     for wrong in ("", "x", "00:1:1", "zz:1:1", f"{'00' * 16}:a:1"):

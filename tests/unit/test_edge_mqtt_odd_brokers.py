@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.client import Client, Options, Reconnect
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federator.edge_mqtt import MqttEdge
 from holdfast.federator.edge_settings import EdgeSettings
@@ -50,8 +50,8 @@ async def edge_at(
 
 def give(edge: MqttEdge, undone: dict[int, Message]) -> None:
     for number, message in list(undone.items()):
-        id = MessageId(b"N" * 16, 1, number)
-        edge.deliver(id, message, number, partial(undone.__delitem__, number))
+        delivery = DeliverLocally(MessageId(b"N" * 16, 1, number), message, number, 1)
+        edge.deliver(delivery, partial(undone.__delitem__, number))
 
 
 def counts(edge: MqttEdge) -> dict[str, int]:

@@ -145,7 +145,7 @@ def test_nothing_that_a_peer_says_breaks_a_member(seed: int) -> None:
     assert len(member.retained._reconciling._said) <= len(NODES)
     assert len(member.receiving.positions()) <= MEMBERS_MAX
     assert sum(map(len, (source.early for source in member.receiving._sources.values()))) <= (
-        len(NODES) * config.window_messages
+        len(NODES) * config.shared_window_messages
     )
 
 

@@ -277,6 +277,21 @@ def test_what_a_broker_had_before_is_older_than_anything_published() -> None:
     assert held(one, "$SYS/1") is None
 
 
+@pytest.mark.parametrize("known", [b"old", b""])
+def test_what_a_client_retained_later_in_its_broker_is_newer(known: bytes) -> None:
+    """Nobody else wanted the topic then, so the federation was not told."""
+    one = member()
+    tell(one, retained("a/1", b"older", NOW_US - 1), retained("a/1", known, NOW_US))
+    one.broker_has_retained(Message("a/1", b"new", 1, True, stamp=NOW_US + 1), 2.0)
+    assert not any(isinstance(effect, RetainLocally) for effect in one.take_effects())
+    assert held(one, "a/1") == b"new"
+    (answer,) = frames(tell(one, retained("a/1", known, NOW_US), now=3.0))
+    assert isinstance(answer, Retained)
+    assert [message.payload for message in answer.messages] == [b"new"]
+    one.broker_has_retained(Message("a/1", b"older", 1, True, stamp=NOW_US - 1), 4.0)
+    assert held(one, "a/1") == b"new"
+
+
 def test_what_was_stored_is_known_after_a_restart() -> None:
     one = member()
     stores = [effect for effect in tell(one, retained("a/1", stamp=NOW_US + 3600_000_000))
@@ -507,3 +522,17 @@ def test_a_healed_partition_agrees_on_what_is_retained_within_three_seconds() ->
     expected |= {f"t/{number}": b"there" for number in range(75, 150)}
     expected |= {f"t/{number}": b"before" for number in range(150, 200)}
     assert brokers[0] == expected
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_what_is_handed_over_after_the_broker_got_another_version_replaces_that(
+    is_replaced: bool,
+) -> None:
+    """As after a crash, when nobody remembers what the broker was given lately."""
+    one = member()
+    tell(one, retained("a/1", b"theirs"))
+    one.local_publish(Message("a/1", b"ours", 1, True, is_replaced=is_replaced), 20.0)
+    effects = one.take_effects()
+    told = [effect.message.payload for effect in effects if isinstance(effect, RetainLocally)]
+    assert told == ([b"ours"] if is_replaced else [])
+    assert held(one, "a/1") == b"ours"

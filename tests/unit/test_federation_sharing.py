@@ -3,8 +3,10 @@
 from collections import Counter
 
 from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import DeliverLocally, Dropped, Message, Send, Store
-from holdfast.federation.frames import Announcement, Announcements, Data, decode, encode
+from holdfast.federation.custody import Custody
+from holdfast.federation.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
+from holdfast.federation.frames import Ack, Announcement, Announcements, Data, decode, encode
+from holdfast.federation.identity import Identity, MessageId
 from holdfast.federation.interest import LocalInterest, RemoteInterest
 from holdfast.federation.member import FederationMember
 from holdfast.federation.sharing import owner
@@ -84,8 +86,8 @@ def test_too_many_filters_are_announced_without_groups() -> None:
     local = LocalInterest(2)
     local.change([GROUP, "a/1", "a/2"], [])
     assert local.announced() == {"t/#", "a/#"}
-    # Nobody is granted the group, so it is not withheld from it.
-    assert local.shares("t/1") == set()
+    # Nobody can be granted the group, so it gets what plain subscribers get.
+    assert not local.tells_groups()
 
 
 def test_a_group_that_was_not_granted_a_message_does_not_get_it() -> None:
@@ -96,7 +98,18 @@ def test_a_group_that_was_not_granted_a_message_does_not_get_it() -> None:
     (delivered,) = of(DeliverLocally, member)
     assert isinstance(delivered, DeliverLocally)
     assert delivered.is_plain
-    assert delivered.withheld == (GROUP,)
+    assert delivered.granted == ()
+    assert not delivered.is_regranted
+
+
+def test_a_group_here_that_began_later_leaves_a_message_to_another_member() -> None:
+    member = wanting_group()
+    announce(member, A, 2, [GROUP])
+    member.take_effects()
+    early = Message("t/1", b"x", 1, missed_by=(GROUP,))
+    assert member.local_publish(Message("t/1", b"x", 1), 3.0) is None
+    assert member.local_publish(early, 3.0) is not None
+    assert grants_in(member) == [(A, False, [GROUP])]
 
 
 def test_a_message_for_a_group_that_has_left_is_not_confirmed() -> None:
@@ -144,6 +157,159 @@ def test_what_a_member_has_no_group_for_any_more_is_granted_to_another() -> None
     member.handle_timers(5.5)
     assert grants_in(member)[:2] == [(C, False, [GROUP]), (A, False, [])]
     assert member.custody.queued(C) == 1
+
+
+def test_what_is_granted_to_another_says_so_after_a_restart_too() -> None:
+    """Its destination may have the message, for plain subscribers or under a later number."""
+    member = alone()
+    announce(member, A, 2, [GROUP])
+    member.take_effects()
+    id = member.local_publish(Message("t/1", b"x", 1), 2.5)
+    announce(member, C, 3, [GROUP])
+    announce(member, A, 4, [])
+    member.handle_timers(5.5)
+    stored = {each.id: each.data for each in of(Store, member) if isinstance(each, Store)}
+    told = {each: decode(data) for each, data in stored.items()}
+    assert {each: isinstance(data, Data) and data.is_regranted for each, data in told.items()} == {
+        each: each != id for each in stored
+    }
+    assert len(told) == 2
+    again = Custody(FederationConfig(), [])
+    again.load(stored.values(), 0.0)
+    (sent,) = again.collect(lambda node: node == C, 0.0)
+    assert sent.is_regranted
+    assert sent.grants == [(C, False, [GROUP])]
+
+
+def granted_to_a(**options: object) -> tuple[FederationMember, MessageId]:
+    """A member with a message in custody whose group only A has."""
+    member = alone(**options)
+    announce(member, A, 2, [GROUP])
+    id = member.local_publish(Message("t/1", b"x", 1), 2.5)
+    assert id is not None
+    member.stored(id, 2.6)
+    member.take_effects()
+    return member, id
+
+
+def test_a_share_that_only_the_origin_has_a_group_for_any_more_comes_back() -> None:
+    member, id = granted_to_a()
+    member.local_interest([GROUP], [], 3.0)
+    announce(member, A, 4, [])
+    member.handle_timers(5.5)
+    (store,) = (each for each in of(Store, member) if isinstance(each, Store) and each.id != id)
+    member.stored(store.id, 5.6)
+    (delivered,) = of(DeliverLocally, member)
+    assert isinstance(delivered, DeliverLocally)
+    assert (delivered.id, delivered.granted) == (store.id, (GROUP,))
+    assert delivered.is_regranted
+    assert not delivered.is_plain
+    # It is in custody until the broker has it, and no longer.
+    member.handle_timers(7.0)
+    assert Delete(store.id) not in of(Delete, member)
+    member.stored(store.id, 7.1)
+    member.handle_timers(7.2)
+    assert Delete(store.id) in of(Delete, member)
+    # A does not have the message either, and says so.
+    assert member.custody.queued(A) == 1
+    member.frame(A, encode(Ack(B, 1, A, 1, 0)), 7.3)
+    assert len(member.custody) == 0
+
+
+def test_a_share_that_came_back_and_was_not_stored_comes_again_after_a_restart() -> None:
+    member, id = granted_to_a()
+    member.local_interest([GROUP], [], 3.0)
+    announce(member, A, 4, [])
+    member.handle_timers(5.5)
+    stored = [each.data for each in of(Store, member) if isinstance(each, Store)]
+    identity = Identity(B, 2)
+    for positions, count in (({}, 1), ({B: (1, 2)}, 0)):
+        again = FederationMember(
+            identity, "", FederationConfig(), 0.0, [GROUP], stored, dict(positions)
+        )
+        again.handle_timers(0.5)
+        found = [one for one in again.take_effects() if isinstance(one, DeliverLocally)]
+        assert len(found) == count
+        for one in found:
+            assert (one.id.node, one.id.epoch) == (B, 1)
+            assert one.id != id
+        again.handle_timers(1.0)
+        assert len(again.custody) == 1 + count
+
+
+def test_nobody_else_brings_a_share_back() -> None:
+    member = wanting_group()
+    forged = Data(
+        B,
+        1,
+        1,
+        1,
+        4,
+        1,
+        False,
+        "t/1",
+        b"x",
+        b"",
+        None,
+        [(B, 1, 1)],
+        0,
+        0,
+        [(B, False, [GROUP])],
+        True,
+    )
+    member.frame(A, encode(forged), 1.0)
+    assert member.counts["own message"] == 1
+    assert of(DeliverLocally, member) == []
+
+
+def test_a_share_that_nobody_has_a_group_for_waits_for_one() -> None:
+    member, _ = granted_to_a(share_patience_s=5.0)
+    announce(member, A, 4, [])
+    for now in (5.0, 6.0, 9.0):
+        member.handle_timers(now)
+    assert of(Dropped, member) == []
+    announce(member, C, 9, [GROUP])
+    member.handle_timers(11.0)
+    assert member.custody.queued(C) == 1
+    assert of(Dropped, member) == []
+
+
+def test_a_share_that_nobody_has_a_group_for_is_dropped_in_the_end() -> None:
+    member, _ = granted_to_a(share_patience_s=5.0)
+    announce(member, A, 4, [])
+    for now in (5.0, 6.0, 9.0, 20.0):
+        member.handle_timers(now)
+    assert [each.reason for each in of(Dropped, member) if isinstance(each, Dropped)] == [
+        "group gone"
+    ]
+
+
+def test_a_member_that_leaves_loses_its_shares_to_others() -> None:
+    member, _ = granted_to_a()
+    announce(member, C, 3, [GROUP])
+    leaving = Announcement(A, 1, 4, 0, [B, C], "", True, [GROUP], [])
+    member.frame(A, encode(Announcements([leaving])), 4.0)
+    assert member.custody.queued(A) == 0
+    assert member.custody.queued(C) == 1
+
+
+def test_a_group_that_goes_from_member_to_member_loses_nothing() -> None:
+    """It always has clients somewhere, at first elsewhere and in the end at the publisher's."""
+    world = lan({0: [GROUP]})
+    number = 0
+    for here, there in ((0, 5), (5, 11), (11, 9), (9, 0), (0, 11)):
+        for _ in range(20):
+            number += 1
+            world.publish(11, f"t/{number}", 1 + number % 2, b"%d" % number)
+        world.members[there].subscribe(GROUP)
+        world.members[here].unsubscribe(GROUP)
+        world.run(0.03)
+    world.run(10.0)
+    lacking = [
+        number for number in range(1, 1 + number) if not world.group_arrivals[b"%d" % number, GROUP]
+    ]
+    assert lacking == []
+    assert all(not len(member.member.custody) for member in world.members)
 
 
 def test_a_member_that_cannot_be_reached_loses_its_share_to_another() -> None:

@@ -168,18 +168,6 @@ def test_windows_are_forgotten_after_ten_minutes() -> None:
     assert len(duplicates) == 1
 
 
-def test_a_silent_link_is_asked_three_times_and_then_down() -> None:
-    links = Links(FederationConfig())
-    links.up(A, 0.0)
-    asked = 0
-    now = 0.0
-    while not (due := links.due(now)).lost:
-        asked += len(due.asks)
-        now = links.timer(now)
-    assert asked == 3
-    assert 2.5 < now < 2.7
-
-
 def test_a_link_that_flaps_waits_longer_and_longer_up_to_a_bound() -> None:
     links = Links(FederationConfig())
     waits = []

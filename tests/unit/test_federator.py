@@ -314,7 +314,7 @@ def test_a_link_is_cut_at_any_byte(tmp_path: Path) -> None:
     async def test(site: Site) -> None:
         rng = random.Random(4)
         origin, here = ScriptedEdge(), ScriptedEdge(["a/#"])
-        # A link that flaps may be used again at once.
+        # A link that flaps may be used again soon.
         site.config = replace(site.config, degree_min=0, flaps_free=1000)
         await site.start("here", here)
         port = int(site.address("here").rpartition(":")[2])
@@ -436,6 +436,17 @@ def test_settings_say_what_is_wrong() -> None:
         ({"manager": "http://m:8080"}, "needs broker"),
         ({"manager": "http://m:8080", "broker": "b"}, "must be a URL as tcp://host:1883"),
         ({"manager_ca": "x"}, "needs manager"),
+        ({"manager_certificate": "c"}, "needs manager"),
+        ({"manager": "https://m", "broker": "tcp://b", "manager_key": "k"}, "go together"),
+        (
+            {
+                "manager": "http://m",
+                "broker": "tcp://b",
+                "manager_certificate": "c",
+                "manager_key": "k",
+            },
+            "begins with https://",
+        ),
         ({"labels": ["x"]}, "write name=value"),
         ({"capacity": 1}, "at least 2 neighbours"),
         ({"queue_messages": 0}, "federation.queue_messages = 0: must be"),

@@ -104,8 +104,8 @@ def test_an_edge_that_goes_down_while_it_is_given_what_waits() -> None:
         bench.arrive(A, place)
     deliver = bench.edge.deliver
 
-    def refuse(id: MessageId, message: Message, place: int, done: Callable[[], None]) -> None:
-        deliver(id, message, place, done)
+    def refuse(delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        deliver(delivery, done)
         bench.deliveries.down()
 
     bench.edge.deliver = refuse  # type: ignore[method-assign]

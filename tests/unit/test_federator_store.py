@@ -122,6 +122,68 @@ def test_a_group_is_one_transaction(tmp_path: Path) -> None:
     run(test)
 
 
+def test_what_may_wait_and_is_removed_soon_is_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Change] = []
+    apply = StoreFile.apply
+
+    def note(file: StoreFile, change: Change) -> None:
+        written.append(change)
+        apply(file, change)
+
+    monkeypatch.setattr(StoreFile, "apply", note)
+    monkeypatch.setattr(store_module, "LAZY_S", 60.0)
+
+    async def test() -> None:
+        owner = Owner()
+        store = Store(tmp_path / "s.db", NODE, owner)
+        await store.open()
+        for sequence in range(1, 500):
+            store.add(own(sequence), b"%d" % sequence, may_wait=True)
+            store.remove(own(sequence))
+            await asyncio.sleep(0)
+        assert written == []
+        # Many do not wait, nor does one behind which there is another.
+        for sequence in range(501, 501 + store_module.UNHURRIED_MAX):
+            store.add(own(sequence), b"%d" % sequence, may_wait=True)
+        await until(lambda: len(owner.stored) == store_module.UNHURRIED_MAX)
+        store.add(own(600), b"600", may_wait=True)
+        store.add(own(601), b"601")
+        await until(lambda: own(601) in owner.stored)
+        assert owner.stored[-2:] == [own(600), own(601)]
+        # What was written is removed there.
+        store.remove(own(600))
+        store.add(own(602), b"602", may_wait=True)
+        await store.close()
+        assert owner.stored[-1] == own(602)
+        left = [*range(501, 501 + store_module.UNHURRIED_MAX), 601, 602]
+        assert sequences(read(tmp_path / "s.db")) == left
+
+    run(test)
+
+
+def test_what_may_wait_is_stored_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "LAZY_S", 0.01)
+
+    async def test() -> None:
+        owner = Owner()
+        store = Store(tmp_path / "s.db", NODE, owner)
+        await store.open()
+        for sequence in range(1, 4):
+            # Also when there was nothing to be written any more at the time.
+            store.add(own(9), b"9", may_wait=True)
+            store.remove(own(9))
+            await asyncio.sleep(0.03)
+            store.add(own(sequence), b"%d" % sequence, may_wait=True)
+            await until(lambda sequence=sequence: own(sequence) in owner.stored)  # type: ignore[misc]
+        await store.close()
+
+    run(test)
+
+
 def test_removals_of_what_is_being_written(tmp_path: Path) -> None:
     """Whenever it is asked for, what is removed does not come back."""
 
@@ -132,7 +194,7 @@ def test_removals_of_what_is_being_written(tmp_path: Path) -> None:
         await store.open()
         left = set()
         for sequence in range(1, 2000):
-            store.add(own(sequence), b"%d" % sequence)
+            store.add(own(sequence), b"%d" % sequence, may_wait=rng.random() < 0.5)
             left.add(sequence)
             if rng.random() < 0.5:
                 gone = rng.choice(sorted(left)[-20:])

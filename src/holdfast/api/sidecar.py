@@ -23,6 +23,7 @@ from holdfast.api.federation_metrics import FederationCollector
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest
 from holdfast.api.metrics import render
+from holdfast.drivers.loop import spare_the_collector
 from holdfast.federator.edge_mqtt import MqttEdge
 from holdfast.federator.edge_retaining import edge_for
 from holdfast.federator.edge_state import BadState
@@ -107,6 +108,7 @@ async def run(settings: SidecarSettings) -> None:
     server = _server(SidecarPort(SidecarFederation(federator, edge)))
     if listener is not None:
         serving.append(loop.create_task(server.serve(sockets=[listener])))
+    spare_the_collector()
     logger.info(
         "federator ready: member %s of %s, broker %s, admin %s",
         federator.node.hex(), settings.federation.name, " ".join(settings.edge.servers),

@@ -16,8 +16,8 @@ from typing import Final
 
 from holdfast.lease.directory import LeaseDirectory, NodeInfo
 from holdfast.log.epochs import LEASE, CorruptEpoch, Epoch, newest_epoch
-from holdfast.log.files import DataDirectoryError, read_manifest
 from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.opening import DataDirectoryError, read_manifest
 
 EXIT_NOBODY: Final = 1
 EXIT_UNREADABLE: Final = 2

@@ -63,7 +63,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     lines = [
         f"member {status['id']} of {status['federation']}, start {status['epoch']},"
         f" at {status['address'] or 'no address'}",
-        f"knows {count_text(status['members'], 'member')}; announces"
+        f"knows {count_text(status['members'], 'member')}, itself included; announces"
         f" {count_text(interest['local'], 'filter')}, others want"
         f" {count_text(interest['remote'], 'filter')}",
         f"in custody {count_text(custody['messages'], 'message')}; handed over"
@@ -74,9 +74,20 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     if not edge["is_up"]:
         lines.append("the broker's session is not open: nothing goes out or comes in")
     lines += [
-        f"{count} {outcome}"
+        f"{count_text(count, 'message')}: {outcome}"
         for outcome, count in edge["counts"].items()
         if outcome not in ("exported", "imported")
+    ]
+    manager = status["manager"]
+    if manager is not None:
+        lines.append(
+            f"member {manager['id']} of the manager at {manager['url']}"
+            if manager["connected"]
+            else f"the manager at {manager['url']} does not answer: the links stay as they are"
+        )
+    lines += [
+        f"{count_text(count, 'connection')} refused: {reason.replace('_', ' ')} (the log says more)"
+        for reason, count in status["counters"]["refused"].items()
     ]
     rows = [
         {
@@ -98,7 +109,8 @@ def mesh_lines(mesh: dict[str, Any]) -> list[str]:
     if mesh["root"] is None:
         return [f"nobody wants {mesh['topic']}"]
     members = set(mesh["members"])
-    lines = [f"{count_text(len(members), 'member')} want {mesh['topic']}"]
+    want = "wants" if len(members) == 1 else "want"
+    lines = [f"{count_text(len(members), 'member')} {want} {mesh['topic']}"]
     waiting = [(mesh["root"], 0)]
     while waiting:
         node, depth = waiting.pop()

@@ -24,6 +24,9 @@ _OPTIONS: Final = {
     "secret_file": ("federation.secret_file", "FILE", "secret that all members share"),
     "manager": ("federation.manager", "URL", "of the topology manager"),
     "manager_token_file": ("federation.manager_token_file", "FILE", "token for the manager"),
+    "manager_ca": ("federation.manager_ca", "FILE", "PEM file of who signed its certificate"),
+    "manager_certificate": ("federation.manager_certificate", "FILE", "PEM file to show it"),
+    "manager_key": ("federation.manager_key", "FILE", "PEM file of its key"),
     "protocol": ("edge.protocol", "5|3.1.1", "MQTT version towards the broker (default 5)"),
     "client_id": ("edge.client_id", "ID", "at the broker (default: made at the first start)"),
     "username": ("edge.username", "NAME", "at the broker"),
@@ -76,12 +79,14 @@ def run(args: argparse.Namespace) -> int:
 def _run_links(args: argparse.Namespace) -> int:
     """Raises SettingsError."""
     from holdfast.api.sidecar import run as run_sidecar
+    from holdfast.drivers.loop import new_event_loop
     from holdfast.federator.federator import FederatorError
     from holdfast.federator.sidecar_settings import load
 
     settings = load(args.config, os.environ, _overrides(args))
     try:
-        asyncio.run(run_sidecar(settings))
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run_sidecar(settings))
     except FederatorError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -31,7 +31,8 @@ from holdfast.cli.log_records import (
 from holdfast.cli.log_replica import ReplicaLog
 from holdfast.cli.log_report import examine
 from holdfast.cli.log_text import count_text, report_lines
-from holdfast.log.files import DataDirectory, DataDirectoryError, open_to_read
+from holdfast.log.files import DataDirectory
+from holdfast.log.opening import DataDirectoryError, open_to_read
 from holdfast.log.record import Batch, CorruptBatch, Record
 from holdfast.log.segment_reader import Damage, SegmentReader
 

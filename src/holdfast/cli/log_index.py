@@ -2,7 +2,9 @@
 
 from array import array
 
-from holdfast.log.index import ActiveIndex, CorruptIndex, SegmentIndex, decode
+from holdfast.log.active_index import ActiveIndex
+from holdfast.log.index import SegmentIndex
+from holdfast.log.index_file import CorruptIndex, decode
 
 
 def index_difference(data: bytes, rebuilt: ActiveIndex) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 
 from holdfast.log.record import (
     CURSOR,
+    FLAG_AUDIENCE,
     FLAG_PACKET_ID,
     FLAG_PRODUCER,
     FLAG_QOS_MASK,
@@ -27,6 +28,7 @@ from holdfast.log.record import (
     Batch,
     Record,
 )
+from holdfast.session.audience import Audience, decode_audience
 from holdfast.session.state import decode_cursor
 from holdfast.topics.names import InvalidFilter, check_filter, is_shared, matches
 
@@ -148,6 +150,10 @@ def text_line(record: Record, *, full: bool = False) -> str:
         parts.append(f"will-epoch={record.sequence}")
     if record.properties:
         parts.append(f"properties={record.properties.hex()}")
+    audience = _audience(record)
+    if audience is not None:
+        names = [*(["plain"] if audience.is_plain else []), *sorted(audience.groups)]
+        parts.append(f"for={_escaped(','.join(names) or 'nobody')}")
     payload = _payload_text(record)
     if len(payload) > SHOWN_CHARACTERS_MAX and not full:
         payload = f"{payload[:SHOWN_CHARACTERS_MAX]}... ({len(record.payload)} bytes)"
@@ -178,6 +184,9 @@ def json_line(record: Record) -> str:
         fields["sequence"] = record.sequence
     if record.properties:
         fields["properties_base64"] = base64.b64encode(record.properties).decode()
+    audience = _audience(record)
+    if audience is not None:
+        fields["audience"] = {"plain": audience.is_plain, "groups": sorted(audience.groups)}
     cursor = _cursor_text(record.payload) if record.kind == CURSOR else None
     if cursor is not None:
         fields["cursor"] = cursor
@@ -193,6 +202,16 @@ def _put_bytes(fields: dict[str, object], name: str, value: bytes) -> None:
         fields[name] = value.decode()
     except UnicodeDecodeError:
         fields[f"{name}_base64"] = base64.b64encode(value).decode()
+
+
+def _audience(record: Record) -> Audience | None:
+    """For whom of the clients it is; None: for all, or it cannot be read."""
+    if not record.flags & FLAG_AUDIENCE:
+        return None
+    try:
+        return decode_audience(record.audience)
+    except ValueError:
+        return None
 
 
 def _payload_text(record: Record) -> str:

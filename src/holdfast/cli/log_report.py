@@ -12,9 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from holdfast.cli.log_index import index_difference
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import JOURNAL, QUARANTINE, START, DataDirectory
 from holdfast.log.filesystem import ReadFile
-from holdfast.log.index import ActiveIndex, CorruptIndex, IndexHead
+from holdfast.log.index import IndexHead
+from holdfast.log.index_file import CorruptIndex
 from holdfast.log.record import ATTRIBUTE_RESET, Batch
 from holdfast.log.segment_reader import Damage, SegmentReader, is_zero
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot

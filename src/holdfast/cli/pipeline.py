@@ -18,6 +18,7 @@ COMMANDS: Final = {
     "status": "how far each table is",
     "schema": "every table and its columns",
     "rebuild": "forget a table and what is made from it, and make them anew",
+    "compact": "make few files of the many that small commits have made",
     "package": "a zip and a script for spark-submit",
     "report": "charts of the tables and of test runs as one HTML file",
 }

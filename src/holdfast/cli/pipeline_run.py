@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_lake(parser)
     parser.add_argument(
         "--format",
-        choices=("parquet", "delta"),
+        choices=("parquet", "delta", "iceberg"),
         help="how a new lake is kept (default parquet)",
     )
     options.add_tables(parser)
@@ -56,6 +56,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=options.positive,
         metavar="N",
         help="records in one commit of bronze at most (default 2000000)",
+    )
+    parser.add_argument(
+        "--compact-at",
+        type=options.positive,
+        metavar="N",
+        help="make few files of the small ones of a bronze or silver table whenever it has got N "
+        "more (default: never; `holdfast pipeline compact` does it when no run goes on)",
     )
     parser.add_argument(
         "--option",
@@ -86,7 +93,9 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lake.spark = lake_session(args.master, **dict(args.conf))
     progress = Progress(quiet=args.quiet)
-    runner = lake.runner(args.what, source=source or None, listener=progress)
+    runner = lake.runner(
+        args.what, source=source or None, listener=progress, compact_at=args.compact_at
+    )
     stop_on_signals(runner)
     try:
         report = runner.continuously(args.trigger) if args.continuous else runner.once()

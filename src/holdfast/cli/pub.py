@@ -22,7 +22,8 @@ from holdfast.cli.client_options import (
     check_topic,
     whole_number,
 )
-from holdfast.client.aio import Client, PublishResult
+from holdfast.client.aio import Client
+from holdfast.client.connecting import PublishResult
 from holdfast.client.errors import ClientError, PublishRefused, reason_text
 from holdfast.mqtt import properties as pr
 

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -158,6 +157,7 @@ def serve(config: Config) -> int:
 async def _serve(config: Config) -> int:
     from holdfast.api.server import Server, StartError
     from holdfast.config.check import warnings
+    from holdfast.drivers.loop import spare_the_collector
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration %s", warning)
@@ -168,13 +168,5 @@ async def _serve(config: Config) -> int:
         logging.getLogger("holdfast").critical("%s", error)
         await server.stop()
         return EXIT_FAILED
-    _spare_the_collector()
+    spare_the_collector()
     return await server.run()
-
-
-def _spare_the_collector() -> None:
-    """Sessions, subscriptions and retained messages live long, and what a message allocates is
-    freed by its reference count: full collections would only cost pauses that grow with them."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)

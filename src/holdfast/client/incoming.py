@@ -27,6 +27,8 @@ class Incoming:
         self.topic_alias_max = topic_alias_max
         self._aliases: dict[int, bytes] = {}
         self._acknowledged_ids: set[int] = set()
+        # Those among them of connections before.
+        self._former_ids: set[int] = set()
         # Delivered without PUBACK or PUBREC, in the order of arrival: id, QoS, acknowledged.
         self._unacknowledged: deque[list[int]] = deque()
         self._pending: dict[int, list[int]] = {}
@@ -37,10 +39,12 @@ class Incoming:
         self._aliases.clear()
         self._unacknowledged.clear()
         self._pending.clear()
+        self._former_ids = set(self._acknowledged_ids)
 
     def forget_session(self) -> None:
         """[MQTT-3.2.2-5]"""
         self._acknowledged_ids.clear()
+        self._former_ids.clear()
 
     def resolve(self, topic: bytes, alias: int) -> bytes:
         """The topic of a PUBLISH that may carry an alias. Raises ProtocolError."""
@@ -62,9 +66,13 @@ class Incoming:
             raise ProtocolError(f"topic alias {alias} was never set", reasons.PROTOCOL_ERROR)
         return known
 
-    def arrive(self, packet_id: int, qos: int) -> int:
+    def arrive(self, packet_id: int, qos: int, dup: bool) -> int:
         """Note a QoS 1 or 2 PUBLISH: NEW, REPEATED or PENDING. Raises ProtocolError when the
         server exceeds our Receive Maximum [MQTT-3.3.4-9]."""
+        if not dup and packet_id in self._former_ids:
+            # It would repeat with DUP [MQTT-3.3.1-1]: the session that it found again is an older
+            # one, as of its last save, and this a new message.
+            self.release(packet_id)
         if qos == 2 and packet_id in self._acknowledged_ids:
             return REPEATED  # [MQTT-4.3.3-10]
         if packet_id in self._pending:
@@ -103,6 +111,7 @@ class Incoming:
         if packet_id not in self._acknowledged_ids:
             return False
         self._acknowledged_ids.discard(packet_id)
+        self._former_ids.discard(packet_id)
         return True
 
 

@@ -57,6 +57,10 @@ class Options:
     found; else an id of theirs would make a message of ours count as a repetition."""
     manual_acknowledge: bool = False
     """True: QoS 1 and 2 messages are acknowledged by `acknowledge`, not on receipt."""
+    on_unreadable: Callable[[str], None] | None = None
+    """MQTT wants a client to end the connection over a message that is against the rules; a server
+    with a session then sends it again, for ever. With this, a message whose topic or properties
+    cannot be read is acknowledged and passed over, and this is told what is wrong."""
     authentication: Callable[[], Authentication] | None = None
     """Makes one enhanced authentication exchange per connection (MQTT 5)."""
     trace: bool = False

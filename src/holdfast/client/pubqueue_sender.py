@@ -15,7 +15,8 @@ from functools import partial
 from random import random
 from typing import Final
 
-from holdfast.client.aio import Client, Outcome, PublishResult
+from holdfast.client.aio import Client
+from holdfast.client.connecting import Outcome, PublishResult
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5

@@ -12,7 +12,8 @@ Invariants:
   be interested then, whatever relays and links die, or its loss is told (`Dropped`).
 - A member delivers a stream in order and each place once, as long as its position survives: so
   the order per (origin, topic) holds, and QoS 2 is exactly once.
-- Nothing is sent before its origin stored it, nothing is confirmed before its destination did.
+- Nothing is confirmed before its destination stored it. What is sent before its origin stored it is
+  not promised by that, and is known again, or does no harm, when it is handed over a second time.
 - At every hop the destinations of a message are divided, never multiplied, and a hop costs one
   of at most HOPS_MAX: a loop, possible only while databases differ, ends and never branches.
 - What came in is never sent out again as new; `$` topics and federator/# never leave.

@@ -11,14 +11,22 @@ class FederationConfig:
     """Between HELLOs in one direction of a link; so a link costs one a second."""
     ask_after_s: float = 2.05
     """Of silence, until the peer is asked to say something."""
+    ask_sooner_s: float = 1.3
+    """The same after a message was sent to it, which mostly brings an answer."""
     ask_s: float = 0.2
     asks: int = 3
-    """Unanswered ones until the link counts as down: 2.65 s after the last word by default."""
+    """Unanswered ones until the link counts as down: 2.65 s after the last word by default, 1.9 s
+    after a message."""
+    slow_s: float = 60.0
+    """A peer that answered late, after a second ask, is not asked sooner for so long."""
     flaps_free: int = 2
     """Losses of a link within `flap_s` that cost no waiting before it is used again; each further
     one doubles the wait, from 1 s to `hold_max_s`."""
     flap_s: float = 60.0
     hold_max_s: float = 30.0
+    relink_s: float = 0.1
+    """After its loss a link is not used for so long: members are to hear that it was lost, and with
+    it what was on it, before it is back."""
     flood_delay_s: float = 0.01
     """Announcements of so long go in one frame."""
     interest_batch_s: float = 0.1
@@ -37,13 +45,19 @@ class FederationConfig:
     settle_s: float = 10.0
     """With all desired links up for so long, those of the member's own repair are closed."""
     window_messages: int = 256
-    """In flight to one destination."""
+    """In flight to one destination by itself."""
     window_bytes: int = 1 << 20
+    shared_window_messages: int = 2048
+    """The same with those that went out together with other destinations' and cost no copy of their
+    own. A member keeps no more of what comes ahead of its turn."""
+    shared_window_bytes: int = 4 << 20
     retry_s: float = 1.0
-    """Without a confirmation, until what is in flight is sent again; doubles to `retry_max_s`."""
+    """Without a confirmation, until what is in flight is sent again, unless confirmations take
+    longer to this destination; doubles to `retry_max_s`."""
     retry_max_s: float = 8.0
-    reroute_s: float = 0.15
-    """The same after a change of the graph."""
+    reroute_s: float = 0.05
+    """The same when the path has become another, and for `retry_s` after that: members on it may
+    not know the graph yet."""
     queue_messages_max: int = 100_000
     """In custody for one destination; beyond it the oldest go."""
     queue_bytes_max: int = 256 << 20

@@ -50,10 +50,10 @@ class Delivering:
         is_version = is_retained and data.stamp > 0
         if is_version:
             is_retained = self._retained.is_newest(data, now)
-        withheld = self._interest.shares(data.topic).difference(shares)
+        granted = tuple(shares) if self._interest.tells_groups() else None
         message = message_of(data, is_retained)
         self._effects.append(
-            DeliverLocally(data.id, message, place, data.hops, is_plain, tuple(sorted(withheld)))
+            DeliverLocally(data.id, message, place, data.hops, is_plain, granted, data.is_regranted)
         )
         if is_version and is_retained:
             self._retained.delivered(data, now)

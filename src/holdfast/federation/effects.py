@@ -20,7 +20,19 @@ class Message:
     came_from: MessageId | None = None
     """Set on what the federation delivered: it is not sent out again."""
     stamp: int = 0
-    """The federation's, of a version of what is retained."""
+    """The federation's, of a version of what is retained; of what is found in a broker, when it was
+    published there, in microseconds of the wall clock, 0: not known."""
+    is_known_again: bool = False
+    """If this member dies before it is stored, it is handed over again, and where it comes a second
+    time that is found out or does no harm: so it may be sent before it is stored."""
+    done_may_wait: bool = False
+    """Who hands it over does not wait for it to be stored, and goes on with others."""
+    is_replaced: bool = False
+    """It is retained, but the broker retains what the federation brought since: handed over only
+    now, this is the newer version, which the broker is told."""
+    missed_by: tuple[str, ...] = ()
+    """`$share/group/filter` of groups of this member that began after it was published: another
+    member's clients of the group may have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +57,24 @@ class DeliverLocally:
     hops: int
     is_plain: bool = True
     """False: for shared groups only."""
-    withheld: tuple[str, ...] = ()
-    """`$share/group/filter` of groups here that must not have it: another member's clients of the
-    group get it, or have it. A broker that cannot keep it from them lets a group have it twice."""
+    granted: tuple[str, ...] | None = ()
+    """`$share/group/filter`, as announced, of the groups here that get it; None: all do. Of the
+    others another member's clients get it, or have it: a broker that cannot keep it from them lets
+    a group have it twice."""
+    is_regranted: bool = False
+    """It is for these groups what another member was to have: new, even where the message itself
+    has come before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
     """Into the custody of this member, in place of what was stored under this id; tell `stored(id)`
-    when it is durable."""
+    when it is durable. All are made durable in this order."""
 
     id: MessageId
     data: bytes
+    may_wait: bool = False
+    """It is on its way, and will most likely be deleted soon."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,12 @@ class Forwarding:
         self.gates: dict[bytes, Gate] = {}
 
     def send(self, peer: bytes, frame: Frame) -> None:
+        """Of the link's own."""
+        self._effects.append(Send(peer, encode(frame)))
+
+    def _send_on(self, peer: bytes, frame: Frame, now: float) -> None:
+        """For others beyond it, mostly: the link is to show that it lives."""
+        self._links.burdened(peer, now)
         self._effects.append(Send(peer, encode(frame)))
 
     def can_reach(self, node: bytes) -> bool:
@@ -84,7 +90,8 @@ class Forwarding:
         for hop, onward in hops.items():
             let_out = self._let_out(hop, data, onward, now)
             if let_out is not None:
-                self.send(hop, replace(let_out, hops=data.hops + 1, destinations=onward))
+                onto = replace(let_out, hops=data.hops + 1, destinations=onward)
+                self._send_on(hop, onto, now)
 
     def admit(self, peer: bytes, data: Data, now: float) -> Data | Skip | None:
         """A message that a peer sent, or what its link's policy leaves of it."""
@@ -129,14 +136,15 @@ class Forwarding:
 
     # From one member to another
 
-    def send_ack(self, ack: Ack, source: bytes | None) -> None:
+    def send_ack(self, ack: Ack, source: bytes | None, now: float) -> None:
         """Lost where there is no path: the origin sends again, and gets another."""
         if ack.hops >= HOPS_MAX:
             self._counts["hop limit"] += 1
             return
         hop = self._routes.next_hop(ack.origin)
         if hop is not None and hop != source and hop in self._links:
-            self.send(hop, ack if source is None else replace(ack, hops=ack.hops + 1))
+            onto = ack if source is None else replace(ack, hops=ack.hops + 1)
+            self._send_on(hop, onto, now)
 
     def send_on(self, frame: Passing, source: bytes | None, now: float) -> None:
         """Lost where there is no path: what is retained is compared again and again."""
@@ -157,9 +165,9 @@ class Forwarding:
                 and gate.lets_out(message.size, now)
             ]
             self._counts["retained withheld"] += len(frame.messages) - len(messages)
-            self.send(hop, replace(frame, hops=frame.hops + 1, messages=messages))
+            self._send_on(hop, replace(frame, hops=frame.hops + 1, messages=messages), now)
         else:
-            self.send(hop, replace(frame, hops=frame.hops + 1))
+            self._send_on(hop, replace(frame, hops=frame.hops + 1), now)
 
     def admit_retained(self, peer: bytes, frame: Retained, now: float) -> Retained:
         gate = self.gates[peer]

@@ -124,6 +124,9 @@ class Data(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     stamp: Number = 0
     """Of the version of a retained message; 0: it has none."""
     grants: Annotated[list[Grant], Meta(max_length=MEMBERS_MAX)] = []
+    is_regranted: bool = False
+    """Groups are given here what another member was given before: under this id it comes for the
+    first time, even where the message has come for plain subscribers."""
 
     @property
     def id(self) -> MessageId:
@@ -275,7 +278,8 @@ def decode(data: bytes) -> Frame | None:
 def _check(frame: Frame) -> None:
     if isinstance(frame, Data):
         decode_topic(frame.topic.encode())
-        _check_places(frame.node, frame.destinations, frame.qos > 0)
+        is_back = frame.is_regranted and len(frame.destinations) == 1
+        _check_places(None if is_back else frame.node, frame.destinations, frame.qos > 0)
         _check_grants(frame)
     elif isinstance(frame, Announcements):
         for entry in frame.entries:
@@ -292,8 +296,9 @@ def _check(frame: Frame) -> None:
 
 
 def _check_places(
-    origin: bytes, destinations: list[tuple[bytes, int, int]], has_places: bool
+    origin: bytes | None, destinations: list[tuple[bytes, int, int]], has_places: bool
 ) -> None:
+    """`origin`: None for what its origin keeps for its own clients."""
     nodes = {node for node, _, _ in destinations}
     if len(nodes) < len(destinations) or origin in nodes:
         raise BadFrame("a message that names a destination twice, or its own origin")

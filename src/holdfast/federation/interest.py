@@ -66,24 +66,19 @@ class LocalInterest:
         return self._trie.version != version
 
     def announced(self) -> set[str]:
-        if self._says_all():
+        if self.tells_groups():
             return set(self._counts)
         return generalised(map(plain_of, self._counts), self._filters_max)
 
     def wants(self, topic: str) -> bool:
         return bool(self._trie.match(topic))
 
-    def shares(self, topic: str) -> set[str]:
-        """The announced groups that want it. Where there are too many filters to say them all, none
-        is: they are taken for plain subscribers, so a group gets messages at several members."""
-        if not self._says_all():
-            return set()
-        return {str(filter) for filter in self._trie.match(topic) if is_shared(str(filter))}
-
     def has(self, filter: str) -> bool:
         return filter in self._counts
 
-    def _says_all(self) -> bool:
+    def tells_groups(self) -> bool:
+        """Where there are too many filters to announce them all, groups are taken for plain
+        subscribers, so a group gets messages at several members."""
         return len(self._counts) <= self._filters_max
 
 

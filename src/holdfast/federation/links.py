@@ -2,7 +2,8 @@
 
 A link is down when its connection closes, or when the peer stays silent although it was asked: a
 HELLO every `hello_s` keeps an idle link quiet and cheap, and a late one is asked for before
-anything is concluded from it.
+anything is concluded from it. A link on which messages go out is asked sooner, unless something
+comes back, as confirmations mostly do.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,11 @@ class Link:
     heard_at: float
     hello_at: float
     usable_at: float
+    burdened_at: float | None = None
+    """When a message went out, the first since the peer was heard."""
     asked: int = 0
+    asked_at: float = 0.0
+    slow_until: float = 0.0
     is_busy: bool = False
 
 
@@ -51,15 +56,16 @@ class Links:
 
     def up(self, peer: bytes, now: float) -> None:
         losses = self._losses.get(peer)
-        hold_s = 0.0
+        usable_at = now
         if losses is not None and now - losses.last_at < self._config.flap_s:
             over = losses.count - self._config.flaps_free
             if over > 0:
                 # Bounded before it is raised: a link may flap thousands of times.
-                hold_s = min(2.0 ** min(over - 1, 16), self._config.hold_max_s)
+                usable_at += min(2.0 ** min(over - 1, 16), self._config.hold_max_s)
+            usable_at = max(usable_at, losses.last_at + self._config.relink_s)
         else:
             self._losses.pop(peer, None)
-        self._links[peer] = Link(now, now, now + hold_s)
+        self._links[peer] = Link(now, now, usable_at)
 
     def down(self, peer: bytes, now: float) -> bool:
         """False: it was down."""
@@ -76,8 +82,21 @@ class Links:
 
     def heard(self, peer: bytes, now: float) -> None:
         link = self._links[peer]
+        if link.asked > 1:
+            link.slow_until = now + self._config.slow_s
         link.heard_at = now
+        link.burdened_at = None
         link.asked = 0
+
+    def burdened(self, peer: bytes, now: float) -> None:
+        """A message went out."""
+        link = self._links[peer]
+        if link.burdened_at is None:
+            link.burdened_at = now
+
+    def answered(self, peer: bytes, now: float) -> None:
+        """It asked, and got its HELLO."""
+        self._links[peer].hello_at = now + self._config.hello_s
 
     def usable(self, now: float) -> list[bytes]:
         """In order of ids."""
@@ -92,6 +111,7 @@ class Links:
                     due.lost.append(peer)
                     continue
                 link.asked += 1
+                link.asked_at = now
                 link.hello_at = now + config.hello_s
                 due.asks.append(peer)
             elif now >= link.hello_at:
@@ -108,7 +128,15 @@ class Links:
         return min(times)
 
     def _ask_at(self, link: Link) -> float:
-        return link.heard_at + self._config.ask_after_s + link.asked * self._config.ask_s
+        config = self._config
+        if link.asked:
+            # Not by when it was due: whose own loop stood still has not listened, either.
+            return link.asked_at + config.ask_s
+        at = link.heard_at + config.ask_after_s
+        burdened_at = link.burdened_at
+        if burdened_at is None or burdened_at < link.slow_until:
+            return at
+        return min(at, burdened_at + config.ask_sooner_s)
 
     def _forget(self, now: float) -> None:
         for peer, losses in list(self._losses.items()):

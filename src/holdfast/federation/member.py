@@ -112,6 +112,7 @@ class FederationMember:
             self.retained,
             self._forwarding,
             self._effects,
+            self.receiving.take,
         )
         self._repair = Repair(self.node, config, self.database, self.links, self._effects)
         self._announcing = Announcing(
@@ -199,7 +200,8 @@ class FederationMember:
     def broker_has_retained(self, message: Message, now: float) -> None:
         """Not published now: found in the broker, when others began to want it, and after a start,
         when all topics are told that are found there or were stored here; an empty payload is
-        nothing. What the federation knows of the topic wins, and is what the broker gets."""
+        nothing. What the federation knows of the topic wins, and is what the broker gets, unless
+        the message is known to be newer."""
         if message.came_from is None and may_leave(message.topic):
             self.retained.broker_has(self._sending.new_id(), message, now)
             self._run(now)
@@ -215,9 +217,13 @@ class FederationMember:
 
     def stored(self, id: MessageId, now: float) -> None:
         """Durable: what `Store` or `DeliverLocally` asked for."""
-        if id.node == self.node:
-            self.custody.stored(id)
-        else:
+        self.all_stored((id,), now)
+
+    def all_stored(self, ids: Iterable[MessageId], now: float) -> None:
+        for id in ids:
+            if id.node == self.node:
+                self.custody.stored(id)
+            # Ours too: a group's share that came back.
             self.receiving.stored(id, now)
         self._run(now)
 
@@ -310,6 +316,7 @@ class FederationMember:
         elif isinstance(frame, Hello):
             if frame.asks:
                 self._hello(peer, False)
+                self.links.answered(peer, now)
             self._announcing.handle_digest(peer, frame.digest, now)
         elif isinstance(frame, Announcements):
             self._take_news(peer, frame, now)
@@ -329,6 +336,7 @@ class FederationMember:
         }
         for node in self._announcing.handle_news(peer, frame.entries, now):
             if entries[node].is_leaving:
+                self._sending.review_groups(now, node)
                 self.custody.give_up(node, "member left")
             if entries[node].epoch > epochs.get(node, 0):
                 self.retained.restarted(node, now)
@@ -337,7 +345,7 @@ class FederationMember:
         if ack.origin == self.node:
             self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
         else:
-            self._forwarding.send_ack(ack, peer)
+            self._forwarding.send_ack(ack, peer, now)
 
     # What follows
 
@@ -356,6 +364,7 @@ class FederationMember:
         self.retained.tidy(now)
         self._arriving.tidy(now)
         for node in self.database.expire(now, self.node, 2 * self.config.refresh_s):
+            self._sending.review_groups(now, node)
             self.custody.give_up(node, "member gone")
             self.retained.gone(node)
 
@@ -371,11 +380,14 @@ class FederationMember:
             self.retained.changed(change, now)
         if self._graph_version != self.database.graph_version:
             self._graph_version = self.database.graph_version
-            self.custody.rerouted(now)
+            self.custody.rerouted(self.routes.take_changes(), now)
             self.retained.graph_changed(now)
         self._sending.send_due(now)
         for ack in self.receiving.acks(now):
-            self._forwarding.send_ack(ack, None)
+            if ack.origin == self.node:
+                self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
+            else:
+                self._forwarding.send_ack(ack, None, now)
 
 
 def _federated(filters: Iterable[str]) -> list[str]:

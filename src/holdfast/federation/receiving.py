@@ -23,6 +23,7 @@ class Source:
     next_place: int
     early: dict[int, Data | Skip] = field(default_factory=dict)
     """By place, above `next_place`."""
+    early_bytes: int = 0
     unstored: dict[MessageId, int] = field(default_factory=dict)
     """Delivered, in order of places."""
     confirmed: int = 0
@@ -72,13 +73,14 @@ class Receiving:
         if place < source.next_place or place in source.early:
             self._owe(data.node, source, now)
             return "duplicate"
-        if place - source.next_place >= self._config.window_messages:
+        if place - source.next_place >= self._config.shared_window_messages:
             return "beyond the window"
         if place > source.next_place and not self._has_room(source, data):
             return "beyond the window"
         if not self._delivering.accepts(data):
             return "group not here"
         source.early[place] = data
+        source.early_bytes += _size(data)
         self._deliver_early(source, now)
         self._owe(data.node, source, now)
         return None
@@ -109,18 +111,19 @@ class Receiving:
         if base <= source.next_place:
             return
         for place in [place for place in source.early if place < base]:
-            del source.early[place]
+            source.early_bytes -= _size(source.early.pop(place))
         source.next_place = base
         self._deliver_early(source, now)
 
     def _has_room(self, source: Source, data: Data | Skip) -> bool:
         """An origin has no more in flight than this, unless it is one message."""
-        size = sum(map(_size, source.early.values()))
-        return not source.early or size + _size(data) <= self._config.window_bytes
+        size = source.early_bytes + _size(data)
+        return not source.early or size <= self._config.shared_window_bytes
 
     def _deliver_early(self, source: Source, now: float) -> None:
         while source.next_place in source.early:
             data = source.early.pop(source.next_place)
+            source.early_bytes -= _size(data)
             if not self._delivering.accepts(data):
                 # Since it came, the group has gone: it is to come again, granted otherwise.
                 return

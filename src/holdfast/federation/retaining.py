@@ -59,15 +59,21 @@ class Retaining:
         stamp = self._clock.stamp(now)
         retained = self._retained(id, message, stamp, now)
         self._hold(retained, now)
-        if now - self._given.get(message.topic, -GIVEN_S) < GIVEN_S:
+        is_given = now - self._given.get(message.topic, -GIVEN_S) < GIVEN_S
+        if is_given or message.is_replaced:
             # That may have come to the broker after this publication, which is the newer.
             self._replay(retained, now)
         return stamp
 
     def broker_has(self, id: MessageId, message: Message, now: float) -> bool:
-        """Retained there before we came, or while we were away. What the federation knows of the
-        topic wins, and is what the broker gets. Is it new to us?"""
+        """Retained there before we came, while we were away, or while nobody else wanted it. What
+        the federation knows of the topic wins, and is what the broker gets, unless the message is
+        known to have been published later (`stamp`). Is it new to us?"""
         held = self._store.get(message.topic)
+        if held is not None and held.version[0] < message.stamp:
+            self._clock.hear(message.stamp, now)
+            self._hold(self._retained(id, message, message.stamp, now), now)
+            return True
         if held is None:
             if message.payload:
                 self._hold(self._retained(id, message, UNKNOWN_AGE, now), now)

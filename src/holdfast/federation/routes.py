@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Final
 
+from holdfast.federation.custody import PathChanges
 from holdfast.federation.frames import PATHS_MAX
 from holdfast.federation.link_state import LinkStateDatabase
 
@@ -79,6 +80,16 @@ class Routes:
         self._tree = Tree(own, {})
         self._hops: dict[bytes, bytes] = {}
         self._paths: dict[tuple[bytes, bytes], list[Path]] = {}
+        # Members to whom the path has become another, or lost a link.
+        self._moved: set[bytes] = set()
+        self._broken: set[bytes] = set()
+
+    def take_changes(self) -> PathChanges:
+        self._refresh()
+        changes = PathChanges(frozenset(self._moved), frozenset(self._broken))
+        self._moved.clear()
+        self._broken.clear()
+        return changes
 
     def next_hop(self, node: bytes) -> bytes | None:
         """None: there is no path."""
@@ -122,9 +133,24 @@ class Routes:
             return
         self._version = self._database.graph_version
         self._graph = self._database.graph()
+        before = self._tree
         self._tree = Tree(self._own, self._graph)
+        self._compare(before.parents, self._tree.parents)
         self._hops = self._tree.first_hops()
         self._paths.clear()
+
+    def _compare(self, before: dict[bytes, bytes], after: dict[bytes, bytes]) -> None:
+        """Parents come before their children in both."""
+        broken: set[bytes] = set()
+        for node, parent in before.items():
+            if parent in broken or node not in self._graph.get(parent, ()):
+                broken.add(node)
+        moved: set[bytes] = set()
+        for node, parent in after.items():
+            if parent in moved or before.get(node) != parent:
+                moved.add(node)
+        self._broken |= broken
+        self._moved |= moved
 
 
 def disjoint_paths(graph: dict[bytes, list[bytes]], origin: bytes, node: bytes) -> list[Path]:

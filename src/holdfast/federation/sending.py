@@ -1,5 +1,7 @@
 """Messages of this member's clients: to whom they go, and when."""
 
+from collections.abc import Callable
+
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.custody import Custody
 from holdfast.federation.effects import Effect, Message
@@ -22,7 +24,9 @@ class Sending:
         retained: RetainedMessages,
         forwarding: Forwarding,
         effects: list[Effect],
+        take_here: Callable[[Data, int, int, float], str | None],
     ) -> None:
+        """`take_here`: as Receiving.take."""
         self._identity = identity
         self._config = config
         self._remote = remote
@@ -38,6 +42,7 @@ class Sending:
             forwarding.can_reach,
             effects,
         )
+        self._take_here = take_here
         self._sequence = 0
 
     def new_id(self) -> MessageId:
@@ -46,7 +51,7 @@ class Sending:
 
     def publish(self, message: Message, now: float) -> MessageId | None:
         """None: nobody else wants it."""
-        grants = self._sharing.grants(message.topic)
+        grants = self._sharing.grants(message)
         nodes = grants.keys() | set(self._remote.members(message.topic))
         nodes.discard(self._identity.node)
         if not nodes and not message.is_retained:
@@ -81,11 +86,20 @@ class Sending:
 
     def send_due(self, now: float) -> None:
         """What is in custody and may go out."""
-        for data in self._custody.collect(self._forwarding.can_reach, now):
-            self._originate(data, now)
+        for data in self._custody.collect(self._can_reach, now):
+            node, place, base = data.destinations[0]
+            if node == self._identity.node:
+                # A group's share that came back to us, and is for nobody else.
+                self._take_here(data, place, base, now)
+            else:
+                self._originate(data, now)
 
-    def review_groups(self, now: float) -> None:
-        self._sharing.review(self.new_id, now)
+    def _can_reach(self, node: bytes) -> bool:
+        return node == self._identity.node or self._forwarding.can_reach(node)
+
+    def review_groups(self, now: float, left: bytes | None = None) -> None:
+        """`left`: a member that is none any more, before it is given up."""
+        self._sharing.review(self.new_id, now, left)
 
     def _originate(self, data: Data, now: float) -> None:
         self._forwarding.originate(data, data.destinations, self._config.redundancy, now)

@@ -6,6 +6,7 @@ it, each as often as the other.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 from holdfast.federator.subscription_set import within
 from holdfast.topics.names import is_shared, split_shared
@@ -51,9 +52,17 @@ class BrokerInterest:
 
     def _importable(self, filters: list[str]) -> list[str]:
         """The same each time."""
-        found: list[str] = []
-        for filter in filters:
-            group, plain = split_shared(filter) if is_shared(filter) else ("", filter)
-            prefix = f"$share/{group}/" if group else ""
-            found.extend(prefix + one for one in within([plain], self._imports))
-        return found
+        return [one for filter in filters for one in importable(filter, self._imports)]
+
+
+def importable(filter: str, import_filters: Sequence[str]) -> list[str]:
+    """What of a filter, shared or not, may come in, in order. A group of which that is a part gets
+    a name of its own: another one of that name may have just this filter."""
+    if not is_shared(filter):
+        return sorted(within([filter], import_filters))
+    group, plain = split_shared(filter)
+    part = f"{group}~{blake2b(plain.encode(), digest_size=6).hexdigest()}"
+    return [
+        f"$share/{group if one == plain else part}/{one}"
+        for one in sorted(within([plain], import_filters))
+    ]

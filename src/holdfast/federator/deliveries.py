@@ -49,7 +49,7 @@ class Deliveries:
     def take(self, effect: DeliverLocally, now: float) -> None:
         if not effect.message.qos:
             if self._is_up:
-                self._edge.deliver(effect.id, effect.message, effect.place, _nothing)
+                self._edge.deliver(effect, _nothing)
             else:
                 self._counts["edge down"] += 1
             return
@@ -73,21 +73,21 @@ class Deliveries:
 
     def _hand_over(self, delivery: _Delivery, now: float) -> None:
         effect = delivery.effect
-        message = effect.message
-        if message.expiry_s is not None:
-            left_s = message.expiry_s - (now - delivery.taken_at)
+        expiry_s = effect.message.expiry_s
+        if expiry_s is not None:
+            left_s = expiry_s - (now - delivery.taken_at)
             if left_s <= 0:
                 self._counts["expired"] += 1
                 self._done(delivery)
                 return
-            message = replace(message, expiry_s=left_s)
+            effect = replace(effect, message=replace(effect.message, expiry_s=left_s))
         generation = self._generation
 
         def done() -> None:
             if self._is_up and generation == self._generation and not delivery.is_done:
                 self._done(delivery)
 
-        self._edge.deliver(effect.id, message, effect.place, done)
+        self._edge.deliver(effect, done)
 
     def _done(self, delivery: _Delivery) -> None:
         delivery.is_done = True

@@ -67,23 +67,26 @@ def outbound(received: Received) -> Message:
         encode_block(rest),
         float(expiry) if isinstance(expiry, int) else None,
         mark_of(received),
+        # After a crash of ours QoS 1 may come twice, QoS 2 should not.
+        is_known_again=received.qos == 1,
     )
 
 
 def inbound(id: MessageId, message: Message, producer: str, place: int) -> Properties:
     """The properties to publish with. With a `producer`, the broker tells repetitions by sequence:
-    then that is ours, for the publisher's own has another order after its journey. Raises
-    ProtocolViolation for properties that are none."""
+    then that is ours, or none without a `place`, for the publisher's own has another order after
+    its journey. Raises ProtocolViolation for properties that are none."""
     block = message.properties
     properties = decode_block(block, 0, len(block), PUBLISH) if block else {}
     for identifier in _OF_THE_BROKER:
         properties.pop(identifier, None)
     pairs = [pair for pair in user_properties(properties) if pair[0] != MARK]
-    if producer and place and 0 <= id.epoch <= EPOCH_MAX:
+    if producer:
         pairs = [
             (FORMER_IDENTITY if name == IDENTITY_PROPERTY else name, value) for name, value in pairs
         ]
-        pairs.append((IDENTITY_PROPERTY, f"{producer}:{id.epoch}:{place}"))
+        if place and 0 <= id.epoch <= EPOCH_MAX:
+            pairs.append((IDENTITY_PROPERTY, f"{producer}:{id.epoch}:{place}"))
     pairs.append((MARK, f"{id.node.hex()}:{id.epoch}:{id.sequence}"))
     properties[pr.USER_PROPERTY] = pairs
     return properties

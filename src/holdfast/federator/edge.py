@@ -7,7 +7,7 @@ publish, and publishes for them what the federation brings. Every call is made i
 from collections.abc import Callable, Iterable
 from typing import Protocol, runtime_checkable
 
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 
 
@@ -23,6 +23,9 @@ class EdgeHost(Protocol):
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
         """Filters of clients that began and ended, each once for each of them."""
 
+    def retained_removed(self, topic: str, stamp: int) -> None:
+        """By a client, at that time: microseconds of the wall clock."""
+
     def edge_up(self) -> None:
         """The broker can be published to."""
 
@@ -37,12 +40,10 @@ class Edge(Protocol):
     def want(self, filters: frozenset[str]) -> None:
         """What other members want of this broker's messages, in place of what was wanted."""
 
-    def deliver(
-        self, id: MessageId, message: Message, place: int, done: Callable[[], None]
-    ) -> None:
-        """To the broker's clients, in order. `done` when the broker has it durably, for QoS 0 when
-        it is sent. `place` grows within (id.node, id.epoch): a broker that deduplicates by producer
-        sequence uses it. Only between `edge_up` and `edge_down`.
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        """To the broker's clients, in order; its expiry counts from now. `done` when the broker has
+        it durably, for QoS 0 when it is sent. `place` grows within (id.node, id.epoch): a broker
+        that deduplicates by producer sequence uses it. Only between `edge_up` and `edge_down`.
         """
 
     async def stop(self) -> None: ...

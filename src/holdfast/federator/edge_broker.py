@@ -10,6 +10,8 @@ Invariants:
 - Nothing runs inside a turn of the broker: its packets and the federation's wishes are queued, and
   worked off in the next iteration of the loop, in order.
 - What the federation wants is subscribed to before what covered it so far is given up.
+- What comes in for some of the clients alone says so in its record (session.audience): of shared
+  groups only those get it that were granted it, whenever they read it.
 """
 
 import asyncio
@@ -21,20 +23,23 @@ from typing import Final
 
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.in_process import InProcessTransport
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federation.interest import generalised, may_leave
-from holdfast.federator.broker_interest import BrokerInterest
+from holdfast.federator.broker_interest import BrokerInterest, importable
 from holdfast.federator.broker_messages import (
     Arrival,
     arrival_of,
+    audience_of,
     outgoing,
     refusal,
     retained_here,
+    retaining_of,
 )
 from holdfast.federator.broker_retained import RetainedReading
 from holdfast.federator.edge import EdgeHost
 from holdfast.federator.log_place import LogPlace
+from holdfast.federator.store import UNHURRIED_MAX
 from holdfast.federator.subscription_set import within
 from holdfast.mqtt import reasons
 from holdfast.mqtt.decode import decode, decode_ack
@@ -45,7 +50,7 @@ from holdfast.node import federating
 from holdfast.node.acknowledging import handle_puback, handle_pubcomp, handle_pubrec
 from holdfast.session.connection import CLOSED, OPEN, Connection
 from holdfast.session.message import Message as BrokerMessage
-from holdfast.session.session import FEDERATION, Session
+from holdfast.session.session import FEDERATION, Inflight, Session
 from holdfast.topics.names import matches
 
 logger = logging.getLogger("holdfast")
@@ -87,6 +92,8 @@ class BrokerEdge:
         # From the federation to the broker, in order.
         self._arrivals: deque[Arrival] = deque()
         self._finished: deque[Callable[[], None]] = deque()
+        # Topics of which clients here removed what was retained, and when, in wall microseconds.
+        self._removals: dict[str, int] = {}
         # Messages by what became of them.
         self.counts: Counter[str] = Counter()
 
@@ -108,6 +115,7 @@ class BrokerEdge:
             if not session.is_internal:
                 self._interest.begin(session.subscriptions)
         state.watch_interest = self._watch_interest
+        state.watch_removal = self._watch_removal
         self._tell_interest()
         self._transport = InProcessTransport(self._data_received, self._closed)
         self._connection = federating.connect(state, self._transport)
@@ -116,17 +124,16 @@ class BrokerEdge:
         self._wanted = filters
         self._schedule()
 
-    def deliver(
-        self, id: MessageId, message: Message, place: int, done: Callable[[], None]
-    ) -> None:
-        reason = refusal(id, message, self._imports)
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        message = delivery.message
+        reason = refusal(delivery.id, message, self._imports)
         if not reason and not message.qos and len(self._arrivals) >= WAITING_MAX:
             reason = "broker busy"
         if reason:
             self.counts[f"import refused: {reason}"] += 1
             self._finish(done)
             return
-        self._arrivals.append(arrival_of(id, message, place, done))
+        self._arrivals.append(arrival_of(delivery, done))
         self._schedule()
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
@@ -135,7 +142,7 @@ class BrokerEdge:
             self.counts[f"import refused: {reason}"] += 1
             self._finish(done)
             return
-        self._arrivals.append(arrival_of(id, message, 0, done, is_publication=False))
+        self._arrivals.append(retaining_of(id, message, done))
         self._schedule()
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
@@ -146,6 +153,7 @@ class BrokerEdge:
     async def stop(self) -> None:
         broker = self._broker
         broker.node.state.watch_interest = None
+        broker.node.state.watch_removal = None
         self._is_up = False
         self._host = None
         for handle in (self._worker, self._retry):
@@ -186,6 +194,16 @@ class BrokerEdge:
         if self._interest.note(filter, has_begun):
             self._schedule()
 
+    def _watch_removal(self, message: BrokerMessage) -> None:
+        topic = message.topic.decode()
+        if not self._may_export(topic):
+            return
+        if len(self._removals) >= WAITING_MAX and topic not in self._removals:
+            self.counts["removal not told"] += 1
+            return
+        self._removals[topic] = message.timestamp_us
+        self._schedule()
+
     # Between turns: work
 
     def _schedule(self) -> None:
@@ -198,6 +216,7 @@ class BrokerEdge:
             self._go_down()
         self._tell_interest()
         self._read_packets()
+        self._tell_removals()
         self._publish_arrivals()
         self._change_wants()
         while self._finished:
@@ -225,6 +244,14 @@ class BrokerEdge:
         added, removed = self._interest.take_changes()
         if added or removed:
             self._host.change_interest(added, removed)
+
+    def _tell_removals(self) -> None:
+        """Also where nobody else wants the topic, so that the removal itself goes nowhere: others
+        may hold what was removed, and would bring it back."""
+        assert self._host is not None
+        removals, self._removals = self._removals, {}
+        for topic, timestamp_us in removals.items():
+            self._host.retained_removed(topic, timestamp_us)
 
     # Out of the broker
 
@@ -274,19 +301,52 @@ class BrokerEdge:
             done()
             return
         self.counts["exported"] += 1
-        self._host.publish(outgoing(publish, self._place_of(publish)), done)
+        entry = self._entry_of(publish)
+        message = outgoing(
+            publish,
+            self._place_of(entry),
+            self._missed_by(publish.topic, entry),
+            publish.retain and self._is_replaced(topic),
+            self._window() >= 2 * UNHURRIED_MAX,
+        )
+        self._host.publish(message, done)
 
     def _may_export(self, topic: str) -> bool:
         return may_leave(topic) and any(matches(filter, topic) for filter in self._exports)
 
-    def _place_of(self, publish: Publish) -> LogPlace | None:
-        if not publish.qos or self._node is None:
+    def _entry_of(self, publish: Publish) -> Inflight | None:
+        """None at QoS 0."""
+        if not publish.qos:
             return None
         connection = self._connection
         assert connection is not None
         assert isinstance(connection.session, Session)
-        entry = connection.session.inflight[publish.packet_id]
+        return connection.session.inflight[publish.packet_id]
+
+    def _place_of(self, entry: Inflight | None) -> LogPlace | None:
+        if entry is None or self._node is None:
+            return None
         return LogPlace(self._node(), self._log, entry.partition, entry.offset)
+
+    def _window(self) -> int:
+        """Messages that the broker hands over before one must be done."""
+        connection = self._connection
+        assert connection is not None
+        assert isinstance(connection.session, Session)
+        return connection.session.inflight_max
+
+    def _is_replaced(self, topic: str) -> bool:
+        """Did the federation bring what is retained? Were it older, the publication would be."""
+        kept = self._broker.node.state.retained.get(topic)
+        return isinstance(kept, BrokerMessage) and kept.publisher == FEDERATION.encode()
+
+    def _missed_by(self, topic: bytes, entry: Inflight | None) -> tuple[str, ...]:
+        """Of the groups here, as they are announced, those that begin behind it in the log."""
+        if entry is None:
+            return ()
+        state = self._broker.node.state
+        groups = federating.groups_without(state, topic, entry.partition, entry.offset)
+        return tuple(one for group in groups for one in importable(group, self._imports))
 
     def _retained_message(self, message: BrokerMessage) -> Message | None:
         """None: it stays here."""
@@ -364,23 +424,21 @@ class BrokerEdge:
         state = self._broker.node.state
         while self._arrivals:
             arrival = self._arrivals[0]
-            arrival.message.timestamp_us = state.wall_us
+            message, delivery = arrival.message, arrival.delivery
+            message.timestamp_us = state.wall_us
             done = partial(self._finish, arrival.done)
-            if arrival.is_publication:
-                is_taken = federating.publish(
-                    state,
-                    arrival.message,
-                    arrival.producer,
-                    arrival.epoch,
-                    arrival.sequence,
-                    done,
-                )
+            if delivery is None:
+                is_taken = federating.retain(state, message, done)
             else:
-                is_taken = federating.retain(state, arrival.message, done)
+                groups = federating.groups_for(state, message.topic)
+                message.audience = audience_of(delivery, groups, self._imports)
+                is_taken = federating.publish(
+                    state, message, arrival.producer, arrival.epoch, arrival.sequence, done
+                )
             if not is_taken:
                 self._work_again()
                 return
-            self.counts["imported" if arrival.is_publication else "retained"] += 1
+            self.counts["retained" if delivery is None else "imported"] += 1
             self._arrivals.popleft()
 
     def _finish(self, done: Callable[[], None]) -> None:

@@ -67,7 +67,7 @@ class ControlConnection:
             client = Client(
                 servers=self._settings.servers,
                 reconnect=self._settings.reconnect,
-                options=self._settings.options(self._client_id, False, False),
+                options=self._settings.options(self._client_id, False, False, self._unreadable),
                 tls=self._settings.tls,
                 request_timeout_s=self._settings.wait_s,
                 on_message=self._heard,
@@ -102,6 +102,9 @@ class ControlConnection:
 
     def _connected(self, session_present: bool, server: Server) -> None:
         self._complain.forget("control")
+
+    def _unreadable(self, text: str) -> None:
+        self._complain.say("unreadable", "", f"passed over what it cannot read: {text}")
 
     def _heard(self, message: Message) -> None:
         now = asyncio.get_running_loop().time()

@@ -7,10 +7,11 @@ only one of the two are in flight at a time.
 import asyncio
 import math
 from collections.abc import Callable
-from functools import partial
+from typing import Final, NamedTuple
 
-from holdfast.client.aio import Client, PublishResult
-from holdfast.client.errors import ClientError, ConnectionLost, NotConnected, PublishRefused
+from holdfast.client.aio import Client
+from holdfast.client.connecting import Outcome, PublishResult
+from holdfast.client.errors import PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5
 from holdfast.drivers.peer_complaints import Complaints
@@ -20,7 +21,17 @@ from holdfast.mqtt import properties as pr
 from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Properties
 
-EXPIRY_MAX_S = (1 << 32) - 1
+EXPIRY_MAX_S: Final = (1 << 32) - 1
+BATCH_MESSAGES_MAX: Final = 256
+"""With one write of the socket; a batch also ends with the message that reaches
+BATCH_BYTES_MAX."""
+BATCH_BYTES_MAX: Final = 1 << 17
+
+
+class _Sending(NamedTuple):
+    entry: Import
+    qos: int
+    properties: Properties | None
 
 
 class Delivery:
@@ -51,15 +62,17 @@ class Delivery:
         self._work.set()
 
     async def run(self) -> None:
+        """Raises ConnectionLost, NotConnected: the client takes no further connection."""
         while True:
             # What waits, waits in `imports`, which gives it up when the broker is busy: so only
             # what is in flight can arrive before a message that was refused.
-            entry = self._imports.next() if self._has_room() else None
-            if entry is None:
+            await self._client.until_ready()
+            batch = self._next_batch()
+            if batch:
+                self._send(batch)
+            else:
                 self._work.clear()
                 await self._work.wait()
-            else:
-                await self._send(entry)
 
     def end(self) -> None:
         """Send no more; what is in flight may still be acknowledged."""
@@ -92,63 +105,84 @@ class Delivery:
         else:
             del self._topics[topic]
 
-    async def _send(self, entry: Import) -> None:
-        message = entry.message
-        client = self._client
+    def _next_batch(self) -> list[_Sending]:
+        """What is next, of one QoS; what has expired or cannot be sent is finished."""
+        batch: list[_Sending] = []
+        size = 0
+        while len(batch) < BATCH_MESSAGES_MAX and size < BATCH_BYTES_MAX and self._has_room():
+            first = self._imports.first()
+            assert first is not None
+            qos = self._qos(first)
+            if batch and qos != batch[0].qos:
+                break
+            entry = self._imports.next()
+            assert entry is first
+            sending = self._sending(entry, qos)
+            if sending is None:
+                continue
+            if qos:
+                self._count(entry.message.topic, qos, 1)
+            size += len(entry.message.payload) + len(entry.message.properties)
+            batch.append(sending)
+        return batch
+
+    def _sending(self, entry: Import, qos: int) -> _Sending | None:
+        """None: it is finished."""
         left_s = math.inf
         if entry.expires_at is not None:
             left_s = entry.expires_at - asyncio.get_running_loop().time()
             if left_s <= 0:
                 self._finish(entry, "expired")
-                return
-        limits = client.core.limits
-        qos = self._qos(entry)
+                return None
         try:
-            properties = self._properties(entry, qos, left_s)
-            future = await client.submit(
-                message.topic,
-                message.payload,
-                qos=qos,
-                retain=message.is_retained and limits.retain_available,
-                properties=properties,
-            )
-        except (ConnectionLost, NotConnected):
-            self._imports.failed(entry)
-        except (ClientError, ProtocolViolation, ValueError) as error:
+            return _Sending(entry, qos, self._properties(entry, qos, left_s))
+        except ProtocolViolation as error:
             self._drop(entry, error)
-        else:
-            if qos:
-                self._count(message.topic, qos, 1)
-            future.add_done_callback(partial(self._settled, entry, qos))
+            return None
+
+    def _send(self, batch: list[_Sending]) -> None:
+        retain_available = self._client.core.limits.retain_available
+        self._client.submit_batch(
+            [
+                (
+                    sending.entry.message.topic,
+                    sending.entry.message.payload,
+                    sending.entry.message.is_retained and retain_available,
+                    sending.properties,
+                )
+                for sending in batch
+            ],
+            lambda index, outcome: self._settled(batch[index], outcome),
+            batch[0].qos,
+        )
 
     def _properties(self, entry: Import, qos: int, left_s: float) -> Properties | None:
         if self._client.core.options.level < LEVEL_5:
             return None
         producer = ""
         known = user_properties(self._client.connack_properties)
-        if qos == 1 and (IDENTITY_PROPERTY, "1") in known:
+        # Holdfast says of each QoS if it looks at our sequences.
+        if (IDENTITY_PROPERTY, str(qos)) in known:
             producer = f"{self._producer}-{entry.id.node.hex()}"
         properties = inbound(entry.id, entry.message, producer, entry.place)
         if left_s < math.inf:
             properties[pr.MESSAGE_EXPIRY_INTERVAL] = min(math.ceil(left_s), EXPIRY_MAX_S)
         return properties
 
-    def _settled(self, entry: Import, qos: int, future: "asyncio.Future[PublishResult]") -> None:
-        if qos:
-            self._count(entry.message.topic, qos, -1)
+    def _settled(self, sending: _Sending, outcome: Outcome) -> None:
+        entry = sending.entry
+        if sending.qos:
+            self._count(entry.message.topic, sending.qos, -1)
             self._work.set()
-        error = None if future.cancelled() else future.exception()
-        if future.cancelled():
-            self._imports.failed(entry)
-        elif error is None:
+        if isinstance(outcome, PublishResult):
             self._finish(entry, "imported")
-        elif isinstance(error, PublishRefused) and not is_transient(error):
-            self._drop(entry, error)
+        elif isinstance(outcome, PublishRefused) and not is_transient(outcome):
+            self._drop(entry, outcome)
         else:
             self._imports.failed(entry)
-            if isinstance(error, PublishRefused):
-                self._complain.say("busy", str(error), f"waits for its broker: {error}")
-                self._on_busy(str(error))
+            if isinstance(outcome, PublishRefused):
+                self._complain.say("busy", str(outcome), f"waits for its broker: {outcome}")
+                self._on_busy(str(outcome))
 
     def _drop(self, entry: Import, error: Exception) -> None:
         topic = entry.message.topic[:200]

@@ -89,6 +89,10 @@ class Exports:
         self._pending.clear()
         self._queue.clear()
 
+    def new_client(self) -> None:
+        """Its connections are counted from 1 again."""
+        self._connection = 0
+
     def hold(self) -> None:
         """Until `release`; the broker's window closes meanwhile."""
         if self._held is None:

@@ -30,7 +30,7 @@ from holdfast.client.errors import (
 from holdfast.client.options import LEVEL_5
 from holdfast.client.servers import Server
 from holdfast.drivers.peer_complaints import Complaints
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federator.edge import EdgeHost
 from holdfast.federator.edge_control import ControlConnection
@@ -90,6 +90,7 @@ class MqttEdge:
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._hold_timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
         self._host: EdgeHost
         self._own: OwnTopic
         self._subscriptions: EdgeSubscriptions
@@ -113,7 +114,7 @@ class MqttEdge:
         """Raises BadState, OSError: what the edge remembers cannot be read."""
         self._host = host
         settings = self._settings
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
         memory = self._memory
         await memory.load(loop.time())
@@ -142,10 +143,8 @@ class MqttEdge:
         self._exports.release()
         self._wake.set()
 
-    def deliver(
-        self, id: MessageId, message: Message, place: int, done: Callable[[], None]
-    ) -> None:
-        self._give(id, message, place, done, False)
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        self._give(delivery.id, delivery.message, delivery.place, done, False)
 
     async def stop(self) -> None:
         """What is under way is finished first, if that takes no longer than DRAIN_S."""
@@ -233,15 +232,16 @@ class MqttEdge:
         )
         self._client, self._delivery = client, delivery
         self._exports.replays = self._replays()
+        self._exports.new_client()
         self._subscriptions.new_client()
         self._imports.forget()
         self._is_probed = False
         loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = {loop.create_task(delivery.run())}
+        tasks: set[asyncio.Task[None]] = set()
         closed: asyncio.Task[ClientError | None] | None = None
         try:
             await client.connect()
-            tasks.add(loop.create_task(self._tend(client)))
+            tasks = {loop.create_task(delivery.run()), loop.create_task(self._tend(client))}
             closed = loop.create_task(client.wait_closed())
             await asyncio.wait({*tasks, closed}, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -263,7 +263,7 @@ class MqttEdge:
         return Client(
             servers=settings.servers,
             reconnect=settings.reconnect,
-            options=settings.options(self.client_id, True, self._is_bridge),
+            options=settings.options(self.client_id, True, self._is_bridge, self._unreadable),
             tls=settings.tls,
             request_timeout_s=settings.wait_s,
             on_message=self._arrived,
@@ -357,6 +357,10 @@ class MqttEdge:
         if received.qos:
             self._acknowledge(received)
 
+    def _unreadable(self, text: str) -> None:
+        self._exports.counts["unreadable"] += 1
+        self._complain.say("unreadable", "", f"passed over what it cannot read: {text}")
+
     def _publish(self, message: Message, done: Callable[[], None]) -> None:
         self._host.publish(message, done)
 
@@ -375,10 +379,10 @@ class MqttEdge:
         done: Callable[[], None],
         is_setting: bool,
     ) -> None:
-        loop = asyncio.get_running_loop()
-        now_done = self._imports.deliver(id, message, place, done, loop.time(), is_setting)
+        now = self._loop.time()
+        now_done = self._imports.deliver(id, message, place, done, now, is_setting)
         if now_done is not None:
-            loop.call_soon(now_done)
+            self._loop.call_soon(now_done)
         if self._delivery is not None:
             self._delivery.wake()
 

@@ -1,6 +1,7 @@
 """How a federator talks to the broker beside it."""
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ from holdfast.federator.interest_sources import SourceSettings
 from holdfast.mqtt import properties as pr
 from holdfast.mqtt.properties import Properties
 
+RECEIVE_MAXIMUM_MAX: Final = 65_535
 REQUESTS_MAX: Final = 256
 """Packet ids beside those of messages."""
 
@@ -47,14 +49,24 @@ class EdgeSettings:
     wait_s: float = 10.0
     """For an answer of the broker, and for a message of our own to come back."""
 
-    def options(self, client_id: str, is_session: bool, is_bridge: bool) -> Options:
+    def options(
+        self,
+        client_id: str,
+        is_session: bool,
+        is_bridge: bool,
+        on_unreadable: Callable[[str], None],
+    ) -> Options:
         """`is_session`: of the connection that carries the messages; the others begin anew each
-        time."""
+        time. `on_unreadable`: the broker has passed on a message that is against the rules of
+        MQTT, or beyond our bounds."""
         properties: Properties = {}
+        if self.level == LEVEL_5:
+            # Asked for, not insisted on: Mosquitto 2.0 sends more when it sends again. Without it
+            # Mosquitto sends 20, queues 1,000, and drops what is retained beyond that.
+            window = self.window_messages if is_session else RECEIVE_MAXIMUM_MAX
+            properties[pr.RECEIVE_MAXIMUM] = window
         if is_session and self.level == LEVEL_5:
-            # Asked for, not insisted on: Mosquitto 2.0 sends more when it sends again.
-            properties[pr.RECEIVE_MAXIMUM] = self.window_messages
-            properties[pr.USER_PROPERTY] = [(IDENTITY_PROPERTY, "?")]
+            properties[pr.USER_PROPERTY] = [(IDENTITY_PROPERTY, "?"), (IDENTITY_PROPERTY, "?2")]
         return Options(
             level=self.level,
             client_id=client_id,
@@ -68,5 +80,6 @@ class EdgeSettings:
             queue_messages_max=self.inflight_messages,
             is_bridge=is_bridge,
             manual_acknowledge=is_session,
+            on_unreadable=on_unreadable,
             properties=properties,
         )

@@ -86,6 +86,7 @@ class Federator:
         self._publications = Publications(
             lambda message: self._call(lambda member, now: member.local_publish(message, now)),
             waits=settings.when_full == "wait",
+            refuse=self._refuse,
         )
         self._deliveries = Deliveries(edge, self._passed, self.counters.dropped)
         self._effects: deque[Effect] = deque()
@@ -94,6 +95,8 @@ class Federator:
         self._is_stopped = False
         self._has_edge = False
         self._failure: asyncio.Future[FederatorError] | None = None
+        # The loop's, which is not looked for with each message.
+        self._clock: Callable[[], float]
         # What the edge says before there is a member.
         self._early_interest: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
@@ -134,6 +137,7 @@ class Federator:
         """Take the directory, and this start's epoch. `start` does it where it was not done. Raises
         FederatorError."""
         loop = asyncio.get_running_loop()
+        self._clock = loop.time
         self._failure = loop.create_future()
         self._complaints = Complaints(loop.time, "federation:")
         try:
@@ -281,6 +285,12 @@ class Federator:
         else:
             self._call(lambda member, now: member.local_interest(added, removed, now))
 
+    def retained_removed(self, topic: str, stamp: int) -> None:
+        # Without a member yet: it is told all that is retained when it begins.
+        if self._retention is not None:
+            nothing = Message(topic, b"", 1, True, stamp=stamp)
+            self._call(lambda member, now: member.broker_has_retained(nothing, now))
+
     def edge_up(self) -> None:
         logger.info("federation: the broker is connected")
         self._deliveries.up(self._now())
@@ -322,16 +332,16 @@ class Federator:
     # What the store tells
 
     def on_stored(self, ids: list[MessageId]) -> None:
-        def tell(member: FederationMember, now: float) -> None:
-            for id in ids:
-                member.stored(id, now)
-
-        self._call(tell)
+        self._call(lambda member, now: member.all_stored(ids, now))
         for id in ids:
             self._publications.confirm(id)
 
     def on_broken(self, error: StoreError) -> None:
         self._fail(f"{error}; nothing is confirmed any more")
+
+    def _refuse(self, reason: str, text: str) -> None:
+        self.counters.dropped[reason] += 1
+        self._complaints.say(reason, reason, text)
 
     def _passed(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
         self.store.pass_to(origin, position, ids)
@@ -342,7 +352,7 @@ class Federator:
         self._call(input)
 
     def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._clock()
 
     def _call(self, input: Callable[[FederationMember, float], Result]) -> Result:
         """Do it and carry out what follows. May be called while something else is carried out: then
@@ -372,7 +382,7 @@ class Federator:
             self.counters.hops[effect.hops] += 1
             self._deliveries.take(effect, self._now())
         elif isinstance(effect, Store):
-            self.store.add(effect.id, effect.data)
+            self.store.add(effect.id, effect.data, effect.may_wait)
         elif isinstance(effect, Delete):
             self.store.remove(effect.id)
             # Given up before it was durable: it is nobody's any more.

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
+from holdfast.config.first_line import UnreadableFile, first_word
 from holdfast.drivers.peer_complaints import Complaints
 from holdfast.federator.manager_http import ManagerHttp, ManagerRefuses, ManagerUnreachable
 from holdfast.topology.messages import Desired, JoinAnswer, Neighbor, NodeView, Watched
@@ -274,9 +275,9 @@ class ManagerClient:
         if self._kept.token or not self._token_file:
             return self._kept.token
         try:
-            return Path(self._token_file).read_text("utf-8").partition("\n")[0].strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ManagerUnreachable(f"{self._token_file}: cannot be read: {error}") from None
+            return first_word(self._token_file)
+        except UnreadableFile as error:
+            raise ManagerUnreachable(str(error)) from None
 
     def _read(self) -> Kept:
         nothing = Kept(self._http.url)

@@ -8,7 +8,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
-from holdfast.security.tls import TlsError
+from holdfast.security.tls import client_context, explained
 
 ANSWER_BYTES_MAX: Final = 32 << 20
 """Header and body: all members of a federation of MEMBERS_MAX, and some."""
@@ -37,17 +37,14 @@ class _Received:
 
 
 class ManagerHttp:
-    def __init__(self, url: str, ca: str = "") -> None:
-        """Raises TlsError."""
+    def __init__(self, url: str, ca: str = "", certificate: str = "", key: str = "") -> None:
+        """PEM files, for https: see `client_context`. Raises TlsError."""
         parts = urlsplit(url)
         self.url = url.rstrip("/")
         self._host = parts.hostname or ""
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
-            try:
-                self._tls = ssl.create_default_context(cafile=ca or None)
-            except OSError as error:
-                raise TlsError(f"{ca}: {error.strerror or error}") from None
+            self._tls = client_context(ca, certificate, key)
         self._port = parts.port or (443 if self._tls else 80)
         self._authority = parts.netloc.rpartition("@")[2]
         self._path = parts.path.rstrip("/")
@@ -60,7 +57,8 @@ class ManagerHttp:
         except TimeoutError:
             raise ManagerUnreachable(f"{self.url} gives no answer in {timeout_s:g} s") from None
         except (OSError, asyncio.IncompleteReadError) as error:
-            raise ManagerUnreachable(f"{self.url}: {error}") from error
+            reason = explained(error) if isinstance(error, OSError) else str(error)
+            raise ManagerUnreachable(f"{self.url}: {reason}") from error
         status, text = self._parsed(answer)
         try:
             envelope = json.loads(text)

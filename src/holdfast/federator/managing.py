@@ -47,7 +47,12 @@ class Managing:
         self.client: ManagerClient | None = None
         if settings.manager:
             self.client = ManagerClient(
-                ManagerHttp(settings.manager, settings.manager_ca),
+                ManagerHttp(
+                    settings.manager,
+                    settings.manager_ca,
+                    settings.manager_certificate,
+                    settings.manager_key,
+                ),
                 self,
                 {
                     "ip": settings.broker,

@@ -10,7 +10,6 @@ error.
 import asyncio
 import logging
 import signal
-import ssl
 import time
 from collections import Counter
 from math import inf
@@ -35,6 +34,7 @@ from holdfast.federator.paper_manager import NO_SUCH_MEMBER, PaperManager, Stand
 from holdfast.federator.paper_outlet import PAUSE_S, NeighbourLink, Outlet, close, options, serve
 from holdfast.federator.paper_settings import PaperSettings
 from holdfast.federator.settings import SettingsError
+from holdfast.security.tls import TlsError
 
 logger = logging.getLogger("holdfast")
 
@@ -94,8 +94,8 @@ class PaperFederator:
                 self._manager = await asyncio.to_thread(
                     PaperManager, self.settings, self._complaints
                 )
-            except (OSError, ssl.SSLError) as error:
-                raise SettingsError(f"manager_ca = {self.settings.manager_ca}: {error}") from None
+            except TlsError as error:
+                raise SettingsError(f"manager: {error}") from None
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(self._ended)
 

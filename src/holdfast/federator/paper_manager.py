@@ -41,10 +41,15 @@ class Standing:
 
 class PaperManager:
     def __init__(self, settings: PaperSettings, complaints: Complaints) -> None:
-        """Raises SettingsError, OSError, ssl.SSLError: a file cannot be read."""
+        """Raises SettingsError and TlsError: a file cannot be used."""
         self.is_reached = False
         self._settings = settings
-        self._http = ManagerHttp(settings.manager, settings.manager_ca)
+        self._http = ManagerHttp(
+            settings.manager,
+            settings.manager_ca,
+            settings.manager_certificate,
+            settings.manager_key,
+        )
         self._token = settings.manager_token()
         self._complaints = complaints
 

@@ -1,17 +1,22 @@
 """How a federator of the published protocol is configured: by the published environment."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TypeVar
 
 from holdfast.client.servers import parse_server
+from holdfast.config.first_line import UnreadableFile, first_line, first_word
 from holdfast.federation.paper.config import BadConfig, PaperConfig
 from holdfast.federator.settings import SettingsError
 from holdfast.topology.durations import duration_ns
 
+Text = TypeVar("Text", str, bytes)
+
 JOIN_PATH = "/api/v1/join"
 """Of the manager; some configurations name it in the URL."""
+MANAGER_FILES_PREFIX = "HOLDFAST_FEDERATION__"
+"""What the published environment has no names for is named as for other members."""
+_MANAGER_FILES = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,9 @@ class PaperSettings:
     """Whose first line is sent as a bearer token."""
     manager_ca: str = ""
     """PEM file, for https."""
+    manager_certificate: str = ""
+    """PEM file to show the manager; `manager_key` goes with it."""
+    manager_key: str = ""
     id: int | None = None
     neighbours: Mapping[int, str] = field(default_factory=dict)
     """Where the broker of each is. Only without a manager."""
@@ -60,6 +68,10 @@ class PaperSettings:
                 "manager (TOPOLOGY_MANAGER_URL) is missing: its URL, as http://host:8080; or give"
                 " id and neighbours"
             )
+        if bool(self.manager_certificate) != bool(self.manager_key):
+            raise SettingsError("manager_certificate and manager_key go together: one is missing")
+        if self.manager_certificate and not self.manager.startswith("https://"):
+            raise SettingsError("manager_certificate: is for a manager with https://")
         if self.password_file and self.username is None:
             raise SettingsError("password_file: goes with username, which is missing")
         self.config(10.0, 10.0, 2)
@@ -88,6 +100,9 @@ class PaperSettings:
             if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 16:
                 raise SettingsError(f"FED_REDUNDANCY: {text!r}: give a whole number from 1 to 16")
             values["redundancy"] = int(text)
+        for field_name in _MANAGER_FILES:
+            if text := environ.get(MANAGER_FILES_PREFIX + field_name.upper()):
+                values[field_name] = text
         values |= overrides or {}
         return cls(**values)  # type: ignore[arg-type]
 
@@ -109,13 +124,11 @@ class PaperSettings:
 
     def password(self) -> bytes | None:
         """Raises SettingsError."""
-        return _first_line(self.password_file) if self.password_file else None
+        return _read(first_line, self.password_file) if self.password_file else None
 
     def manager_token(self) -> str:
         """Raises SettingsError."""
-        if not self.manager_token_file:
-            return ""
-        return os.fsdecode(_first_line(self.manager_token_file)).strip()
+        return _read(first_word, self.manager_token_file) if self.manager_token_file else ""
 
 
 def _check_url(name: str, text: str) -> None:
@@ -133,8 +146,8 @@ def _seconds(name: str, text: str) -> float:
         raise SettingsError(f"{name}: {error}") from None
 
 
-def _first_line(file: str) -> bytes:
+def _read(kind: Callable[[str], Text], file: str) -> Text:
     try:
-        return Path(file).read_bytes().partition(b"\n")[0].rstrip(b"\r")
-    except OSError as error:
-        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
+        return kind(file)
+    except UnreadableFile as error:
+        raise SettingsError(str(error)) from None

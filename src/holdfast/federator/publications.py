@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 from holdfast.federation.effects import Message
+from holdfast.federation.frames import PROPERTIES_BYTES_MAX
 from holdfast.federation.identity import MessageId
 from holdfast.federation.member import FederationMember
 from holdfast.federator.store import Store
@@ -22,11 +23,13 @@ Publish = Callable[[Message], MessageId | None]
 
 
 class Publications:
-    def __init__(self, publish: Publish, waits: bool) -> None:
+    def __init__(self, publish: Publish, waits: bool, refuse: Callable[[str, str], None]) -> None:
+        """`refuse`: a message goes nowhere; a reason to count, and what to say."""
         self.published = 0
         self.unwanted = 0
         self._publish = publish
         self._waits = waits
+        self._refuse = refuse
         self._member: FederationMember | None = None
         self._store: Store | None = None
         # Not durable yet; and not with the member yet.
@@ -44,7 +47,13 @@ class Publications:
         return len(self._held)
 
     def take(self, message: Message, done: Callable[[], None]) -> None:
-        if self._member is None or (message.qos and (self._held or not self._fits(message))):
+        size = len(message.properties)
+        if size > PROPERTIES_BYTES_MAX:
+            # Other members would close the link over it.
+            text = f"{size} bytes of properties, at most {PROPERTIES_BYTES_MAX} travel"
+            self._refuse("properties too large", f"a message on {message.topic[:200]!r} has {text}")
+            done()
+        elif self._member is None or (message.qos and (self._held or not self._fits(message))):
             self._held.append((message, done))
         else:
             self._hand_over(message, done)

@@ -1,6 +1,7 @@
 """What a broker has retained under some filters, read by a client that comes for that alone."""
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from holdfast.client.effects import Message as Received
 from holdfast.client.errors import ClientError, SubscribeRefused, TimedOut
 from holdfast.client.options import LEVEL_5
 from holdfast.federation.effects import Message
+from holdfast.federation.frames import PROPERTIES_BYTES_MAX
 from holdfast.federation.interest import may_leave
 from holdfast.federator.echo import outbound
 from holdfast.federator.edge_settings import EdgeSettings
@@ -24,6 +26,9 @@ BYTES_MAX: Final = 64 << 20
 """Of one reading; what is beyond either is left out, and logged."""
 READINGS_MAX: Final = 16
 """At a time, waiting ones included; more find nothing, and that is logged."""
+
+END_AGAIN_S: Final = 1.0
+"""Until the message that marks the end is sent again."""
 
 Done = Callable[[list[Message]], None]
 
@@ -59,10 +64,24 @@ class RetainedReader:
                 logger.warning("federator cannot read retained messages: %s", error)
         done(list(found.values()))
 
+    async def _await_end(
+        self, client: Client, topic: str, end: bytes, is_over: asyncio.Event
+    ) -> None:
+        """Raises ClientError."""
+        try:
+            async with asyncio.timeout(self._settings.wait_s):
+                await client.publish(topic, end, qos=1)
+                while not await _is_set(is_over, END_AGAIN_S):
+                    # A broker whose queue for us is full drops this, too.
+                    await client.publish(topic, end, qos=1)
+        except TimeoutError:
+            raise TimedOut(f"nothing comes back on {topic}") from None
+
     async def _found(self, filters: frozenset[str]) -> dict[str, Message]:
         """By topic: overlapping filters find the same ones."""
         found: dict[str, Message] = {}
         size = 0
+        unreadable: list[str] = []
         own_topic = f"{PREFIX}{self._client_id}"
         end = secrets.token_hex(8).encode()
         is_over = asyncio.Event()
@@ -73,13 +92,16 @@ class RetainedReader:
                 is_over.set()
             elif received.retain and may_leave(received.topic) and received.topic not in found:
                 size += len(received.topic) + len(received.payload)
-                if len(found) < MESSAGES_MAX and size <= BYTES_MAX:
-                    found[received.topic] = outbound(received)
+                message = outbound(received)
+                if len(message.properties) > PROPERTIES_BYTES_MAX:
+                    unreadable.append(f"{len(message.properties)} bytes of properties")
+                elif len(found) < MESSAGES_MAX and size <= BYTES_MAX:
+                    found[received.topic] = message
 
         settings = self._settings
         async with Client(
             servers=settings.servers,
-            options=settings.options(self._client_id, False, False),
+            options=settings.options(self._client_id, False, False, unreadable.append),
             tls=settings.tls,
             request_timeout_s=settings.wait_s,
             on_message=take,
@@ -91,12 +113,18 @@ class RetainedReader:
                     await client.subscribe(SubscriptionRequest(filter, 2, retain_as_published=is_5))
                 except SubscribeRefused as error:
                     logger.warning("federator may not read what is retained: %s", error)
-            await client.publish(own_topic, end, qos=1)
-            try:
-                async with asyncio.timeout(settings.wait_s):
-                    await is_over.wait()
-            except TimeoutError:
-                raise TimedOut(f"nothing comes back on {own_topic}") from None
+            await self._await_end(client, own_topic, end, is_over)
+        if unreadable:
+            logger.warning(
+                "federator left out %d retained messages: %s", len(unreadable), unreadable[0]
+            )
         if len(found) >= MESSAGES_MAX or size > BYTES_MAX:
             logger.warning("federator left out retained messages: there are too many")
         return found
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

@@ -44,9 +44,11 @@ class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def member_config(self) -> FederationConfig:
         asks = FederationConfig.ask_after_s / FederationConfig.hello_s
+        sooner = FederationConfig.ask_sooner_s / FederationConfig.hello_s
         return FederationConfig(
             hello_s=self.hello_s,
             ask_after_s=asks * self.hello_s,
+            ask_sooner_s=sooner * self.hello_s,
             degree_min=self.degree,
             redundancy=self.redundancy,
             queue_messages_max=self.queue_messages,

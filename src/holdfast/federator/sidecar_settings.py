@@ -21,6 +21,7 @@ from msgspec import Meta, Struct, field, inspect
 from holdfast.client.servers import SECURE_SCHEMES, Server, parse_server
 from holdfast.config.addresses import ADDRESS, is_any, is_loopback
 from holdfast.config.check import problems
+from holdfast.config.first_line import UnreadableFile, first_line
 from holdfast.config.problem import shown
 from holdfast.federator.edge_settings import EdgeSettings
 from holdfast.federator.interest_sources import BEACONS_PER_TTL, SourceSettings
@@ -264,9 +265,9 @@ def _password(path: str) -> bytes | None:
     if not path:
         return None
     try:
-        return Path(path).read_bytes().partition(b"\n")[0].rstrip(b"\r")
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+        return first_line(path)
+    except UnreadableFile as error:
+        raise SettingsError(str(error)) from None
 
 
 def _tls(edge: EdgeTable, servers: list[Server]) -> ssl.SSLContext | None:

@@ -30,6 +30,8 @@ LAZY_S: Final = 0.2
 """For so long what need not be durable waits for a transaction that is made anyway."""
 LAZY_MAX: Final = 4096
 """So many removals do not wait."""
+UNHURRIED_MAX: Final = 64
+"""So many messages do not."""
 FULL_RETRY_S: Final = 1.0
 
 Result = TypeVar("Result")
@@ -56,6 +58,8 @@ class Store:
         # Delivered messages that the next positions stand for; who waits for what is retained or
         # remembered.
         self._passed: list[MessageId] = []
+        # Messages of which nothing is in the file, nor on its way there.
+        self._unwritten: set[MessageId] = set()
         self._waiters: list[Callable[[], None]] = []
         self._work = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -86,14 +90,20 @@ class Store:
         await self._call(self._file.close)
         self._executor.shutdown(wait=False)
 
-    def add(self, id: MessageId, data: bytes) -> None:
-        """In place of what was stored under it."""
+    def add(self, id: MessageId, data: bytes, may_wait: bool = False) -> None:
+        """In place of what was stored under it. `may_wait`: a while, for most likely it is removed
+        before; it is new, and is not added again."""
         self._next.added[id] = data
-        self._work.set()
+        if may_wait:
+            self._unwritten.add(id)
+        self._soon(not may_wait or len(self._unwritten) >= UNHURRIED_MAX)
 
     def remove(self, id: MessageId) -> None:
         """Soon. One that is not written yet never is, nor reported."""
         self._next.added.pop(id, None)
+        if id in self._unwritten:
+            self._unwritten.remove(id)
+            return
         self._next.removed.add(id)
         self._soon(len(self._next.removed) >= LAZY_MAX)
 
@@ -130,7 +140,11 @@ class Store:
     def _arm(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._work.set)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._work.set()
 
     async def _run(self) -> None:
         while not self._is_closing:
@@ -163,6 +177,7 @@ class Store:
             self._waiters = []
         self._passed = []
         self._writing = change
+        self._unwritten.difference_update(change.added)
         try:
             await self._call(lambda: self._file.apply(change))
         except (StoreError, StoreFull):

@@ -8,11 +8,12 @@ thread after another, never two at once.
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
+from holdfast.client.sqlite import Result, Trouble, transaction, trouble_of
 from holdfast.federation.identity import MessageId
 from holdfast.federation.receiving import Position
 from holdfast.log.filesystem import OsFileSystem
@@ -22,6 +23,9 @@ SCHEMA_VERSION: Final = 1
 PAGE_BYTES: Final = 4096
 WAL_PAGES_MAX: Final = 256
 """The write-ahead log is copied into the file when it has so many pages."""
+ROWS_MAX: Final = 200
+"""Of one statement; those of every number up to it stay prepared."""
+PREPARED_MAX: Final = 1024
 RESERVE_BYTES: Final = 8 << 20
 """Room on the disk that messages leave free: removals need some, in log and file. What removals
 have freed in the file may be used again."""
@@ -38,7 +42,8 @@ _SCHEMA: Final = (
     f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 
-Result = TypeVar("Result")
+Value = int | float | str | bytes
+Statement = tuple[str, Sequence[Value]]
 
 
 class StoreError(Exception):
@@ -128,7 +133,11 @@ class StoreFile:
         is_new = not self.path.exists()
         try:
             self._connection = sqlite3.connect(
-                self.path, timeout=0, isolation_level=None, check_same_thread=False
+                self.path,
+                timeout=0,
+                isolation_level=None,
+                check_same_thread=False,
+                cached_statements=PREPARED_MAX,
             )
             self._prepare(self._connection)
             if is_new:
@@ -150,7 +159,7 @@ class StoreFile:
 
         def write(db: sqlite3.Connection) -> None:
             self._find_room(db, sum(map(len, change.added.values())))
-            _transaction(db, lambda: self._apply(db, change))
+            _execute(db, self._statements(change))
 
         self._guard(write)
 
@@ -177,7 +186,7 @@ class StoreFile:
         db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
         db.execute(f"PRAGMA journal_size_limit = {WAL_PAGES_MAX * PAGE_BYTES}")
         if not tables:
-            _transaction(db, lambda: self._create(db))
+            transaction(db, lambda: self._create(db))
         [(owner,)] = db.execute("SELECT node FROM owner")
         if owner != self._node:
             raise StoreError(
@@ -209,31 +218,33 @@ class StoreFile:
         }
         return Kept(custody, positions, retained, memory)
 
-    def _apply(self, db: sqlite3.Connection, change: Change) -> None:
-        db.executemany(
-            "DELETE FROM custody WHERE epoch = ? AND sequence = ?",
-            [(id.epoch, id.sequence) for id in change.removed],
-        )
+    def _statements(self, change: Change) -> list[Statement]:
         now = self.clock()
-        db.executemany(
-            "INSERT OR REPLACE INTO custody (epoch, sequence, stored_at, data) VALUES (?, ?, ?, ?)",
+        found: list[Statement] = [
+            ("DELETE FROM custody WHERE epoch = ? AND sequence BETWEEN ? AND ?", span)
+            for span in _spans(change.removed)
+        ]
+        found += _inserts(
+            "custody (epoch, sequence, stored_at, data)",
             [(id.epoch, id.sequence, now, data) for id, data in change.added.items()],
         )
-        db.executemany(
-            "INSERT OR REPLACE INTO positions (origin, epoch, place) VALUES (?, ?, ?)",
+        found += _inserts(
+            "positions (origin, epoch, place)",
             [(origin, *position) for origin, position in change.positions.items()],
         )
-        db.executemany(
-            "DELETE FROM retained WHERE topic = ?",
-            [(topic,) for topic, data in change.retained.items() if data is None],
-        )
-        db.executemany(
-            "INSERT OR REPLACE INTO retained (topic, data) VALUES (?, ?)",
+        found += [
+            ("DELETE FROM retained WHERE topic = ?", (topic,))
+            for topic, data in change.retained.items()
+            if data is None
+        ]
+        found += _inserts(
+            "retained (topic, data)",
             [(topic, data) for topic, data in change.retained.items() if data is not None],
         )
         if change.memory is not None:
-            db.execute("DELETE FROM memory")
-            db.executemany("INSERT INTO memory (data) VALUES (?)", [(d,) for d in change.memory])
+            found.append(("DELETE FROM memory", ()))
+            found += _inserts("memory (data)", [(data,) for data in change.memory])
+        return found
 
     def _find_room(self, db: sqlite3.Connection, size: int) -> None:
         """For messages of that size. Raises StoreFull."""
@@ -270,14 +281,14 @@ class StoreFile:
 
     def _explained(self, error: sqlite3.Error) -> StoreError | StoreFull:
         path = self.path
-        match getattr(error, "sqlite_errorcode", 0) & 0xFF:
-            case sqlite3.SQLITE_FULL:
+        match trouble_of(error):
+            case Trouble.FULL:
                 return StoreFull(f"{path}: the disk is full")
-            case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            case Trouble.IN_USE:
                 return StoreError(f"{path} is in use by another process: stop it")
-            case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM:
+            case Trouble.CANNOT_OPEN | Trouble.READ_ONLY:
                 return StoreError(f"{path}: cannot be written ({error}): see its permissions")
-            case sqlite3.SQLITE_IOERR:
+            case Trouble.DISK:
                 return StoreError(f"{path}: {error}; start again once the disk works")
         return StoreError(
             f"{path} is damaged ({error}): move it away, and messages in custody are lost;"
@@ -285,14 +296,39 @@ class StoreFile:
         )
 
 
-def _transaction(db: sqlite3.Connection, operation: Callable[[], Result]) -> Result:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        result = operation()
-        db.execute("COMMIT")
-        return result
-    except BaseException:
-        # Some errors have ended the transaction already.
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
+def _spans(ids: Iterable[MessageId]) -> Iterator[tuple[int, int, int]]:
+    """An epoch, the first and the last of sequences without a gap."""
+    first = last = (0, 0)
+    for id in sorted((id.epoch, id.sequence) for id in ids):
+        if id == (last[0], last[1] + 1):
+            last = id
+            continue
+        if last[1]:
+            yield (*first, last[1])
+        first = last = id
+    if last[1]:
+        yield (*first, last[1])
+
+
+def _inserts(target: str, rows: Sequence[tuple[Value, ...]]) -> Iterator[Statement]:
+    for at in range(0, len(rows), ROWS_MAX):
+        group = rows[at : at + ROWS_MAX]
+        places = f"({', '.join('?' * len(group[0]))})"
+        yield (
+            f"INSERT OR REPLACE INTO {target} VALUES {', '.join([places] * len(group))}",
+            [value for row in group for value in row],
+        )
+
+
+def _execute(db: sqlite3.Connection, statements: Sequence[Statement]) -> None:
+    """As one transaction. With each statement this thread gives up the interpreter's lock, and may
+    wait for it for milliseconds while the event loop is busy."""
+
+    def execute() -> None:
+        for statement, values in statements:
+            db.execute(statement, values)
+
+    if len(statements) == 1:
+        execute()
+    elif statements:
+        transaction(db, execute)

@@ -1,0 +1,245 @@
+"""A cluster of Holdfast nodes as one member of a federation: `holdfast federator` beside it, with
+the addresses of all nodes. The other member is a broker with [federation]."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from holdfast.cli.main import main
+from holdfast.client import Client, Options, Reconnect
+from holdfast.client.effects import Message
+from tests.e2e.brokers import toml
+from tests.e2e.cluster_processes import ClusterProcesses
+from tests.e2e.federated import HELLO_S, Member, running
+from tests.support.sidecars import Sidecar, wait_until
+
+pytestmark = pytest.mark.timeout(240)
+WAIT_S = 60.0
+MESSAGES = 120
+"""Of each QoS, in each direction."""
+INTERVAL_S = 0.02
+INTO, OUT = "into", "out"
+"""Topics begin so, as seen from the cluster."""
+
+
+@dataclass
+class Site:
+    cluster: ClusterProcesses
+    sidecar: Sidecar
+    member: Member
+    runs: int = 0
+
+    def node_of_federator(self) -> str:
+        """Empty: it is at none."""
+        edge = self.sidecar.status().get("edge", {})
+        if not edge.get("is_up"):
+            return ""
+        port = int(edge["broker"].rpartition(":")[2])
+        return next(name for name, each in self.cluster.ports.items() if each == port)
+
+    def is_settled(self) -> bool:
+        here, there = self.sidecar.status(), self.member.federation()
+        return bool(
+            here
+            and there
+            and here["digest"] == there["digest"]
+            and here["members"] == 2
+            and here["edge"]["is_settled"]
+            and here["edge"]["export_filters"] == [f"{OUT}/#"]
+            and there["edge"]["export_filters"] == [f"{INTO}/#"]
+        )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The same for all tests: each leaves it whole."""
+    tmp_path = tmp_path_factory.mktemp("site")
+    with ClusterProcesses(tmp_path / "cluster") as cluster:
+        member = Member(tmp_path, "b")
+        place = tmp_path / "federator"
+        place.mkdir()
+        configuration = place / "federator.toml"
+        configuration.write_text(toml({"federation": {"degree": 0, "hello_s": HELLO_S}}))
+        first, *others = cluster.ports.values()
+        options = ["-c", str(configuration), "--interest", f"{INTO}/#"]
+        options += ["--peer", f"127.0.0.1:{member.federation_port}"]
+        for port in others:
+            options += ["--broker", f"mqtt://127.0.0.1:{port}"]
+        sidecar = Sidecar(place, first, options)
+        with running([member]):
+            sidecar.start()
+            made = Site(cluster, sidecar, member)
+            try:
+                wait_until(made.node_of_federator, "the federator is at a node")
+                yield made
+            except BaseException as error:
+                error.add_note(f"log of the federator:\n{sidecar.log_text()[-4000:]}")
+                raise
+            finally:
+                sidecar.kill()
+            assert "Traceback" not in sidecar.log_text(), sidecar.log_text()[-6000:]
+
+
+@dataclass
+class Received:
+    numbers: dict[str, list[int]] = field(default_factory=dict)
+    """By topic, in order of arrival."""
+    last_s: float = 0.0
+    quiet_s: float = 0.0
+    """The longest time between two."""
+
+    def take(self, message: Message) -> None:
+        now = time.monotonic()
+        if self.last_s:
+            self.quiet_s = max(self.quiet_s, now - self.last_s)
+        self.last_s = now
+        self.numbers.setdefault(message.topic, []).append(int(message.payload))
+
+    def has_all(self) -> bool:
+        found = [set(self.numbers.get(topic, ())) for topic in self.numbers]
+        return len(found) == 2 and all(len(numbers) == MESSAGES for numbers in found)
+
+    def check(self) -> None:
+        """Nothing is lost, the order is kept; at QoS 2 nothing comes twice."""
+        for topic, numbers in self.numbers.items():
+            assert list(dict.fromkeys(numbers)) == list(range(MESSAGES)), topic
+            if topic.endswith("2"):
+                assert len(numbers) == MESSAGES, topic
+
+
+@contextlib.asynccontextmanager
+async def user(name: str, *ports: int, received: Received | None = None) -> AsyncIterator[Client]:
+    """A client with a session, that goes to another node when its own is lost."""
+    async with Client(
+        servers=[f"127.0.0.1:{port}" for port in ports],
+        reconnect=Reconnect(delay_max_s=0.2),
+        options=Options(client_id=name, clean_start=False, session_expiry_s=600),
+        on_message=received.take if received is not None else lambda message: None,
+    ) as client:
+        yield client
+
+
+async def publish_all(client: Client, prefix: str) -> None:
+    """Publishes without waiting for each, and waits for all in the end."""
+    futures = []
+    for number in range(MESSAGES):
+        for qos in (1, 2):
+            futures.append(await client.submit(f"{prefix}/{qos}", b"%d" % number, qos=qos))
+        await asyncio.sleep(INTERVAL_S)
+    await asyncio.gather(*futures)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        await asyncio.sleep(0.05)
+
+
+async def flow(site: Site, disturb: Callable[[], Awaitable[None]]) -> dict[str, Received]:
+    """Both ways, while something happens to the cluster; what arrived."""
+    arrived = {INTO: Received(), OUT: Received()}
+    site.runs += 1
+    # Clients of the cluster are at the node that is not disturbed, first.
+    own = site.node_of_federator()
+    others = sorted(site.cluster.ports, key=lambda name: name == own)
+    ports = [site.cluster.ports[name] for name in others]
+    async with (
+        user(f"cluster-reader-{site.runs}", *ports, received=arrived[INTO]) as reader,
+        user(f"member-reader-{site.runs}", site.member.port, received=arrived[OUT]) as other_reader,
+        user(f"cluster-writer-{site.runs}", *ports) as writer,
+        user(f"member-writer-{site.runs}", site.member.port) as other_writer,
+    ):
+        await reader.subscribe((f"{INTO}/#", 2))
+        await other_reader.subscribe((f"{OUT}/#", 2))
+        await until(site.is_settled, "the federation settles")
+        publishing = [
+            asyncio.create_task(publish_all(writer, OUT)),
+            asyncio.create_task(publish_all(other_writer, INTO)),
+        ]
+        await until(
+            lambda: all(
+                len(each.numbers) == 2 and min(map(len, each.numbers.values())) > MESSAGES // 4
+                for each in arrived.values()
+            ),
+            "some messages in both directions",
+        )
+        await disturb()
+        await asyncio.gather(*publishing)
+        await until(lambda: all(each.has_all() for each in arrived.values()), "all messages")
+        # What would come twice would come now.
+        await writer.publish(f"{OUT}/2", b"%d" % MESSAGES, qos=2)
+        await other_writer.publish(f"{INTO}/2", b"%d" % MESSAGES, qos=2)
+        await until(
+            lambda: all(
+                each.numbers[f"{prefix}/2"][-1] == MESSAGES for prefix, each in arrived.items()
+            ),
+            "the end",
+        )
+    for prefix, each in arrived.items():
+        each.numbers[f"{prefix}/2"].pop()
+    return arrived
+
+
+def test_the_node_of_the_federator_is_killed(site: Site) -> None:
+    """kill -9 in the middle of traffic: the federator goes on with its session at another node."""
+
+    async def kill() -> None:
+        name = site.node_of_federator()
+        await asyncio.to_thread(site.cluster.kill9, name)
+        await until(
+            lambda: site.node_of_federator() not in ("", name),
+            "the federator is at another node",
+        )
+
+    arrived = asyncio.run(flow(site, kill))
+    for prefix, each in arrived.items():
+        each.check()
+        print(f"{prefix}: quiet for {each.quiet_s:.2f} s")
+    site.cluster.restart(*(name for name, node in site.cluster.nodes.items() if not node.runs))
+    site.cluster.wait_healthy()
+
+
+def test_leaderships_move_by_command(site: Site) -> None:
+    """The node of the federator is drained and its partitions are led by others; the federator
+    stays where it is."""
+
+    async def drain() -> None:
+        name = site.node_of_federator()
+        admin = ["--admin", f"127.0.0.1:{site.cluster.nodes[name].admin_port}"]
+        assert await asyncio.to_thread(main, ["cluster", "drain", name, *admin]) == 0
+        leaders = {each["leader"] for each in site.cluster.status()["partitions"]}
+        assert name not in leaders
+        assert await asyncio.to_thread(main, ["cluster", "undrain", name, *admin]) == 0
+        # The undrained node takes replicas again, meanwhile: then it is to be asked again.
+        deadline = time.monotonic() + WAIT_S
+        while await asyncio.to_thread(main, ["cluster", "rebalance", *admin]):
+            assert time.monotonic() < deadline, "the cluster does not come to rest"
+            await asyncio.sleep(0.2)
+
+    arrived = asyncio.run(flow(site, drain))
+    for prefix, each in arrived.items():
+        each.check()
+        print(f"{prefix}: quiet for {each.quiet_s:.2f} s")
+
+
+def test_the_federator_is_killed(site: Site) -> None:
+    """kill -9 of the federator: the cluster keeps its session, and tells by their numbers what is
+    brought again. What it had read and not acknowledged may leave twice."""
+
+    async def kill() -> None:
+        site.sidecar.kill()
+        site.sidecar.start()
+        await until(lambda: bool(site.node_of_federator()), "the federator is at a node")
+
+    arrived = asyncio.run(flow(site, kill))
+    into, out = arrived[INTO], arrived[OUT]
+    into.check()
+    assert into.numbers[f"{INTO}/1"] == list(range(MESSAGES))
+    for topic, numbers in out.numbers.items():
+        assert list(dict.fromkeys(numbers)) == list(range(MESSAGES)), topic
+    wait_until(site.is_settled, "the federation settles")

@@ -1,0 +1,95 @@
+"""How long messages stay away when a link or a member is lost on their way, in many graphs: the
+longest time without a delivery, in virtual time."""
+
+import os
+import random
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from tests.support.sim_federation import Weather, World, random_edges
+from tests.support.sim_federation_member import node_id
+
+SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "8"))
+"""How many graphs; a failure names its seed."""
+EVERY_S = 0.02
+"""Between messages."""
+SLOW = Weather(delay_s=(0.001, 0.03), sync_s=(0.001, 0.02))
+"""As between processes that wait for a processor."""
+
+Fault = Callable[[World, list[int]], None]
+
+
+def close_a_link(world: World, path: list[int]) -> None:
+    """It is dialled again at once."""
+    at = world.rng.randrange(len(path) - 1)
+    world.kill_link(path[at], path[at + 1])
+
+
+def cut_a_link(world: World, path: list[int]) -> None:
+    """It closes, and cannot be dialled."""
+    at = world.rng.randrange(len(path) - 1)
+    one, other = sorted((node_id(path[at]), node_id(path[at + 1])))
+    world.cut.add((one, other))
+    world.kill_link(path[at], path[at + 1])
+
+
+def end_a_relay(world: World, path: list[int]) -> None:
+    """Its connections close."""
+    world.crash(world.rng.choice(path[1:-1]))
+
+
+def freeze_a_relay(world: World, path: list[int]) -> None:
+    """Nobody closes a connection."""
+    world.crash(world.rng.choice(path[1:-1]), is_silent=True)
+
+
+def longest_silence(seed: int, fault: Fault, weather: Weather) -> float:
+    rng = random.Random(seed)
+    count = rng.choice((6, 9, 12, 16))
+    world = World(count, random_edges(count, rng), seed, weather)
+    world.run_until(world.is_stable, 60.0)
+    depths = world.members[0].member.routes.tree(node_id(0)).depths
+    if max(depths.values()) < 2:
+        # Without a relay it tells nothing.
+        return longest_silence(seed + 10_000, fault, weather)
+    last = int.from_bytes(max(depths, key=lambda node: (depths[node], node)), "big")
+    world.members[last].subscribe("t")
+    world.run(1.0 + rng.random())
+    ids = []
+    begun = world.now
+    is_done = False
+    while world.now < begun + 3.5:
+        if not is_done and world.now >= begun + 0.5:
+            is_done = True
+            found = world.members[0].member.routes.paths(node_id(0), node_id(last))[0]
+            fault(world, [int.from_bytes(node, "big") for node in found])
+        id = world.publish(0, "t", rng.choice((1, 2)))
+        assert id is not None
+        ids.append(id)
+        world.run(EVERY_S)
+    world.run(2.0)
+    assert not [id for id in ids if last not in world.arrivals[id]]
+    times = sorted(world.arrivals[id][last] for id in ids)
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("fault", "weather", "limit_s"),
+    [
+        (close_a_link, Weather(), 0.25),
+        (close_a_link, SLOW, 0.6),
+        (cut_a_link, Weather(), 0.25),
+        (cut_a_link, SLOW, 0.6),
+        (end_a_relay, Weather(), 0.25),
+        (end_a_relay, SLOW, 0.6),
+        (freeze_a_relay, Weather(), 2.2),
+        (freeze_a_relay, SLOW, 2.4),
+    ],
+)
+def test_messages_go_another_way_soon(fault: Fault, weather: Weather, limit_s: float) -> None:
+    silences = {seed: longest_silence(seed, fault, weather) for seed in range(SEEDS)}
+    worst = max(silences, key=lambda seed: silences[seed])
+    assert silences[worst] < limit_s, f"seed {worst}: {silences[worst]:.3f} s"
