@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.pipeline import spark_session
 from tests.e2e.conftest import start_holdfast as start_holdfast
+from tests.support.iceberg_tables import iceberg_settings
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": 1,
@@ -26,6 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "holdfast-tests",
         "local[2]",
         **SETTINGS,
+        **iceberg_settings(tmp_path_factory.mktemp("jars")),
         **{"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))},
     )
     yield session

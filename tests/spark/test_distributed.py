@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 import holdfast
 from holdfast.pipeline import Lake
+from holdfast.pipeline.jobs.commits import CommitLog
 from holdfast.pipeline.jobs.package import write_package
 from holdfast.pipeline.tables import TABLES
 from tests.e2e.cluster_processes import ClusterProcesses
@@ -32,17 +33,23 @@ from tests.support.spark_cluster import spark_cluster, spark_environment
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.long,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.filterwarnings("default"),
 ]
 
 GOLD = [table.name for table in TABLES if table.layer == "gold"]
-RUN_S = 400
+RUN_S = 800
 INSTALLED = ["--conf", f"spark.executorEnv.PYTHONPATH={Path(holdfast.__file__).parents[1]}"]
 """As if the package were installed where the workers run, also where it is not."""
 SETTINGS = {"cluster": {"partitions": 8}}
 BETWEEN = 100
 """Messages, at least, that come into the lake between two kills."""
+
+
+def has_merged(lake: Path, table: str) -> bool:
+    log = CommitLog(lake, table)
+    last = log.last()
+    return last is not None and any(file.since for file in log.live(last.version))
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +119,7 @@ def test_kill_9_of_driver_worker_executor_and_leader(spark: SparkSession, tmp_pa
     ):
         servers = [f"127.0.0.1:{node.admin_port}" for node in cluster.nodes.values()]
         words = ["all", "--continuous", "--trigger", "200ms", "--from", ",".join(servers)]
-        words += ["--master", master, *INSTALLED]
+        words += ["--master", master, *INSTALLED, "--compact-at", "10"]
         ledger = Ledger(cluster.addresses, pause_s=0.03)
         runs = [PipelineProcess(lake, log, words)]
 
@@ -146,6 +153,7 @@ def test_kill_9_of_driver_worker_executor_and_leader(spark: SparkSession, tmp_pa
         finally:
             for each in runs:
                 each.kill9()
+        assert has_merged(lake, "records")
         # What a stop between two tables has left, and the same from the beginning in one process.
         there, here = Lake(lake, spark=spark), Lake(tmp_path / "here", spark=spark)
         assert there.run().ok

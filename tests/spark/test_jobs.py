@@ -21,6 +21,7 @@ from holdfast.pipeline import Column, Grain, Lake, Outputs, Table
 from holdfast.pipeline.jobs.engine import locked
 from holdfast.pipeline.jobs.files import LakeError
 from holdfast.pipeline.offsets import DataLossError
+from tests.support.iceberg_tables import MISSING, can_test_iceberg
 from tests.support.lake_site import OWN, Crash, Site
 from tests.support.lake_tables import NUMBERED, PER_HOUR, TABLES, numbered
 
@@ -31,7 +32,13 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=[pytest.param("parquet", marks=pytest.mark.long), "delta"])
+@pytest.fixture(
+    params=[
+        pytest.param("parquet", marks=pytest.mark.long),
+        "delta",
+        pytest.param("iceberg", marks=pytest.mark.skipif(not can_test_iceberg(), reason=MISSING)),
+    ]
+)
 def site(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Site:
     return Site(spark, tmp_path, request.param)
 
@@ -75,6 +82,9 @@ def test_status_and_tables(plain: Site) -> None:
     assert lake.status(ask_servers=False).tables[0].lag is None
     assert "numbered" in str(lake.status())
     assert lake.tables() == ["records", "numbered", "quarantine"]
+    stranger = Lake(plain.path).status(ask_servers=False)
+    assert stranger.undeclared == ["numbered"]
+    assert "also there: numbered; give --tables with the file" in str(stranger)
     shutil.rmtree(plain.journal.directory)
     status = lake.status()
     assert status.ends is None
@@ -170,6 +180,17 @@ def test_retention_gap(plain: Site) -> None:
     left = len([r for r in plain.journal.records() if r.kind == MESSAGE])
     assert lake.table("records").count() == 20 + left
     assert 0 < left < 400
+    status = plain.lake().status()
+    gone = sum(each.end - each.first for each in status.skipped)
+    assert status.skipped_total == gone > 0
+    assert {each.partition for each in status.skipped} == {0, 1, 2}
+    assert json.loads(json.dumps(status.as_dict()))["skipped_total"] == gone
+    assert f"skipped {gone:,} offsets of the log are in no table" in str(status)
+    # It was for that run: the next gap stops the run again.
+    plain.publish(400)
+    while len(plain.journal.segments()) > 1:
+        plain.journal.remove_first_segment()
+    assert isinstance(plain.lake().run("records").errors["records"], DataLossError)
 
 
 def test_starting_at_the_end(plain: Site) -> None:

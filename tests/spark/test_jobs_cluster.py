@@ -18,11 +18,11 @@ from tests.support.spark_cluster import spark_cluster, spark_environment
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.long,
-    pytest.mark.timeout(700),
+    pytest.mark.timeout(1200),
     pytest.mark.filterwarnings("default"),
 ]
 
-RUN_S = 400
+RUN_S = 800
 
 
 def test_same_gold_as_in_one_process(spark: SparkSession, tmp_path: Path) -> None:

@@ -111,6 +111,11 @@ def test_a_damaged_batch_is_left_out_where_that_is_wanted(logged: Logged) -> Non
     report = logged.run(failOnDataLoss="false")
     assert report.ok, report.errors
     assert logged.sequences() == [n for n in range(100) if n != int(damaged.stem)]
+    assert report.skipped == 1
+    status = Lake(logged.path, spark=logged.spark).status(ask_servers=False)
+    assert status.skipped_total == 1
+    (skipped,) = status.skipped
+    assert skipped.end == skipped.first + 1
 
 
 def test_empty_partitions_and_an_empty_log(logged: Logged) -> None:

@@ -25,6 +25,7 @@ from holdfast.pipeline.tables.availability import (  # noqa: E402
     USUAL_SHARE,
 )
 from holdfast.pipeline.tables.readings import COLUMNS  # noqa: E402
+from tests.support.plant_oracle import Row, micros, moment, percentile  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,18 +36,8 @@ pytestmark = [
 
 BY_NAME: dict[str, Table] = {table.name: table for table in TABLES}
 READINGS = ", ".join(f"{column.name} {column.type}" for column in COLUMNS)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEGIN = datetime(2026, 11, 20, 22, 0, tzinfo=UTC)
 DAY_US = 86_400_000_000
-Row = dict[str, Any]
-
-
-def micros(moment: datetime) -> int:
-    return (moment - EPOCH) // timedelta(microseconds=1)
-
-
-def moment(time_us: int) -> datetime:
-    return EPOCH + timedelta(microseconds=time_us)
 
 
 def reading(device: str, at: datetime, offset: int, **more: Any) -> Row:
@@ -107,15 +98,6 @@ def collected(name: str, rows: DataFrame) -> dict[tuple[Any, ...], Row]:
         assert key not in result
         result[key] = values
     return result
-
-
-def percentile(values: list[Any], share: float) -> float:
-    rank = (len(values) - 1) * share
-    below = math.floor(rank)
-    part = rank - below
-    if part == 0:
-        return float(values[below])
-    return float(values[below] * (1 - part) + values[below + 1] * part)
 
 
 # Statistics

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.pipeline import Lake
 from holdfast.pipeline.jobs.runner import Report, Runner
+from tests.support.iceberg_tables import iceberg_rows
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.lake_tables import TABLES
 
@@ -59,6 +60,8 @@ class Site:
             import deltalake
 
             found = deltalake.DeltaTable(self.path / table).to_pyarrow_table()
+        elif self.store == "iceberg":
+            found = iceberg_rows(self.path / table)
         else:
             found = ds.dataset(self.path / table, partitioning="hive").to_table()
         return list(found.to_pylist())

@@ -423,3 +423,14 @@ def test_anything_is_a_time_or_none(value: Any) -> None:
 def test_long_names_are_bounded() -> None:
     with pytest.raises(DecodeError, match="the maximum is"):
         Decoded().add("x" * (NAME_LENGTH_MAX + 1), 1.0)
+
+
+def test_csv_lines_of_several_devices_are_not_mixed() -> None:
+    fields = Fields(device=("dev",), time=("ts",))
+    found = decode_csv(b"x\nd1,1\nd2,2\n,3\nd1,4", ("dev", "v"), fields)
+    assert (found.device, found.values) == ("d1", [1.0, 4.0])
+    assert found.reason() == (
+        "line 1 has 1 columns instead of 2; line 3 is of d2, the lines before of d1; "
+        "line 4: no device: dev is None"
+    )
+    assert found.times == [None, None]

@@ -105,7 +105,7 @@ def test_metrics_by_level() -> None:
         ({"filter": "a", "delimiter": ",,"}, "one character"),
         ({"filter": "a", "sequence_per": "client"}, "there are topic, device"),
         ({"filter": "a", "sequence_per": "device", "device": "field d"}, "use levels"),
-        ({"filter": "a", "lateness_s": -1}, "0 or more"),
+        ({"filter": "a", "lateness_s": -1}, "are seconds, 0 to"),
     ],
 )
 def test_rules_that_cannot_work(arguments: dict[str, object], reason: str) -> None:

@@ -9,9 +9,10 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.jobs.bronze import Bronze
+from holdfast.pipeline.jobs.commits import SKIPPED_KEPT, CommitLog, newly_skipped
 from holdfast.pipeline.jobs.engine import Engine
 from holdfast.pipeline.jobs.store import ParquetStore
-from holdfast.pipeline.offsets import DataLossError
+from holdfast.pipeline.offsets import DataLossError, OffsetRange
 from tests.support.journal_files import Journal, record
 
 
@@ -24,9 +25,9 @@ class Steps:
         self.written: list[tuple[int, int, int]] = []
         monkeypatch.setattr(Bronze, "_write", self._write)
 
-    def _write(self, ranges: Any, spec: Any) -> list[str]:
+    def _write(self, ranges: Any, spec: Any) -> tuple[list[str], list[Any]]:
         self.written += [(each.partition, each.start, each.end) for each in ranges]
-        return []
+        return [], []
 
     def append(self, partition: int, count: int) -> None:
         for _ in range(count):
@@ -109,3 +110,37 @@ def test_records_that_are_gone(steps: Steps) -> None:
     assert first > 3
     assert steps.taken() == [(0, first, 63)]
     assert commit.offsets["0"] == 63
+    (skipped,) = commit.skipped
+    assert (skipped.partition, skipped.first, skipped.end) == (0, 3, first)
+    assert (skipped.version, skipped.at_us) == (2, commit.committed_at_us)
+    assert newly_skipped(commit) == [skipped]
+    # What comes later still tells.
+    steps.append(0, 1)
+    later = steps.bronze().step()
+    assert later is not None
+    assert (later.skipped, later.skipped_total, newly_skipped(later)) == ([skipped], first - 3, [])
+    assert CommitLog(steps.lake, "records").last() == later
+
+
+def test_what_tasks_found_missing_is_told(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = [OffsetRange(1, 0, 2), OffsetRange(0, 7, 8), OffsetRange(0, 8, 9)]
+    monkeypatch.setattr(Bronze, "_write", lambda *_: ([], lost))
+    steps.append(0, 10)
+    steps.append(1, 2)
+    commit = steps.bronze().step()
+    assert commit is not None
+    told = [(each.partition, each.first, each.end) for each in commit.skipped]
+    assert told == [(0, 7, 9), (1, 0, 2)]
+    assert commit.skipped_total == 4
+
+
+def test_of_many_losses_the_last_are_told_and_all_counted(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [OffsetRange(0, 2 * number, 2 * number + 1) for number in range(SKIPPED_KEPT + 5)]
+    monkeypatch.setattr(Bronze, "_write", lambda *_: ([], lost))
+    steps.append(0, 3 * SKIPPED_KEPT)
+    commit = steps.bronze().step()
+    assert commit is not None
+    assert (len(commit.skipped), commit.skipped[0].first) == (SKIPPED_KEPT, 10)
+    assert commit.skipped_total == SKIPPED_KEPT + 5

@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("pyspark.sql")
 
+from holdfast.pipeline.jobs.commits import Skipped
 from holdfast.pipeline.jobs.progress import Progress, error_text, short
 from holdfast.pipeline.jobs.runner import Report
 from tests.unit.test_jobs_commits import commit
@@ -79,6 +80,27 @@ def test_the_end() -> None:
     quiet.committed(records(1), 0)
     quiet.finished(report)
     assert silent.getvalue() == ""
+
+
+def test_what_was_skipped_is_told_at_once_and_at_the_end() -> None:
+    log, clock = io.StringIO(), Clock()
+    progress = Progress(log, clock, quiet=True)
+    skipped = [
+        Skipped(partition=0, first=3 * number, end=3 * number + 2, version=number // 3, at_us=9)
+        for number in range(9)
+    ]
+    committed = commit(2, table="records", rows=5, skipped=skipped, skipped_total=18)
+    progress.committed(committed, 0)
+    progress.committed(commit(3, table="records", skipped=skipped, skipped_total=18), 0)
+    assert log.getvalue() == (
+        "records: 6 offsets were not in the log any more and were skipped, by "
+        "failOnDataLoss=false: 18 to 20 of partition 0, 21 to 23 of partition 0, "
+        "24 to 26 of partition 0\n"
+    )
+    report = Report()
+    report.add(committed)
+    Progress(log, clock).finished(report)
+    assert "records: 5 rows in 1 commit, 6 offsets skipped\n" in log.getvalue()
 
 
 def test_numbers() -> None:

@@ -25,6 +25,7 @@ RECORDS = st.builds(
     producer_epoch=st.integers(0, 2**32 - 1),
     sequence=st.integers(0, 2**63 - 1),
     properties=st.binary(max_size=20),
+    audience=st.binary(max_size=20),
 )
 
 

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.epochs import (
     CLAIM_BYTES,
     CLAIMED_NAME,
@@ -16,7 +17,6 @@ from holdfast.log.epochs import (
     write_epoch,
 )
 from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.index import ActiveIndex
 from holdfast.log.record import Record
 from holdfast.pipeline import journal_map
 from holdfast.pipeline.decode import decode_rows

@@ -6,8 +6,8 @@ import pytest
 
 import holdfast.pipeline.reader_path as reader_path
 import holdfast.pipeline.segment_map as segment_map
-from holdfast.log.files import DataDirectoryError
-from holdfast.log.index import ActiveIndex
+from holdfast.log.active_index import ActiveIndex
+from holdfast.log.opening import DataDirectoryError
 from holdfast.log.record import CONTROL, MESSAGE, SESSION, Record
 from holdfast.pipeline.decode import decode_rows
 from holdfast.pipeline.journal_map import JournalMap

@@ -1,6 +1,5 @@
 """Several servers of one log: who is asked, what is believed, who reads where."""
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -171,15 +170,29 @@ def test_one_has_damage_the_next_has_not(nodes: list[Server]) -> None:
     assert read(nodes[:1], RANGES[4], loss=True).skipped == 3
 
 
+class Clock:
+    """In place of the module `time`: what takes long takes no time."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.passed_s
+
+    def sleep(self, pause_s: float) -> None:
+        self.passed_s += pause_s
+
+
 def test_rows_may_be_worked_on_for_longer_than_servers_may_be_silent(nodes: list[Server]) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(reader_http, "time", clock)
         patch.setattr(reader_http, "FETCH_BYTES", 500)
         coverage = Coverage([RANGES[0]], fail_on_data_loss=True)
         address = ("127.0.0.1", nodes[0].port)
         chunks = read_ranges([address], [RANGES[0]], coverage)
         next(chunks)
-        patch.setattr(reader_http, "PATIENCE_S", 0.5)
-        time.sleep(0.6)
+        clock.passed_s += 2 * reader_http.PATIENCE_S
         nodes[0].fail_next = 2
         for _ in chunks:
             continue

@@ -22,11 +22,11 @@ from holdfast.pipeline.tables import columns as declared  # noqa: E402
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX  # noqa: E402
 from holdfast.pipeline.tables.readings import (  # noqa: E402
     COLUMNS,
-    IDLE_DAYS_MAX,
     ReadingsFold,
     _cuts,
 )
 from holdfast.pipeline.tables.rules import with_defaults  # noqa: E402
+from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX  # noqa: E402
 
 BEGIN = datetime(2026, 11, 21, 23, 59, tzinfo=UTC)
 Found = tuple[list[Any], list[Any], list[Any]]
@@ -100,10 +100,15 @@ def example() -> Records:
     return records
 
 
-def build(batches: list[Any], states: list[Any] = [], buckets: int = 1) -> Found:  # noqa: B006
+def build(
+    batches: list[Any],
+    states: list[Any] = [],  # noqa: B006
+    buckets: int = 1,
+    fold: ReadingsFold = ReadingsFold(RULES),  # noqa: B008
+) -> Found:
     """Readings, quarantine and state, sorted: as a step makes them of some batches of records and
     the states before."""
-    fold = pickle.loads(pickle.dumps(ReadingsFold(RULES)))  # as it comes to a task
+    fold = pickle.loads(pickle.dumps(fold))  # as it comes to a task
     columns = zip(*states, strict=True) if states else [[]] * 3
     arrays = [
         pa.array(each, kind) for each, kind in zip(columns, declared.STATES.types, strict=True)

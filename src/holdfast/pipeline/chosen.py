@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from holdfast.log.files import DataDirectory
-from holdfast.log.index import CorruptIndex, SealedIndex, decode
+from holdfast.log.index_file import CorruptIndex, SealedIndex, decode
 from holdfast.log.topic_choice import TopicChoice
 from holdfast.pipeline.offsets import OffsetRange
 from holdfast.pipeline.reader_path import Piece

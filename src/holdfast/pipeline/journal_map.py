@@ -20,9 +20,11 @@ from typing import Final
 import numpy as np
 
 from holdfast.log.epochs import newest_claimed
-from holdfast.log.files import open_to_read, segment_name
+from holdfast.log.files import segment_name
 from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.index import CorruptIndex, IndexHead
+from holdfast.log.index import IndexHead
+from holdfast.log.index_file import CorruptIndex
+from holdfast.log.opening import open_to_read
 from holdfast.log.record import HEAD_FIELDS, HEADER_BYTES, Batch, CorruptBatch
 from holdfast.log.topic_choice import TopicChoice
 from holdfast.pipeline.chosen import chosen_pieces

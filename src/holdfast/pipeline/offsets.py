@@ -131,6 +131,18 @@ def held(
     return found, lost
 
 
+def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """The same offsets in as few ranges as possible, by partition and offset."""
+    found: list[OffsetRange] = []
+    for item in sorted(ranges, key=lambda item: (item.partition, item.start)):
+        last = found[-1] if found else None
+        if last is not None and last.partition == item.partition and item.start <= last.end:
+            found[-1] = OffsetRange(item.partition, last.start, max(last.end, item.end))
+        else:
+            found.append(item)
+    return found
+
+
 def ranges_between(
     start: Mapping[int, int],
     end: Mapping[int, int],

@@ -7,6 +7,7 @@ partition; a hole or a damaged batch raises DataLossError unless the reader may 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,8 @@ HEADER_DTYPE = np.dtype(
     ]
 )
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
+LOST_MAX: Final = 10_000
+"""Holes of which a reader remembers the place."""
 _AT_ONCE_MIN = 8
 """Fewer batches are looked at one by one."""
 
@@ -75,6 +78,8 @@ class Coverage:
         self.fail_on_data_loss = fail_on_data_loss
         self.skipped = 0
         """Offsets that were not in the log (only with fail_on_data_loss false)."""
+        self.lost: list[OffsetRange] = []
+        """Which; of very many the first."""
         self.damage = ""
         """What was wrong with the last bytes that were no batch."""
         # Per partition, ascending: offsets that hold nothing of the wanted topics.
@@ -99,6 +104,8 @@ class Coverage:
             raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
         logger.warning("%s; going on without them", text)
         self.skipped += offset - start
+        if len(self.lost) < LOST_MAX:
+            self.lost.append(OffsetRange(partition, start, offset))
         self.next[partition] = offset
 
     def pass_to(self, partition: int, offset: int) -> None:

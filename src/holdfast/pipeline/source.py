@@ -108,9 +108,10 @@ class LogAccess:
         end: Offsets,
         bounds: Mapping[int, Bounds],
         narrowing: Narrowing | None = None,
+        skipped: list[OffsetRange] | None = None,
     ) -> list[OffsetRange]:
         """What is to be read between two positions. Raises DataLossError when some of it is not in
-        the log, or says how much was skipped."""
+        the log, or says what was skipped: in the process's log, and in `skipped`."""
         options = self.options
         narrowing = narrowing or Narrowing()
         topics = options.topics.plus(narrowing.topics)
@@ -126,6 +127,8 @@ class LogAccess:
                     for item in lost[:LOST_SHOWN]
                 ),
             )
+        if skipped is not None:
+            skipped += lost
         return found
 
     def work(
@@ -168,8 +171,14 @@ class LogAccess:
         return self._http
 
 
-def read_work(options: SourceOptions, work: InputPartition, schema: pa.Schema) -> Iterator[Any]:
-    """Run in a task: the rows of its ranges as Arrow batches."""
+def read_work(
+    options: SourceOptions,
+    work: InputPartition,
+    schema: pa.Schema,
+    skipped: list[OffsetRange] | None = None,
+) -> Iterator[Any]:
+    """Run in a task: the rows of its ranges as Arrow batches. `skipped` gets what was damaged or
+    gone, at the end."""
     if not isinstance(work, Work):
         return  # Spark plans one empty task where a batch read has nothing to read
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
@@ -180,6 +189,8 @@ def read_work(options: SourceOptions, work: InputPartition, schema: pa.Schema) -
         chunks = read_pieces(work.pieces, coverage)
     for chunk in chunks:
         yield from decode_rows(chunk, schema, work.topics)
+    if skipped is not None:
+        skipped += coverage.lost
 
 
 class HoldfastSource(DataSource):

@@ -11,6 +11,7 @@ from holdfast.pipeline.decoders.text_payload import boolean, number
 
 SKIPPED: Final = "_"
 LINES_MAX: Final = 10_000
+CELLS_MAX: Final = 1_000_000
 
 
 def decode_csv(
@@ -26,6 +27,7 @@ def decode_csv(
         fields = Fields(time=fields.time, device=fields.device, required=fields.required)
     decoded = Decoded()
     times: list[int | None] = []
+    is_first = True
     for at, line in enumerate(lines, 1):
         if len(line) != len(columns):
             decoded.refuse(f"line {at} has {len(line)} columns instead of {len(columns)}")
@@ -36,16 +38,26 @@ def decode_csv(
             if name != SKIPPED
         }
         of_line = Decoded()
-        take_fields(row, fields, of_line)
-        for error in of_line.errors or ():
+        try:
+            take_fields(row, fields, of_line)
+        except DecodeError as error:
             decoded.refuse(f"line {at}: {error}")
-        for name, value in row.items():
-            decoded.add(name, value)
-        times.extend([of_line.time_us] * (len(decoded.names) - len(times)))
-        if at == 1:
+            continue
+        if is_first:
             decoded.sequence, decoded.id = of_line.sequence, of_line.id
             decoded.device, decoded.sent_us = of_line.device, of_line.sent_us
             decoded.time_us = of_line.time_us
+            is_first = False
+        elif of_line.device != decoded.device:
+            decoded.refuse(
+                f"line {at} is of {of_line.device}, the lines before of {decoded.device}"
+            )
+            continue
+        for reason in of_line.errors or ():
+            decoded.refuse(f"line {at}: {reason}")
+        for name, value in row.items():
+            decoded.add(name, value)
+        times.extend([of_line.time_us] * (len(decoded.names) - len(times)))
     if not decoded.names and decoded.errors:
         raise DecodeError(decoded.reason() or "")
     decoded.times = times
@@ -54,6 +66,8 @@ def decode_csv(
 
 def _lines(text: str, delimiter: str) -> list[list[str]]:
     lines: list[list[str]] = []
+    if text.count(delimiter) >= CELLS_MAX:
+        raise DecodeError(f"more than {CELLS_MAX} cells")
     try:
         for line in csv.reader(io.StringIO(text), delimiter=delimiter, strict=True):
             if len(lines) >= LINES_MAX:

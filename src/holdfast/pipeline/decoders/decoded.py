@@ -32,8 +32,8 @@ class Decoded:
     good readings and bad ones.
     """
 
-    __slots__ = ("device", "errors", "exact", "historical", "id", "names", "sent_us", "sequence",
-                 "time_us", "times", "values")  # fmt: skip
+    __slots__ = ("device", "errors", "exact", "historical", "id", "more_errors", "names", "sent_us",
+                 "sequence", "time_us", "times", "values")  # fmt: skip
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -51,6 +51,8 @@ class Decoded:
         self.device: str | None = None
         """Where the payload names it."""
         self.errors: list[str] | None = None
+        """The first ERRORS_MAX."""
+        self.more_errors = 0
 
     def add(self, name: str, value: Value | int) -> None:
         """One reading; a value that the columns cannot hold becomes an error. Raises DecodeError
@@ -88,15 +90,17 @@ class Decoded:
     def refuse(self, reason: str) -> None:
         if self.errors is None:
             self.errors = []
-        self.errors.append(reason)
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.append(reason)
+        else:
+            self.more_errors += 1
 
     def reason(self) -> str | None:
         """The errors as one text, None without any."""
         if not self.errors:
             return None
-        text = "; ".join(self.errors[:ERRORS_MAX])
-        more = len(self.errors) - ERRORS_MAX
-        return text if more <= 0 else f"{text}; and {more} more"
+        text = "; ".join(self.errors)
+        return f"{text}; and {self.more_errors} more" if self.more_errors else text
 
 
 def utf8(payload: bytes) -> str:

@@ -6,6 +6,7 @@ become no readings where they are used.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -161,6 +162,8 @@ def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | No
 
 def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) -> None:
     """A list of readings: where each has its own time the names need no index."""
+    if len(items) > READINGS_MAX:
+        raise DecodeError(f"a list of {len(items)} objects, the maximum is {READINGS_MAX}")
     times: list[int | None] = []
     inner = Fields(time=fields.time, required=fields.required)
     for index, item in enumerate(items):
@@ -178,7 +181,11 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
     """Raises DecodeError."""
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep, at {prefix[:80]}")
+    if len(prefix) > NAME_LENGTH_MAX and value:
+        decoded.add(prefix, None)  # which is an error: no name below it can be shorter
     names, values = decoded.names, decoded.values
+    if len(value) > READINGS_MAX:
+        _check_values(value.values() if type(value) is dict else value)
     items = value.items() if type(value) is dict else enumerate(value)
     for key, item in items:
         name = f"{prefix}{key}" if prefix else str(key)
@@ -197,6 +204,12 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
             names.append(name)
             values.append(item)
     if len(names) > READINGS_MAX:
+        raise DecodeError(f"more than {READINGS_MAX} values in one message")
+
+
+def _check_values(items: Iterable[Any]) -> None:
+    """Before millions of names are made. Raises DecodeError."""
+    if sum(type(item) is not dict and type(item) is not list for item in items) > READINGS_MAX:
         raise DecodeError(f"more than {READINGS_MAX} values in one message")
 
 

@@ -38,7 +38,7 @@ _WIRES: Final = {
     TEMPLATE_VALUE: BYTES, EXTENSION_VALUE: BYTES,
 }  # fmt: skip
 CELLS_MAX: Final = 100_000
-"""Cells of a data set."""
+"""Cells of a data set, values of an array."""
 
 
 @dataclass(slots=True)
@@ -230,20 +230,29 @@ def array_text(data: bytes, datatype: int) -> str:
     code = _ARRAYS.get(datatype)
     if code is not None:
         size = struct.calcsize("<" + code)
+        _check_length(len(data) // size)
         if len(data) % size:
             raise DecodeError(f"an array of {len(data)} bytes, which are no {size}-byte values")
         items: list[Any] = list(struct.unpack(f"<{len(data) // size}{code}", data))
         items = [str(item) if item != item or item in (_INF, -_INF) else item for item in items]
     elif datatype == _STRING_ARRAY:
+        _check_length(data.count(b"\0"))
         items = [part.decode("utf-8", "replace") for part in data.split(b"\0")[:-1]]
     elif datatype == _BOOLEAN_ARRAY:
         count = int.from_bytes(data[:4], "little")
         if count > (len(data) - 4) * 8:
             raise DecodeError(f"an array of {count} booleans in {len(data)} bytes")
+        _check_length(count)
         items = [bool(data[4 + at // 8] >> (7 - at % 8) & 1) for at in range(count)]
     else:
         raise DecodeError(f"datatype {datatype} is none of Sparkplug B")
     return json.dumps(items, separators=(",", ":"))
+
+
+def _check_length(count: int) -> None:
+    """As text a value may be forty times as long as in the payload. Raises DecodeError."""
+    if count > CELLS_MAX:
+        raise DecodeError(f"an array of {count} values, the maximum is {CELLS_MAX}")
 
 
 def _packed(data: bytes, base: int) -> list[int]:

@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.aio import Client, Outcome
+from holdfast.client.aio import Client
+from holdfast.client.connecting import Outcome
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY, Identity
 from holdfast.client.options import Options

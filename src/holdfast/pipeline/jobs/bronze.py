@@ -7,7 +7,9 @@ streaming query would keep the offsets in a checkpoint of its own, which has to 
 sink's commits after a crash, costs 75 ms a batch, and moves every row twice between processes.
 """
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import astuple
 from typing import Final
 
 import pyarrow as pa
@@ -18,7 +20,7 @@ from holdfast.pipeline.jobs.commits import ROWS, Commit
 from holdfast.pipeline.jobs.engine import Engine, Step
 from holdfast.pipeline.jobs.schema import RECORDS_COLUMNS, check_evolution, names_of
 from holdfast.pipeline.jobs.table import RECORDS
-from holdfast.pipeline.jobs.writer import FILE_SCHEMA, WriteSpec, with_date, write_files
+from holdfast.pipeline.jobs.writer import WriteSpec, with_date, write_files
 from holdfast.pipeline.offsets import Bounds, OffsetRange, Offsets
 from holdfast.pipeline.options import SourceOptions, parse
 from holdfast.pipeline.source import LogAccess, Work, read_work
@@ -28,6 +30,9 @@ RECORDS_PER_STEP: Final = 2_000_000
 RECORDS_PER_TASK_MIN: Final = 20_000
 """Fewer are not worth another task, and another file."""
 PARTITIONS: Final = ("date",)
+WRITTEN: Final = ["file", "skipped"]
+WRITTEN_SCHEMA: Final = "file string, skipped string"
+"""What a task returns: one of the two in each row, as JSON."""
 ENCODINGS: Final = {
     "payload": "PLAIN",
     "offset": "DELTA_BINARY_PACKED",
@@ -86,17 +91,21 @@ class Bronze:
         # A start that depends on when it is asked for (latest) is fixed by a commit without rows.
         if end == begin and (step.last is not None or not self._starts_elsewhere()):
             return None
-        ranges = self._access.ranges(begin, end, bounds)
+        skipped: list[OffsetRange] = []
+        ranges = self._access.ranges(begin, end, bounds, skipped=skipped)
         self.engine.reached(f"{RECORDS} began")
         if ranges:
             spec = WriteSpec(step.stage_directory(ROWS), PARTITIONS, encodings=ENCODINGS)
-            step.staged(ROWS, self._write(ranges, spec), replaced=False)
+            files, damaged = self._write(ranges, spec)
+            step.staged(ROWS, files, replaced=False)
+            skipped += damaged
         total = step.rows() + (step.last.rows_total if step.last is not None else 0)
         return step.commit(
             revision=1,
             columns=columns,
             partition_by=PARTITIONS,
             offsets=offsets.to_json(end),
+            skipped=offsets.joined(skipped),
             rows_total=total,
             change=change,
         )
@@ -124,7 +133,10 @@ class Bronze:
         # A partition that is new and empty is no step forward.
         return {p: o for p, o in admitted.items() if p in begin or o > floor[p]}
 
-    def _write(self, ranges: list[OffsetRange], spec: WriteSpec) -> list[str]:
+    def _write(
+        self, ranges: list[OffsetRange], spec: WriteSpec
+    ) -> tuple[list[str], list[OffsetRange]]:
+        """The files, and what was not in the log after all."""
         options = self.options
         records = sum(each.records for each in ranges)
         tasks = min(self.tasks_max, -(-records // RECORDS_PER_TASK_MIN))
@@ -137,14 +149,27 @@ class Bronze:
             assert context is not None
             numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
             prefix = f"{context.partitionId():05}-{context.taskAttemptId()}"
-            return write_files(dated(options, [work[n] for n in numbers]), spec, prefix)
+            skipped: list[OffsetRange] = []
+            rows = dated(options, [work[n] for n in numbers], skipped)
+            for batch in write_files(rows, spec, prefix):
+                missing = pa.nulls(len(batch), pa.string())
+                yield pa.RecordBatch.from_arrays([batch.column(0), missing], names=WRITTEN)
+            texts = pa.array([json.dumps(astuple(each)) for each in skipped], pa.string())
+            missing = pa.nulls(len(texts), pa.string())
+            yield pa.RecordBatch.from_arrays([missing, texts], names=WRITTEN)
 
         frame = self.engine.spark.range(0, len(work), 1, len(work))
-        return [row[0] for row in frame.mapInArrow(write, FILE_SCHEMA).collect()]
+        found = frame.mapInArrow(write, WRITTEN_SCHEMA).collect()
+        return (
+            [row[0] for row in found if row[0] is not None],
+            [OffsetRange(*json.loads(row[1])) for row in found if row[1] is not None],
+        )
 
 
-def dated(options: SourceOptions, works: Iterable[Work]) -> Iterator[pa.RecordBatch]:
-    """Run in a task: the rows of some work, with the column `date`."""
+def dated(
+    options: SourceOptions, works: Iterable[Work], skipped: list[OffsetRange]
+) -> Iterator[pa.RecordBatch]:
+    """Run in a task: the rows of some work, with the column `date`; what was skipped."""
     for work in works:
-        for batch in read_work(options, work, SCHEMA):
+        for batch in read_work(options, work, SCHEMA, skipped):
             yield with_date(batch, "timestamp")

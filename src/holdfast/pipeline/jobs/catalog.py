@@ -29,11 +29,17 @@ class Catalog:
     def table(self, name: str) -> Table:
         """Raises TableError."""
         if name not in self.tables:
-            raise TableError(f"there is no table {name}; there are {', '.join(self.names())}")
+            raise TableError(
+                f"there is no table {name}; there are {', '.join(self.names())}, and those of your "
+                "own with the file that declares them (--tables)"
+            )
         return self.tables[name]
 
     def names(self) -> list[str]:
         return [RECORDS, *self.tables]
+
+    def is_gold(self, name: str) -> bool:
+        return name in self.tables and self.tables[name].layer == "gold"
 
     def chosen(self, what: Sequence[str]) -> list[str]:
         """The tables meant by layers, names and `all`, in their order. Raises TableError."""

@@ -11,6 +11,7 @@ and none is lost, wherever a run ends.
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -41,7 +42,9 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rows: int
     bytes: int
     version: int
-    """The commit that added it."""
+    """The commit that added it; of a merged file, the last one whose rows it has."""
+    since: int = 0
+    """Of a merged file: the first commit whose rows it has."""
     staged: str = ""
     """Below the lake's directory: where the commit found it."""
     partition: dict[str, str | None] = {}
@@ -58,6 +61,24 @@ class Consumed(Struct, frozen=True, kw_only=True):
     """The version of the source up to which everything is in this table."""
     rows: int
     """Rows of the source in all its versions up to then."""
+
+
+class Skipped(Struct, frozen=True, kw_only=True):
+    """Offsets of a log partition that bronze went on without: retention had removed them, or they
+    were damaged."""
+
+    partition: int
+    first: int
+    end: int
+    """The offset behind the last one."""
+    version: int
+    """Of the commit that read what is behind them."""
+    at_us: int
+    """When that was."""
+
+
+SKIPPED_KEPT: Final = 100
+"""Ranges that a commit tells of; the total is exact."""
 
 
 class Commit(Struct, frozen=True, kw_only=True):
@@ -80,11 +101,17 @@ class Commit(Struct, frozen=True, kw_only=True):
     """None for bronze."""
     offsets: dict[str, int] = {}
     """Bronze: the offset up to which each log partition is in the table."""
+    skipped: list[Skipped] = []
+    """Bronze: the last ones, of this commit and those before it; newest last."""
+    skipped_total: int = 0
+    """Bronze: offsets skipped, ever. Not each is a message."""
     files: list[File] = []
     quarantine: list[File] = []
     state: list[File] = []
     removed: list[str] = []
     """Paths of rows' files that are no more part of the table."""
+    merges: bool = False
+    """The files have the rows of the removed ones, and nothing else has changed (compacting.py)."""
     change: str = ""
     """What happened to the columns with this commit, for people."""
     format: int = FORMAT
@@ -197,8 +224,34 @@ def _apply(live: dict[str, File], commit: Commit) -> None:
 
 
 def changed(files: Iterable[File], after: int) -> list[File]:
-    """The files that were added behind a version."""
-    return [file for file in files if file.version > after]
+    """The files that were added behind a version. Raises LakeError if one of them was merged with
+    rows from before it."""
+    new = [file for file in files if file.version > after]
+    for file in new:
+        if file.since and file.since <= after:
+            raise LakeError(
+                f"{file.path} has the rows of commits {file.since} to {file.version}, of which "
+                f"those up to {after} were read before: build anew what is made from it"
+            )
+    return new
+
+
+def spans(files: Iterable[File]) -> list[list[File]]:
+    """The files in the order of their commits, in the shortest lists that can be read one after
+    the other: no commit has rows in two of them."""
+    ordered = sorted(files, key=lambda file: (file.version, file.path))
+    first = list(accumulate((file.since or file.version for file in reversed(ordered)), min))[::-1]
+    result: list[list[File]] = []
+    for file, rest_begins in zip(ordered, first, strict=True):
+        if not result or rest_begins > result[-1][-1].version:
+            result.append([])
+        result[-1].append(file)
+    return result
+
+
+def newly_skipped(commit: Commit) -> list[Skipped]:
+    """Those of this commit itself; of very many the last."""
+    return [each for each in commit.skipped if each.version == commit.version]
 
 
 def rows_of(files: Sequence[File]) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -25,19 +25,21 @@ from pyspark.sql import DataFrame, SparkSession
 from holdfast.pipeline.jobs.commits import (
     QUARANTINED,
     ROWS,
+    SKIPPED_KEPT,
     STATE,
     Commit,
     CommitLog,
     Consumed,
     File,
+    Skipped,
     rows_of,
 )
 from holdfast.pipeline.jobs.files import LakeError, remove_tree
+from holdfast.pipeline.jobs.readers import LOCKS
 from holdfast.pipeline.jobs.schema import struct_type
 from holdfast.pipeline.jobs.store import WORK, Store, is_applied, paths_of
 from holdfast.pipeline.jobs.writer import FILE_SCHEMA, WriteSpec, write_files
-
-LOCKS: Final = "_locks"
+from holdfast.pipeline.offsets import OffsetRange
 
 
 def nowhere(_: str) -> None:
@@ -136,11 +138,23 @@ class Step:
         partition_by: Sequence[str],
         consumed: Consumed | None = None,
         offsets: Mapping[str, int] | None = None,
+        skipped: Sequence[OffsetRange] = (),
         removed: Sequence[str] = (),
         rows_total: int,
         change: str = "",
     ) -> Commit:
         last = self.last
+        now_us = time.time_ns() // 1000
+        new = [
+            Skipped(
+                partition=each.partition,
+                first=each.start,
+                end=each.end,
+                version=self.version,
+                at_us=now_us,
+            )
+            for each in skipped
+        ]
         staged = self._staged
         quarantined = rows_of(staged[QUARANTINED])
         commit = Commit(
@@ -150,7 +164,7 @@ class Step:
             revision=revision,
             columns=list(columns),
             partition_by=list(partition_by),
-            committed_at_us=time.time_ns() // 1000,
+            committed_at_us=now_us,
             took_s=round(time.monotonic() - self.began_s, 3),
             rows=rows_of(staged[ROWS]),
             quarantined=quarantined,
@@ -158,6 +172,9 @@ class Step:
             quarantined_total=quarantined + (last.quarantined_total if last is not None else 0),
             consumed=consumed,
             offsets=dict(offsets or {}),
+            skipped=[*(last.skipped if last is not None else ()), *new][-SKIPPED_KEPT:],
+            skipped_total=(last.skipped_total if last is not None else 0)
+            + sum(each.records for each in skipped),
             files=staged[ROWS],
             quarantine=staged[QUARANTINED],
             state=staged[STATE],
@@ -178,13 +195,17 @@ class Step:
 def recover(engine: Engine, table: str) -> None:
     """Finish what an interrupted run has recorded, and throw away what it has not. For the one who
     holds the table's lock."""
-    log = engine.log(table)
+    finish(engine.lake, engine.store, engine.log(table))
+
+
+def finish(lake: Path, store: Store, log: CommitLog) -> None:
+    """The same, for one who has no engine."""
     last = log.last()
     if last is not None:
         before = log.read(last.version - 1) if last.version > 1 else None
-        engine.store.apply(last, before)
+        store.apply(last, before)
         log.save_live()
-    remove_tree(engine.lake / WORK / table)
+    remove_tree(lake / WORK / log.table)
 
 
 def usable(engine: Engine, table: str) -> Commit | None:

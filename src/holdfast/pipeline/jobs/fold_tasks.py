@@ -19,6 +19,9 @@ from holdfast.pipeline.jobs.table import StreamFold
 from holdfast.pipeline.jobs.writer import PartitionedWriter, WriteSpec, with_date
 
 READ_ROWS: Final = 32_768
+"""At a time, and never more than a row group."""
+HELD_BYTES: Final = 128 << 20
+"""Of Arrow data that a task of a small step has in memory; what is more is in a file."""
 FILE_BYTES_MAX: Final = 512 << 20
 """Of Arrow data that becomes one file: it is sorted in memory."""
 SHARE: Final = "share"
@@ -64,15 +67,51 @@ class FoldSpec:
 
 def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]:
     """Run in a task: all of a step."""
-    rows: list[pa.RecordBatch] = []
+    rows = _Held(f"{spec.exchange}/{prefix}")
     states: list[pa.RecordBatch] = []
-    for unit in units:
-        for batch in _read(spec, unit):
-            if unit.is_state:
-                states.append(batch)
-            else:
-                rows.append(spec.fold.spread(batch)[0])
-    return _fold(spec, rows, states, prefix)
+    try:
+        for unit in units:
+            for batch in _read(spec, unit):
+                if unit.is_state:
+                    states.append(batch)
+                else:
+                    rows.add(spec.fold.spread(batch)[0])
+    finally:
+        rows.close()
+    return _fold(spec, rows.batches(), states, prefix)
+
+
+class _Held:
+    """Batches of one schema; their rows stay in memory as long as they are few. The files of steps
+    are compressed, so that small ones may have much in them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes <= HELD_BYTES:
+            return
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self._path, batch.schema)
+        for each in self._batches:
+            self._writer.write_batch(each)
+        self._batches = []
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """In the order in which they came. When it is closed."""
+        if self._writer is None:
+            return self._batches
+        reader = pa.ipc.open_file(pa.memory_map(self._path))
+        return [reader.get_batch(at) for at in range(reader.num_record_batches)]
 
 
 def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int) -> list[Pair]:
@@ -140,13 +179,15 @@ def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
         if not groups:
             return
         there = [name for name in schema.names if name in file.schema_arrow.names]
-        for batch in file.iter_batches(READ_ROWS, [*groups], there, use_threads=False):
-            # A file may be older than a column.
-            arrays = [
-                batch.column(name).cast(kind) if name in there else pa.nulls(len(batch), kind)
-                for name, kind in zip(schema.names, schema.types, strict=True)
-            ]
-            yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
+        # One group at a time: a batch of several may have more bytes than the writer's bound.
+        for group in groups:
+            for batch in file.iter_batches(READ_ROWS, [group], there, use_threads=False):
+                # A file may be older than a column.
+                arrays = [
+                    batch.column(name).cast(kind) if name in there else pa.nulls(len(batch), kind)
+                    for name, kind in zip(schema.names, schema.types, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
 
 
 def _fold(

@@ -61,7 +61,7 @@ def build_folded(
         keys=(*table.partition_by, *table.keys),
         outputs={
             ROWS: WriteSpec(
-                step.stage_directory(ROWS), table.partition_by, encodings=_encodings(table)
+                step.stage_directory(ROWS), table.partition_by, encodings=fold_encodings(table)
             ),
             QUARANTINED: WriteSpec(step.stage_directory(QUARANTINED), ("date",)),
             STATE: WriteSpec(step.stage_directory(STATE)),
@@ -84,7 +84,7 @@ def build_folded(
         step.staged(output, [text for name, text in found if name == output], replaced=False)
 
 
-def _encodings(table: Table) -> dict[str, str]:
+def fold_encodings(table: Table) -> dict[str, str]:
     """Whole numbers and times mostly differ little from one row to the next."""
     return {
         column.name: ENCODING for column in table.columns if column.type in ("timestamp", "bigint")

@@ -24,8 +24,9 @@ from holdfast.pipeline.jobs.silver import cast_to, consumed_by
 from holdfast.pipeline.jobs.table import Grain, StreamFold, Table, TableError
 from holdfast.pipeline.jobs.writer import WriteSpec, partition_path, partition_text
 
-GRAINS_MAX: Final = 100_000
-"""Touched by one step; more of them mean times that are not times, or too fine a grain."""
+GRAINS_MAX: Final = 300_000
+"""Touched by one step: more than there are hours since 2000, before which no event time is
+believed, so that no device's clock stops a table. More of them mean too fine a grain."""
 DAY_US: Final = 86_400_000_000
 UNIT_US: Final = {"hour": 3_600_000_000, "day": DAY_US}
 DAYS: Final = ((date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days + 1)

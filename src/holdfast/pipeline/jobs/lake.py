@@ -18,9 +18,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.pipeline.jobs.catalog import load_catalog
 from holdfast.pipeline.jobs.commits import CommitLog
-from holdfast.pipeline.jobs.engine import Engine, locked, nowhere, usable
+from holdfast.pipeline.jobs.compacting import Compaction
+from holdfast.pipeline.jobs.encodings import encodings_of
+from holdfast.pipeline.jobs.engine import Engine, finish, locked, nowhere, usable
 from holdfast.pipeline.jobs.files import LakeError, write_whole
-from holdfast.pipeline.jobs.runner import Listener, Report, Runner
+from holdfast.pipeline.jobs.runner import Listener, Report, Runner, check_source
 from holdfast.pipeline.jobs.schema import names_of, quarantine_columns, stored_columns
 from holdfast.pipeline.jobs.status import LakeStatus, lake_status
 from holdfast.pipeline.jobs.store import ParquetStore, Store, check_lake_path
@@ -28,7 +30,9 @@ from holdfast.pipeline.jobs.table import QUARANTINE, RECORDS, Table
 
 SETTINGS: Final = "lake.json"
 LAKE_FORMAT: Final = 1
-STORES: Final = ("parquet", "delta")
+STORES: Final = ("parquet", "delta", "iceberg")
+NOT_KEPT: Final = ("failondataloss",)
+"""Options of the source that are for one run: to go on once does not mean to go on always."""
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 UTC_NAMES: Final = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 _SERVERS: Final = re.compile(
@@ -98,12 +102,14 @@ class Lake:
 
     def _quarantine(self, engine: Engine) -> DataFrame:
         columns = names_of(quarantine_columns())
-        if not (self.path / QUARANTINE).exists():
+        # The metadata of Delta and Iceberg is beside these directories.
+        directories = sorted(map(str, (self.path / QUARANTINE).glob("table=*")))
+        if not directories:
             return engine.frame(columns, [], QUARANTINE)
         from holdfast.pipeline.jobs.schema import struct_type
 
         reader = self.spark.read.schema(struct_type(columns))
-        return reader.parquet(str(self.path / QUARANTINE))
+        return reader.option("basePath", str(self.path / QUARANTINE)).parquet(*directories)
 
     def run(
         self,
@@ -124,13 +130,16 @@ class Lake:
         *,
         source: str | Mapping[str, str] | None = None,
         listener: Listener | None = None,
+        compact_at: int | None = None,
     ) -> Runner:
-        """A run that is not begun yet: for `continuously`."""
+        """A run that is not begun yet: for `continuously`. `compact_at`: see Runner."""
         words = [what] if isinstance(what, str) else list(what)
         chosen = self.catalog.chosen(words)
         options = source_options(source) if source is not None else self.source()
+        check_source(chosen, options)
+        engine = self._writing_engine()
         self._remember(options)
-        return Runner(self._writing_engine(), self.catalog, chosen, options, listener)
+        return Runner(engine, self.catalog, chosen, options, listener, compact_at)
 
     def rebuild(self, name: str, *, listener: Listener | None = None) -> Report:
         """Forget a table and all that is made from it, and make them anew. Raises LakeError."""
@@ -147,6 +156,40 @@ class Lake:
             for each in reversed(names):
                 engine.store.forget(each)
         return Runner(engine, self.catalog, names, None, listener).once()
+
+    def compact(
+        self, what: str | Iterable[str] = "all", *, listener: Listener | None = None
+    ) -> dict[str, int]:
+        """Make few files of the many small ones of bronze and silver tables: a layer, `all`, or
+        names. Returns by how many files each has fewer. Raises LakeError and TableError."""
+        chosen = self._to_compact([what] if isinstance(what, str) else list(what))
+        heard = listener or Listener()
+        # Delta's types are Spark's; who only moves files needs no Java.
+        store = (
+            self._store() if self.store_name == ParquetStore.name else self._writing_engine().store
+        )
+        saved = dict.fromkeys(chosen, 0)
+        for name in chosen:
+            with locked(self.path, [name]):
+                log = CommitLog(self.path, name)
+                finish(self.path, store, log)
+                encodings = encodings_of(self.catalog, name)
+                for commit in Compaction(self.path, store, log, encodings, nowhere).run():
+                    saved[name] += len(commit.removed) - len(commit.files)
+                    heard.committed(commit, None)
+        return saved
+
+    def _to_compact(self, words: Sequence[str]) -> list[str]:
+        if not self.settings:
+            raise LakeError(f"there is no lake in {self.path} (no {SETTINGS}): run it first")
+        gold = [word for word in words if word == "gold" or self.catalog.is_gold(word)]
+        if gold:
+            raise LakeError(
+                f"{', '.join(gold)}: a gold table has one file for each grain already. Choose "
+                "bronze, silver, or tables of these"
+            )
+        chosen = self.catalog.chosen(words)
+        return [name for name in chosen if not self.catalog.is_gold(name)]
 
     def status(self, *, ask_servers: bool = True) -> LakeStatus:
         """How far each table is. `ask_servers`: also how far the log is, which takes a moment."""
@@ -167,7 +210,9 @@ class Lake:
                 f"the Spark session has the time zone {zone}, the tables' hours are UTC's: "
                 f'spark.conf.set("{TIME_ZONE}", "UTC")'
             )
-        return self.engine()
+        engine = self.engine()
+        engine.store.check()
+        return engine
 
     def _store(self) -> Store:
         if self.store_name == "delta":
@@ -179,10 +224,15 @@ class Lake:
                     "pip install 'holdfast[spark]'"
                 ) from None
             return DeltaStore(self.path)
+        if self.store_name == "iceberg":
+            from holdfast.pipeline.jobs.store_iceberg import IcebergStore
+
+            return IcebergStore(self.path, lambda: self.spark)
         return ParquetStore(self.path)
 
     def _remember(self, source: Mapping[str, str]) -> None:
-        settings = {"format": LAKE_FORMAT, "store": self.store_name, "source": dict(source)}
+        kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
+        settings = {"format": LAKE_FORMAT, "store": self.store_name, "source": kept}
         if settings != self.settings:
             self.path.mkdir(parents=True, exist_ok=True)
             write_whole(self.path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")

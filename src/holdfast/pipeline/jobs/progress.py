@@ -7,10 +7,10 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
-from holdfast.pipeline.jobs.commits import Commit
+from holdfast.pipeline.jobs.commits import Commit, Skipped, newly_skipped
 from holdfast.pipeline.jobs.runner import Listener, Report
 from holdfast.pipeline.jobs.table import RECORDS
 
@@ -18,6 +18,8 @@ TERMINAL_S: Final = 1.0
 LOG_S: Final = 60.0
 RATE_WINDOW_S: Final = 10.0
 ERROR_LINES_MAX: Final = 3
+SKIPPED_SHOWN: Final = 5
+"""Ranges of offsets in one line."""
 
 
 class Progress(Listener):
@@ -50,6 +52,9 @@ class Progress(Listener):
             self._recent.append((now, name, commit.rows))
             if name == RECORDS:
                 self._lag = lag
+            skipped = newly_skipped(commit)
+            if skipped:
+                self._print(skipped_text(skipped), over=False)
             pause_s = TERMINAL_S if self.terminal else LOG_S
             if now - self._printed >= pause_s and not self.quiet:
                 self._printed = now
@@ -87,6 +92,8 @@ class Progress(Listener):
                 text = f"{name}: {report.rows[name]:,} rows in {commits:,} {word}"
                 if report.quarantined[name]:
                     text += f", {report.quarantined[name]:,} quarantined"
+                if name == RECORDS and report.skipped:
+                    text += f", {report.skipped:,} offsets skipped"
                 self._print(text, over=False)
             if not report.commits and report.ok:
                 self._print("nothing new", over=False)
@@ -101,6 +108,20 @@ class Progress(Listener):
         blank = f"\r{' ' * self._width}\r" if self._width else ""
         print(blank + text, end="" if over else "\n", file=self.stream, flush=True)
         self._width = len(text) if over else 0
+
+
+def skipped_text(skipped: Sequence[Skipped]) -> str:
+    """What bronze went on without, in a line."""
+    count = sum(each.end - each.first for each in skipped)
+    places = [
+        f"{each.first} to {each.end} of partition {each.partition}"
+        for each in skipped[:SKIPPED_SHOWN]
+    ]
+    more = len(skipped) - len(places)
+    return (
+        f"{RECORDS}: {count:,} offsets were not in the log any more and were skipped, by "
+        f"failOnDataLoss=false: {', '.join(places)}" + (f" and {more} ranges more" if more else "")
+    )
 
 
 def short(number: float) -> str:

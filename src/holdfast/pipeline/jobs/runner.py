@@ -7,16 +7,20 @@ delay it. A table that fails stops itself and what is made from it, not the othe
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from holdfast.pipeline.jobs.bronze import Bronze
 from holdfast.pipeline.jobs.catalog import Catalog
-from holdfast.pipeline.jobs.commits import Commit
+from holdfast.pipeline.jobs.commits import Commit, newly_skipped
+from holdfast.pipeline.jobs.compacting import Compaction
+from holdfast.pipeline.jobs.encodings import encodings_of
 from holdfast.pipeline.jobs.engine import Engine, locked, recover
 from holdfast.pipeline.jobs.files import LakeError
 from holdfast.pipeline.jobs.gold import step_gold
+from holdfast.pipeline.jobs.readers import BusyError, reading
 from holdfast.pipeline.jobs.silver import step_silver
 from holdfast.pipeline.jobs.table import RECORDS, Table, TableError
 from holdfast.pipeline.offsets import DataLossError, OffsetError, Offsets
@@ -39,6 +43,9 @@ class Report:
     commits: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    """Offsets of the log that bronze went on without, see commits.Skipped: in the ranges that its
+    commits tell of."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """By table: why it stopped."""
 
@@ -53,6 +60,7 @@ class Report:
             (self.quarantined, commit.quarantined),
         ):
             counts[commit.table] = counts.get(commit.table, 0) + more
+        self.skipped += sum(each.end - each.first for each in newly_skipped(commit))
 
 
 class Listener:
@@ -84,8 +92,11 @@ class Runner:
         chosen: Sequence[str],
         source: Mapping[str, str] | None,
         listener: Listener | None = None,
+        compact_at: int | None = None,
     ) -> None:
-        """`source`: options of the data source; needed if `records` is among the chosen."""
+        """`source`: options of the data source; needed if `records` is among the chosen.
+        `compact_at`: how many more small files a bronze or silver table gets before a run makes few
+        of them; None: never."""
         check_source(chosen, source)
         self.engine = engine
         self.catalog = catalog
@@ -93,6 +104,9 @@ class Runner:
         self.source = source or {}
         self.listener = listener or Listener()
         self.report = Report()
+        self.compact_at = compact_at
+        self._small_files: dict[str, int] = {}
+        """By table: how many a compaction has left."""
         self._unsure: set[str] = set()
         """Tables whose last step failed: its commit may have been recorded and not applied."""
         self._stopping = threading.Event()
@@ -157,6 +171,7 @@ class Runner:
         commit = bronze.step(target)
         if commit is not None:
             self._committed(commit, bronze.lag())
+            self._compact(bronze.engine, RECORDS)
         return commit is not None
 
     def _until_done(self, name: str) -> None:
@@ -172,10 +187,26 @@ class Runner:
     def _table_step(self, table: Table) -> bool:
         self._make_sure(self.engine, table.name)
         step = step_silver if table.layer == "silver" else step_gold
-        commit = step(self.engine, table)
+        with reading(self.engine.lake, table.source):
+            commit = step(self.engine, table)
         if commit is not None:
             self._committed(commit, None)
+            if table.layer == "silver":
+                self._compact(self.engine, table.name)
         return commit is not None
+
+    def _compact(self, engine: Engine, name: str) -> None:
+        if self.compact_at is None:
+            return
+        encodings = encodings_of(self.catalog, name)
+        log = engine.log(name)
+        compaction = Compaction(engine.lake, engine.store, log, encodings, engine.reached)
+        if compaction.small_files() < self._small_files.get(name, 0) + self.compact_at:
+            return
+        with suppress(BusyError):  # then with one of the next commits
+            for commit in compaction.run():
+                self._committed(commit, None)
+        self._small_files[name] = compaction.small_files()
 
     def _attempt(self, name: str, work: Callable[[], None]) -> None:
         failed = [each for each in self.report.errors if name in self.catalog.made_from(each)]

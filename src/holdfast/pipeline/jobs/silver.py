@@ -10,7 +10,17 @@ from typing import Final
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame, functions
 
-from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE, Commit, Consumed, File, changed
+from holdfast.pipeline.jobs.commits import (
+    QUARANTINED,
+    ROWS,
+    STATE,
+    Commit,
+    Consumed,
+    File,
+    changed,
+    rows_of,
+    spans,
+)
 from holdfast.pipeline.jobs.engine import Engine, Step, usable
 from holdfast.pipeline.jobs.files import LakeError
 from holdfast.pipeline.jobs.folding import build_folded
@@ -52,17 +62,15 @@ def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
 
 def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[File], int]:
     """The files of the next commits behind a version, at least one commit's, and the version they
-    end at."""
+    end at. Raises LakeError, see `changed`."""
     taken: list[File] = []
     rows = 0
-    upto = after
-    for file in changed(files, after):
-        if file.version != upto and rows >= rows_max:
+    for span in spans(changed(files, after)):
+        if rows >= rows_max:
             break
-        taken.append(file)
-        rows += file.rows
-        upto = file.version
-    return taken, upto
+        taken += span
+        rows += rows_of(span)
+    return taken, taken[-1].version if taken else after
 
 
 def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> Commit | None:
@@ -82,7 +90,7 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
     if upto == before.upto or len(files) == len(changed(live, before.upto)):
         upto = source.version  # behind the last file there may be commits without any
     engine.reached(f"{table.name} began")
-    rows_in = sum(file.rows for file in files)
+    rows_in = rows_of(files)
     if rows_in:
         _build(engine, table, step, source, files)
     total = step.rows() + (step.last.rows_total if step.last is not None else 0)
@@ -110,7 +118,7 @@ def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequ
     built = table.build(*arguments)
     outputs = built if isinstance(built, Outputs) else Outputs(built)
     shared = [frame.persist() for frame in outputs.shared]
-    rows_in = sum(file.rows for file in files)
+    rows_in = rows_of(files)
     try:
         declared = names_of(table.columns)
         keys = (*table.partition_by, *table.keys)

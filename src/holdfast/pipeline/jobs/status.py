@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast.pipeline import offsets
 from holdfast.pipeline.jobs.catalog import Catalog
-from holdfast.pipeline.jobs.commits import Commit, CommitLog
+from holdfast.pipeline.jobs.commits import COMMITS, Commit, CommitLog, Skipped
 from holdfast.pipeline.jobs.table import RECORDS
 from holdfast.pipeline.options import parse
 from holdfast.pipeline.source import LogAccess
@@ -43,9 +45,17 @@ class LakeStatus:
     """Per log partition: its end; None if the servers were not asked or did not answer."""
     problem: str = ""
     """Why they did not."""
+    skipped_total: int = 0
+    """Offsets of the log that are in no table: they were gone, or damaged, when they were to be
+    read, and failOnDataLoss=false let it go on."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """The last of them."""
+    undeclared: list[str] = field(default_factory=list)
+    """Tables that are there, of which nobody has said here what they are."""
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
 
     def __str__(self) -> str:
         return "\n".join(status_lines(self))
@@ -73,7 +83,17 @@ def lake_status(lake: Path, catalog: Catalog, source: Mapping[str, str]) -> Lake
                 name, table.layer, table.source, last[name], _lag(last[name], last[table.source])
             )
         )
-    return LakeStatus(str(lake), dict(source), tables, position, ends, problem)
+    return LakeStatus(
+        lake=str(lake),
+        source=dict(source),
+        tables=tables,
+        offsets=position,
+        ends=ends,
+        problem=problem,
+        skipped_total=records.skipped_total if records is not None else 0,
+        skipped=list(records.skipped) if records is not None else [],
+        undeclared=sorted({path.parent.name for path in lake.glob(f"*/{COMMITS}")} - set(last)),
+    )
 
 
 def _ends(source: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
@@ -125,6 +145,7 @@ def status_lines(status: LakeStatus) -> list[str]:
     lines = [f"lake    {status.lake}", f"source  {source}"]
     if status.problem:
         lines.append(f"        cannot be asked: {status.problem}")
+    lines += _losses(status)
     heads = ("table", "layer", "from", "rows", "quarantined", "lag", "version", "last commit")
     rows = [heads, *(_cells(table) for table in status.tables)]
     widths = [max(len(row[index]) for row in rows) for index in range(len(heads))]
@@ -136,6 +157,29 @@ def status_lines(status: LakeStatus) -> list[str]:
             for index, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         lines.append("  ".join(cells).rstrip())
+    if status.undeclared:
+        names = ", ".join(status.undeclared)
+        lines += ["", f"also there: {names}; give --tables with the file that declares them"]
+    return lines
+
+
+def _losses(status: LakeStatus) -> list[str]:
+    """What is missing for good."""
+    lines = []
+    if status.skipped_total:
+        last = status.skipped[-1]
+        ago_s = max(0.0, time.time() - last.at_us / 1e6)
+        lines.append(
+            f"skipped {status.skipped_total:,} offsets of the log are in no table, the last "
+            f"{_ago(ago_s)} ago: {last.first} to {last.end} of partition {last.partition}"
+        )
+    for partition, end in (status.ends or {}).items():
+        position = status.offsets.get(partition, 0)
+        if position > end:
+            lines.append(
+                f"        partition {partition} is in the lake up to offset {position}, the log "
+                f"ends at {end}: it has lost its end, or is another log"
+            )
     return lines
 
 

@@ -16,23 +16,31 @@ run has applied it.
 
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
-from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE, Commit, File
+from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE, Commit, CommitLog, File
+from holdfast.pipeline.jobs.exchanging import replace_in
 from holdfast.pipeline.jobs.files import LakeError, move_all, remove_all, remove_tree
+from holdfast.pipeline.jobs.schema import names_of, quarantine_columns
 from holdfast.pipeline.jobs.table import QUARANTINE
 from holdfast.pipeline.jobs.writer import partition_path
 
 STATES: Final = "_state"
 WORK: Final = "_work"
+QUARANTINE_PARTITIONS: Final = ("table", "date")
+"""Of the table that has all tables' quarantine."""
 
 
 class Store(Protocol):
     """What differs between kinds of lakes."""
 
     name: str
+
+    def check(self) -> None:
+        """Raises LakeError, which says what is missing, if it cannot write here."""
+        ...
 
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
@@ -58,6 +66,9 @@ class ParquetStore:
     def __init__(self, lake: Path) -> None:
         self.lake = lake
 
+    def check(self) -> None:
+        pass
+
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
@@ -66,17 +77,65 @@ class ParquetStore:
         return numbered_place(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
+        if commit.merges and commit.files:
+            self._exchange(commit)
         move_staged(self.lake, commit)
         remove_all(self.lake / path for path in commit.removed)
         remove_old_state(self.lake, commit, before)
 
+    def _exchange(self, commit: Commit) -> None:
+        """Put merged files where those are that they are made of, at one moment. Where that cannot
+        be done nothing happens: they are then moved there before the others are removed, and who
+        lists the directory in between sees rows twice."""
+        if is_applied(self.lake, commit):
+            return
+        place = (self.lake / commit.files[0].path).parent
+        scratch = self.lake / WORK / commit.table / f"composed-{commit.version:08}"
+        remove_tree(scratch)
+        added = {Path(file.path).name: self.lake / file.staged for file in commit.files}
+        if replace_in(place, added, {Path(path).name for path in commit.removed}, scratch):
+            remove_all(added.values())
+
     def forget(self, table: str) -> None:
-        remove_tree(self.lake / QUARANTINE / f"table={table}")
-        forget_rows(self.lake, table)
+        forget_files(self.lake, table)
 
 
-def forget_rows(lake: Path, table: str) -> None:
-    """Rows, commits and state; the rows vanish at once."""
+class Part(NamedTuple):
+    """What a commit adds to one table, for stores that keep tables in another format."""
+
+    name: str
+    output: str
+    columns: Sequence[tuple[str, str]]
+    partition_by: Sequence[str]
+    files: Sequence[File]
+
+
+def parts_of(commit: Commit, before: Commit | None) -> Iterator[Part]:
+    """One table has the quarantine of all."""
+    if commit.quarantine:
+        columns = names_of(quarantine_columns())
+        yield Part(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
+    if commit.files or commit.removed or before is None:
+        yield Part(commit.table, ROWS, commit.columns, commit.partition_by, commit.files)
+
+
+def partition_of(commit: Commit, output: str, file: File) -> dict[str, str | None]:
+    """A file's place in a Part's partition columns."""
+    partition = dict(file.partition)
+    return {"table": commit.table, **partition} if output == QUARANTINED else partition
+
+
+def removed_by(lake: Path, commit: Commit) -> list[File]:
+    """The files of rows that a commit removes."""
+    if not commit.removed:
+        return []
+    files = {file.path: file for file in CommitLog(lake, commit.table).live(commit.version - 1)}
+    return [files[path] for path in commit.removed]
+
+
+def forget_files(lake: Path, table: str) -> None:
+    """Quarantine, rows, commits and state; the rows vanish at once."""
+    remove_tree(lake / QUARANTINE / f"table={table}")
     if (lake / table).exists():
         grave = lake / WORK / table
         grave.mkdir(parents=True, exist_ok=True)
@@ -86,9 +145,12 @@ def forget_rows(lake: Path, table: str) -> None:
 
 
 def numbered_place(output: str, table: str, version: int, index: int, file: File) -> str:
-    """A name that no other commit's file has."""
+    """A name that no other file has, or had: the quarantine outlives its table, whose versions
+    begin anew then."""
     root = {ROWS: table, QUARANTINED: f"{QUARANTINE}/table={table}", STATE: f"{STATES}/{table}"}
-    return f"{root[output]}/{partition_path(file.partition)}{version:08}-{index:04}.parquet"
+    unique = f"-{secrets.token_hex(4)}" if output == QUARANTINED else ""
+    name = f"{version:08}-{index:04}{unique}.parquet"
+    return f"{root[output]}/{partition_path(file.partition)}{name}"
 
 
 def files_of(commit: Commit) -> list[File]:
@@ -107,6 +169,8 @@ def remove_old_state(lake: Path, commit: Commit, before: Commit | None) -> None:
 
 def is_applied(lake: Path, commit: Commit) -> bool:
     """Whether all files of a commit are in their places (removals may be left to do)."""
+    if commit.merges:
+        return all((lake / file.path).exists() for file in commit.files)
     return not any((lake / file.staged).exists() for file in files_of(commit) if file.staged)
 
 

@@ -7,22 +7,26 @@ readers of older versions until someone vacuums the table (`deltalake.DeltaTable
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
-from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, Commit, CommitLog, File
-from holdfast.pipeline.jobs.schema import arrow_schema, quarantine_columns
-from holdfast.pipeline.jobs.store import forget_rows, move_staged, numbered_place, remove_old_state
+from holdfast.pipeline.jobs.commits import ROWS, Commit, File
+from holdfast.pipeline.jobs.schema import arrow_schema
+from holdfast.pipeline.jobs.store import (
+    Part,
+    forget_files,
+    move_staged,
+    numbered_place,
+    partition_of,
+    parts_of,
+    remove_old_state,
+    removed_by,
+)
 from holdfast.pipeline.jobs.table import QUARANTINE
-
-QUARANTINE_PARTITIONS: Final = ["table", "date"]
-"""Of the Delta table that has all tables' quarantine."""
 
 
 class DeltaStore:
@@ -34,6 +38,9 @@ class DeltaStore:
         self.lake = lake
         self._tables: dict[str, DeltaTable] = {}
 
+    def check(self) -> None:
+        pass
+
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
@@ -41,14 +48,8 @@ class DeltaStore:
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
         move_staged(self.lake, commit)
-        if commit.quarantine:
-            columns = [(column.name, column.type) for column in quarantine_columns()]
-            self._commit(
-                QUARANTINE, QUARANTINED, commit, columns, QUARANTINE_PARTITIONS, commit.quarantine
-            )
-        if commit.files or commit.removed or before is None:
-            columns = commit.columns
-            self._commit(commit.table, ROWS, commit, columns, commit.partition_by, commit.files)
+        for part in parts_of(commit, before):
+            self._commit(part, commit)
         remove_old_state(self.lake, commit, before)
 
     def forget(self, table: str) -> None:
@@ -56,25 +57,18 @@ class DeltaStore:
         if quarantine is not None:
             quarantine.delete(f"\"table\" = '{table}'")
         self._tables.pop(table, None)
-        forget_rows(self.lake, table)
+        forget_files(self.lake, table)
 
-    def _commit(
-        self,
-        name: str,
-        output: str,
-        commit: Commit,
-        columns: Sequence[tuple[str, str]],
-        partition_by: list[str],
-        files: Sequence[File],
-    ) -> None:
-        properties = CommitProperties(
-            custom_metadata={"holdfast": f"{commit.table} {commit.version}"},
-            app_transactions=[Transaction(commit.lineage, commit.version)],
-        )
-        schema = Schema.from_arrow(arrow_schema(columns))
-        root = self.lake / name
-        adds = [add_action(root, self.lake, file, output, commit.table) for file in files]
-        table = self._open(name)
+    def _has(self, table: DeltaTable, commit: Commit) -> bool:
+        return (table.transaction_version(commit.lineage) or 0) >= commit.version
+
+    def _commit(self, part: Part, commit: Commit) -> None:
+        properties = _properties(commit)
+        schema = Schema.from_arrow(arrow_schema(part.columns))
+        root = self.lake / part.name
+        adds = [add_action(root, self.lake, file, part.output, commit) for file in part.files]
+        partition_by = list(part.partition_by)
+        table = self._open(part.name)
         if table is None:
             root.mkdir(exist_ok=True)
             create_table_with_add_actions(
@@ -85,10 +79,10 @@ class DeltaStore:
                 commit_properties=properties,
             )
             return
-        if (table.transaction_version(commit.lineage) or 0) >= commit.version:
+        if self._has(table, commit):
             return
         self._add_columns(table, schema)
-        gone = self._removals(commit) if output == ROWS else []
+        gone = self._removals(commit) if part.output == ROWS else []
         table.create_write_transaction(
             [*adds, *gone], "append", schema, partition_by, commit_properties=properties
         )
@@ -111,33 +105,32 @@ class DeltaStore:
             table.alter.add_columns(new)
 
     def _removals(self, commit: Commit) -> list[RemoveAction]:
-        if not commit.removed:
-            return []
-        files = {
-            file.path: file for file in CommitLog(self.lake, commit.table).live(commit.version - 1)
-        }
         return [
             RemoveAction(
-                path=path.split("/", 1)[1],
-                data_change=True,
+                path=file.path.split("/", 1)[1],
+                data_change=not commit.merges,
                 deletion_timestamp=commit.committed_at_us // 1000,
-                size=files[path].bytes if path in files else None,
-                partition_values=files[path].partition if path in files else None,
+                size=file.bytes,
+                partition_values=file.partition,
             )
-            for path in commit.removed
+            for file in removed_by(self.lake, commit)
         ]
 
 
-def add_action(root: Path, lake: Path, file: File, output: str, table: str) -> AddAction:
-    partition = dict(file.partition)
-    if output == QUARANTINED:
-        partition = {"table": table, **partition}
+def _properties(commit: Commit) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={"holdfast": f"{commit.table} {commit.version}"},
+        app_transactions=[Transaction(commit.lineage, commit.version)],
+    )
+
+
+def add_action(root: Path, lake: Path, file: File, output: str, commit: Commit) -> AddAction:
     return AddAction(
         path=str((lake / file.path).relative_to(root)),
         size=file.bytes,
-        partition_values=partition,
+        partition_values=partition_of(commit, output, file),
         modification_time=int((lake / file.path).stat().st_mtime * 1000),
-        data_change=True,
+        data_change=not commit.merges,
         stats=json.dumps(statistics(file)),
     )
 

@@ -18,7 +18,7 @@ from holdfast.pipeline.tables.spans import (
     length_in_order,
     remember,
 )
-from holdfast.pipeline.tables.stream import State
+from holdfast.pipeline.tables.stream import IDLE_US_MAX, State, producer_key
 from holdfast.pipeline.tables.topics import Reader, Topics
 
 EARLIEST_US: Final = 946_684_800_000_000
@@ -49,6 +49,7 @@ class Alike:
             self._epochs = rows.integers("producer_epoch")
             self._sequences = rows.integers("producer_sequence")
             self._offsets = rows.integers("offset")
+            self._partitions = rows.integers("partition")
 
     def _take_times(self, group: Group, reader: Reader) -> None:
         marks = self.marks
@@ -83,9 +84,11 @@ class Alike:
 
     def spans(self) -> Iterator[tuple[int, int]]:
         """Begin and end of messages of one stream that follow each other: all of one group, topic,
-        device, producer and epoch, or all of no group."""
+        device, producer and epoch, or all of no group. None is stored so long after the one before
+        that this is forgotten."""
         rows = self.rows
         changes = _changes(rows.streams.codes)
+        changes[1:] |= np.diff(self.marks.store_us) > IDLE_US_MAX
         if self.groups:
             changes |= _changes(self._group)
             inner = _changes(rows.topics.codes) | _changes(self._devices.codes)
@@ -111,9 +114,7 @@ class Alike:
         marks = self.marks
         store_us = marks.store_us[begin:end]
         if numbers is not None:
-            rows = self.rows
-            stream, topic = rows.streams, rows.topics
-            is_topic = stream.names[stream.codes[begin]] == topic.names[topic.codes[begin]]
+            is_topic = self._is_topic(begin)
             # An offset tells the runs of a topic apart, but not those of several.
             begun = int(self._offsets[begin] if is_topic else store_us[0])
             places = follow_all(state, numbers, begun, store_us)
@@ -124,6 +125,11 @@ class Alike:
         if group.time_us is not None:
             self._mark_late(state, begin, end)
         marks.marked[begin:end] = True
+
+    def _is_topic(self, row: int) -> bool:
+        """Whether the stream of a message is its topic."""
+        stream, topic = self.rows.streams, self.rows.topics
+        return bool(stream.names[stream.codes[row]] == topic.names[topic.codes[row]])
 
     def _mark_late(self, state: State, begin: int, end: int) -> None:
         marks = self.marks
@@ -143,7 +149,12 @@ class Alike:
         producer = None
         if producers.codes[begin] >= 0:
             name = producers.names[producers.codes[begin]]
-            producer = Producer(name, int(self._epochs[begin]), self._sequences[begin:end])
+            partition, is_topic = int(self._partitions[begin]), self._is_topic(begin)
+            producer = Producer(
+                producer_key(name, partition, is_topic=is_topic),
+                int(self._epochs[begin]),
+                self._sequences[begin:end],
+            )
         return (
             producer,
             None if group.ids is None else group.ids[at],

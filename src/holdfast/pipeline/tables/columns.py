@@ -12,8 +12,12 @@ from holdfast.pipeline.decoders.decoded import Decoded
 from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE
 
 READINGS_PER_BATCH: Final = 50_000
+BYTES_PER_BATCH: Final = 32 << 20
+"""Of the payloads that readings are from, or of states."""
 QUARANTINED_BYTES_MAX: Final = 4096
 """Of a payload in the quarantine; the records have all of it."""
+REASON_LENGTH_MAX: Final = 2000
+"""Characters; what a reason quotes may be as long as the payload."""
 QUARANTINED_PER_BATCH: Final = 5_000
 STATES_PER_BATCH: Final = 50_000
 TIME_END_US: Final = 253_402_300_800_000_000
@@ -76,6 +80,7 @@ _REPEATED: Final = tuple(name for name in HEAD if name in READINGS.names)
 class Output:
     def __init__(self) -> None:
         self._states: list[tuple[str, str, int]] = []
+        self._state_bytes = 0
         self._bad: list[tuple[str, str, int, int, int, bytes | None]] = []
         self._clear()
 
@@ -89,15 +94,20 @@ class Output:
         self.own: list[tuple[int, int, int | None]] = []
         """Index of a reading with a time of its own; event time, claimed time."""
         self.historical: list[int] = []
+        self._bytes = 0
 
     def add(
         self,
         head: tuple[Any, ...],
         decoded: Decoded,
-        own: list[tuple[int, int | None]] | None = None,
+        own: list[tuple[int, int | None]] | None,
+        payload_bytes: int,
     ) -> None:
         """`own`: event and claimed time of each reading, where those differ."""
+        if not decoded.names:
+            return
         at = len(self.names)
+        self._bytes += payload_bytes
         self.heads.append(head)
         self.counts.append(len(decoded.names))
         self.names += decoded.names
@@ -113,6 +123,8 @@ class Output:
 
     def quarantine(self, message: Any, reason: str) -> None:
         payload = message.payload
+        if len(reason) > REASON_LENGTH_MAX:
+            reason = f"{reason[:REASON_LENGTH_MAX]}..."
         self._bad.append(
             (
                 reason, message.topic, message.partition, message.offset, message.store_us,
@@ -123,22 +135,32 @@ class Output:
     def add_state(self, stream: str, text: str, last_us: int) -> None:
         """`last_us`: when the stream's last message was stored."""
         self._states.append((stream, text, last_us))
+        self._state_bytes += len(text)
 
     def is_full(self) -> bool:
         """Whether `batches` has something already."""
-        return len(self.names) >= READINGS_PER_BATCH or len(self._bad) >= QUARANTINED_PER_BATCH
+        return self._has_readings() or self._has_bad() or self._has_states()
+
+    def _has_readings(self) -> bool:
+        return len(self.names) >= READINGS_PER_BATCH or self._bytes >= BYTES_PER_BATCH
+
+    def _has_bad(self) -> bool:
+        return len(self._bad) >= QUARANTINED_PER_BATCH
+
+    def _has_states(self) -> bool:
+        return len(self._states) >= STATES_PER_BATCH or self._state_bytes >= BYTES_PER_BATCH
 
     def batches(self, least: bool) -> Iterator[Piece]:
         """What has gathered; unless `least`, only what is worth a batch."""
-        if self.names and (least or len(self.names) >= READINGS_PER_BATCH):
+        if self.names and (least or self._has_readings()):
             yield ROWS, self._readings()
             self._clear()
-        if self._bad and (least or len(self._bad) >= QUARANTINED_PER_BATCH):
+        if self._bad and (least or self._has_bad()):
             yield QUARANTINED, _batch(UNREADABLE, self._bad)
             self._bad = []
-        if self._states and (least or len(self._states) >= STATES_PER_BATCH):
+        if self._states and (least or self._has_states()):
             yield STATE, _batch(STATES, self._states)
-            self._states = []
+            self._states, self._state_bytes = [], 0
 
     def _readings(self) -> pa.RecordBatch:
         counts = np.array(self.counts, np.int64)

@@ -70,6 +70,8 @@ class Group:
 class Way(NamedTuple):
     """How the messages of some topics are read."""
 
+    rule: int
+    """Number of the rule: ways of two rules are two, though the same may be read in both."""
     fields: Fields
     """Of JSON objects."""
     takes_objects: bool

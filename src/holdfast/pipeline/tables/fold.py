@@ -24,12 +24,14 @@ from holdfast.pipeline.tables.messages import Message, Rows
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.spans import SPAN_MIN
 from holdfast.pipeline.tables.stream import (
+    IDLE_US_MAX,
     NOWHERE,
     Place,
     State,
     follow,
     is_late,
     is_repetition,
+    producer_key,
     was_said,
     was_seen,
 )
@@ -70,7 +72,11 @@ class Folder:
         alike = Alike(rows, self._groups(rows) if self.together else [], self.topics)
         for begin, end in alike.spans():
             self._begin_stream(rows.streams.names[rows.streams.codes[begin]])
-            self.last_us = max(self.last_us, int(alike.marks.store_us[begin:end].max()))
+            if self.output.is_full():
+                yield from self.output.batches(least=False)
+            store_us = alike.marks.store_us[begin:end]
+            self._forget_what_is_old(int(store_us[0]))
+            self.last_us = max(self.last_us, int(store_us.max()))
             if alike.is_group(begin):
                 yield from self._take_alike(alike, begin, end)
             else:
@@ -116,6 +122,12 @@ class Folder:
         self.stream = stream
         self.text, self.last_us = self.states.get(stream, (None, 0))
 
+    def _forget_what_is_old(self, store_us: int) -> None:
+        """Before a message that was stored then. A step without any message of the stream may
+        have forgotten its state by now, or not: this makes it one."""
+        if self.last_us and store_us - self.last_us > IDLE_US_MAX:
+            self.text = self.state = None
+
     def _end_stream(self) -> None:
         """Writes the state of the stream."""
         if self.stream is not None:
@@ -157,8 +169,12 @@ class Folder:
 
     def _was_sent_before(self, message: Message) -> bool:
         producer_id = message.producer_id
-        return producer_id is not None and is_repetition(
-            self._known(), producer_id, message.producer_epoch, message.producer_sequence
+        if producer_id is None:
+            return False
+        is_topic = message.stream == message.topic
+        producer = producer_key(producer_id, message.partition, is_topic=is_topic)
+        return is_repetition(
+            self._known(), producer, message.producer_epoch, message.producer_sequence
         )
 
     def _read(self, message: Message, reader: Reader) -> tuple[list[Emission], Place]:
@@ -211,7 +227,7 @@ class Folder:
                 else _believed(own_us, store_us, reader.future_us)
                 for own_us in decoded.times
             ]
-        self.output.add(head, decoded, own)
+        self.output.add(head, decoded, own, message.bytes)
 
 
 def _believed(time_us: int | None, store_us: int, future_us: int) -> tuple[int, int | None]:

@@ -4,7 +4,7 @@ The messages of a stream go to one task, in order, with the state that the step 
 there `fold.Folder` decodes and marks them in one pass.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -23,6 +23,7 @@ from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX, STATES, Piec
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT, Names, names_of
 from holdfast.pipeline.tables.rules import Rule, with_defaults
+from holdfast.pipeline.tables.stream import IDLE_US_MAX
 from holdfast.pipeline.tables.topics import Topic, Topics, client_stream
 
 COLUMNS: Final = (
@@ -35,8 +36,8 @@ COLUMNS: Final = (
            "a double cannot hold, its digits"),
     Column("value_boolean", "boolean", "the value if it is true or false; all three null: null"),
     Column("store_time", "timestamp", "when the broker stored the message"),
-    Column("sent_time", "timestamp", "when it was published, by the payload; null if that does not "
-           "say"),
+    Column("sent_time", "timestamp", "when it was published, by the payload, which may have only "
+           "its event time; null without any"),
     Column("claimed_time", "timestamp", "the payload's event time if it was not believed: before "
            "2000 or too far ahead of store_time, which then is the event_time"),
     Column("topic", "string", "topic of the message"),
@@ -66,19 +67,19 @@ STATE_COLUMNS: Final = (
     Column("last_time", "timestamp", "store_time of its last message"),
 )
 
-IDLE_DAYS_MAX: Final = 7
-"""A stream without messages for longer is forgotten."""
-
 BATCH_ROWS: Final = 8192
 """Messages that are read together at most."""
 BATCH_BYTES: Final = 32 << 20
 """Of their payloads; one that is longer is read alone."""
-_DAY_US: Final = 86_400_000_000
+SLICE_BYTES: Final = 64 << 20
+"""Of payloads, client ids and producers in the batches that are put in order together, and are in
+memory for that."""
 _MESSAGE: Final = (
     "topic", "payload", "bytes", "partition", "offset", "timestamp", "client_id", "producer",
 )  # fmt: skip
 
 Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int32]
 
 
 def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
@@ -145,10 +146,9 @@ class ReadingsFold:
         if not rows.num_rows:
             yield from _unchanged(states)
             return
-        rows = _whole(rows)
-        names = names_of(rows["topic"].chunk(0))
+        names = names_of(_encoded(rows["topic"]))
         topics = [self._topics[name] for name in names.names]
-        streams = _streams(names, topics, rows["client_id"].chunk(0))
+        streams = _streams(names, topics, _encoded(rows["client_id"]))
         touched = pc.is_in(states["stream"], pa.array(streams.names, pa.string()))
         yield from _unchanged(states.filter(pc.invert(touched)))
         states = states.filter(touched)
@@ -190,7 +190,7 @@ def _kept(states: pa.Table, oldest_us: int | None) -> pa.Table:
     """Without those that are too old for every message of the step."""
     if oldest_us is None:
         return states
-    least = pa.scalar(oldest_us - IDLE_DAYS_MAX * _DAY_US)
+    least = pa.scalar(oldest_us - IDLE_US_MAX)
     return states.filter(pc.greater_equal(states["last_time"].cast(pa.int64()), least))
 
 
@@ -200,38 +200,106 @@ def _unchanged(states: pa.Table) -> Iterator[Piece]:
             yield STATE, batch
 
 
-def _whole(rows: pa.Table) -> pa.Table:
-    """One chunk a column. Payloads of more than 2 GiB need longer offsets for that."""
-    if rows["payload"].nbytes >= 1 << 31:
-        rows = rows.set_column(1, "payload", rows["payload"].cast(pa.large_binary()))
-    return rows.combine_chunks()
+def _encoded(texts: pa.ChunkedArray) -> pa.Array:
+    """As a dictionary, in one chunk: the texts themselves may be too long together for one."""
+    found = texts.dictionary_encode().combine_chunks()
+    return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
 
 
 def _in_order(
     rows: pa.Table, names: Names, topics: Sequence[Topic], streams: Names
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of INPUT: stream by stream, the messages in the order of each."""
-    store_us = rows["timestamp"].cast(pa.int64()).chunk(0)
+    """Batches of INPUT: stream by stream, the messages in the order of each. The payloads may lie
+    in files; so many of them are in memory as a slice has."""
+    store_us = rows["timestamp"].cast(pa.int64()).to_numpy()
+    partitions, offsets = rows["partition"].to_numpy(), rows["offset"].to_numpy()
     by_clock = np.array([topic.by_clock for topic in topics])[names.codes]
     ranks = np.array([topic.rank for topic in topics], np.int32)[names.codes]
-    keys = [rows["offset"].to_numpy(), rows["partition"].to_numpy()]
+    keys = [offsets, partitions]
     if by_clock.any():
-        keys += [ranks, np.where(by_clock, store_us.to_numpy(), 0)]
+        clock = _clock(store_us, streams.codes, partitions, offsets)
+        keys += [ranks, np.where(by_clock, clock, 0)]
     order = np.lexsort([*keys, streams.codes])
-    producer = rows["producer"].combine_chunks()
-    table = pa.table(
-        [
-            streams.array(np.arange(len(order))), names.array(np.arange(len(order))),
-            *(rows[name] for name in ("payload", "bytes", "partition", "offset")), store_us,
-            rows["client_id"], *producer.flatten(), pa.array(ranks),
-        ],
-        names=list(INPUT),
-    )  # fmt: skip
-    for begin, end in _cuts(rows["bytes"].to_numpy()[order], streams.codes[order]):
-        yield table.take(pa.array(order[begin:end])).combine_chunks().to_batches()[0]
+    sizes = rows["bytes"].to_numpy()[order]
+    wanted = rows.select(["payload", "client_id", "producer"])
+    found = [pa.array(each.names, pa.string()) for each in (streams, names)]
+    for cuts in _slices(_cuts(sizes, streams.codes[order]), _weights(rows)[order]):
+        first = cuts[0][0]
+        taken = _taken(wanted, order[first : cuts[-1][1]])
+        for begin, end in cuts:
+            part = taken.slice(begin - first, end - begin)
+            at = order[begin:end]
+            of_stream, of_topic = (
+                pa.DictionaryArray.from_arrays(pa.array(each.codes[at]), texts)
+                for each, texts in zip((streams, names), found, strict=True)
+            )
+            arrays = [
+                of_stream, of_topic, part["payload"], pa.array(sizes[begin:end]),
+                *(pa.array(each[at]) for each in (partitions, offsets, store_us)),
+                part["client_id"], *part["producer"].flatten(), pa.array(ranks[at]),
+            ]  # fmt: skip
+            yield pa.RecordBatch.from_arrays(arrays, names=list(INPUT))
 
 
-def _cuts(sizes: Integers, streams: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
+def _clock(store_us: Integers, streams: Codes, partitions: Codes, offsets: Integers) -> Integers:
+    """When messages were stored; where the broker's clock was put back, not before the one before
+    them in their stream and partition."""
+    order = np.lexsort((offsets, partitions, streams))
+    times, parts = store_us[order], (streams[order], partitions[order])
+    ends = np.logical_or(*(part[1:] != part[:-1] for part in parts))
+    if not np.any(~ends & (times[1:] < times[:-1])):
+        return store_us
+    for part in np.split(times, np.flatnonzero(ends) + 1):
+        np.maximum.accumulate(part, out=part)
+    found = np.empty_like(store_us)
+    found[order] = times
+    return found
+
+
+def _weights(rows: pa.Table) -> Integers:
+    """Bytes of what a row has in a slice."""
+    weights: Integers = rows["bytes"].to_numpy()
+    for texts in (rows["client_id"], pc.struct_field(rows["producer"], "id")):
+        weights = weights + pc.fill_null(pc.binary_length(texts), 0).to_numpy()
+    return weights
+
+
+def _slices(cuts: Iterable[tuple[int, int]], sizes: Integers) -> Iterator[list[tuple[int, int]]]:
+    """Batches that follow each other, of so many bytes together as fit in memory."""
+    found: list[tuple[int, int]] = []
+    total = 0
+    for begin, end in cuts:
+        size = int(sizes[begin:end].sum())
+        if found and total + size > SLICE_BYTES:
+            yield found
+            found, total = [], 0
+        found.append((begin, end))
+        total += size
+    if found:
+        yield found
+
+
+def _taken(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
+    """Some rows in some order, copied. A part of them at a time is looked for in each chunk, since
+    all of them together may be more than one array can hold."""
+    place = np.argsort(wanted, kind="stable")
+    ascending = wanted[place]
+    parts = []
+    begin = 0
+    for batch in rows.to_batches():
+        low, high = np.searchsorted(ascending, (begin, begin + len(batch)))
+        if high - low == len(batch):
+            parts.append(batch)
+        elif high > low:
+            parts.append(batch.take(pa.array(ascending[low:high] - begin)))
+        begin += len(batch)
+    back = np.empty_like(place)
+    back[place] = np.arange(len(place))
+    (found,) = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    return found.take(pa.array(back))
+
+
+def _cuts(sizes: Integers, streams: Codes) -> Iterator[tuple[int, int]]:
     """Begin and end of each batch: within the bounds, and between two streams where possible, so
     that the readings of one batch do not go among those of another."""
     total = np.cumsum(sizes)

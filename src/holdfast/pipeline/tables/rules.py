@@ -26,6 +26,9 @@ SEQUENCE_FIELDS: Final = ("seq", "sequence")
 ID_FIELDS: Final = ("message_id", "msg_id")
 """Looked for without a rule. Not `id`: in many payloads that is the device."""
 
+SECONDS_MAX: Final = 10_000_000_000
+"""More than 300 years: as good as for ever, and whole microseconds of it fit into 64 bits."""
+
 Names = str | tuple[str, ...] | None
 
 
@@ -83,8 +86,8 @@ class Rule:
             raise self._wrong(f"columns has a name twice: {self.columns}")
         if self.sequence_per not in ("topic", "device"):
             raise self._wrong(f"sequence_per={self.sequence_per!r}; there are topic, device")
-        if self.lateness_s < 0 or self.future_s < 0:
-            raise self._wrong("lateness_s and future_s are seconds, 0 or more")
+        if not (0 <= self.lateness_s <= SECONDS_MAX and 0 <= self.future_s <= SECONDS_MAX):
+            raise self._wrong(f"lateness_s and future_s are seconds, 0 to {SECONDS_MAX:,}")
         field = self.device.startswith("field ")
         if field and self.sequence_per == "device":
             raise self._wrong("sequence_per='device' with a device from the payload; use levels")

@@ -13,7 +13,11 @@ SEEN_MAX: Final = 256
 """Ids of messages remembered for each stream."""
 ID_LENGTH_MAX: Final = 64
 """Longer ids are remembered by their hash."""
-PRODUCERS_MAX: Final = 64
+PRODUCERS_MAX: Final = 256
+"""Where a stream is in several partitions, each producer counts once for each of them."""
+IDLE_DAYS_MAX: Final = 7
+"""What came before so many days without any message is forgotten."""
+IDLE_US_MAX: Final = IDLE_DAYS_MAX * 86_400_000_000
 DEVICES_MAX: Final = 1000
 GAPS_MAX: Final = 64
 """Open gaps of a stream; of more the oldest can no longer be filled."""
@@ -56,7 +60,8 @@ class State(msgspec.Struct, omit_defaults=True):
     contents: dict[int, int] = {}
     """By the numbers of the last messages, checksums of their payloads; oldest first."""
     producers: dict[str, tuple[int, int]] = {}
-    """By producer: the epoch and sequence of its last message, least recent first."""
+    """By producer (see `producer_key`): the epoch and sequence of its last message, least recent
+    first."""
     latest: dict[str, int] = {}
     """By device: the newest event time, least recently changed first."""
     births: list[Birth] = []
@@ -76,8 +81,14 @@ class Place(msgspec.Struct, frozen=True):
 NOWHERE: Final = Place()
 
 
+def producer_key(producer: str, partition: int, *, is_topic: bool) -> str:
+    """Whose sequences only grow: a producer's within a log partition. `is_topic`: whether the
+    stream is one topic, which is in one partition."""
+    return producer if is_topic else f"{partition} {producer}"
+
+
 def is_repetition(state: State, producer: str, epoch: int, sequence: int) -> bool:
-    """Of a message with a producer sequence; they only grow within a topic."""
+    """Of a message with a producer sequence. `producer`: see `producer_key`."""
     last = state.producers.get(producer)
     if last is not None and (epoch, sequence) <= last:
         return True

@@ -2,6 +2,7 @@
 to."""
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -39,6 +40,7 @@ class Reader:
     def read(self, message: Message, payload: bytes) -> Emission:
         """Raises DecodeError."""
         decode = self.rule.decode
+        payload = payload.removeprefix(BOM_UTF8)
         if decode == "json":
             decoded = decode_json(payload, self.fields)
         elif decode == "auto":
@@ -120,7 +122,7 @@ class Topics:
             return None, None
         way = self._ways.get((index, metric))
         if way is None:
-            way = self._ways[index, metric] = Way(reader.fields, decode != "number", metric)
+            way = self._ways[index, metric] = Way(index, reader.fields, decode != "number", metric)
         return way, device
 
 
