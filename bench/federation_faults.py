@@ -88,17 +88,18 @@ class Traffic:
     """`with Traffic(...)`: durable subscribers and a publisher, each at its member's broker.
     Raises ClientFailed."""
 
-    def __init__(self, directory: Path, publisher_port: int, ports: dict[int, int]) -> None:
+    def __init__(self, directory: Path, publisher: str, subscribers: dict[int, str]) -> None:
+        """Addresses of brokers."""
         self._directory = directory
-        self._publisher_port = publisher_port
-        self._ports = ports
+        self._publisher = publisher
+        self._subscribers = subscribers
         self._processes: list[ClientProcess] = []
         self.subscribers: dict[int, ClientProcess] = {}
 
     def __enter__(self) -> "Traffic":
         try:
-            for member, port in self._ports.items():
-                self.subscribers[member] = self._client("subscribe", f"at-{member}", port)
+            for member, address in self._subscribers.items():
+                self.subscribers[member] = self._client("subscribe", f"at-{member}", address)
             for subscriber in self.subscribers.values():
                 _await_subscribed(subscriber)
         except BaseException:
@@ -114,14 +115,13 @@ class Traffic:
     def publish(self) -> None:
         """From now on. What is published before its interest is known is owed to nobody: so call
         this when the publisher's member knows it."""
-        port = self._publisher_port
         options = ["--interval-s", str(INTERVAL_S), "--window", "64"]
-        self.publisher = self._client("publish", "publisher", port, *options)
+        self.publisher = self._client("publish", "publisher", self._publisher, *options)
 
-    def _client(self, role: str, name: str, port: int, *options: str) -> ClientProcess:
+    def _client(self, role: str, name: str, address: str, *options: str) -> ClientProcess:
         place = self._directory / name
         place.mkdir()
-        process = ClientProcess(role, [f"127.0.0.1:{port}"], place, "--drain-s", DRAIN_S, *options)
+        process = ClientProcess(role, [address], place, "--drain-s", DRAIN_S, *options)
         self._processes.append(process)
         return process
 
@@ -271,10 +271,11 @@ def run(layout: Layout, directory: Path, counts: dict[Fault, int], seed: int) ->
     faults = [fault for fault, count in counts.items() for _ in range(count)]
     rng.shuffle(faults)
     with FaultyLan(layout, directory) as members:
-        ports = {member: members.port(member) for member in layout.subscribers}
+        addresses = {member: f"127.0.0.1:{members.port(member)}" for member in layout.subscribers}
+        publisher = f"127.0.0.1:{members.port(layout.publisher)}"
         place = members.directory / "clients"
         place.mkdir()
-        with Traffic(place, members.port(layout.publisher), ports) as traffic:
+        with Traffic(place, publisher, addresses) as traffic:
             members.await_interest()
             traffic.publish()
             for member in layout.subscribers:

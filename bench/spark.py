@@ -30,9 +30,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from bench.brokers import free_port
-from holdfast.log.files import Manifest, create
+from holdfast.log.active_index import ActiveIndex
+from holdfast.log.files import Manifest
 from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.index import ActiveIndex
+from holdfast.log.opening import create
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.pipeline import spark_session
