@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.drivers.disk import GroupWriter
-from holdfast.log.files import create_or_open
-from holdfast.log.index import ActiveIndex
+from holdfast.log.active_index import ActiveIndex
+from holdfast.log.opening import create_or_open
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Batch, Record
 from holdfast.log.recovery import open_journal

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from holdfast.log.epochs import epoch_folders, read_epoch
-from holdfast.log.files import DataDirectory, read_manifest
+from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.opening import read_manifest
 from holdfast.log.record import Batch
 from holdfast.log.segment_reader import SegmentReader
 from tests.e2e.chaos import Crowd, shake

@@ -11,6 +11,7 @@ import pytest
 from holdfast.cluster.admission import Admission
 from holdfast.cluster.alignment import Alignment
 from holdfast.cluster.forwarding import Forwarding, Pending
+from holdfast.cluster.home_answers import HomeAnswers
 from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
@@ -163,7 +164,7 @@ def _is_waiting(forwarding: Forwarding, pending: Pending) -> bool:
 
 def owners_are_not_asked() -> AbstractContextManager[object]:
     """A new home leader trusts what it was told before it led."""
-    return patch.object(Homes, "_ask_owned", lambda *_: None)
+    return patch.object(HomeAnswers, "ask_owned", lambda *_: None)
 
 
 def messages_of_an_owner_before_are_stored() -> AbstractContextManager[object]:

@@ -60,10 +60,15 @@ class Server:
         return self.send(encode_ack(kind, packet_id, reason, self.core.version))
 
     def message(
-        self, topic: str, qos: int = 0, packet_id: int = 0, properties: bytes = b""
+        self,
+        topic: str,
+        qos: int = 0,
+        packet_id: int = 0,
+        properties: bytes = b"",
+        dup: bool = False,
     ) -> bytes:
         return encode_publish(
-            topic.encode(), b"x", qos, False, False, packet_id, properties, self.core.version
+            topic.encode(), b"x", qos, False, dup, packet_id, properties, self.core.version
         )
 
 

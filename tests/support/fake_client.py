@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 
-from holdfast.client.aio import Outcome, PublishResult
+from holdfast.client.connecting import Outcome, PublishResult
 from holdfast.client.errors import ClientError, NotConnected, PublishRefused
 from holdfast.client.identity import Identity, identity_of
 from holdfast.mqtt.packets import Properties

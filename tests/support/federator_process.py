@@ -28,8 +28,7 @@ from typing import Any
 import uvloop
 
 from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import Message
-from holdfast.federation.identity import MessageId
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federator.federator import Federator, FederatorError
 from holdfast.federator.settings import Settings
 from tests.support.ports import free_port
@@ -53,13 +52,12 @@ class FileEdge(ScriptedEdge):
         super().want(filters)
         say(wanted=sorted(filters))
 
-    def deliver(
-        self, id: MessageId, message: Message, place: int, done: Callable[[], None]
-    ) -> None:
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
         if not self.holds:
-            line = f"{id.node.hex()} {id.epoch} {place} {message.payload.decode()}\n"
+            id, message = delivery.id, delivery.message
+            line = f"{id.node.hex()} {id.epoch} {delivery.place} {message.payload.decode()}\n"
             os.write(self._file, line.encode())
-        super().deliver(id, message, place, done)
+        super().deliver(delivery, done)
         self.delivered.clear()
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from holdfast.log.files import Manifest, create
+from holdfast.log.active_index import ActiveIndex
+from holdfast.log.files import Manifest
 from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.index import ActiveIndex
+from holdfast.log.opening import create
 from holdfast.log.partition import partition_of
-from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
+from holdfast.log.record import FLAG_AUDIENCE, MESSAGE, Batch, BatchBuilder, Record
 
 TIME_US = 1_790_000_000_000_000
 
@@ -31,12 +32,13 @@ def record(
     producer_epoch: int = 0,
     sequence: int = 0,
     properties: bytes = b"",
+    audience: bytes = b"",
 ) -> Record:
     """A record without partition and offset."""
     return Record(
         0,
         kind,
-        flags=flags,
+        flags=flags | FLAG_AUDIENCE if audience else flags,
         timestamp_us=timestamp_us,
         topic=topic.encode(),
         client_id=client_id.encode(),
@@ -45,6 +47,7 @@ def record(
         sequence=sequence,
         properties=properties,
         payload=payload,
+        audience=audience,
     )
 
 

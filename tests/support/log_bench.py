@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.drivers.disk import GroupWriter
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.cursor import LogReader
-from holdfast.log.files import DataDirectory, Manifest, create, read_manifest
+from holdfast.log.files import DataDirectory, Manifest
 from holdfast.log.filesystem import FileSystem
-from holdfast.log.index import ActiveIndex
 from holdfast.log.journal import Journal
+from holdfast.log.opening import create, read_manifest
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE, Record
 from holdfast.log.recovery import OpenedJournal, open_journal, replay

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import Message
+from holdfast.federation.effects import DeliverLocally, Message
 from holdfast.federation.identity import MessageId
 from holdfast.federator.edge import EdgeHost
 from holdfast.federator.federator import Federator
@@ -52,10 +52,8 @@ class ScriptedEdge:
     def want(self, filters: frozenset[str]) -> None:
         self.wanted = filters
 
-    def deliver(
-        self, id: MessageId, message: Message, place: int, done: Callable[[], None]
-    ) -> None:
-        self.delivered.append((id, message, place))
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        self.delivered.append((delivery.id, delivery.message, delivery.place))
         if self.holds:
             self.held.append(done)
         else:
@@ -110,12 +108,10 @@ class RetainingScriptedEdge(ScriptedEdge):
         self._keep(message)
         done()
 
-    def deliver(
-        self, id: MessageId, message: Message, place: int, done: Callable[[], None]
-    ) -> None:
-        if message.is_retained:
-            self._keep(message)
-        super().deliver(id, message, place, done)
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        if delivery.message.is_retained:
+            self._keep(delivery.message)
+        super().deliver(delivery, done)
 
     def publish_retained(self, payload: str, topic: str = "a/1", qos: int = 1) -> "asyncio.Event":
         done = asyncio.Event()

@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 from bench import federation, federation_faults, wire
-from bench.federation_cloud import MANAGER_KILLED, MEMBERS_KILLED, Cloud
+from bench.federation_cloud import (
+    MANAGER_KILLED,
+    MEMBERS_CUT_OFF,
+    MEMBERS_KILLED,
+    Cloud,
+)
 from bench.federation_control import Control
 from bench.federation_faults import Campaign, Fault, Round
 from bench.federation_graph import (
@@ -271,10 +276,10 @@ def test_nothing_acknowledged_may_be_lost_anywhere() -> None:
 
 
 def test_the_manager_alone_has_no_target_for_the_silence() -> None:
-    assert Cloud(True, campaign(0.1), 9.0, [1, 3]).targets_s() == {
-        MANAGER_KILLED: 0.5, MEMBERS_KILLED: 3.0,
+    assert Cloud(True, MEMBERS_KILLED, campaign(0.1), 9.0, [1, 3]).targets_s() == {
+        MANAGER_KILLED: 0.5, MEMBERS_KILLED: 3.0, MEMBERS_CUT_OFF: None,
     }  # fmt: skip
-    alone = Cloud(False, campaign(None), 9.0, [1, 3])
+    alone = Cloud(False, MEMBERS_KILLED, campaign(None), 9.0, [1, 3])
     assert alone.targets_s()[MEMBERS_KILLED] is None
     assert alone.campaign.is_met(Fault.LINK, None)
 

@@ -11,9 +11,10 @@ from queue import Queue
 import pytest
 
 from holdfast.drivers.disk import ALLOCATE_BYTES, DiskFullError, GroupWriter, JournalWriter, Worker
-from holdfast.log.files import Manifest, create
+from holdfast.log.files import Manifest
 from holdfast.log.filesystem import FileSystem, OsFileSystem
 from holdfast.log.journal import Journal
+from holdfast.log.opening import create
 from holdfast.log.record import MESSAGE, Record
 from holdfast.log.recovery import open_journal, replay
 from holdfast.log.segment import WriteGroup

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.drivers import set_aside
 from holdfast.drivers.storage import Storage
-from holdfast.log.files import DataDirectoryError, lock_root
+from holdfast.log.opening import DataDirectoryError, lock_root
 
 
 def make(root: Path, incarnation: str) -> None:

@@ -299,6 +299,18 @@ def test_the_published_environment() -> None:
     assert (settings.redundancy, settings.qos) == (3, 1)
 
 
+def test_the_managers_files_are_named_as_for_other_members() -> None:
+    names = ("token_file", "ca", "certificate", "key")
+    settings = PaperSettings.from_environment(
+        {
+            "TOPOLOGY_MANAGER_URL": "https://manager",
+            "ADVERTISED_LISTENER": "tcp://broker-a:1883",
+            **{f"HOLDFAST_FEDERATION__MANAGER_{name.upper()}": name for name in names},
+        }
+    )
+    assert [getattr(settings, f"manager_{name}") for name in names] == list(names)
+
+
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
@@ -314,6 +326,23 @@ def test_the_published_environment() -> None:
         (
             {"TOPOLOGY_MANAGER_URL": "m", "ADVERTISED_LISTENER": "a", "MOSQUITTO_PORT": "x"},
             "broker",
+        ),
+        (
+            {
+                "TOPOLOGY_MANAGER_URL": "https://m",
+                "ADVERTISED_LISTENER": "a",
+                "HOLDFAST_FEDERATION__MANAGER_KEY": "k",
+            },
+            "go together",
+        ),
+        (
+            {
+                "TOPOLOGY_MANAGER_URL": "http://m",
+                "ADVERTISED_LISTENER": "a",
+                "HOLDFAST_FEDERATION__MANAGER_CERTIFICATE": "c",
+                "HOLDFAST_FEDERATION__MANAGER_KEY": "k",
+            },
+            "with https://",
         ),
     ],
 )

@@ -13,10 +13,11 @@ from holdfast.lease.directory import LeaseDirectory, NodeInfo
 from holdfast.lease.tenure import LeaseLost, Tenure
 from holdfast.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
 from holdfast.log.epochs import CLAIMED_NAME, LEASE, Epoch, newest_epoch, write_epoch
-from holdfast.log.files import DataDirectory, Manifest, create, snapshot_name
+from holdfast.log.files import DataDirectory, Manifest, snapshot_name
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.following import FollowError, JournalFollower
 from holdfast.log.journal import Journal
+from holdfast.log.opening import create
 from holdfast.log.record import MESSAGE, Record
 from holdfast.log.recovery import open_journal
 from holdfast.log.snapshot import SnapshotEncoder

@@ -10,8 +10,9 @@ from holdfast.cluster.member import Member
 from holdfast.cluster.parts import MemberConfig
 from holdfast.drivers.raft_files import RaftFiles
 from holdfast.drivers.storage import Storage
-from holdfast.log.files import MANIFEST, DataDirectory, Manifest, create, read_manifest
+from holdfast.log.files import MANIFEST, DataDirectory, Manifest
 from holdfast.log.journal import Journal
+from holdfast.log.opening import create, read_manifest
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState

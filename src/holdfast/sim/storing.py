@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.drivers.disk import SPACE_POLL_S, DiskFullError, GroupWriter
 from holdfast.drivers.storage import SNAPSHOTS_KEPT
+from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import snapshot_name
 from holdfast.log.filesystem import TemporaryFile
-from holdfast.log.index import ActiveIndex
 from holdfast.log.retention import RetentionPolicy, SegmentSummary, decide
 from holdfast.log.segment import Segment, WriteGroup
 from holdfast.log.snapshot import SnapshotEncoder
