@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.sim_federation import Weather, World, random_edges
+from tests.support.sim_federation import World, random_edges, random_weather
 from tests.support.sim_groups import QUICK, settle
 
 GROUP = "$share/m/a/#"
@@ -19,12 +19,7 @@ def moving_world(seed: int, duration_s: float = 15.0) -> World:
     at = rng.randrange(count)
     subscriptions = {rng.randrange(count): ["a/#"]}
     subscriptions.setdefault(at, []).append(GROUP)
-    weather = Weather(
-        delay_s=(0.001, rng.choice((0.005, 0.05))),
-        loss=rng.choice((0.0, 0.0, 0.02)),
-        reorders=rng.random() < 0.3,
-        sync_s=(0.0005, rng.choice((0.005, 0.3))),
-    )
+    weather = random_weather(rng)
     config = replace(QUICK, redundancy=rng.choice((1, 1, 2, 3)))
     world = World(count, random_edges(count, rng), seed, weather, config, subscriptions)
     world.run_until(world.is_stable, 60.0)

@@ -1,7 +1,7 @@
 """A federator as an edge sees it, without a federation: it remembers what it is told."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from holdfast.federation.effects import Message
 
@@ -36,8 +36,8 @@ class ScriptedHost:
             self.interest.remove(filter)
         self.interest += added
 
-    def retained_removed(self, topic: str, stamp: int) -> None:
-        self.removed.append(topic)
+    def retained_removed(self, removals: Mapping[str, int]) -> None:
+        self.removed += removals
 
     def edge_up(self) -> None:
         assert not self.is_up, "up twice"

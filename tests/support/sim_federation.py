@@ -405,6 +405,15 @@ def pair(a: bytes, b: bytes) -> tuple[bytes, bytes]:
 FAULTS = ("crash", "silent crash", "restart", "restart", "kill link", "cut", "partition", "heal")
 
 
+def random_weather(rng: random.Random) -> Weather:
+    return Weather(
+        delay_s=(0.001, rng.choice((0.005, 0.05))),
+        loss=rng.choice((0.0, 0.0, 0.02)),
+        reorders=rng.random() < 0.3,
+        sync_s=(0.0005, rng.choice((0.005, 0.3))),
+    )
+
+
 def rough_world(seed: int, duration_s: float = 20.0, settle_s: float = 60.0) -> World:
     """Publishing from all sides, while links and members come and go."""
     rng = random.Random(seed)
@@ -414,12 +423,7 @@ def rough_world(seed: int, duration_s: float = 20.0, settle_s: float = 60.0) -> 
         number: [rng.choice(("#", "a/#", "+/1", "a/1", "b/+"))]
         for number in rng.sample(range(count), min(5, count - 1))
     }
-    weather = Weather(
-        delay_s=(0.001, rng.choice((0.005, 0.05))),
-        loss=rng.choice((0.0, 0.0, 0.02)),
-        reorders=rng.random() < 0.3,
-        sync_s=(0.0005, rng.choice((0.005, 0.3))),
-    )
+    weather = random_weather(rng)
     world = World(count, edges, seed, weather, subscriptions=subscriptions)
     for member in world.members:
         member.tells_places = rng.random() < 0.7

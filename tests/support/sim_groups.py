@@ -11,7 +11,7 @@ from dataclasses import replace
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.interest import plain_of
 from holdfast.topics.names import matches
-from tests.support.sim_federation import Weather, World, Wrong, happen, random_edges
+from tests.support.sim_federation import World, Wrong, happen, random_edges, random_weather
 
 GROUPS = ("$share/g/a/#", "$share/g/+/1", "$share/h/a/1")
 TOPICS = ("a/1", "a/2", "b/1")
@@ -48,12 +48,7 @@ def rough_groups_world(seed: int, duration_s: float = 15.0, settle_s: float = 40
     subscriptions: dict[int, list[str]] = {rng.randrange(count): ["a/#"]}
     for group, number in permanent.items():
         subscriptions.setdefault(number, []).append(group)
-    weather = Weather(
-        delay_s=(0.001, rng.choice((0.005, 0.05))),
-        loss=rng.choice((0.0, 0.0, 0.02)),
-        reorders=rng.random() < 0.3,
-        sync_s=(0.0005, rng.choice((0.005, 0.3))),
-    )
+    weather = random_weather(rng)
     config = replace(QUICK, redundancy=rng.choice((1, 1, 2, 3)))
     world = World(count, random_edges(count, rng), seed, weather, config, subscriptions)
     world.run_until(world.is_stable, 60.0)

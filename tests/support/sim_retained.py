@@ -12,7 +12,14 @@ import random
 
 from holdfast.federation.config import FederationConfig
 from holdfast.topics.names import matches
-from tests.support.sim_federation import Weather, World, Wrong, happen, plain_filters, random_edges
+from tests.support.sim_federation import (
+    World,
+    Wrong,
+    happen,
+    plain_filters,
+    random_edges,
+    random_weather,
+)
 
 TOPICS = ("a/1", "a/2", "b/1", "b/2", "c")
 FILTERS = ("#", "a/#", "+/1", "a/1", "b/+")
@@ -72,12 +79,7 @@ def rough_retained_world(seed: int, duration_s: float = 15.0, settle_s: float = 
     subscriptions = {
         number: [rng.choice(FILTERS)] for number in rng.sample(range(count), rng.randint(1, 3))
     }
-    weather = Weather(
-        delay_s=(0.001, rng.choice((0.005, 0.05))),
-        loss=rng.choice((0.0, 0.0, 0.02)),
-        reorders=rng.random() < 0.3,
-        sync_s=(0.0005, rng.choice((0.005, 0.3))),
-    )
+    weather = random_weather(rng)
     world = World(count, random_edges(count, rng), seed, weather, QUICK, subscriptions)
     for member in world.members:
         member.skew_s = rng.choice((0.0, -30.0, 30.0))

@@ -4,7 +4,7 @@ An edge turns a broker's clients into a member's: it says what they want, hands 
 publish, and publishes for them what the federation brings. Every call is made in the event loop.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, runtime_checkable
 
 from holdfast.federation.effects import DeliverLocally, Message
@@ -23,8 +23,8 @@ class EdgeHost(Protocol):
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
         """Filters of clients that began and ended, each once for each of them."""
 
-    def retained_removed(self, topic: str, stamp: int) -> None:
-        """By a client, at that time: microseconds of the wall clock."""
+    def retained_removed(self, removals: Mapping[str, int]) -> None:
+        """By clients: topics, and when, in microseconds of the wall clock."""
 
     def edge_up(self) -> None:
         """The broker can be published to."""

@@ -249,9 +249,9 @@ class BrokerEdge:
         """Also where nobody else wants the topic, so that the removal itself goes nowhere: others
         may hold what was removed, and would bring it back."""
         assert self._host is not None
-        removals, self._removals = self._removals, {}
-        for topic, timestamp_us in removals.items():
-            self._host.retained_removed(topic, timestamp_us)
+        if self._removals:
+            removals, self._removals = self._removals, {}
+            self._host.retained_removed(removals)
 
     # Out of the broker
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -285,11 +285,10 @@ class Federator:
         else:
             self._call(lambda member, now: member.local_interest(added, removed, now))
 
-    def retained_removed(self, topic: str, stamp: int) -> None:
+    def retained_removed(self, removals: Mapping[str, int]) -> None:
         # Without a member yet: it is told all that is retained when it begins.
         if self._retention is not None:
-            nothing = Message(topic, b"", 1, True, stamp=stamp)
-            self._call(lambda member, now: member.broker_has_retained(nothing, now))
+            self._retention.removed(removals)
 
     def edge_up(self) -> None:
         logger.info("federation: the broker is connected")

@@ -8,7 +8,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Final
 
@@ -92,6 +92,13 @@ class Retention:
         new, self._wanted = filters - self._wanted, filters
         if new and self._is_up:
             self._read(new, self._tell)
+
+    def removed(self, removals: Mapping[str, int]) -> None:
+        """In the broker, by clients, at these times. Of a topic of which nothing is stored the
+        federation holds nothing that could come back."""
+        if self._is_up:
+            known = self._topics.intersection(removals)
+            self._tell([Message(t, b"", 1, True, stamp=removals[t]) for t in sorted(known)])
 
     def _read(self, filters: frozenset[str], found: Callable[[list[Message]], None]) -> None:
         generation = self._generation
