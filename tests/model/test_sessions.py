@@ -13,7 +13,7 @@ import pytest
 from holdfast.mqtt import packets as m
 from holdfast.mqtt.publish import Publish
 from holdfast.node.config import NodeConfig
-from tests.support.node_bench import NodeBench, Peer
+from tests.support.node_bench import NodeBench, Peer, check_routing
 
 TOPICS = ["a/1", "a/2", "b/1"]
 
@@ -155,6 +155,55 @@ class Publisher:
                 raise AssertionError(packet)
 
 
+class Visitor:
+    """A client that opens, changes and ends its session in one segment as often as not; nobody
+    waits for what it gets."""
+
+    FILTERS = ("a/1", "a/#", "+/1", "$share/g/a/#", "$share/h/b/1")
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world = world
+        self.name = name
+        self.peer: Peer | None = None
+
+    def lose(self) -> None:
+        if self.peer is not None and not self.peer.closed:
+            self.peer.lose()
+        self.peer = None
+
+    def connect(self) -> None:
+        dice = self.world.random
+        clean = dice.random() < 0.5
+        expiry_s = dice.choice((0, 5, 10_000))
+        # A connection that is still there is taken over.
+        self.peer = self.world.bench.connect(self.name, clean=clean, expiry_s=expiry_s)
+
+    def act(self) -> None:
+        """One or two packets in one segment."""
+        if self.peer is None or self.peer.closed:
+            self.connect()
+            return
+        dice = self.world.random
+        answers = [
+            m.Ack(m.PUBACK if each.qos == 1 else m.PUBREC, each.packet_id)
+            for each in self.peer.publishes()
+            if each.qos and dice.random() < 0.7
+        ]
+        packets: list[object] = list(answers)
+        filters = dice.sample(self.FILTERS, dice.randint(1, 3))
+        if dice.random() < 0.6:
+            packets.append(m.Subscribe(1, [m.SubscriptionRequest(f, 1) for f in filters]))
+        else:
+            packets.append(m.Unsubscribe(2, filters))
+        if dice.random() < 0.4 and self.peer.connection.session is not None:
+            fields = {17: 0} if dice.random() < 0.7 else {}
+            packets.append(m.Disconnect(0, fields))  # type: ignore[arg-type]
+        self.peer.send(*packets)
+
+    def read(self) -> None:
+        pass
+
+
 class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -171,7 +220,12 @@ class World:
             Subscriber(self, "s-exact", "b/1", 2),
         ]
         self.publishers = [Publisher(self, "p1", 1), Publisher(self, "p2", 2)]
-        self.parties: list[Subscriber | Publisher] = [*self.subscribers, *self.publishers]
+        self.visitors = [Visitor(self, f"v{number}") for number in range(3)]
+        self.parties: list[Subscriber | Publisher | Visitor] = [
+            *self.subscribers,
+            *self.publishers,
+            *self.visitors,
+        ]
         for subscriber in self.subscribers:
             subscriber.connect()
         self.settle()
@@ -195,6 +249,8 @@ class World:
             party.lose()
 
     def step(self) -> None:
+        if self.random.random() < 0.15:
+            self.random.choice(self.visitors).act()
         dice = self.random.random()
         if dice < 0.35:
             self.random.choice(self.publishers).publish(self.random.choice(TOPICS))
@@ -219,6 +275,7 @@ class World:
         for party in self.parties:
             if self.random.random() < 0.7:
                 party.read()
+        check_routing(self.bench.node.state)
 
     def drain(self) -> None:
         self.bench.delay_reads = False

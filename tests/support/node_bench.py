@@ -15,8 +15,10 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.effects import CheckPassword, FetchInflight, Note, ReadLog, ResumeInput
 from holdfast.node.node import Node
 from holdfast.node.recovery import Recovery, snapshot_entries
+from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import Connection
-from holdfast.topics.names import matches
+from holdfast.session.session import Session
+from holdfast.topics.names import is_shared, matches
 
 PACKET_BYTES_MAX = 268_435_460
 
@@ -280,6 +282,34 @@ class NodeBench:
         packet = m.Connect(version, clean, keep_alive_s, client_id, will, None, None, fields)  # type: ignore[arg-type]
         peer.send(packet)
         return peer
+
+
+def check_routing(state: NodeState) -> None:
+    """A subscription is in the routing exactly while its session is in the table, and a group
+    exists exactly while it has a member."""
+    routed = {
+        (filter, key): value
+        for filter in state.subscriptions.filters()
+        for key, value in state.subscriptions.subscribers(filter).items()
+    }
+    wanted: dict[tuple[str, object], object] = {}
+    members: dict[str, set[Session]] = {}
+    for session in state.sessions.values():
+        for filter, subscription in session.subscriptions.items():
+            assert subscription.session is session
+            if is_shared(filter):
+                members.setdefault(filter, set()).add(session)
+                group = state.groups[filter]
+                assert group.members[session] is subscription
+                wanted[group.filter, group] = group
+            else:
+                wanted[filter, session] = subscription
+        of_session = {group.key for group in session.groups or () if isinstance(group, Group)}
+        assert of_session == {filter for filter in session.subscriptions if is_shared(filter)}
+    assert routed == wanted
+    assert {key: set(group.members) for key, group in state.groups.items()} == members
+    clients = [session for session in state.sessions.values() if not session.is_internal]
+    assert state.subscription_count == sum(len(each.subscriptions) for each in clients)
 
 
 def group_bytes(group: WriteGroup) -> bytes:

@@ -5,8 +5,9 @@ import pytest
 
 from holdfast.mqtt import packets as m
 from holdfast.mqtt import reasons
+from holdfast.mqtt.publish import Publish
 from holdfast.node.config import NodeConfig
-from tests.support.node_bench import NodeBench
+from tests.support.node_bench import NodeBench, check_routing
 from tests.unit.test_node_publish import acks, publish, subscribe
 
 
@@ -546,3 +547,22 @@ def test_repeated_subscribe_keeps_one_retained_scan() -> None:
     session = bench.node.state.sessions["c"]
     assert session.retained_scans is not None
     assert len(session.retained_scans) == 1
+
+
+@pytest.mark.parametrize("filter", ["a/#", "$share/g/a/#"])
+def test_a_session_that_ends_before_its_suback_leaves_no_subscription(filter: str) -> None:
+    bench = NodeBench(auto_commit=False)
+    peer = bench.connect("ghost", expiry_s=100)
+    bench.settle()
+    peer.send(m.Subscribe(1, [m.SubscriptionRequest(filter, 1)]), m.Disconnect(0, {17: 0}))
+    bench.settle()
+    check_routing(bench.node.state)
+    publisher = bench.connect("p")
+    publisher.send(Publish(b"a/1", b"before", 1, False, False, 1, b"", 0, -1))
+    bench.settle()
+    # 0x10: no matching subscribers
+    assert [each.reason for each in publisher.take(m.Ack) if isinstance(each, m.Ack)] == [0x10]
+    member = bench.connect("member")
+    member.send(m.Subscribe(1, [m.SubscriptionRequest(filter, 1)]))
+    bench.settle()
+    assert member.payloads() == []

@@ -45,8 +45,10 @@ class HeldSubscribe(Held):
         connection = self.connection
         assert connection is not None
         if session.connection is not connection or connection.state == CLOSED:
-            # A node of a cluster has let go of the session; what is in the log is in its image.
-            if session.recorded and state.cluster is None:
+            # A node of a cluster has let go of the session; what is in the log is in its image. A
+            # session that ended meanwhile has no subscriptions: SUBSCRIBE and a DISCONNECT with
+            # session expiry 0 may arrive in one segment.
+            if state.cluster is None and state.sessions.get(session.client_id) is session:
                 for subscription in self.accepted:
                     add_subscription(state, subscription)
             return
