@@ -215,7 +215,11 @@ class NodeBench:
                     self.node.handle_disconnected(connection)
             pending = self.auto_commit and (self.journal.pending_bytes or state.held)
             if not progress and not pending:
-                return
+                if not state.work:
+                    return
+                # As in the next turn of an event loop: what is large goes on in slices.
+                self.node.tick(self.now, self.wall_us)
+                self.node.handle_timers()
 
     def _carry_out(self, effect: object) -> None:
         if isinstance(effect, ResumeInput):

@@ -7,6 +7,7 @@ from holdfast.mqtt import packets as m
 from holdfast.mqtt import reasons
 from holdfast.mqtt.publish import Publish
 from holdfast.node.config import NodeConfig
+from holdfast.node.retained import SessionScans
 from tests.support.node_bench import NodeBench, check_routing
 from tests.unit.test_node_publish import acks, publish, subscribe
 
@@ -545,8 +546,8 @@ def test_repeated_subscribe_keeps_one_retained_scan() -> None:
         peer.connection.out_bytes = 0
         peer.send(subscribe("r/#", 0, packet_id))
     session = bench.node.state.sessions["c"]
-    assert session.retained_scans is not None
-    assert len(session.retained_scans) == 1
+    assert isinstance(session.retained_scans, SessionScans)
+    assert len(session.retained_scans.by_filter) == len(session.retained_scans.order) == 1
 
 
 @pytest.mark.parametrize("filter", ["a/#", "$share/g/a/#"])

@@ -6,6 +6,7 @@ Nothing here blocks and nothing here raises on what a client sends.
 """
 
 import heapq
+from typing import Final
 
 from holdfast.log.journal import Journal
 from holdfast.log.record import Record
@@ -51,10 +52,11 @@ from holdfast.node.state import (
     CONNECT_TIMEOUT,
     KEEP_ALIVE,
     PROGRESS,
-    SCAN,
     SESSION_EXPIRY,
+    STEPS_PER_TURN,
     SYS,
     WILL_DUE,
+    WORK,
     NodeState,
     Timer,
 )
@@ -62,6 +64,9 @@ from holdfast.node.subscribing import handle_subscribe, handle_unsubscribe
 from holdfast.node.sys_topics import SysTopics
 from holdfast.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.session.session import Session
+
+TIMERS_PER_TURN: Final = 200
+"""A hundred thousand sessions may expire in one second."""
 
 
 class Node:
@@ -72,6 +77,7 @@ class Node:
     def tick(self, now: float, wall_us: int) -> None:
         self.state.now = now
         self.state.wall_us = wall_us
+        self.state.steps_left = STEPS_PER_TURN
 
     def start(self) -> None:
         """Once, after recovery, with the clock set."""
@@ -251,12 +257,22 @@ class Node:
         return timers[0][0] if timers else None
 
     def handle_timers(self) -> None:
+        """Fire what is due, TIMERS_PER_TURN of it at most; timer() tells of the rest.
+
+        What is armed meanwhile is never fired in the same pass, even if it is due at once: a job
+        that arms its next slice would do all of them before the event loop gets a turn.
+        """
         state = self.state
-        while state.timers and state.timers[0][0] <= state.now:
+        due: list[Timer] = []
+        while state.timers and state.timers[0][0] <= state.now and len(due) < TIMERS_PER_TURN:
             timer = heapq.heappop(state.timers)[2]
             if timer.kind == CANCELLED:
                 state.timers_cancelled -= 1
             else:
+                due.append(timer)
+        for timer in due:
+            # One that was fired may have cancelled a later one.
+            if timer.kind != CANCELLED:
                 self._fire(timer)
 
     def _fire(self, timer: Timer) -> None:
@@ -280,9 +296,8 @@ class Node:
         elif kind == SESSION_EXPIRY:
             assert isinstance(subject, Session)
             handle_expiry(state, subject)
-        elif kind == SCAN:
-            assert isinstance(subject, Session)
-            proceed(state, subject)
+        elif kind == WORK:
+            state.work_on()
         elif kind == SYS:
             self.sys_topics.publish()
             state.arm(state.now + state.config.sys_interval_s, SYS, None)

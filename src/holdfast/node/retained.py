@@ -8,14 +8,13 @@ from collections import deque
 
 from holdfast.node.delivery import can_send, send_inflight
 from holdfast.node.routing import may_read
-from holdfast.node.state import SCAN, NodeState
+from holdfast.node.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.session.connection import OPEN
 from holdfast.session.message import Message
 from holdfast.session.session import Session, Subscription
 from holdfast.topics.retained import RetainedScan
 
 PAGE = 100
-PAGES_PER_CALL = 10
 
 
 class Scan:
@@ -27,12 +26,69 @@ class Scan:
         self.page: deque[Message] = deque()
 
 
+class SessionScans(Work):
+    """Those of one session, one after the other. A step is one topic of the store that is looked
+    at: a filter that matches nothing costs what one costs that matches all it looks at."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        # A repeated SUBSCRIBE begins anew, so there are never more than subscriptions.
+        self.by_filter: dict[str, Scan] = {}
+        self.order: deque[Scan] = deque()
+
+    def add(self, subscription: Subscription, scan: RetainedScan) -> Scan:
+        filter = subscription.filter
+        found = self.by_filter.get(filter)
+        if found is None:
+            found = Scan(subscription, scan)
+            self.by_filter[filter] = found
+            self.order.append(found)
+        else:
+            found.subscription = subscription
+            found.scan = scan
+            found.page.clear()
+        return found
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        done = 0
+        self.goes_on = False
+        while self.order:
+            scan = self.order[0]
+            if not _send_page(state, session, scan):
+                # Goes on when the window or the socket has opened.
+                return done
+            if scan.scan.done:
+                self.order.popleft()
+                del self.by_filter[scan.subscription.filter]
+                done += 1
+                continue
+            if done >= steps:
+                self.goes_on = True
+                return done
+            for topic, entry in scan.scan.next(PAGE, steps - done):
+                assert isinstance(entry, Message)
+                done += 1
+                if may_read(session, topic):
+                    scan.page.append(entry)
+            done += scan.scan.visits
+        if session.retained_scans is self:
+            session.retained_scans = None
+        return done
+
+
+def _scans_of(session: Session) -> SessionScans:
+    scans = session.retained_scans
+    if scans is None:
+        scans = SessionScans(session)
+        session.retained_scans = scans
+    assert isinstance(scans, SessionScans)
+    return scans
+
+
 def start_scan(state: NodeState, session: Session, subscription: Subscription) -> None:
-    scan = Scan(subscription, state.retained.scan(subscription.filter))
-    if session.retained_scans is None:
-        session.retained_scans = {}
-    # A repeated SUBSCRIBE begins anew, so there are never more than subscriptions.
-    session.retained_scans[subscription.filter] = scan
+    _scans_of(session).add(subscription, state.retained.scan(subscription.filter))
 
 
 def send_late(state: NodeState, topic: str, message: Message) -> None:
@@ -46,39 +102,24 @@ def send_late(state: NodeState, topic: str, message: Message) -> None:
         if session in served or session.connection is None or not may_read(session, topic):
             continue
         served.add(session)
-        if session.retained_scans is None:
-            session.retained_scans = {}
-        scan = session.retained_scans.get(value.filter)
+        scans = _scans_of(session)
+        scan = scans.by_filter.get(value.filter)
         if scan is None:
-            scan = Scan(value, state.retained.scan(value.filter))
+            scan = scans.add(value, state.retained.scan(value.filter))
             scan.scan.done = True
-            session.retained_scans[value.filter] = scan
-        assert isinstance(scan, Scan)
         scan.page.append(message)
         continue_scans(state, session)
 
 
 def continue_scans(state: NodeState, session: Session) -> None:
+    """Send what there is room for. What this turn has no time for becomes Work."""
     scans = session.retained_scans
-    pages = 0
-    while scans:
-        filter = next(iter(scans))
-        scan = scans[filter]
-        assert isinstance(scan, Scan)
-        if not _send_page(state, session, scan):
-            return
-        if scan.scan.done:
-            del scans[filter]
-            continue
-        pages += 1
-        if pages > PAGES_PER_CALL:
-            state.arm(state.now, SCAN, session)
-            return
-        for topic, entry in scan.scan.next(PAGE):
-            assert isinstance(entry, Message)
-            if may_read(session, topic):
-                scan.page.append(entry)
-    session.retained_scans = None
+    if scans is None:
+        return
+    assert isinstance(scans, SessionScans)
+    state.steps_left -= scans.step(state, min(max(0, state.steps_left), STEPS_AT_ONCE))
+    if scans.goes_on:
+        state.begin(scans)
 
 
 def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:

@@ -34,7 +34,13 @@ WILL_DUE: Final = 3
 SESSION_EXPIRY: Final = 4
 PROGRESS: Final = 5
 SYS: Final = 6
-SCAN: Final = 7
+WORK: Final = 7
+
+STEPS_PER_TURN: Final = 1000
+"""Of large jobs (`Work`) in one turn of the event loop. A step takes 2 to 10 µs: a turn is not held
+for more than some milliseconds by all of them together."""
+STEPS_AT_ONCE: Final = 200
+"""Of one job, before the others have their turn."""
 
 
 class Timer:
@@ -58,6 +64,21 @@ class Held:
     def refuse(self, state: "NodeState", reason: int, text: str) -> None:
         """The leader of the record's partition does not take the message, or nobody leads it. In a
         cluster only; in place of `release`."""
+        raise NotImplementedError
+
+
+class Work:
+    """A job too large for one turn of the event loop. NodeState.work_on does it in slices that are
+    cut by the steps taken, whether these find anything or not, in turn with all other jobs."""
+
+    def __init__(self) -> None:
+        # In NodeState.work.
+        self.is_queued = False
+        # Set by `step`: more can be done now.
+        self.goes_on = True
+
+    def step(self, state: "NodeState", steps: int) -> int:
+        """Do about `steps` steps and return the number done."""
         raise NotImplementedError
 
 
@@ -219,6 +240,10 @@ class NodeState:
         self.timers: list[tuple[float, int, Timer]] = []
         self.timer_count = 0
         self.timers_cancelled = 0
+        self.work: deque[Work] = deque()
+        self.is_working = False
+        # What may be done at once in this turn, before it becomes Work.
+        self.steps_left = STEPS_PER_TURN
         self.sessions_in_progress: list[Session] = []
         self.groups_in_progress: list[Group] = []
         self.progress_armed = False
@@ -261,6 +286,30 @@ class NodeState:
             self.timers = [entry for entry in self.timers if entry[2].kind != CANCELLED]
             heapq.heapify(self.timers)
             self.timers_cancelled = 0
+
+    def begin(self, work: Work) -> None:
+        """Do the job in slices, from the next pass of the timers on."""
+        if not work.is_queued:
+            work.is_queued = True
+            self.work.append(work)
+            if not self.is_working:
+                self.is_working = True
+                self.arm(self.now, WORK, None)
+
+    def work_on(self) -> None:
+        """One slice of the jobs. What is left goes on in the next turn of the event loop."""
+        left = STEPS_PER_TURN
+        work = self.work
+        while work and left > 0:
+            each = work.popleft()
+            each.is_queued = False
+            left -= max(1, each.step(self, min(left, STEPS_AT_ONCE)))
+            if each.goes_on and not each.is_queued:
+                each.is_queued = True
+                work.append(each)
+        self.is_working = bool(work)
+        if work:
+            self.arm(self.now, WORK, None)
 
     def take_due(self, now: float) -> list[tuple[int, object]]:
         """(kind, subject) of the timers that have fired, in their order."""

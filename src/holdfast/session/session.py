@@ -131,9 +131,8 @@ class Session(Cursor):
         self.will_timer: object | None = None
         self.expires_at = 0.0
         self.expiry_timer: object | None = None
-        # Retained messages still to be sent after SUBSCRIBE, by filter; node.retained owns the
-        # values.
-        self.retained_scans: dict[str, object] | None = None
+        # Retained messages still to be sent after SUBSCRIBE: node.retained.SessionScans.
+        self.retained_scans: object | None = None
         self.groups: list[object] | None = None
         self.dropped = 0
 

@@ -19,6 +19,8 @@ _CHUNK_TOPICS_MIN: Final = 256
 _AHEAD_MAX: Final = 64
 VISITS_PER_RESULT: Final = 4
 """A page looks at most at this many topics for each one it may return."""
+_VISIT_BITS: Final = 6
+"""A topic counts as one visit more for each 64 characters: it is split, joined and compared."""
 # The character after "/": p + _AFTER_SLASH is the first string after everything below p + "/".
 _AFTER_SLASH: Final = "0"
 # The first string after everything that begins with "$".
@@ -122,6 +124,8 @@ class RetainedScan:
 
     def __init__(self, retained: RetainedTrie, filter: str, with_dollar: bool, after: str) -> None:
         self.done = False
+        # The cost of the last page in visits. A visit of a long topic counts for more than one.
+        self.visits = 0
         self._retained = retained
         self._filter = filter
         self._levels = filter.split("/")
@@ -130,10 +134,11 @@ class RetainedScan:
         # [MQTT-4.7.2-1]
         self._skips_dollar = not with_dollar and self._levels[0] in ("+", "#")
 
-    def next(self, limit: int) -> list[tuple[str, object]]:
+    def next(self, limit: int, visits_max: int = 0) -> list[tuple[str, object]]:
         """At most `limit` (> 0) further matches. An empty page is the end only when `done` is set:
-        a page also ends after VISITS_PER_RESULT * limit topics that were looked at."""
+        a page also ends after `visits_max` visits of topics (0: VISITS_PER_RESULT * limit)."""
         found: list[tuple[str, object]] = []
+        self.visits = 1
         if self.done:
             return found
         entries = self._retained.entries
@@ -142,7 +147,8 @@ class RetainedScan:
             if self._filter in entries:
                 found.append((self._filter, entries[self._filter]))
             return found
-        visits = VISITS_PER_RESULT * limit
+        visits_max = visits_max or VISITS_PER_RESULT * limit
+        visits = visits_max
         # Topics fetched at once: one while the scan jumps, more while it runs along matches.
         ahead = 1
         while visits > 0 and not self.done and len(found) < limit:
@@ -151,7 +157,7 @@ class RetainedScan:
             if not topics:
                 self.done = True
             for topic in topics:
-                visits -= 1
+                visits -= 1 + (len(topic) >> _VISIT_BITS)
                 seek = self._place(topic)
                 if seek == topic:
                     found.append((topic, entries[topic]))
@@ -163,6 +169,7 @@ class RetainedScan:
                     self._seek = seek
                 ahead = 1
                 break
+        self.visits = max(1, visits_max - visits)
         return found
 
     def _place(self, topic: str) -> str | None:
