@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.config.schema import Config
-from holdfast.drivers.mastership import OLD_EPOCHS_KEPT_S, Mastership
+from holdfast.drivers.failures import watched
+from holdfast.drivers.mastership import OLD_EPOCHS_KEPT_S, Mastership, clock
 from holdfast.drivers.mounts import NETWORK, file_system_type, objection
 from holdfast.drivers.storage import Storage, StorageError, now_text
 from holdfast.lease.directory import NodeInfo
@@ -42,6 +43,7 @@ class Sharing:
         on_handover: Callable[[], None],
     ) -> None:
         """Raises StorageError: the directory cannot be shared. See Mastership for the callbacks."""
+        self._on_failed = on_failed
         path = Path(config.node.data)
         manifest = _open(path, config)
         kind = file_system_type(path)
@@ -90,7 +92,7 @@ class Sharing:
         # What the standby has built up lives long: collections should not go through it.
         gc.freeze()
         self._beat()
-        self._tidying = asyncio.create_task(self._tidy())
+        self._tidying = watched(self._tidy())
 
     def confirm(self) -> None:
         """See Renewal.confirm; in the journal's thread."""
@@ -124,6 +126,12 @@ class Sharing:
     def _beat(self) -> None:
         renewal = self.mastership.renewal
         assert renewal is not None
+        if renewal.tenure.has_run_out(clock()):
+            # The directory hangs, and so does every thread that looks at it. Another node may
+            # serve by now, of which no look will come back to say so.
+            timeout_s = self.mastership.times.timeout_s
+            self._on_failed(LeaseLost(f"not renewed for {timeout_s:g} s: the directory hangs"))
+            return
         renewal.loop_is_alive()
         self._heartbeat = self._loop.call_later(self.mastership.times.heartbeat_s, self._beat)
 

@@ -43,6 +43,10 @@ class Tenure:
             raise LeaseLost(self._lost)
         self.check_fence()
 
+    def has_run_out(self, now: float) -> bool:
+        """The same by the clock alone, without a look that may not come back."""
+        return now - self._renewed_at > self._times.timeout_s
+
     def check_fence(self) -> None:
         """The look at `epochs` alone. Raises LeaseLost, and OSError: then nothing is known, and
         nothing may be promised."""
