@@ -26,9 +26,11 @@ from holdfast.api.federating import BrokerFederation
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest, LogRoutes, NotServing
 from holdfast.api.log_sender import LogSender, connections_for
+from holdfast.api.maintenance import Maintenance
 from holdfast.api.metrics import registry_for, render
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.failures import watched
 
 
 class Served(Protocol):
@@ -39,6 +41,7 @@ class Served(Protocol):
     sharing: Sharing | None
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
+    maintenance: Maintenance | None
 
 
 class Admin:
@@ -139,7 +142,7 @@ class AdminServer:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        self._task = watched(self._server.serve(sockets=[self._socket]))
 
     async def stop(self) -> None:
         self._server.should_exit = True

@@ -18,6 +18,7 @@ from holdfast.cluster.member import Member
 from holdfast.cluster.parts import MemberConfig
 from holdfast.config.schema import Config
 from holdfast.drivers.cluster_broker import ClusterBroker
+from holdfast.drivers.failures import watched
 from holdfast.drivers.peer_auth import PeerAuth
 from holdfast.drivers.peers import PeerIdentity, PeerLinks
 from holdfast.drivers.raft_files import DamagedRaft, RaftFiles
@@ -164,7 +165,7 @@ class Clustering:
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
         if self._replacement.has_aside:
-            self._forgetting = asyncio.create_task(self._forget_aside())
+            self._forgetting = watched(self._forget_aside())
         self.broker.touch()
         if not self.config.cluster.wait_for_init and self.member.meta.metadata is None:
             await self.operations.init()
@@ -211,7 +212,7 @@ class Clustering:
         member.outcomes = []
         self.operations.settle(outcomes)
         if member.transfer.wants_save() and self._saving is None:
-            self._saving = asyncio.create_task(self._save_images())
+            self._saving = watched(self._save_images())
         if not self._ready.is_set() and self._is_ready():
             self._ready.set()
             self._redirect()

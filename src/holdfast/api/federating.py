@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.config.federation import Federation
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.failures import watched
 from holdfast.federation.mesh import Mesh
 from holdfast.federator.edge_broker import BrokerEdge
 from holdfast.federator.federator import Federator, FederatorError
@@ -55,12 +56,12 @@ class BrokerFederation:
     async def start(self) -> None:
         """Raises FederatorError; `start_soon` would go on trying."""
         await self._begin()
-        self._watch = asyncio.create_task(self._keep_running())
+        self._watch = watched(self._keep_running())
 
     def start_soon(self) -> None:
         """Try until it succeeds: on a shared directory the node before us may not be gone yet."""
         self.failure = "not started yet"
-        self._watch = asyncio.create_task(self._keep_running())
+        self._watch = watched(self._keep_running())
 
     async def stop(self) -> None:
         if self._watch is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from holdfast.config.schema import Config
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.failures import watched
 from holdfast.drivers.storage import SNAPSHOTS_KEPT, Storage
 from holdfast.log.files import snapshot_name
 from holdfast.log.filesystem import TemporaryFile
@@ -38,6 +39,8 @@ class Maintenance:
         broker.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
         self._snapshot_at = storage.journal.size_bytes()
         self._snapshot_lock = asyncio.Lock()
+        self.failing: dict[str, str] = {}
+        """Work that failed when it was tried last, and of what."""
         retention = config.log.retention
         self._policy = RetentionPolicy(
             retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
@@ -48,7 +51,7 @@ class Maintenance:
 
     def start_watching(self) -> None:
         """Only the free space: a node of a cluster stores before it serves."""
-        self._tasks.append(asyncio.create_task(self._repeat(self._watch_space, SPACE_INTERVAL_S)))
+        self._tasks.append(watched(self._repeat(self._watch_space, SPACE_INTERVAL_S)))
 
     def start(self) -> None:
         if not self._tasks:
@@ -57,7 +60,7 @@ class Maintenance:
             (self._maybe_snapshot, RETENTION_INTERVAL_S),
             (self._retain, RETENTION_INTERVAL_S),
         ):
-            self._tasks.append(asyncio.create_task(self._repeat(work, interval_s)))
+            self._tasks.append(watched(self._repeat(work, interval_s)))
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -66,14 +69,26 @@ class Maintenance:
 
     async def _repeat(self, work: Callable[[], object], interval_s: float) -> None:
         while True:
+            await self.attempt(work)
+            await asyncio.sleep(interval_s)
+
+    async def attempt(self, work: Callable[[], object]) -> None:
+        """Do a piece of work. A failure is kept in `failing` until the same work succeeds: what was
+        begun is discarded, and serving does not depend on it, but a disk fills without retention
+        and a restart takes long without snapshots."""
+        name = work.__name__.strip("_")
+        try:
             result = work()
             if asyncio.iscoroutine(result):
-                try:
-                    await result
-                except OSError as error:
-                    # A full disk, mostly: what was begun is discarded, and tried again later.
-                    logger.error("maintenance_failed work=%s error=%r", work.__name__, str(error))
-            await asyncio.sleep(interval_s)
+                await result
+        except Exception as error:
+            # A full disk, mostly; anything else comes with its traceback.
+            trace = None if isinstance(error, OSError) else error
+            logger.error("maintenance_failed work=%s error=%r", name, str(error), exc_info=trace)
+            self.failing[name] = str(error) or type(error).__name__
+        else:
+            if self.failing.pop(name, None) is not None:
+                logger.warning("maintenance_goes_on work=%s", name)
 
     def _watch_space(self) -> None:
         """Refuse QoS > 0 before the disk is full; take them again when there is some room more."""

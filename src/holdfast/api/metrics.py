@@ -12,6 +12,7 @@ from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.api.cluster_metrics import ClusterCollector
 from holdfast.api.federating import BrokerFederation
 from holdfast.api.federation_metrics import FederationCollector
+from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
 from holdfast.drivers.broker import Broker
 
@@ -31,6 +32,7 @@ COUNTERS = {
     "authentications_failed": "Connections with wrong or missing credentials.",
     "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
     "protocol_errors": "Connections closed because the client broke the protocol.",
+    "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
     "keep_alive_timeouts": "Connections closed for silence.",
     "wills_published": "Wills published.",
     "log_reads": "Pieces of the log read for sessions that are behind.",
@@ -51,6 +53,7 @@ class Observed(Protocol):
     sharing: Sharing | None
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
+    maintenance: Maintenance | None
 
 
 class LeaseCollector(Collector):
@@ -128,6 +131,15 @@ class NodeCollector(Collector):
             gauge.add_metric([node], value)
             yield gauge
         yield from self._partitions(node)
+        if self._server.maintenance is not None:
+            failing = GaugeMetricFamily(
+                "holdfast_maintenance_failing",
+                "1 for work that failed when it was tried last; the log says of what.",
+                labels=["node", "work"],
+            )
+            for work in self._server.maintenance.failing:
+                failing.add_metric([node, work], 1)
+            yield failing
 
     def _gauges(self) -> list[tuple[str, str, float]]:
         broker = self._broker

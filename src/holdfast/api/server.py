@@ -23,6 +23,7 @@ from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.failures import stop_on_unexpected, watched
 from holdfast.drivers.listeners import listen, reserve
 from holdfast.drivers.storage import Storage, StorageError
 from holdfast.federator.federator import FederatorError
@@ -149,6 +150,7 @@ class Server:
     async def start(self) -> None:
         """Serve, or begin to stand by. Raises StartError."""
         loop = asyncio.get_running_loop()
+        stop_on_unexpected(loop, self.fail)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         config = self.config
@@ -226,7 +228,7 @@ class Server:
         except (StorageError, OSError) as error:
             raise StartError(str(error)) from error
         await self._start_admin()
-        self._serving = asyncio.create_task(self._serve_in_cluster(clustering))
+        self._serving = watched(self._serve_in_cluster(clustering))
 
     async def _serve_in_cluster(self, cluster: Clustering) -> None:
         """Once this node is in line with the others."""
@@ -259,7 +261,7 @@ class Server:
     def _hold(self, node: Node, storage: Storage) -> None:
         """We hold the lease of the shared directory."""
         self.storage = storage
-        self._serving = asyncio.create_task(self._serve_held(node, storage))
+        self._serving = watched(self._serve_held(node, storage))
 
     async def _serve_held(self, node: Node, storage: Storage) -> None:
         try:
@@ -382,8 +384,13 @@ class Server:
             raise StartError(str(error)) from error
 
     def fail(self, error: BaseException) -> None:
-        """Stop at once and for good: the journal cannot be trusted to take more."""
-        self._failure = error
+        """Stop at once and for good: the journal cannot be trusted to take more, or the state of
+        the node is not what it should be. The first failure counts."""
+        if self._failure is None:
+            self._failure = error
+        broker = self.broker if self._clustering is None else self._clustering.broker
+        if broker is not None:
+            broker.has_failed = True
         self._stop.set()
 
     def hand_over(self) -> None:

@@ -23,6 +23,7 @@ from holdfast.api.federation_metrics import FederationCollector
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest
 from holdfast.api.metrics import render
+from holdfast.drivers.failures import first_unexpected
 from holdfast.drivers.loop import spare_the_collector
 from holdfast.federator.edge_mqtt import MqttEdge
 from holdfast.federator.edge_retaining import edge_for
@@ -102,6 +103,7 @@ async def run(settings: SidecarSettings) -> None:
         await federator.start()
     except (BadState, OSError) as error:
         raise FederatorError(str(error)) from error
+    unexpected = first_unexpected(loop)
     stopping = loop.create_task(stop.wait())
     failing = loop.create_task(_failed(federator, edge))
     serving: list[asyncio.Task[None]] = []
@@ -115,7 +117,8 @@ async def run(settings: SidecarSettings) -> None:
         settings.admin or "off",
     )  # fmt: skip
     try:
-        await asyncio.wait({stopping, failing, *serving}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {stopping, failing, unexpected, *serving}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         server.should_exit = True
         await asyncio.gather(*serving, return_exceptions=True)
@@ -127,6 +130,8 @@ async def run(settings: SidecarSettings) -> None:
         if not failing.done():
             failing.cancel()
         await asyncio.gather(stopping, failing, return_exceptions=True)
+    if unexpected.done():
+        raise FederatorError(f"unexpected: {unexpected.result()!r}")
     if not failing.cancelled():
         failing.result()
 

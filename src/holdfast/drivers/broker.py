@@ -30,6 +30,7 @@ from holdfast.node.effects import (
 from holdfast.node.node import Node
 from holdfast.node.recovery import snapshot_entries
 from holdfast.node.state import NodeState
+from holdfast.session.connection import Connection
 
 logger = logging.getLogger("holdfast")
 
@@ -72,6 +73,8 @@ class Broker:
         self.memory_flush_s = memory_flush_s
         self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
         self.turn_scheduled = False
+        self.has_failed = False
+        """The process is about to stop: no turn runs any more, so nothing is promised."""
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
         self.group_in_flight = False
@@ -92,6 +95,8 @@ class Broker:
 
     def turn(self) -> None:
         self.turn_scheduled = False
+        if self.has_failed:
+            return
         node = self.node
         state = node.state
         when = node.timer()
@@ -383,7 +388,20 @@ class Broker:
     def fail(self, event: str, error: BaseException) -> None:
         """Something that must not happen, and must not be hidden: stop the node."""
         logger.critical("%s error=%r", event, str(error), exc_info=error)
+        self.has_failed = True
         self.on_failed(error)
+
+    def contain(self, connection: Connection, error: Exception) -> None:
+        """A packet of this client made the node fail. All that can be half done is the client's
+        own: its connection is cut, and its session goes on from the log."""
+        self.node.state.stats.internal_errors += 1
+        logger.error(
+            "client_failed remote=%r client=%r error=%r",
+            connection.remote,
+            connection.client_id,
+            str(error),
+            exc_info=error,
+        )
 
     def close(self) -> None:
         """Stop the threads; what was submitted is written first."""

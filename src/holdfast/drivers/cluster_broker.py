@@ -19,7 +19,7 @@ from holdfast.log.watermarks import Checkpoint
 from holdfast.node.state import NodeState
 from holdfast.replication.disk_watch import DiskWatch
 from holdfast.replication.health import Presence
-from holdfast.replication.kinds import HEARTBEAT
+from holdfast.replication.kinds import HEARTBEAT, BadFrame
 from holdfast.replication.metadata import DATA, ClusterMetadata
 from holdfast.replication.replica_effects import ReadBatches
 
@@ -273,7 +273,10 @@ class ClusterBroker(Broker):
             identity.client_address,
             identity.admin_address,
         )
-        self.member.handle_connected(identity.node_id, presence, identity.role, self.node.state.now)
+        member, now = self.member, self.node.state.now
+        self._link_changed(
+            partial(member.handle_connected, identity.node_id, presence, identity.role, now)
+        )
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
         self.touch()
@@ -282,15 +285,28 @@ class ClusterBroker(Broker):
         self.member.tick(now)
         if kind != HEARTBEAT:
             now = self.node.state.now
-        self.member.handle_frame(node_id, kind, payload, now)
+        try:
+            self.member.handle_frame(node_id, kind, payload, now)
+        except BadFrame:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self.fail("frame_failed", error)
 
     def on_disconnected(self, node_id: str) -> None:
         self.touch()
-        self.member.handle_disconnected(node_id, self.node.state.now)
+        self._link_changed(partial(self.member.handle_disconnected, node_id, self.node.state.now))
 
     def on_refused(self, node_id: str) -> None:
         self.touch()
-        self.member.handle_refused(node_id, self.node.state.now)
+        self._link_changed(partial(self.member.handle_refused, node_id, self.node.state.now))
+
+    def _link_changed(self, tell_member: Callable[[], None]) -> None:
+        """A failure of the member must not end in the link's callback, which would only cut the
+        link: the same would fail on the next one, while this node seems to live."""
+        try:
+            tell_member()
+        except Exception as error:  # noqa: BLE001
+            self.fail("link_failed", error)
 
     def _found_damage(self, damage: Damage) -> None:
         """In the thread that reads, before it reports what it has read."""

@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from holdfast.drivers.failures import report
+
 DELAY_S_MIN: Final = 0.02
 DELAY_S_MAX: Final = 1.0
 USER_TIMEOUT_MS: Final = 5000
@@ -70,13 +72,6 @@ class Dialer:
                 await self._urgent.wait()
         except TimeoutError:
             pass
-
-
-def report(task: "asyncio.Task[None]") -> None:
-    """Of a task that nobody waits for: what it failed of, to the loop's exception handler."""
-    if not task.cancelled() and task.exception() is not None:
-        context = {"message": "a task of the peer links failed", "exception": task.exception()}
-        task.get_loop().call_exception_handler(context)
 
 
 async def connect(

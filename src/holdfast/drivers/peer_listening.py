@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from holdfast.drivers.peer_dialing import report
+from holdfast.drivers.failures import report
 
 BACKLOG: Final = 128
 GREETINGS_MAX: Final = 64

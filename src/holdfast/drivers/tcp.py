@@ -61,7 +61,13 @@ class TcpConnection(ClientTransport):
         broker.touch()
         connection = self.connection
         assert connection is not None
-        broker.node.handle_data(connection, data)
+        try:
+            broker.node.handle_data(connection, data)
+        except Exception as error:  # noqa: BLE001
+            broker.contain(connection, error)
+            if self.transport is not None:
+                self.transport.abort()
+            return
         if connection.input_paused:
             self.pause_reading()
 

@@ -315,7 +315,13 @@ class Federator:
         self._call(lambda member, now: member.link_busy(peer, is_busy))
 
     def link_frame(self, peer: bytes, data: bytes) -> None:
-        self._call(lambda member, now: member.frame(peer, data, now))
+        try:
+            self._call(lambda member, now: member.frame(peer, data, now))
+        except Exception as error:
+            # Malformed frames are refused before. Whatever this was, the member is made anew from
+            # what is stored; the broker that it is part of goes on.
+            logger.critical("federation: a frame of %s failed", peer.hex(), exc_info=error)
+            self._fail(f"a frame of {peer.hex()} made this member fail: {error!r}")
 
     def link_stirred(self, peer: bytes) -> None:
         if peer in self.member.links:

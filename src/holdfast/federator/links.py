@@ -17,9 +17,10 @@ from re import fullmatch
 from typing import Final, Protocol
 
 from holdfast.config.addresses import ADDRESS
+from holdfast.drivers.failures import report
 from holdfast.drivers.peer_auth import PeerAuth
 from holdfast.drivers.peer_complaints import Complaints
-from holdfast.drivers.peer_dialing import Dialer, connect, report
+from holdfast.drivers.peer_dialing import Dialer, connect
 from holdfast.drivers.peer_link import CLOSE_TIMEOUT_S, PeerLink, PeerMetrics, failure
 from holdfast.drivers.peer_listening import PeerListener
 from holdfast.federation.frames import FRAME_BYTES_MAX, VERSION

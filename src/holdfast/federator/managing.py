@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.config.federation import label_of, peer_of
-from holdfast.drivers.peer_dialing import report
+from holdfast.drivers.failures import report
 from holdfast.federation.member import FederationMember
 from holdfast.federator.links import Links
 from holdfast.federator.manager_client import LinkState, ManagerClient

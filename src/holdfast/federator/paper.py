@@ -13,10 +13,11 @@ import signal
 import time
 from collections import Counter
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from holdfast.client import Client, ClientError, Message, Options, Reconnect, SubscriptionRequest
 from holdfast.client.servers import Server
+from holdfast.drivers.failures import first_unexpected
 from holdfast.drivers.peer_complaints import Complaints
 from holdfast.federation.paper.effects import (
     ConnectNeighbour,
@@ -55,11 +56,15 @@ async def run(settings: PaperSettings) -> None:
     federator = PaperFederator(settings)
     await federator.start()
     stopping, failing = loop.create_task(stop.wait()), loop.create_task(federator.wait())
+    unexpected = first_unexpected(loop)
+    ends: set[asyncio.Future[Any]] = {stopping, failing, unexpected}
     try:
-        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await federator.stop()
         stopping.cancel()
+    if unexpected.done():
+        raise unexpected.result()
     await failing
     logger.info("federation: stopped")
 

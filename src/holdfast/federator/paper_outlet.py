@@ -11,6 +11,7 @@ from typing import Final
 from holdfast.client import Client, ClientError, Options, PublishResult, QueueFull, Reconnect
 from holdfast.client.errors import ConnectionLost, NotConnected
 from holdfast.client.servers import parse_server
+from holdfast.drivers.failures import watched
 from holdfast.drivers.peer_complaints import Complaints
 
 QUEUE_MESSAGES_MAX: Final = 10_000
@@ -122,7 +123,7 @@ class NeighbourLink:
         self._outlet = Outlet(counts, complaints, self._name)
         self._options = options
         parse_server(address)
-        self._task = asyncio.create_task(self._run())
+        self._task = watched(self._run())
 
     @property
     def queued(self) -> int:
@@ -161,7 +162,7 @@ class NeighbourLink:
 
 async def serve(client: Client, outlet: Outlet) -> None:
     """Until the connection is over for good. Raises its ClientError."""
-    pumping = asyncio.create_task(outlet.pump(client))
+    pumping = watched(outlet.pump(client))
     try:
         error = await client.wait_closed()
     finally:

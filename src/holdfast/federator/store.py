@@ -15,7 +15,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.drivers.peer_dialing import report
+from holdfast.drivers.failures import report
 from holdfast.federation.frames import Data, decode, encode
 from holdfast.federation.identity import MessageId
 from holdfast.federation.receiving import Position

@@ -25,6 +25,8 @@ class Stats:
         self.authentications_failed = 0
         self.authorizations_denied = 0
         self.protocol_errors = 0
+        # Packets that made the node fail: defects of its own.
+        self.internal_errors = 0
         self.keep_alive_timeouts = 0
         self.wills_published = 0
         # Deliveries that will never happen, by reason.
