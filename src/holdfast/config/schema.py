@@ -12,8 +12,10 @@ from msgspec import Meta, Struct, field
 from holdfast.config.addresses import ADDRESS, is_loopback
 from holdfast.config.federation import Federation
 
-PACKET_BYTES_LIMIT: Final = 268_435_460
-"""The largest MQTT packet there is: header byte, four length bytes, 268,435,455 bytes of body."""
+PACKET_BYTES_LIMIT: Final = 268_435_460 - 131_072
+"""The largest MQTT packet there is (header byte, four length bytes, 268,435,455 bytes of body),
+less 128 KiB. A message grows on its way to a receiver: by a topic that its publisher gave as an
+alias (at most 65,535 bytes), by a length of properties, an alias and subscription identifiers."""
 
 WEBSOCKET_PATH: Final = "/mqtt"
 
@@ -178,7 +180,8 @@ class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    packet_bytes: Annotated[int, Meta(ge=128, le=PACKET_BYTES_LIMIT)] = PACKET_BYTES_LIMIT
+    packet_bytes: Annotated[int, Meta(ge=128, le=PACKET_BYTES_LIMIT)] = 2_097_152
+    """A larger packet ends its connection with 0x95 (Packet too large)."""
     keep_alive_s_max: Uint16 = 65535
     session_expiry_s_max: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
     """4294967295: sessions may last for ever."""

@@ -11,7 +11,12 @@ from holdfast.mqtt import packets as m
 from holdfast.mqtt.fields import binary_field, string_field
 from holdfast.mqtt.framing import frame
 from holdfast.mqtt.packets import Properties
-from holdfast.mqtt.properties import encode_properties
+from holdfast.mqtt.properties import (
+    REASON_STRING,
+    RESPONSE_INFORMATION,
+    USER_PROPERTY,
+    encode_properties,
+)
 from holdfast.mqtt.publish import encode_publish, splice_properties
 from holdfast.mqtt.reasons import connack_return_code, suback_return_code
 
@@ -21,6 +26,10 @@ PINGRESP_BYTES: Final = b"\xd0\x00"
 # PUBREL, SUBSCRIBE and UNSUBSCRIBE have reserved flags of 0010, the others of 0000.
 # [MQTT-2.1.3-1] [MQTT-3.6.1-1] [MQTT-3.8.1-1] [MQTT-3.10.1-1] [MQTT-3.14.1-1] [MQTT-3.15.1-1]
 FLAGGED_TYPES: Final = 1 << m.PUBREL | 1 << m.SUBSCRIBE | 1 << m.UNSUBSCRIBE
+
+
+# What a receiver does without, the least useful first.
+OMITTED_FIRST: Final = (REASON_STRING, RESPONSE_INFORMATION, USER_PROPERTY)
 
 
 def first_byte(packet_type: int) -> int:
@@ -53,6 +62,30 @@ def encode(packet: m.Packet, version: int) -> bytes:
             raise ValueError("MQTT 3 has no AUTH")
         return _encode_ending(m.AUTH, packet.reason, packet.properties, version)
     return PINGREQ_BYTES if isinstance(packet, m.Pingreq) else PINGRESP_BYTES
+
+
+def encode_within(packet: m.Answer, version: int, bytes_max: int) -> bytes:
+    """The packet in the largest form that has an encoding of at most `bytes_max` bytes: whole, else
+    without its reason string, then without its response information, then without its user
+    properties. b"" if there is none. [MQTT-3.2.2-19] [MQTT-3.2.2-20] [MQTT-3.14.2-3]"""
+    properties = packet.properties
+    for key in OMITTED_FIRST:
+        data = _try_encode(packet, version)
+        if data and len(data) <= bytes_max:
+            return data
+        if key in properties:
+            properties = {each: value for each, value in properties.items() if each != key}
+            packet.properties = properties
+    data = _try_encode(packet, version)
+    return data if len(data) <= bytes_max else b""
+
+
+def _try_encode(packet: m.Answer, version: int) -> bytes:
+    """b"" for a packet with a string or properties that are too long to be sent."""
+    try:
+        return encode(packet, version)
+    except ValueError:
+        return b""
 
 
 def encode_ack(packet_type: int, packet_id: int, reason: int, version: int) -> bytes:

@@ -226,3 +226,6 @@ Packet: TypeAlias = (
     | Disconnect
     | Auth
 )
+
+Answer: TypeAlias = Connack | Ack | Suback | Unsuback | Disconnect | Auth
+"""What a broker answers with properties of its own."""

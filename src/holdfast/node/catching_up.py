@@ -264,10 +264,7 @@ def handle_fetched(
         if entry.message is None:
             # Retention took it, so it cannot be completed.
             state.stats.dropped_lost += 1
-            del session.inflight[packet_id]
-            if session.is_durable():
-                session.note_change(packet_id, None)
-                note_progress(state, session)
+            _give_up(state, session, packet_id)
             continue
         unsent.append(packet_id)
     session.unsent = unsent
@@ -288,7 +285,11 @@ def send_unsent(state: NodeState, session: Session) -> None:
         assert message is not None
         if entry.group is None and not entry.is_retained:
             entry.message = None
-        _send_again(state, session, connection, packet_id, entry.qos, entry.is_retained, message)
+        if not _send_again(
+            state, session, connection, packet_id, entry.qos, entry.is_retained, message
+        ):
+            state.stats.dropped_too_large += 1
+            _give_up(state, session, packet_id)
     if not unsent:
         session.unsent = None
 
@@ -301,7 +302,8 @@ def _send_again(
     qos: int,
     is_retained: bool,
     message: Message,
-) -> None:
+) -> bool:
+    """False: it is larger than the client takes."""
     subscription_ids: tuple[int, ...] = ()
     retain = is_retained
     subscription = subscription_for(
@@ -321,8 +323,20 @@ def _send_again(
         message.topic,
         0,
     )
-    if len(frame) > connection.packet_bytes_max:
-        state.stats.dropped_too_large += 1
-        return
+    if not 0 < len(frame) <= connection.packet_bytes_max:
+        return False
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
+    return True
+
+
+def _give_up(state: NodeState, session: Session, packet_id: int) -> None:
+    """An inflight message cannot be sent, and so never be acknowledged: its id is free.
+    [MQTT-3.1.2-25]"""
+    entry = session.inflight.pop(packet_id)
+    if session.is_durable():
+        session.note_change(packet_id, None)
+        note_progress(state, session)
+    group = entry.group
+    if state.cluster is not None and isinstance(group, Group):
+        state.cluster.group_finished(group, entry.partition, entry.offset)

@@ -5,9 +5,9 @@ import json
 from holdfast.log import record as log_record
 from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode
+from holdfast.mqtt.encode import encode_within
 from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.packets import Connack, Disconnect, Properties
+from holdfast.mqtt.packets import Connack, Connect, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.recording import log_progress
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
@@ -20,10 +20,13 @@ from holdfast.session.session import NEVER_EXPIRES, Session
 def refuse(
     state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
 ) -> None:
-    """CONNACK with a reason, then close. [MQTT-3.1.4-2] [MQTT-3.2.2-7]"""
+    """CONNACK with a reason, then close. [MQTT-3.2.2-7]"""
     state.stats.connections_refused += 1
-    packet = connection.connect
-    client_id = getattr(packet, "client_id", "") if packet is not None else ""
+    client_id = connection.client_id
+    if not client_id and isinstance(connection.connect, Connect):
+        client_id = connection.connect.client_id
+    # [MQTT-3.1.4-2] nothing more of the client is processed.
+    connection.connect = None
     state.note(
         "info",
         "connection_refused",
@@ -35,17 +38,13 @@ def refuse(
         },
     )
     if connection.state != CLOSED:
-        # [MQTT-3.2.2-19] no reason string that would make it too large for the client
-        data = b""
-        needed: Properties = {}
-        if connection.version >= 5:
-            if server_reference:
-                needed[p.SERVER_REFERENCE] = server_reference
-            properties = {p.REASON_STRING: text, **needed}
-            data = encode(Connack(False, reason, properties), connection.version)
-        if not data or len(data) > connection.packet_bytes_max:
-            data = encode(Connack(False, reason, needed), connection.version)
-        connection.send(data, state.dirty)
+        properties: Properties = {p.REASON_STRING: text}
+        if server_reference:
+            properties[p.SERVER_REFERENCE] = server_reference
+        packet = Connack(False, reason, properties)
+        data = encode_within(packet, connection.version, connection.packet_bytes_max)
+        if data:
+            connection.send(data, state.dirty)
     connection.state = CLOSED
     connection.close(state.dirty)
 
@@ -58,16 +57,15 @@ def close_connection(
     if connection.state == CLOSED:
         return
     if connection.state == OPEN and connection.version >= 5:
-        needed: Properties = {}
+        properties: Properties = {}
         if server_reference:
-            needed[p.SERVER_REFERENCE] = server_reference
-        # [MQTT-3.14.2-3] likewise
-        data = b""
+            properties[p.SERVER_REFERENCE] = server_reference
         if text and connection.problem_information:
-            data = encode(Disconnect(reason, {p.REASON_STRING: text, **needed}), connection.version)
-        if not data or len(data) > connection.packet_bytes_max:
-            data = encode(Disconnect(reason, needed), connection.version)
-        connection.send(data, state.dirty)
+            properties[p.REASON_STRING] = text
+        packet = Disconnect(reason, properties)
+        data = encode_within(packet, connection.version, connection.packet_bytes_max)
+        if data:
+            connection.send(data, state.dirty)
     _detach(state, connection, reason == reasons.SESSION_TAKEN_OVER)
 
 

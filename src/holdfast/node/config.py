@@ -15,7 +15,7 @@ class NodeConfig:
     retain_available: bool = True
     wildcard_available: bool = True
     shared_available: bool = True
-    packet_bytes_max: int = 268_435_460
+    packet_bytes_max: int = 2_097_152
     keep_alive_s_max: int = 65535
     session_expiry_s_max: int = 0xFFFFFFFF
     receive_maximum: int = 1024

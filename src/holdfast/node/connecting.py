@@ -5,7 +5,7 @@ from typing import Final
 from holdfast.log import record as log_record
 from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode
+from holdfast.mqtt.encode import encode_within
 from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Auth, Connack, Connect, Properties
 from holdfast.mqtt.properties import encode_block
@@ -22,6 +22,7 @@ from holdfast.session.connection import (
     EXCHANGING,
     OPEN,
     OPENING,
+    AliasesOut,
     Connection,
 )
 from holdfast.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
@@ -139,18 +140,16 @@ def _start_exchange(state: NodeState, connection: Connection, packet: Connect, m
 
 def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
     """A step of the exchange, or re-authentication of an open connection. [MQTT-4.12.0-6]"""
-    connect = connection.connect
-    assert isinstance(connect, Connect)
-    method = connect.properties.get(p.AUTHENTICATION_METHOD)
+    authentication = connection.authentication
     if (
-        connection.authentication is None
-        or packet.properties.get(p.AUTHENTICATION_METHOD) != method
+        authentication is None
+        or packet.properties.get(p.AUTHENTICATION_METHOD) != authentication.method
     ):
         # [MQTT-4.12.0-7] [MQTT-4.12.1-1]
         raise ProtocolViolation(
             reasons.PROTOCOL_ERROR, "AUTH with another method than CONNECT, or without one"
         )
-    assert isinstance(method, str)
+    method: str = authentication.method
     data = packet.properties.get(p.AUTHENTICATION_DATA)
     payload = data if isinstance(data, bytes) else None
     if packet.reason == reasons.REAUTHENTICATE:
@@ -160,7 +159,7 @@ def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
         connection.authentication = again
         step = again.start(connection.client_id, payload)
     elif packet.reason == reasons.CONTINUE_AUTHENTICATION:
-        step = connection.authentication.step(payload)
+        step = authentication.step(payload)
     else:
         raise ProtocolViolation(reasons.PROTOCOL_ERROR, f"AUTH with reason 0x{packet.reason:02x}")
     _take_step(state, connection, step, method)
@@ -170,15 +169,14 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
     fields: Properties = {p.AUTHENTICATION_METHOD: method}
     if isinstance(step, Continue):
         fields[p.AUTHENTICATION_DATA] = step.data
-        packet = Auth(reasons.CONTINUE_AUTHENTICATION, fields)
-        connection.send(encode(packet, connection.version), state.dirty)
+        _send_auth(state, connection, Auth(reasons.CONTINUE_AUTHENTICATION, fields))
     elif isinstance(step, Success):
         if step.data:
             fields[p.AUTHENTICATION_DATA] = step.data
         if connection.state == OPEN:
             if step.username != connection.username:
                 raise ProtocolViolation(reasons.NOT_AUTHORIZED, "re-authentication as another user")
-            connection.send(encode(Auth(reasons.SUCCESS, fields), connection.version), state.dirty)
+            _send_auth(state, connection, Auth(reasons.SUCCESS, fields))
             return
         connection.username = step.username
         open_session(state, connection, fields)
@@ -188,6 +186,16 @@ def _take_step(state: NodeState, connection: Connection, step: object, method: s
         if connection.state == OPEN:
             raise ProtocolViolation(reasons.NOT_AUTHORIZED, step.reason_text)
         refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text)
+
+
+def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
+    data = encode_within(packet, connection.version, connection.packet_bytes_max)
+    if not data:
+        raise ProtocolViolation(
+            reasons.PACKET_TOO_LARGE,
+            f"AUTH does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
+        )
+    connection.send(data, state.dirty)
 
 
 class HeldConnack(Held):
@@ -237,9 +245,20 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
         return
     connection.client_id = client_id
+    # Nothing of it is needed any more, and its user properties may be 20 times its size in memory.
+    connection.connect = None
     expiry_s = NEVER_EXPIRES
     if not connection.is_internal:
         expiry_s = _expiry(state, packet, answer)
+    _announce(state, connection, packet, answer)
+    if not _connack(connection, False, answer):
+        refuse(
+            state,
+            connection,
+            reasons.PACKET_TOO_LARGE,
+            f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
+        )
+        return
     session = state.sessions.get(client_id)
     if session is not None and session.connection is not None:
         take_over(state, session)
@@ -262,10 +281,10 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
         present = True
     session.epoch += 1
-    _attach(state, connection, session, packet, expiry_s)
-    _limits(state, connection, packet, answer)
+    _attach(state, connection, session, will_of(packet), expiry_s)
+    _apply_limits(state, connection, session)
     # [MQTT-3.2.2-6] no session, no session present
-    reply = encode(Connack(present, reasons.SUCCESS, answer), connection.version)
+    reply = _connack(connection, present, answer)
     session.recorded = expiry_s > 0 or session.will is not None
     if session.recorded or was_recorded:
         append_state(
@@ -289,7 +308,6 @@ class Opening:
 
     def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
         self.clean_start = packet.clean_start
-        self.packet = packet
         self.expiry_s = expiry_s
         self.answer = answer
         self.will = will_of(packet)
@@ -300,10 +318,10 @@ def finish_open(
 ) -> None:
     """In a cluster: this node owns the session, at its epoch. It is in no table here yet."""
     state.sessions[session.client_id] = session
-    _attach(state, connection, session, opening.packet, opening.expiry_s)
-    _limits(state, connection, opening.packet, opening.answer)
+    _attach(state, connection, session, opening.will, opening.expiry_s)
+    _apply_limits(state, connection, session)
     session.recorded = opening.expiry_s > 0 or session.will is not None
-    reply = encode(Connack(present, reasons.SUCCESS, opening.answer), connection.version)
+    reply = _connack(connection, present, opening.answer)
     HeldConnack(connection, session, reply).release(state)
 
 
@@ -331,7 +349,7 @@ def take_over(state: NodeState, session: Session) -> None:
 
 
 def _attach(
-    state: NodeState, connection: Connection, session: Session, packet: Connect, expiry_s: int
+    state: NodeState, connection: Connection, session: Session, will: Will | None, expiry_s: int
 ) -> None:
     session.connection = connection
     connection.session = session
@@ -342,7 +360,7 @@ def _attach(
     # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
     session.will_due_at = 0.0
     state.cancel(session.will_timer)
-    session.will = will_of(packet)
+    session.will = will
     if state.acl is not None and not connection.is_internal:
         acl = state.acl.for_client(connection.username, connection.client_id)
         connection.acl = acl
@@ -378,11 +396,17 @@ def will_of(packet: Connect) -> Will | None:
     )
 
 
-def _limits(state: NodeState, connection: Connection, packet: Connect, answer: Properties) -> None:
+def _connack(connection: Connection, present: bool, answer: Properties) -> bytes:
+    """b"": it is larger than the client takes. [MQTT-3.1.2-24]"""
+    packet = Connack(present, reasons.SUCCESS, answer)
+    return encode_within(packet, connection.version, connection.packet_bytes_max)
+
+
+def _announce(
+    state: NodeState, connection: Connection, packet: Connect, answer: Properties
+) -> None:
     """Exchange limits: what the client announced is kept, what we announce goes into CONNACK."""
     config = state.config
-    session = connection.session
-    assert isinstance(session, Session)
     keep_alive_s = packet.keep_alive_s
     receive_maximum = 65535
     if packet.protocol_level >= 5:
@@ -390,7 +414,7 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
         receive_maximum = number(given, p.RECEIVE_MAXIMUM, 65535)
         connection.alias_out_max = number(given, p.TOPIC_ALIAS_MAXIMUM, 0)
         if connection.alias_out_max:
-            connection.aliases_out = {}
+            connection.aliases_out = AliasesOut()
         maximum = config.keep_alive_s_max
         if maximum < 65535 and (keep_alive_s == 0 or keep_alive_s > maximum):
             # [MQTT-3.1.2-21] [MQTT-3.2.2-21]
@@ -403,8 +427,7 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
             answer[p.MAXIMUM_QOS] = config.qos_max
         if not config.retain_available:
             answer[p.RETAIN_AVAILABLE] = 0
-        if config.packet_bytes_max < 268_435_460:
-            answer[p.MAXIMUM_PACKET_SIZE] = config.packet_bytes_max
+        answer[p.MAXIMUM_PACKET_SIZE] = config.packet_bytes_max
         if not config.wildcard_available:
             answer[p.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
         if not config.shared_available:
@@ -421,13 +444,18 @@ def _limits(state: NodeState, connection: Connection, packet: Connect, answer: P
                 connection.numbers_qos2 = True
                 answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN, SEQUENCES_2_KNOWN]
     connection.receive_maximum = receive_maximum
-    session.inflight_max = min(receive_maximum, config.inflight_max)
     connection.keep_alive_s = float(keep_alive_s)
+
+
+def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:
+    """The limits that CONNACK announces count from here on."""
+    session.inflight_max = min(connection.receive_maximum, state.config.inflight_max)
     state.cancel(connection.timer)
     connection.timer = None
-    if keep_alive_s and not connection.is_internal:
+    if connection.keep_alive_s and not connection.is_internal:
         # [MQTT-3.1.2-22] one and a half times the keep alive
-        connection.timer = state.arm(state.now + keep_alive_s * 1.5, KEEP_ALIVE, connection)
+        when = state.now + connection.keep_alive_s * 1.5
+        connection.timer = state.arm(when, KEEP_ALIVE, connection)
 
 
 def number(properties: Properties, key: int, default: int) -> int:

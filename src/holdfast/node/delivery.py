@@ -66,10 +66,10 @@ def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
             state.stats.dropped_expired += 1
             return
         frame = _special_frame(
-            state, connection, message, 0, retain, False, 0, target.subscription_ids
+            state, connection, message, 0, retain, False, 0, target.subscription_ids, True
         )
     # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
-    if len(frame) > connection.packet_bytes_max:
+    if not 0 < len(frame) <= connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
         return
     state.stats.publish_sent += 1
@@ -85,19 +85,23 @@ def _special_frame(
     dup: bool,
     packet_id: int,
     subscription_ids: tuple[int, ...],
+    may_introduce: bool,
 ) -> bytes:
+    """`may_introduce` a topic alias: the frame is the next to be sent. Else a later one that leaves
+    before it would use an alias that the client does not know."""
     topic = message.topic
     alias = 0
     aliases = connection.aliases_out
+    is_introduced = False
     if aliases is not None:
         # [MQTT-3.1.2-26] [MQTT-3.1.2-27] never above the client's maximum
-        alias = aliases.get(topic, 0)
+        alias = aliases.by_topic.get(topic, 0)
         if alias:
             topic = b""
-        elif len(aliases) < connection.alias_out_max:
-            alias = len(aliases) + 1
-            aliases[topic] = alias
-    return message.frame_special(
+        elif may_introduce and aliases.has_room(topic, connection.alias_out_max):
+            alias = aliases.add(topic)
+            is_introduced = True
+    frame = message.frame_special(
         connection.version,
         qos,
         retain,
@@ -108,6 +112,11 @@ def _special_frame(
         topic,
         alias,
     )
+    if is_introduced and not 0 < len(frame) <= connection.packet_bytes_max:
+        # It will not be sent, so the client does not learn the alias.
+        assert aliases is not None
+        aliases.remove_last(topic)
+    return frame
 
 
 def _hand_to_session(
@@ -199,10 +208,11 @@ def send_inflight(
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
             return False
+        waits = session.expiry_s > 0 and (qos == 2 or session.held_sends > 0)
         frame = _special_frame(
-            state, connection, message, qos, retain, dup, packet_id, subscription_ids
+            state, connection, message, qos, retain, dup, packet_id, subscription_ids, not waits
         )
-    if len(frame) > connection.packet_bytes_max:
+    if not 0 < len(frame) <= connection.packet_bytes_max:
         state.stats.dropped_too_large += 1
         return False
     entry = Inflight(message.partition, message.offset, qos, is_retained)

@@ -4,7 +4,7 @@ and the acknowledgement, or what takes its place."""
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode, encode_ack
+from holdfast.mqtt.encode import encode_ack, encode_within
 from holdfast.mqtt.packets import PUBACK, PUBREC, Ack, Properties
 from holdfast.mqtt.properties import REASON_STRING
 from holdfast.node.catching_up import message_of
@@ -161,14 +161,12 @@ def encode_refusal(
     connection: Connection, packet_type: int, packet_id: int, reason: int, text: str
 ) -> bytes:
     """PUBACK or PUBREC with a reason and, if the client wants to know, the text."""
-    reply = b""
     if text and connection.problem_information:
         # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
         properties: Properties = {REASON_STRING: text}
-        reply = encode(Ack(packet_type, packet_id, reason, properties), connection.version)
-    if not reply or len(reply) > connection.packet_bytes_max:
-        reply = encode_ack(packet_type, packet_id, reason, connection.version)
-    return reply
+        packet = Ack(packet_type, packet_id, reason, properties)
+        return encode_within(packet, connection.version, connection.packet_bytes_max)
+    return encode_ack(packet_type, packet_id, reason, connection.version)
 
 
 def set_retained(state: NodeState, topic: str, message: Message) -> None:

@@ -158,7 +158,7 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
             message.topic,
             0,
         )
-        if len(frame) > connection.packet_bytes_max:
+        if not 0 < len(frame) <= connection.packet_bytes_max:
             state.stats.dropped_too_large += 1
             continue
         state.stats.publish_sent += 1

@@ -4,9 +4,16 @@ import json
 
 from holdfast.log import record as log_record
 from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode
+from holdfast.mqtt.encode import encode_within
 from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.packets import Suback, Subscribe, SubscriptionRequest, Unsuback, Unsubscribe
+from holdfast.mqtt.packets import (
+    Disconnect,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+    Unsubscribe,
+)
 from holdfast.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from holdfast.node.catching_up import continue_reading
 from holdfast.node.delivery import (
@@ -100,7 +107,8 @@ class HeldSuback(Held):
             return
         # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
         suback = Suback(self.packet.packet_id, self.codes, {})
-        connection.send(encode(suback, connection.version), state.dirty)
+        if not _answer(state, connection, suback):
+            return
         for subscription in self.scans:
             start_scan(state, session, subscription)
         if self.scans:
@@ -109,6 +117,26 @@ class HeldSuback(Held):
             group = subscription.group
             if isinstance(group, Group) and not group.tailing:
                 continue_reading(state, group)
+
+
+def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
+    """Send the packet. False: it is larger than the client takes [MQTT-3.1.2-24], which cannot go
+    on without it, so the connection is closed."""
+    data = encode_within(packet, connection.version, connection.packet_bytes_max)
+    if data:
+        connection.send(data, state.dirty)
+        return True
+    state.note(
+        "info",
+        "answer_too_large",
+        {"client": connection.client_id[:200], "packet_bytes_max": connection.packet_bytes_max},
+    )
+    last = Disconnect(reasons.PACKET_TOO_LARGE)
+    connection.send(
+        encode_within(last, connection.version, connection.packet_bytes_max), state.dirty
+    )
+    connection.close(state.dirty)
+    return False
 
 
 def handle_subscribe(
@@ -338,8 +366,7 @@ class HeldUnsubscribe(Held):
         assert connection is not None
         if connection.state == OPEN:
             # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
-            unsuback = Unsuback(self.packet.packet_id, codes, {})
-            connection.send(encode(unsuback, connection.version), state.dirty)
+            _answer(state, connection, Unsuback(self.packet.packet_id, codes, {}))
 
 
 def handle_unsubscribe(

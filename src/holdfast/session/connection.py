@@ -22,6 +22,35 @@ OPEN: Final = 4
 CLOSED: Final = 5
 
 
+ALIAS_TOPIC_BYTES_MAX: Final = 65_536
+"""Topics of one connection that have an alias towards the client; others are sent whole."""
+
+
+class AliasesOut:
+    """Topic aliases that a client was given, in the order 1, 2, 3."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[bytes, int] = {}
+        self.topic_bytes = 0
+
+    def has_room(self, topic: bytes, count_max: int) -> bool:
+        return (
+            len(self.by_topic) < count_max
+            and self.topic_bytes + len(topic) <= ALIAS_TOPIC_BYTES_MAX
+        )
+
+    def add(self, topic: bytes) -> int:
+        alias = len(self.by_topic) + 1
+        self.by_topic[topic] = alias
+        self.topic_bytes += len(topic)
+        return alias
+
+    def remove_last(self, topic: bytes) -> None:
+        """`topic` was added last."""
+        del self.by_topic[topic]
+        self.topic_bytes -= len(topic)
+
+
 class Connection:
     def __init__(self, packet_bytes_max: int, remote: str, listener: str) -> None:
         self.reader = FrameReader(packet_bytes_max)
@@ -62,10 +91,10 @@ class Connection:
         # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
         self.unacknowledged = 0
         self.aliases_in: dict[int, bytes] | None = None
-        self.aliases_out: dict[bytes, int] | None = None
+        self.aliases_out: AliasesOut | None = None
         self.alias_out_max = 0
         self.problem_information = True
-        # CONNECT kept while it is being authenticated.
+        # CONNECT, until the session is being opened.
         self.connect: object | None = None
         # security.enhanced.Authenticator, of an exchange under way or done.
         self.authentication: Any = None

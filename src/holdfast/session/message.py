@@ -2,11 +2,15 @@
 
 One object serves the whole way from the publisher's packet to every outbox: receivers that need
 the same bytes share them, so fan-out costs one encoding per (protocol, QoS, retain).
+
+A form that would be larger than MQTT's largest packet has no frame: the result is b"", and the
+message is dropped for that receiver as if it were above the receiver's Maximum Packet Size. A
+message that came from an MQTT 3 client in 268,435,455 bytes is one byte too large for MQTT 5.
 """
 
 from typing import Final
 
-from holdfast.mqtt.fields import varint
+from holdfast.mqtt.fields import VARINT_MAX, varint
 from holdfast.mqtt.publish import splice_properties, topic_field
 from holdfast.session.audience import Audience
 
@@ -78,28 +82,36 @@ class Message:
         return self._frame_v5
 
     def _encode_qos0(self, version: int, retain: bool) -> bytes:
-        body = topic_field(self.topic)
+        head = topic_field(self.topic)
         if version >= 5:
-            body += varint(len(self.properties)) + self.properties
-        body += self.payload
+            head += varint(len(self.properties)) + self.properties
+        size_bytes = len(head) + len(self.payload)
+        if size_bytes > VARINT_MAX:
+            return b""
         first = b"\x31" if retain else b"\x30"
-        return first + varint(len(body)) + body
+        return b"".join((first, varint(size_bytes), head, self.payload))
 
     def frame(self, version: int, qos: int, retain: bool, packet_id: int) -> bytes:
         """A first-time QoS 1 or 2 PUBLISH without receiver-specific properties."""
         if version < 5:
             if self._head_v3 is None:
                 field = topic_field(self.topic)
+                size_bytes = len(field) + 2 + len(self.payload)
+                if size_bytes > VARINT_MAX:
+                    return b""
                 self._tail_v3 = self.payload
-                self._head_v3 = varint(len(field) + 2 + len(self.payload)) + field
+                self._head_v3 = varint(size_bytes) + field
             head = self._head_v3
             tail = self._tail_v3
         else:
             if self._head_v5 is None:
                 field = topic_field(self.topic)
-                tail = varint(len(self.properties)) + self.properties + self.payload
-                self._tail_v5 = tail
-                self._head_v5 = varint(len(field) + 2 + len(tail)) + field
+                block = varint(len(self.properties)) + self.properties
+                size_bytes = len(field) + 2 + len(block) + len(self.payload)
+                if size_bytes > VARINT_MAX:
+                    return b""
+                self._tail_v5 = block + self.payload
+                self._head_v5 = varint(size_bytes) + field
             head = self._head_v5
             tail = self._tail_v5
         first = FIRST_BYTES[qos << 1 | (1 if retain else 0)]
@@ -118,21 +130,23 @@ class Message:
         topic_alias: int,
     ) -> bytes:
         """Any PUBLISH: own expiry, subscription ids, alias (with an empty or whole `topic`)."""
-        parts = [topic_field(topic)]
+        head = topic_field(topic)
         if qos:
-            parts.append(packet_id.to_bytes(2, "big"))
+            head += packet_id.to_bytes(2, "big")
         if version >= 5:
             properties = self.properties
             if self.expiry_s >= 0 or subscription_ids or topic_alias:
                 properties = splice_properties(
                     properties, self.remaining_expiry_s(wall_us), subscription_ids, topic_alias
                 )
-            parts.append(varint(len(properties)))
-            parts.append(properties)
-        parts.append(self.payload)
-        body = b"".join(parts)
+            if len(properties) > VARINT_MAX:
+                return b""
+            head += varint(len(properties)) + properties
+        size_bytes = len(head) + len(self.payload)
+        if size_bytes > VARINT_MAX:
+            return b""
         first = 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
-        return bytes((first,)) + varint(len(body)) + body
+        return b"".join((bytes((first,)), varint(size_bytes), head, self.payload))
 
 
 FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]
