@@ -54,6 +54,7 @@ HOT = [
     "node/federating.py",
     "node/held_publish.py",
     "node/node.py",
+    "node/pending_connects.py",
     "node/producers.py",
     "node/publishing.py",
     "node/recording.py",

@@ -108,7 +108,10 @@ def test_override_changes_the_first_listener_and_keeps_the_others(tmp_path: Path
         ("[limits]\nqos_max = true", "limits.qos_max = true: must be a whole number"),
         ("[limits]\nqos_max = 1.0", "limits.qos_max = 1.0: must be a whole number"),
         ("[limits]\nconnect_timeout_s = nan", "= nan: must be a number above 0 up to 3600"),
-        ("[limits]\nconnections = 0", "limits.connections = 0: must be a whole number, 1 or more"),
+        (
+            "[limits]\nsubscriptions_per_session = 0",
+            "limits.subscriptions_per_session = 0: must be a whole number, 1 or more",
+        ),
         ('[log]\ndurability = "sync"', 'log.durability = "sync": must be one of "fsync", "memory"'),
         ("[log]\nqos0 = [3]", "log.qos0[0] = 3: must be text"),
         ('[log]\nqos0 = ["a#"]', 'log.qos0[0] = "a#": not a topic filter'),

@@ -22,8 +22,10 @@ from holdfast.api.federating import BrokerFederation
 from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
+from holdfast.drivers import descriptors
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.failures import stop_on_unexpected, watched
+from holdfast.drivers.handshakes import TlsServer
 from holdfast.drivers.listeners import listen, reserve
 from holdfast.drivers.storage import Storage, StorageError
 from holdfast.federator.federator import FederatorError
@@ -88,7 +90,10 @@ def node_config(config: Config) -> NodeConfig:
         shared_available=limits.shared_available,
         pending_bytes_max=limits.pending_bytes_max,
         subscriptions_per_session=limits.subscriptions_per_session,
-        connections=limits.connections,
+        connections=limits.connections or descriptors.for_clients(),
+        connect_bytes=limits.connect_bytes,
+        pending_connect_bytes=limits.pending_connect_bytes,
+        pending_connects_per_address=limits.pending_connects_per_address,
         connect_timeout_s=limits.connect_timeout_s,
         allow_anonymous=bool(config.security.allow_anonymous),
         sys_interval_s=config.sys.interval_s,
@@ -135,7 +140,7 @@ class Server:
         self.cluster: ClusterAdmin | None = None
         self.federation: BrokerFederation | None = None
         self._clustering: Clustering | None = None
-        self.listeners: list[asyncio.Server] = []
+        self.listeners: list[asyncio.Server | TlsServer] = []
         self.ports: list[int] = []
         self.admin_port = 0
         self._contexts: list[ssl.SSLContext | None] = []
@@ -151,6 +156,7 @@ class Server:
         """Serve, or begin to stand by. Raises StartError."""
         loop = asyncio.get_running_loop()
         stop_on_unexpected(loop, self.fail)
+        descriptors.watch_files()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
         config = self.config

@@ -133,6 +133,7 @@ def serve(config: Config) -> int:
     from holdfast.log.files import MANIFEST
 
     set_up_logging(config.logging.level, config.logging.format)
+    _claim_descriptors(config)
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -152,6 +153,23 @@ def serve(config: Config) -> int:
         logging.shutdown()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
+
+
+def _claim_descriptors(config: Config) -> None:
+    from holdfast.drivers import descriptors
+
+    limit = descriptors.raise_limit()
+    clients = descriptors.for_clients()
+    logger = logging.getLogger("holdfast")
+    logger.info("descriptors limit=%d clients=%d", limit, clients)
+    if config.limits.connections > clients:
+        logger.warning(
+            "configuration limits.connections = %d: the process may have %d file descriptors, which"
+            " is enough for %d clients; raise the hard limit (ulimit -Hn, LimitNOFILE)",
+            config.limits.connections,
+            limit,
+            clients,
+        )
 
 
 async def _serve(config: Config) -> int:

@@ -195,7 +195,15 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     outbox_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 4_194_304
     retained_max: Count = 5_000_000
     subscriptions_per_session: CountAboveZero = 100_000
-    connections: CountAboveZero = 1_000_000
+    connections: Count = 0
+    """Clients at once; 0: as many as the process may have file descriptors for, but a reserve."""
+    connect_bytes: Annotated[int, Meta(ge=1024, le=PACKET_BYTES_LIMIT)] = 524_288
+    """Largest CONNECT, and largest packet until CONNECT is answered."""
+    pending_connect_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 33_554_432
+    """What all connections together may have sent whose CONNECT is not answered yet. Above it the
+    oldest of those with an incomplete CONNECT are closed."""
+    pending_connects_per_address: Count = 10_000
+    """Connections of one address whose CONNECT is not answered yet; 0: no limit."""
     connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 20.0
     """From the TCP connection to a complete CONNECT."""
     producers_max: CountAboveZero = 100_000

@@ -17,6 +17,7 @@ from holdfast.drivers.disk import JournalWriter, LogReadPool
 from holdfast.drivers.storage import Storage
 from holdfast.drivers.transport import ClientTransport
 from holdfast.log.cursor import LogReader, ReadResult
+from holdfast.log.filesystem import is_scarce
 from holdfast.log.record import Record
 from holdfast.log.segment import WriteGroup
 from holdfast.node.effects import (
@@ -310,7 +311,10 @@ class Broker:
         def done(result: object, error: BaseException | None) -> None:
             self.touch()
             if error is not None:
-                self.fail("log_read_failed", error)
+                if self.may_read_again(error):
+                    self.read_log(effect)
+                else:
+                    self.fail("log_read_failed", error)
                 return
             if not self.believes_disk:
                 return
@@ -320,6 +324,13 @@ class Broker:
             )
 
         self.read_pool.submit(work, done)
+
+    def may_read_again(self, error: BaseException) -> bool:
+        """True if only a file descriptor was missing, which says nothing about the disk."""
+        if is_scarce(error):
+            logger.error("log_read_waits_for_descriptor error=%r", str(error))
+            return True
+        return False
 
     def defer(self, effect: Effect) -> None:
         """With durability "memory" what is committed may not be in the file yet: carry the effect
@@ -344,7 +355,10 @@ class Broker:
         def done(result: object, error: BaseException | None) -> None:
             self.touch()
             if error is not None:
-                self.fail("log_read_failed", error)
+                if self.may_read_again(error):
+                    self.fetch(effect)
+                else:
+                    self.fail("log_read_failed", error)
                 return
             if not self.believes_disk:
                 return

@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import DataDirectory
-from holdfast.log.filesystem import WriteFile
+from holdfast.log.filesystem import WriteFile, is_scarce
 from holdfast.log.segment import Segment, WriteGroup
 
 logger = logging.getLogger("holdfast")
@@ -36,6 +36,10 @@ Done = Callable[[object, BaseException | None], None]
 
 class DiskFullError(Exception):
     """Nothing of the group is in the file; it may be written again when there is space."""
+
+
+class NoDescriptorError(Exception):
+    """The same, for want of a file descriptor: the disk is as it was."""
 
 
 class GroupWriter:
@@ -62,12 +66,14 @@ class GroupWriter:
         self._allocated = 0
 
     def write(self, group: WriteGroup) -> None:
-        """Raises DiskFullError, or OSError: then the file's state is unknown."""
+        """Raises DiskFullError, NoDescriptorError, or OSError: then the file's state is unknown."""
         try:
             file = self._file_for(group)
         except OSError as error:
             if error.errno in _FULL:
                 raise DiskFullError from error
+            if is_scarce(error):
+                raise NoDescriptorError from error
             raise
         end = group.position + group.size_bytes
         if self._durable and self._allocate_bytes and end > self._allocated:
@@ -257,6 +263,12 @@ class JournalWriter:
                 if not self.is_full:
                     self.is_full = True
                     _report(self._call_soon, self._on_full)
+                if self._closing.wait(SPACE_POLL_S):
+                    return False
+                continue
+            except NoDescriptorError as error:
+                # Promises wait, and publishers with them (limits.pending_bytes_max).
+                logger.error("journal_waits_for_descriptor error=%r", str(error.__cause__))
                 if self._closing.wait(SPACE_POLL_S):
                     return False
                 continue

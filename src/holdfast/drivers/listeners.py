@@ -3,9 +3,12 @@
 import asyncio
 import socket
 import ssl
+from typing import cast
 
 from holdfast.config.schema import Listener
+from holdfast.drivers import descriptors
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.handshakes import BACKLOG, TlsServer
 from holdfast.drivers.tcp import ListenerCount, TcpConnection
 from holdfast.drivers.websocket import Admission, WebSocketConnection
 
@@ -43,25 +46,21 @@ async def listen(
     listener: Listener,
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
-) -> list[asyncio.Server]:
+) -> list[asyncio.Server | TlsServer]:
     """On what `reserve` has returned; with TLS if there is a context. Raises OSError."""
-    count = ListenerCount(f"{listener.bind}:{listener.port}", listener.max_connections)
+    name = f"{listener.bind}:{listener.port}"
+    sockets_max = descriptors.for_clients()
+    # With TLS a connection that is made has had its place since it was accepted.
+    count = ListenerCount(name, listener.max_connections, sockets_max + (context is not None))
     admission = Admission(listener.path, listener.allowed_origins)
 
-    def accept() -> object:
+    def accept() -> asyncio.BaseProtocol:
         connection = TcpConnection(broker, count)
         if listener.transport == "websocket":
             return WebSocketConnection(connection, admission)
-        return connection
+        # Duck-typed.
+        return cast(asyncio.BaseProtocol, connection)
 
-    timeout_s = broker.node.state.config.connect_timeout_s if context else None
-    return [
-        await broker.loop.create_server(
-            accept,  # type: ignore[arg-type]
-            sock=one,
-            ssl=context,
-            backlog=4096,
-            ssl_handshake_timeout=timeout_s,
-        )
-        for one in sockets
-    ]
+    if context is not None:
+        return [TlsServer(broker, name, sockets_max, accept, context, one) for one in sockets]
+    return [await broker.loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]

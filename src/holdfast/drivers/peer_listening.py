@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+from holdfast.drivers import descriptors
 from holdfast.drivers.failures import report
 
 BACKLOG: Final = 128
@@ -84,7 +85,7 @@ class PeerListener:
             task = self._loop.create_task(self._greet(one, f"{host}:{address[1]}"))
             self.greetings[task] = None
             task.add_done_callback(self._ended)
-            if len(self.greetings) > GREETINGS_MAX:
+            if len(self.greetings) > descriptors.share(GREETINGS_MAX):
                 oldest = next(iter(self.greetings))
                 del self.greetings[oldest]
                 oldest.cancel()

@@ -25,7 +25,7 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.drivers.disk import DiskFullError
-from holdfast.log.filesystem import FileSystem, WriteFile, read_whole, write_whole
+from holdfast.log.filesystem import FileSystem, WriteFile, is_scarce, read_whole, write_whole
 from holdfast.replication.kinds import BadFrame
 from holdfast.replication.raft import Write
 from holdfast.replication.raft_log import RaftState, Snapshot
@@ -195,7 +195,7 @@ class RaftFiles:
 
 
 def _raise_if_full(error: OSError) -> None:
-    if error.errno in _FULL:
+    if error.errno in _FULL or is_scarce(error):
         raise DiskFullError from error
 
 

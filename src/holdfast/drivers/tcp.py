@@ -18,11 +18,13 @@ CLOSE_TIMEOUT_S: Final = 5.0
 
 
 class ListenerCount:
-    """The connections of one listener; `connections_max` of 0: no limit of its own."""
+    """The connections of one listener; `connections_max` of 0: no limit of its own.
+    `sockets_max`: of all listeners together, TLS handshakes included."""
 
-    def __init__(self, name: str, connections_max: int) -> None:
+    def __init__(self, name: str, connections_max: int, sockets_max: int) -> None:
         self.name = name
         self.connections_max = connections_max
+        self.sockets_max = sockets_max
         self.connections = 0
 
 
@@ -45,7 +47,11 @@ class TcpConnection(ClientTransport):
         broker.touch()
         listener = self.listener
         if listener.connections_max and listener.connections >= listener.connections_max:
-            broker.node.refuse_connection(remote, listener.name, listener.connections_max)
+            limit = listener.connections_max
+            broker.node.refuse_connection("listener_full", remote, listener.name, limit)
+            transport.abort()
+            return
+        if not broker.node.has_room(remote, listener.name, listener.sockets_max):
             transport.abort()
             return
         listener.connections += 1
@@ -70,6 +76,13 @@ class TcpConnection(ClientTransport):
             return
         if connection.input_paused:
             self.pause_reading()
+
+    def buffer_upgrade(self, size_bytes: int) -> None:
+        """So many bytes of an HTTP request are kept in front of MQTT's."""
+        connection = self.connection
+        if connection is not None:
+            self.broker.touch()
+            self.broker.node.handle_upgrade(connection, size_bytes)
 
     def eof_received(self) -> bool:
         return False

@@ -16,7 +16,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Origin, Subprotocol
 
 from holdfast.drivers.tcp import TcpConnection
-from holdfast.websocket.stream import WebSocketError, WebSocketStream
+from holdfast.websocket.stream import OPENING, WebSocketError, WebSocketStream
 
 SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
 """[MQTT-6.0.0-4]; the other is what clients of MQTT 3.1 ask for."""
@@ -42,11 +42,17 @@ class Admission:
 class WebSocketConnection(WebSocketStream):
     def __init__(self, connection: TcpConnection, admission: Admission) -> None:
         super().__init__(connection, is_client=False)  # type: ignore[arg-type]
+        self._connection = connection
         self._admission = admission
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._inner.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._state == OPENING:
+            self._connection.buffer_upgrade(len(self._head))
 
     def connection_lost(self, error: Exception | None) -> None:
         if self._error is not None:

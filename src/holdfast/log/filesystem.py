@@ -8,13 +8,21 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
+
+T = TypeVar("T")
 
 TEMPORARY: Final = ".tmp"
 WRITE_BYTES: Final = 1 << 20
 """At most so much is joined for one write call."""
+OPEN_WAIT_S: Final = 30.0
+OPEN_PAUSE_S: Final = 0.01
+OPEN_PAUSE_S_MAX: Final = 1.0
+"""How long an opening waits for a descriptor, and between two attempts: longer and longer."""
 
 
 class ReadFile(Protocol):
@@ -147,12 +155,55 @@ class LimitedReadFile:
         return min(self._limit_bytes, self._file.size())
 
 
+class Descriptors:
+    """Openings of files when the process, or the machine, has no descriptor left.
+
+    That passes, and nothing was changed: an opening that is repeated is not a write that is
+    repeated. A process that serves sets `may_wait`; without it errors are raised at once.
+    """
+
+    def __init__(self) -> None:
+        self.may_wait: Callable[[OSError, float], bool] | None = None
+        """Called with the error and how long the opening has waited by now, in seconds."""
+        self.waits = 0
+        """How often an opening had to wait."""
+
+    def open(self, path: Path, flags: int, mode: int = 0o777) -> int:
+        """Raises OSError: for want of descriptors after OPEN_WAIT_S."""
+        return self.once_free(partial(os.open, path, flags, mode))
+
+    def once_free(self, take: Callable[[], T]) -> T:
+        """What `take` returns, which needs a descriptor. Raises OSError as `open`."""
+        waited_s = 0.0
+        while True:
+            try:
+                return take()
+            except OSError as error:
+                if not is_scarce(error) or waited_s >= OPEN_WAIT_S or self.may_wait is None:
+                    raise
+                if not self.may_wait(error, waited_s):
+                    raise
+            self.waits += waited_s == 0
+            pause_s = min(OPEN_PAUSE_S_MAX, max(OPEN_PAUSE_S, waited_s / 4))
+            time.sleep(pause_s)
+            waited_s += pause_s
+
+
+DESCRIPTORS: Final = Descriptors()
+"""Of this process."""
+
+
+def is_scarce(error: BaseException) -> bool:
+    """True if only a descriptor was missing."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 class OsReadFile:
     """Closes with its last reference, so that one thread cannot close what another reads."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = -1
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = DESCRIPTORS.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, position: int, length: int) -> bytes:
         data = os.pread(self._descriptor, length, position)
@@ -182,7 +233,8 @@ class OsReadFile:
 class OsWriteFile:
     def __init__(self, path: Path, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0)
-        self._descriptor = os.open(path, flags, 0o640)
+        self._descriptor = -1
+        self._descriptor = DESCRIPTORS.open(path, flags, 0o640)
 
     def write(self, position: int, data: Sequence[bytes]) -> None:
         chunk: list[bytes] = []
@@ -254,7 +306,7 @@ class OsFileSystem:
 
     def list(self, folder: str, *, must_exist: bool = False) -> list[str]:
         try:
-            return sorted(os.listdir(self.root / folder))
+            return sorted(DESCRIPTORS.once_free(partial(os.listdir, self.root / folder)))
         except FileNotFoundError:
             if must_exist:
                 raise
@@ -282,7 +334,8 @@ class OsFileSystem:
         os.rmdir(self.root / folder)
 
     def lock(self, name: str) -> OsLock | None:
-        descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        descriptor = DESCRIPTORS.open(self.root / name, flags, 0o640)
         try:
             locked = _try_lock(descriptor)
         except OSError:
@@ -294,7 +347,7 @@ class OsFileSystem:
         return OsLock(descriptor)
 
     def is_locked(self, name: str) -> bool:
-        descriptor = os.open(self.root / name, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = DESCRIPTORS.open(self.root / name, os.O_RDWR | os.O_CLOEXEC)
         try:
             asked = struct.pack(_FLOCK, fcntl.F_WRLCK, 0, 0, 0, 0)
             answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
@@ -303,7 +356,8 @@ class OsFileSystem:
             os.close(descriptor)
 
     def sync_folder(self, folder: str) -> None:
-        descriptor = os.open(self.root / folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY
+        descriptor = DESCRIPTORS.open(self.root / folder, flags)
         try:
             os.fsync(descriptor)
         finally:

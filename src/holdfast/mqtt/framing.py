@@ -16,7 +16,8 @@ PACKET_BYTES_MAX: Final = 268_435_460
 
 
 class FrameReader:
-    """feed() what arrives, then call next() until it says False.
+    """feed() what arrives, then call next() until it says False. `packet_bytes_max` may change
+    between two packets.
 
     After a True, and until the next call, `first` is the fixed header's first byte, at `begin`,
     and buffer[start:end] the body. After an error the reader is of no use any more.
@@ -50,6 +51,18 @@ class FrameReader:
             self._position = 0
         else:
             self._more = bytearray(data)
+
+    def first_byte(self) -> int:
+        """The first byte that next() has not passed; -1 if there is none."""
+        if self._position < len(self.buffer):
+            return self.buffer[self._position]
+        return -1
+
+    def waiting_bytes(self) -> int:
+        """How many bytes have arrived that next() has not passed."""
+        more = self._more
+        rest = len(self.buffer) - self._position
+        return rest if more is None else rest + len(more)
 
     def next(self) -> bool:
         """True: a whole frame is there. False: more is needed.

@@ -26,6 +26,11 @@ class NodeConfig:
     retained_max: int = 5_000_000
     subscriptions_per_session: int = 100_000
     connections: int = 1_000_000
+    connect_bytes: int = 524_288
+    """What one connection may send before its CONNECT is answered."""
+    pending_connect_bytes: int = 33_554_432
+    """What all connections together may have buffered whose CONNECT is not answered."""
+    pending_connects_per_address: int = 10_000
     connect_timeout_s: float = 20.0
     allow_anonymous: bool = True
     sys_interval_s: float = 10.0

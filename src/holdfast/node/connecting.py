@@ -55,7 +55,7 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
         text = "this node takes no clients"
         refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, state.redirect)
         return
-    if state.connections > state.config.connections:
+    if state.connections - state.pending_connects.silent > state.config.connections:
         refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
         return
     if packet.will is not None and not _check_will(state, connection, packet):
@@ -213,6 +213,8 @@ class HeldConnack(Held):
         if connection.state != OPENING or session.connection is not connection:
             return
         connection.state = OPEN
+        connection.reader.packet_bytes_max = state.config.packet_bytes_max
+        state.pending_connects.leave(connection)
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
         proceed(state, session)

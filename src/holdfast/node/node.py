@@ -45,6 +45,7 @@ from holdfast.node.closing import (
 )
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import FetchInflight, ReadLog, ResumeInput
+from holdfast.node.pending_connects import CONNECT_FIRST_BYTE
 from holdfast.node.publishing import handle_publish, handle_pubrel
 from holdfast.node.recording import log_progress
 from holdfast.node.state import (
@@ -86,25 +87,70 @@ class Node:
         if state.config.sys_interval_s > 0:
             state.arm(state.now, SYS, None)
 
+    def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
+        """Make room for a connection if need be. False: the driver closes its socket."""
+        state = self.state
+        pending = state.pending_connects
+        if pending.is_crowded(remote):
+            self.refuse_connection("address_full", remote, listener, pending.per_address_max)
+            return False
+        if state.connections + state.handshakes >= sockets_max and not self.displace_silent():
+            self.refuse_connection("connections_full", remote, listener, sockets_max)
+            return False
+        return True
+
     def handle_connected(self, remote: str, listener: str) -> Connection:
         state = self.state
-        connection = Connection(state.config.packet_bytes_max, remote, listener)
+        config = state.config
+        # A CONNECT needs no more; HeldConnack raises the bound.
+        packet_bytes_max = min(config.connect_bytes, config.packet_bytes_max)
+        connection = Connection(packet_bytes_max, remote, listener)
         connection.last_received = state.now
         state.connections += 1
+        state.pending_connects.enter(connection)
         connection.timer = state.arm(
             state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection
         )
         return connection
 
-    def refuse_connection(self, remote: str, listener: str, connections_max: int) -> None:
-        """A listener is full: the driver closes the socket without a word, since MQTT has none
-        before CONNECT."""
+    def refuse_connection(
+        self, event: str, remote: str, listener: str, connections_max: int
+    ) -> None:
+        """There is no room for a new connection: the driver closes the socket without a packet,
+        because MQTT has none before CONNECT."""
         self.state.stats.connections_refused += 1
         self.state.note(
             "warning",
-            "listener_full",
+            event,
             {"remote": remote, "listener": listener, "max_connections": connections_max},
         )
+
+    def displace_silent(self) -> bool:
+        """Close the oldest connection that has sent no CONNECT. False: there is none."""
+        oldest = self.state.pending_connects.oldest_silent()
+        if oldest is not None:
+            self._displace(oldest)
+        return oldest is not None
+
+    def _displace(self, connection: Connection) -> None:
+        state = self.state
+        state.stats.connections_displaced += 1
+        state.note("info", "connection_displaced", {"remote": connection.remote})
+        state.pending_connects.leave(connection)
+        handle_connection_lost(state, connection)
+
+    def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
+        """A WebSocket that is not open yet buffers so many bytes of its HTTP request."""
+        self._limit_pending(connection, size_bytes)
+
+    def _limit_pending(self, connection: Connection, size_bytes: int) -> None:
+        """Connections without an answered CONNECT buffer at most `pending_connect_bytes`: above it
+        the oldest that has sent a part of its CONNECT is closed."""
+        pending = self.state.pending_connects
+        pending.buffer(connection, size_bytes)
+        while pending.bytes > pending.bytes_max and not connection.closing:
+            oldest = pending.oldest_partial()
+            self._displace(connection if oldest is None else oldest)
 
     def handle_data(self, connection: Connection, data: bytes) -> None:
         state = self.state
@@ -114,9 +160,27 @@ class Node:
             return
         try:
             connection.reader.feed(data)
-            self._process(connection)
+            if connection.state == OPEN:
+                self._process(connection)
+            else:
+                self._process_pending(connection)
         except ProtocolViolation as error:
             handle_violation(state, connection, error)
+
+    def _process_pending(self, connection: Connection) -> None:
+        """Input before CONNECT is answered. A first packet that is no CONNECT ends the connection
+        at its first byte: nobody waits for the rest."""
+        reader = connection.reader
+        first = reader.first_byte()
+        if connection.state == NEW and first >= 0 and first != CONNECT_FIRST_BYTE:
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, f"the first packet begins with 0x{first:02x}, not CONNECT"
+            )
+        self._process(connection)
+        if connection.closing:
+            self.state.pending_connects.leave(connection)
+        elif connection.state != OPEN:
+            self._limit_pending(connection, reader.waiting_bytes())
 
     def handle_resumed(self, connection: Connection) -> None:
         """Input is wanted again: what had arrived already is processed first."""
@@ -131,6 +195,7 @@ class Node:
     def handle_disconnected(self, connection: Connection) -> None:
         """The socket is closed, by whichever side. Exactly once per connection."""
         self.state.connections -= 1
+        self.state.pending_connects.leave(connection)
         self.state.cancel(connection.timer)
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
@@ -223,8 +288,10 @@ class Node:
         state = self.state
         reader = connection.reader
         if connection.state == NEW and packet_type == CONNECT:
+            size_bytes = reader.end - reader.begin
             packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
             assert isinstance(packet, Connect)
+            state.pending_connects.receive_connect(connection, size_bytes)
             connecting.handle_connect(state, connection, packet)
             return
         if connection.state == EXCHANGING and packet_type in (AUTH, DISCONNECT):

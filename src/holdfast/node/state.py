@@ -15,6 +15,7 @@ from holdfast.log.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.effects import Effect, Note, ResumeInput
+from holdfast.node.pending_connects import PendingConnects
 from holdfast.node.producers import ProducerTable
 from holdfast.node.stats import Stats
 from holdfast.security.acl import AclFile
@@ -221,6 +222,11 @@ class NodeState:
 
         self.sessions: dict[str, Session] = {}
         self.connections = 0
+        # Sockets of clients that are in a TLS handshake.
+        self.handshakes = 0
+        self.pending_connects = PendingConnects(
+            config.pending_connect_bytes, config.pending_connects_per_address
+        )
         self.subscriptions = SubscriptionTrie()
         self.subscription_count = 0
         self.groups: dict[str, Group] = {}

@@ -19,6 +19,8 @@ class Stats:
         self.producer_evicted = 0
         self.connections_opened = 0
         self.connections_refused = 0
+        # Closed before a CONNECT arrived, because others needed the room.
+        self.connections_displaced = 0
         self.clients_maximum = 0
         self.sessions_expired = 0
         self.sessions_taken_over = 0

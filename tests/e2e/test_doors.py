@@ -1,0 +1,258 @@
+"""Strangers at the doors: sockets and bytes before CONNECT. Real processes, few descriptors.
+
+The invariant: what a peer costs before its CONNECT is answered is bounded, and never taken from
+clients that are known or from the broker's own files.
+"""
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import wire
+from tests.e2e.brokers import Holdfast
+from tests.support.certificates import Authority
+
+DESCRIPTORS = 120
+WAIT_S = 20.0
+TAKEN = (0x00, 0x10)
+"""Reasons of a PUBACK: the message is stored, with or without a subscriber."""
+
+
+class Limited(Holdfast):
+    """A broker that may have 120 file descriptors."""
+
+    def command(self) -> list[str]:
+        return ["/bin/sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *super().command()]
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[Callable[..., Limited]]:
+    brokers: list[Limited] = []
+
+    def start(settings: dict[str, dict[str, object]] | None = None) -> Limited:
+        broker = Limited(tmp_path, settings)
+        brokers.append(broker)
+        broker.start()
+        return broker
+
+    yield start
+    for broker in brokers:
+        broker.kill()
+        assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
+
+
+def silent_sockets(port: int, count: int) -> list[socket.socket]:
+    """Connections that send nothing; the broker may have closed some of them."""
+    found = []
+    for _ in range(count):
+        one = socket.socket()
+        one.settimeout(5)
+        with contextlib.suppress(OSError):
+            one.connect(("127.0.0.1", port))
+        found.append(one)
+    return found
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def is_closed(one: socket.socket, timeout_s: float) -> bool:
+    one.settimeout(timeout_s)
+    try:
+        return one.recv(1) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def metric(broker: Holdfast, name: str) -> float:
+    for line in broker.admin("/metrics")[1].splitlines():
+        if line.startswith(f"{name}{{"):
+            return float(line.rsplit(" ", 1)[1])
+    raise AssertionError(f"no metric {name}")
+
+
+def test_silent_sockets_leave_descriptors_for_the_log(
+    limited: Callable[..., Limited],
+) -> None:
+    broker = limited({"log": {"segment_bytes": 65_536}})
+    with wire.Wire(broker.port) as early:
+        early.connect("early")
+        sockets = silent_sockets(broker.port, 150)
+        # A client that comes later displaces a silent connection.
+        with wire.Wire(broker.port) as late:
+            assert late.connect("late").reason == 0
+            for _ in range(20):
+                assert early.publish("t", bytes(20_000), qos=1) in TAKEN
+                assert late.publish("t", bytes(20_000), qos=1) in TAKEN
+        assert len(broker.segments()) > 5
+        assert metric(broker, "holdfast_connections_displaced_total") > 0
+        for one in sockets:
+            one.close()
+    assert broker.process is not None
+    assert broker.process.poll() is None
+    assert "no_descriptors_left" not in broker.log_text()
+
+
+def test_open_connections_are_limited_by_descriptors(limited: Callable[..., Limited]) -> None:
+    """None of them is silent, so the newest is refused; and there is room again afterwards."""
+    broker = limited()
+    clients = []
+    refused = 0
+    for number in range(100):
+        client = wire.Wire(broker.port)
+        try:
+            client.connect(f"client-{number}")
+            clients.append(client)
+        except (wire.Closed, OSError):
+            refused += 1
+    assert refused
+    assert len(clients) >= DESCRIPTORS // 2 - 2
+    assert broker.admin("/readyz")[0] == 200
+    assert "connections_full" in broker.log_text()
+    clients.pop().socket.close()
+    wait_for(lambda: _connects(broker.port), "no room although a client has gone")
+
+
+def _connects(port: int) -> bool:
+    try:
+        with wire.Wire(port) as client:
+            return client.connect("again").reason == 0
+    except (wire.Closed, OSError):
+        return False
+
+
+def test_silent_tls_sockets_are_counted(limited: Callable[..., Limited], tmp_path: Path) -> None:
+    """asyncio shows a TLS connection only after its handshake."""
+    authority = Authority(tmp_path)
+    certificate = authority.issue()
+    environment = f"""
+[[listeners]]
+bind = "127.0.0.1"
+port = 0
+certificate = {certificate.certificate!r}
+key = {certificate.key!r}
+[log]
+segment_bytes = 65536
+"""
+    broker = _TlsLimited(tmp_path, environment)
+    broker.start()
+    try:
+        sockets = silent_sockets(broker.port, 150)
+        context = ssl.create_default_context(cafile=authority.ca)
+        plain = socket.create_connection(("127.0.0.1", broker.port), timeout=10)
+        with context.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+            client.sendall(wire.connect("known"))
+            assert client.recv(100)[0] == wire.CONNACK << 4
+            for number in range(1, 11):
+                client.sendall(wire.publish("t", bytes(20_000), 1, number))
+                assert client.recv(100)[0] == wire.PUBACK << 4
+        for one in sockets:
+            one.close()
+        assert broker.process is not None
+        assert broker.process.poll() is None
+        assert "no_descriptors_left" not in broker.log_text()
+    finally:
+        broker.kill()
+    assert "Traceback" not in broker.log_text(), broker.log_text()[-6000:]
+
+
+class _TlsLimited(Limited):
+    def __init__(self, directory: Path, settings: str) -> None:
+        super().__init__(directory)
+        self._text = settings
+
+    def command(self) -> list[str]:
+        command = super().command()
+        configuration = self.directory / "holdfast.toml"
+        configuration.write_text(self._text)
+        return command
+
+
+FIRST_BYTES = {
+    "http": b"G",
+    "tls": b"\x16",
+    "subscribe": b"\x82",
+    "connect with flags": b"\x11",
+    "announced publish": b"\x30",
+}
+
+
+@pytest.mark.parametrize("name", FIRST_BYTES)
+def test_first_byte_that_is_no_connect_closes(broker: Holdfast, name: str) -> None:
+    with socket.create_connection(("127.0.0.1", broker.port)) as one:
+        one.sendall(FIRST_BYTES[name])
+        assert is_closed(one, 5)
+
+
+def test_connect_above_the_bound_closes_at_its_header(broker: Holdfast) -> None:
+    with socket.create_connection(("127.0.0.1", broker.port)) as one:
+        one.sendall(b"\x10" + wire.varint(524_289))
+        assert is_closed(one, 5)
+
+
+def test_large_connect_within_the_bound_is_answered_and_large_packets_follow(
+    broker: Holdfast,
+) -> None:
+    will = wire.Will("will", bytes(65_000))
+    pairs = [(wire.USER_PROPERTY, ("k", "x" * 60_000))] * 6
+    with wire.Wire(broker.port) as client:
+        assert client.connect("large", will=will, props=pairs).reason == 0
+        assert client.publish("t", bytes(2_000_000), qos=1) in TAKEN
+
+
+def test_incomplete_connects_share_a_bound(
+    start_holdfast: Callable[..., Holdfast],
+) -> None:
+    broker = start_holdfast({"limits": {"pending_connect_bytes": 1 << 20}})
+    before = broker.rss_bytes()
+    sockets = []
+    for _ in range(64):
+        one = socket.create_connection(("127.0.0.1", broker.port), timeout=5)
+        with contextlib.suppress(OSError):
+            one.sendall(b"\x10" + wire.varint(520_000) + bytes(500_000))
+        sockets.append(one)
+    with wire.Wire(broker.port) as client:
+        assert client.connect("known").reason == 0
+    wait_for(
+        lambda: metric(broker, "holdfast_connections_displaced_total") >= 60, "none is displaced"
+    )
+    # 32 MB were sent.
+    assert broker.rss_bytes() - before < 16 << 20
+    for one in sockets:
+        one.close()
+
+
+def test_one_address_has_its_share(start_holdfast: Callable[..., Holdfast]) -> None:
+    broker = start_holdfast({"limits": {"pending_connects_per_address": 5}})
+    sockets = silent_sockets(broker.port, 5)
+    with socket.create_connection(("127.0.0.1", broker.port)) as one:
+        assert is_closed(one, 5)
+    assert "address_full" in broker.log_text()
+    for each in sockets:
+        each.close()
+    wait_for(lambda: _connects(broker.port), "the address is full for ever")
+
+
+def test_silent_connections_take_no_place_of_clients(
+    start_holdfast: Callable[..., Holdfast],
+) -> None:
+    broker = start_holdfast({"limits": {"connections": 2}})
+    sockets = silent_sockets(broker.port, 10)
+    with wire.Wire(broker.port) as first, wire.Wire(broker.port) as second:
+        assert first.connect("first").reason == 0
+        assert second.connect("second").reason == 0
+        with wire.Wire(broker.port) as third:
+            assert third.connect("third").reason == 0x97
+    for one in sockets:
+        one.close()

@@ -1,0 +1,67 @@
+"""Bounds on connections whose CONNECT is not answered: bytes and places are always given back."""
+
+import random
+
+from holdfast.node.pending_connects import PendingConnects
+from holdfast.session.connection import AUTHENTICATING, CLOSED, Connection
+
+
+def connection(number: int) -> Connection:
+    return Connection(1000, f"10.0.0.{number % 3}:{number}", "l")
+
+
+def test_any_order_of_events_leaves_nothing_behind() -> None:
+    chance = random.Random(7)
+    pending = PendingConnects(1 << 30, 10)
+    there: list[Connection] = []
+    for number in range(2000):
+        kind = chance.random()
+        if kind < 0.3 or not there:
+            one = connection(number)
+            pending.enter(one)
+            there.append(one)
+            continue
+        one = chance.choice(there)
+        if kind < 0.6:
+            pending.buffer(one, chance.choice([0, 10, 500]))
+        elif kind < 0.75:
+            one.state = AUTHENTICATING
+            pending.receive_connect(one, 100)
+        else:
+            pending.leave(one)
+            pending.leave(one)
+            there.remove(one)
+        assert len(pending) == len(there)
+    for one in there:
+        pending.leave(one)
+    assert (len(pending), pending.bytes, pending.silent) == (0, 0, 0)
+    assert not pending.is_crowded("10.0.0.1:1")
+    pending.buffer(there[0], 10)
+    assert pending.bytes == 0
+
+
+def test_the_oldest_makes_room_however_slowly_it_sends() -> None:
+    pending = PendingConnects(100, 0)
+    first, second = connection(1), connection(2)
+    for one in (first, second):
+        pending.enter(one)
+        pending.buffer(one, 10)
+    pending.buffer(first, 11)
+    assert pending.oldest_partial() is first
+    assert pending.oldest_silent() is first
+    first.state = CLOSED
+    assert pending.oldest_partial() is second
+    pending.receive_connect(second, 50)
+    assert pending.oldest_silent() is None
+    assert pending.bytes == 11 + 60
+
+
+def test_address_limit() -> None:
+    pending = PendingConnects(100, 2)
+    ones = [connection(1), connection(4)]
+    for one in ones:
+        pending.enter(one)
+    assert pending.is_crowded("10.0.0.1:9")
+    assert not pending.is_crowded("10.0.0.2:9")
+    pending.leave(ones[0])
+    assert not pending.is_crowded("10.0.0.1:9")
