@@ -152,6 +152,7 @@ class NodeCollector(Collector):
             ("subscriptions", "Subscriptions.", state.subscription_count),
             ("shared_groups", "Shared subscription groups.", len(state.groups)),
             ("retained_messages", "Retained topics.", len(state.retained)),
+            ("retained_bytes", "Memory of the retained store.", state.retained.size_bytes),
             ("producers", "Producers in the producer table.", len(state.producers)),
             ("producer_places", "Their places, one per partition.", state.producers.places),
             ("journal_pending_bytes", "Appended, not yet written.", journal.pending_bytes),

@@ -86,6 +86,7 @@ def node_config(config: Config) -> NodeConfig:
         outbox_messages=limits.outbox_messages,
         outbox_bytes=limits.outbox_bytes,
         retained_max=limits.retained_max,
+        retained_bytes_max=limits.retained_bytes,
         wildcard_available=limits.wildcard_available,
         shared_available=limits.shared_available,
         pending_bytes_max=limits.pending_bytes_max,

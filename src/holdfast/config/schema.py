@@ -194,6 +194,9 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Above this or `outbox_bytes` a slow client is fed from the log instead of from memory."""
     outbox_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 4_194_304
     retained_max: Count = 5_000_000
+    retained_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 50)] = 1 << 30
+    """Memory of the retained store. Above it, or `retained_max`, a message is delivered and not
+    retained; what its topic had is removed."""
     subscriptions_per_session: CountAboveZero = 100_000
     connections: Count = 0
     """Clients at once; 0: as many as the process may have file descriptors for, but a reserve."""

@@ -24,6 +24,7 @@ class NodeConfig:
     outbox_messages: int = 1000
     outbox_bytes: int = 4_194_304
     retained_max: int = 5_000_000
+    retained_bytes_max: int = 1_073_741_824
     subscriptions_per_session: int = 100_000
     connections: int = 1_000_000
     connect_bytes: int = 524_288

@@ -199,9 +199,13 @@ def send_inflight(
     assert connection is not None
     packet_id = session.allocate_packet_id()
     dup = session.maybe_sent is not None and group is None and _was_sent(session, message)
-    if not dup and (
-        connection.version < 5
-        or (message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None)
+    if (
+        not dup
+        and not is_retained
+        and (
+            connection.version < 5
+            or (message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None)
+        )
     ):
         frame = message.frame(connection.version, qos, retain, packet_id)
     else:

@@ -1,6 +1,8 @@
 """What follows from an inbound message when its record is committed: the retained update, delivery,
 and the acknowledgement, or what takes its place."""
 
+from typing import Final
+
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
@@ -13,8 +15,11 @@ from holdfast.node.routing import find_route
 from holdfast.node.sequencing import note_refused
 from holdfast.node.state import Held, NodeState, Route
 from holdfast.session.connection import CLOSED, Connection
-from holdfast.session.message import Message
+from holdfast.session.message import Message, retained_size
 from holdfast.session.session import FEDERATION, Session
+
+FULL_BURST_S: Final = 60.0
+"""Retained messages that find no room closer together than this make one line in the log."""
 
 
 def acknowledgement(qos: int) -> int:
@@ -42,7 +47,7 @@ class HeldPublish(Held):
         receivers = 0
         if is_retained or route.targets or route.groups:
             message = message_of(record)
-            if is_retained:
+            if is_retained and record.offset >= state.retained_ahead.get(route.topic, 0):
                 set_retained(state, route.topic, message)
             receivers = deliver(state, route, message)
         state.delivered[record.partition] = record.offset + 1
@@ -115,7 +120,7 @@ class HeldAck(Held):
 
 
 class HeldRetained(Held):
-    """The retained update of a QoS 0 message."""
+    """A retained update without a publication."""
 
     def __init__(self, message: Message, topic: str) -> None:
         super().__init__()
@@ -123,7 +128,8 @@ class HeldRetained(Held):
         self.topic = topic
 
     def release(self, state: NodeState) -> None:
-        set_retained(state, self.topic, self.message)
+        if self.message.offset >= state.retained_ahead.get(self.topic, 0):
+            set_retained(state, self.topic, self.message)
 
 
 class HeldReply(Held):
@@ -176,10 +182,59 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
         if state.watch_removal is not None and message.publisher != FEDERATION.encode():
             state.watch_removal(message)
         return
-    if len(state.retained) >= state.config.retained_max and state.retained.get(topic) is None:
-        state.stats.refused_quota += 1
-        state.note(
-            "warning", "retained_limit", {"topic": topic, "limit": state.config.retained_max}
-        )
+    retained = state.retained
+    before = retained.get(topic)
+    size_bytes = retained.size_bytes + retained_size(message)
+    if before is not None:
+        size_bytes -= retained_size(before)
+    is_full = before is None and len(retained) >= state.config.retained_max
+    if not is_full and size_bytes <= state.config.retained_bytes_max:
+        retained.set(topic, message.without_frames())
         return
-    state.retained.set(topic, message)
+    # Nothing is retained then: the one before would be out of date.
+    retained.remove(topic)
+    state.stats.refused_quota += 1
+    if not state.retained_noted_at or state.now >= state.retained_noted_at + FULL_BURST_S:
+        state.note(
+            "warning",
+            "retained_limit",
+            {
+                "topic": topic[:200],
+                "retained_max": state.config.retained_max,
+                "retained_bytes": state.config.retained_bytes_max,
+            },
+        )
+    state.retained_noted_at = state.now
+
+
+def retain_at_once(state: NodeState, topic: str, partition: int, message: Message) -> None:
+    """The retained update of a QoS 0 message, in one step with its delivery.
+
+    Invariant: in one run of the broker what is retained is never older than what was delivered.
+    Smallest counter-example of an update that waits for the log: a subscriber gets the message,
+    unsubscribes, subscribes again within the fsync, and gets the message before it, or nothing.
+    A record that was appended earlier and is committed later must not undo the update.
+
+    The delivery does not wait for the log, as QoS 0 never does, so a crash within that write group
+    loses the message as it loses any other of QoS 0: what was retained before it is there again.
+    On a full disk nothing is appended, and the update lasts until the next start.
+    """
+    set_retained(state, topic, message)
+    offset = message.offset
+    if offset < 0:
+        offset = state.journal.next_offset[partition]
+    state.retained_ahead[topic] = offset
+    state.hold(HeldRetainedAhead(topic, offset))
+
+
+class HeldRetainedAhead(Held):
+    """The log has caught up with a retained update."""
+
+    def __init__(self, topic: str, offset: int) -> None:
+        super().__init__()
+        self.topic = topic
+        self.offset = offset
+
+    def release(self, state: NodeState) -> None:
+        if state.retained_ahead.get(self.topic) == self.offset:
+            del state.retained_ahead[self.topic]

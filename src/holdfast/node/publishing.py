@@ -17,9 +17,9 @@ from holdfast.node.held_publish import (
     HeldPublish,
     HeldRefusal,
     HeldReply,
-    HeldRetained,
     acknowledgement,
     encode_refusal,
+    retain_at_once,
 )
 from holdfast.node.producers import PROPERTY_HEAD
 from holdfast.node.routing import find_route
@@ -228,8 +228,11 @@ def _publish_qos0(
     deliver(state, route, message)
     if state.cluster is not None:
         state.cluster.spread(message, route.topic)
-    if (route.logged or publish.retain) and not state.disk_full:
-        log_qos0(state, message, route)
+    if route.logged or publish.retain:
+        if not state.disk_full:
+            log_qos0(state, message, route)
+        elif publish.retain and state.cluster is None:
+            retain_at_once(state, route.topic, route.partition, message)
 
 
 def log_qos0(state: NodeState, message: Message, route: Route) -> None:
@@ -249,7 +252,7 @@ def log_qos0(state: NodeState, message: Message, route: Route) -> None:
         )
     )
     if message.retain and state.cluster is None:
-        state.hold(HeldRetained(message, route.topic))
+        retain_at_once(state, route.topic, route.partition, message)
 
 
 def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:

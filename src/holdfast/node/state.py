@@ -22,7 +22,7 @@ from holdfast.security.acl import AclFile
 from holdfast.security.enhanced import Factory
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
-from holdfast.session.message import Message
+from holdfast.session.message import Message, retained_size
 from holdfast.session.session import FEDERATION, Inflight, Session, Subscription
 from holdfast.session.state import tag_of
 from holdfast.topics.retained import RetainedTrie
@@ -230,7 +230,13 @@ class NodeState:
         self.subscriptions = SubscriptionTrie()
         self.subscription_count = 0
         self.groups: dict[str, Group] = {}
-        self.retained = RetainedTrie()
+        self.retained = RetainedTrie(retained_size)
+        # Topics whose retained message is that of a record which is not committed yet, or of none,
+        # with that record's offset: an older record that is committed meanwhile is no news. See
+        # held_publish.retain_at_once.
+        self.retained_ahead: dict[str, int] = {}
+        # When the retained store last had no room; 0.0: never.
+        self.retained_noted_at = 0.0
         self.producers = ProducerTable(config.producers_max, config.producer_expiry_s)
         # When a producer was last evicted; 0.0: never.
         self.producers_noted_at = 0.0

@@ -59,6 +59,23 @@ class Message:
         else:
             self._frame_v5 = frame
 
+    def without_frames(self) -> "Message":
+        """The same message to be kept for long: without the frames made for its receivers, which
+        have its payload a second time."""
+        kept = Message(
+            self.topic,
+            self.payload,
+            self.qos,
+            self.retain,
+            self.properties,
+            self.expiry_s,
+            self.timestamp_us,
+            self.publisher,
+        )
+        kept.partition = self.partition
+        kept.offset = self.offset
+        return kept
+
     def is_expired(self, wall_us: int) -> bool:
         return self.expiry_s >= 0 and wall_us - self.timestamp_us >= self.expiry_s * 1_000_000
 
@@ -147,6 +164,22 @@ class Message:
             return b""
         first = 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
         return b"".join((bytes((first,)), varint(size_bytes), head, self.payload))
+
+
+RETAINED_OVERHEAD_BYTES: Final = 600
+"""Of a message in the retained store, beside its bytes: objects, and slots of two tables."""
+
+
+def retained_size(entry: object) -> int:
+    """Bytes of memory of a message in the retained store. Its topic is there as bytes and text."""
+    assert isinstance(entry, Message)
+    return (
+        RETAINED_OVERHEAD_BYTES
+        + 2 * len(entry.topic)
+        + len(entry.payload)
+        + len(entry.properties)
+        + len(entry.publisher)
+    )
 
 
 FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]

@@ -10,6 +10,7 @@ one range, but `a` itself is not beside them.
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.topics.names import has_wildcard
@@ -30,7 +31,11 @@ _NEXT: Final = "\0"
 
 
 class RetainedTrie:
-    def __init__(self) -> None:
+    def __init__(self, size_of: Callable[[object], int] | None = None) -> None:
+        """`size_of` an entry, in bytes, for `size_bytes`."""
+        self._size_of = size_of
+        # Of all entries.
+        self.size_bytes = 0
         # topic -> entry; read only, for scans
         self.entries: dict[str, object] = {}
         # The same topics, sorted, cut into chunks so that an insertion moves few of them.
@@ -45,15 +50,22 @@ class RetainedTrie:
         return self.entries.get(topic)
 
     def set(self, topic: str, entry: object) -> None:
-        if topic not in self.entries:
+        before = self.entries.get(topic)
+        if before is None:
             self._insert(topic)
         self.entries[topic] = entry
+        if self._size_of is not None:
+            self.size_bytes += self._size_of(entry)
+            if before is not None:
+                self.size_bytes -= self._size_of(before)
 
     def remove(self, topic: str) -> object | None:
         """The entry that was there, or None."""
         entry = self.entries.pop(topic, None)
         if entry is not None:
             self._cut(topic)
+            if self._size_of is not None:
+                self.size_bytes -= self._size_of(entry)
         return entry
 
     def scan(self, filter: str, after: str = "") -> "RetainedScan":

@@ -1,0 +1,58 @@
+"""Retained updates of QoS 0 and 1 against commits and crashes: what a new subscriber finds is the
+newest of what was delivered, and after a crash the newest that the disk has."""
+
+import random
+
+import pytest
+
+from holdfast.node.config import NodeConfig
+from tests.support.node_bench import NodeBench
+from tests.unit.test_node_publish import publish, subscribe
+
+TOPICS = ["a", "b"]
+
+
+def found(bench: NodeBench, topic: str) -> list[bytes]:
+    peer = bench.connect("newcomer")
+    peer.send(subscribe(topic))
+    payloads = peer.payloads()
+    peer.lose()
+    return payloads
+
+
+def newest(updates: list[bytes]) -> list[bytes]:
+    return [updates[-1]] if updates and updates[-1] else []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_retained_is_the_newest_that_was_delivered(seed: int) -> None:
+    chance = random.Random(seed)
+    bench = NodeBench(NodeConfig(partitions=2, sys_interval_s=0), auto_commit=False)
+    publisher = bench.connect("pub")
+    # Per topic, in the order published: (payload, at QoS 1), and how many of them are on the disk.
+    updates: dict[str, list[tuple[bytes, bool]]] = {topic: [] for topic in TOPICS}
+    durable = dict.fromkeys(TOPICS, 0)
+    for step in range(60):
+        topic = chance.choice(TOPICS)
+        match chance.choice(["qos0", "qos0", "qos1", "qos1", "commit", "crash", "look"]):
+            case "commit":
+                bench.settle()
+                durable = {each: len(updates[each]) for each in TOPICS}
+            case "crash":
+                bench.crash()
+                publisher = bench.connect("pub")
+                updates = {each: updates[each][: durable[each]] for each in TOPICS}
+                for each in TOPICS:
+                    assert found(bench, each) == newest([payload for payload, _ in updates[each]])
+            case "look":
+                delivered = [
+                    payload
+                    for number, (payload, is_held) in enumerate(updates[topic])
+                    if not is_held or number < durable[topic]
+                ]
+                assert found(bench, topic) == newest(delivered), step
+            case kind:
+                payload = chance.choice([b"", b"%d" % step])
+                qos = int(kind == "qos1")
+                publisher.send(publish(topic, payload, qos, step + 1 if qos else 0, retain=True))
+                updates[topic].append((payload, qos == 1))
