@@ -38,6 +38,7 @@ from holdfast.replication.metadata import (
 from holdfast.replication.metastate import member_id
 from holdfast.replication.metastore import MetaStore
 from holdfast.replication.replica_config import ReplicationConfig
+from holdfast.security.passwords import PasswordFile
 
 logger = logging.getLogger("holdfast")
 
@@ -56,7 +57,7 @@ class Clustering:
         self,
         config: Config,
         new_node: Callable[[Journal], Node],
-        verify_password: Callable[[str, bytes], bool] | None,
+        password_file: PasswordFile | None,
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.config = config
@@ -124,7 +125,7 @@ class Clustering:
             self.member,
             self._loop,
             storage,
-            verify_password,
+            password_file,
             config.log.memory_flush_ms / 1000,
             on_failed,
             self._after_turn,

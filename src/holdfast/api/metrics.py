@@ -31,6 +31,7 @@ COUNTERS = {
     "sessions_expired": "Sessions ended by their expiry interval.",
     "sessions_taken_over": "Connections replaced by another one with the same client id.",
     "authentications_failed": "Connections with wrong or missing credentials.",
+    "authentications_shed": "CONNECT packets refused unchecked: too many passwords waited.",
     "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
     "protocol_errors": "Connections closed because the client broke the protocol.",
     "internal_errors": "Connections cut because a packet made the node fail; the log has each.",

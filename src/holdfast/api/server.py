@@ -213,12 +213,11 @@ class Server:
             await asyncio.sleep(PORT_PAUSE_S)
 
     async def _start_cluster(self, security: Security) -> None:
-        passwords = security.passwords
         try:
             clustering = Clustering(
                 self.config,
                 lambda journal: new_node(self.config, security, journal),
-                passwords.verify if passwords is not None else None,
+                security.passwords,
                 self.fail,
             )
             self._clustering = clustering
@@ -281,13 +280,12 @@ class Server:
     async def _serve(self, node: Node, storage: Storage) -> None:
         """Raises StartError."""
         config = self.config
-        passwords = self._security.passwords
         sharing = self.sharing
         broker = Broker(
             node,
             asyncio.get_running_loop(),
             storage,
-            passwords.verify if passwords is not None else None,
+            self._security.passwords,
             config.log.memory_flush_ms / 1000,
             self.fail,
             sharing.confirm if sharing is not None else None,

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar, cast
 
 from holdfast.drivers.disk import JournalWriter, LogReadPool
@@ -29,9 +30,12 @@ from holdfast.node.effects import (
     ResumeInput,
 )
 from holdfast.node.node import Node
+from holdfast.node.pending_connects import address_of
 from holdfast.node.recovery import snapshot_entries
 from holdfast.node.state import NodeState
-from holdfast.session.connection import Connection
+from holdfast.security.password_queue import PasswordQueue
+from holdfast.security.passwords import PasswordFile
+from holdfast.session.connection import AUTHENTICATING, Connection
 
 logger = logging.getLogger("holdfast")
 
@@ -46,7 +50,7 @@ class Broker:
         node: Node,
         loop: asyncio.AbstractEventLoop,
         storage: Storage,
-        verify_password: Callable[[str, bytes], bool] | None,
+        password_file: PasswordFile | None,
         memory_flush_s: float,
         on_failed: Callable[[BaseException], None],
         confirm: Callable[[], None] | None = None,
@@ -70,9 +74,12 @@ class Broker:
             on_space=self.writer_has_space,
         )
         self.read_pool = LogReadPool(loop.call_soon_threadsafe)
-        self.verify_password = verify_password
+        self.password_file = password_file
         self.memory_flush_s = memory_flush_s
         self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
+        self.password_queue: PasswordQueue[CheckPassword] = PasswordQueue()
+        self.password_checks = 0
+        """Those that the threads have."""
         self.turn_scheduled = False
         self.has_failed = False
         """The process is about to stop: no turn runs any more, so nothing is promised."""
@@ -383,17 +390,44 @@ class Broker:
         return await future
 
     def check_password(self, effect: CheckPassword) -> None:
-        verify = self.verify_password
-        assert verify is not None
-        future = self.passwords.submit(verify, effect.username, effect.password)
+        file = self.password_file
+        assert file is not None
+        if file.is_remembered(effect.username, effect.password):
+            # Clients that were here before never wait behind strangers.
+            self.node.handle_password_checked(effect.connection, True)
+        elif self.password_queue.offer(address_of(effect.connection.remote), effect):
+            self.check_passwords(file)
+        else:
+            self.node.handle_password_unchecked(effect.connection)
 
-        def arrived(done: Future[bool]) -> None:
+    def check_passwords(self, file: PasswordFile) -> None:
+        """Give the threads what they can have: one check each, and the next."""
+        while self.password_checks < 2 * PASSWORD_THREADS:
+            effect = self.password_queue.take()
+            if effect is None:
+                return
+            connection = effect.connection
+            if connection.state != AUTHENTICATING:
+                continue
+            transport = connection.transport
+            if isinstance(transport, ClientTransport) and transport.has_left():
+                # It gets no answer: its password is worth no hash.
+                self.node.handle_left(connection)
+                continue
+            self.password_checks += 1
+            future = self.passwords.submit(file.verify, effect.username, effect.password)
+            future.add_done_callback(partial(self.password_arrived, effect))
+
+    def password_arrived(self, effect: CheckPassword, done: Future[bool]) -> None:
+        """In the thread."""
+        if not done.cancelled():
             self.loop.call_soon_threadsafe(self.password_checked, effect, done)
-
-        future.add_done_callback(arrived)
 
     def password_checked(self, effect: CheckPassword, done: Future[bool]) -> None:
         self.touch()
+        self.password_checks -= 1
+        if self.password_file is not None:
+            self.check_passwords(self.password_file)
         error = done.exception()
         if error is not None:
             logger.error("password_check_failed error=%r", str(error))

@@ -22,6 +22,7 @@ from holdfast.replication.health import Presence
 from holdfast.replication.kinds import HEARTBEAT, BadFrame
 from holdfast.replication.metadata import DATA, ClusterMetadata
 from holdfast.replication.replica_effects import ReadBatches
+from holdfast.security.passwords import PasswordFile
 
 logger = logging.getLogger("holdfast")
 
@@ -37,7 +38,7 @@ class ClusterBroker(Broker):
         member: Member,
         loop: "object",
         storage: Storage,
-        verify_password: Callable[[str, bytes], bool] | None,
+        password_file: PasswordFile | None,
         memory_flush_s: float,
         on_failed: Callable[[BaseException], None],
         on_turn: Callable[[], None],
@@ -50,7 +51,7 @@ class ClusterBroker(Broker):
             member.node,
             loop,  # type: ignore[arg-type]
             storage,
-            verify_password,
+            password_file,
             memory_flush_s,
             on_failed,
         )

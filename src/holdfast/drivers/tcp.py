@@ -3,6 +3,7 @@
 Duck-typed rather than derived from asyncio.Protocol, so that it compiles to a native class.
 """
 
+import select
 from asyncio import BaseTransport, Transport
 from typing import Final, cast
 
@@ -13,6 +14,7 @@ from holdfast.session.connection import Connection
 
 WRITE_BUFFER_BYTES: Final = 262_144
 """Above it the transport says pause_writing and the node's own bounds take over."""
+LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 CLOSE_TIMEOUT_S: Final = 5.0
 """How long a peer may take to accept the last bytes before the socket is cut."""
 
@@ -111,6 +113,17 @@ class TcpConnection(ClientTransport):
         connection.congested = False
         self.flush(connection)
         self.broker.node.handle_writable(connection)
+
+    def has_left(self) -> bool:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return True
+        watched = transport.get_extra_info("socket")
+        if watched is None:
+            return False
+        poll = select.poll()
+        poll.register(watched.fileno(), LEFT)
+        return bool(poll.poll(0))
 
     def pause_reading(self) -> None:
         transport = self.transport

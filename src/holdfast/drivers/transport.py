@@ -10,6 +10,10 @@ class ClientTransport:
         """Write what the node queued; close the socket after the last bytes if it says so."""
         raise NotImplementedError
 
+    def has_left(self) -> bool:
+        """True if the peer has closed the connection, which nobody sees while reading is paused."""
+        return False
+
     def pause_reading(self) -> None:
         raise NotImplementedError
 

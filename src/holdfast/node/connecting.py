@@ -118,6 +118,13 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
     state.effects.append(ResumeInput(connection))
 
 
+def refuse_busy(state: NodeState, connection: Connection) -> None:
+    """The broker has more passwords to check than it can: the client comes again later."""
+    if connection.state == AUTHENTICATING:
+        state.stats.authentications_shed += 1
+        refuse(state, connection, reasons.SERVER_BUSY, "too many passwords are being checked")
+
+
 def _start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
     """Enhanced authentication. [MQTT-4.12.0-1]"""
     factory = state.authenticators.get(method)

@@ -309,6 +309,15 @@ class Node:
     def handle_password_checked(self, connection: Connection, valid: bool) -> None:
         connecting.handle_password_checked(self.state, connection, valid)
 
+    def handle_password_unchecked(self, connection: Connection) -> None:
+        """Too many checks wait already."""
+        connecting.refuse_busy(self.state, connection)
+
+    def handle_left(self, connection: Connection) -> None:
+        """The peer has closed a connection whose input was paused."""
+        if connection.state != CLOSED:
+            handle_connection_lost(self.state, connection)
+
     def handle_read(
         self, effect: ReadLog, records: list[Record], positions: list[int], done: bool, lost: int
     ) -> None:

@@ -25,6 +25,8 @@ class Stats:
         self.sessions_expired = 0
         self.sessions_taken_over = 0
         self.authentications_failed = 0
+        # Not checked at all: too many passwords were.
+        self.authentications_shed = 0
         self.authorizations_denied = 0
         self.protocol_errors = 0
         # Packets that made the node fail: defects of its own.
