@@ -332,7 +332,8 @@ def test_a_program_that_forgets_it_ends(farewell: str) -> None:
     )
     with Broker(mute) as broker:
         finished = subprocess.run(
-            [sys.executable, "-c", program, str(broker.port)],
+            # From 3.12 on Python itself warns of a fork beside threads.
+            [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(broker.port)],
             env={"PYTHONPATH": str(SOURCE)},
             timeout=WAIT_S,
             capture_output=True,

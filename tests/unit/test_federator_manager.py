@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -118,10 +119,11 @@ def test_nobody_and_silence() -> None:
         async with server(b"HTTP/1.1 200 OK\r\n") as (port, _):
             with pytest.raises(ManagerUnreachable, match=r"answers no HTTP|no topology"):
                 await ask(port)
-        silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", free_port())
-        async with silent:
-            with pytest.raises(ManagerUnreachable, match=r"gives no answer in 0\.2 s"):
-                await ask(silent.sockets[0].getsockname()[1], timeout_s=0.2)
+        with (
+            socket.create_server(("127.0.0.1", free_port())) as silent,
+            pytest.raises(ManagerUnreachable, match=r"gives no answer in 0\.2 s"),
+        ):
+            await ask(silent.getsockname()[1], timeout_s=0.2)
 
     run(test)
 

@@ -121,6 +121,9 @@ class PeerLink:
         self._out_bytes = 0
         self._unsent_bytes = 0
         """In the transport's buffer after the last flush; no less than there is now."""
+        self._is_joined = False
+        """The writelines of asyncio's own transports does not call pause_writing in Python 3.12
+        and 3.13: a peer that does not read would never count as busy."""
 
     # asyncio's side
 
@@ -130,6 +133,7 @@ class PeerLink:
             self._transport.abort()
             return
         configure(transport)
+        self._is_joined = type(transport).__module__.startswith("asyncio.")
         self._owner.opened(self)
         assert self._handshake is not None
         self._write(self._handshake.take_out())
@@ -261,7 +265,7 @@ class PeerLink:
         out, transport = self._out, self._transport
         if not out or transport is None or self.closing:
             return
-        if self._out_bytes <= JOINED_BYTES:
+        if self._out_bytes <= JOINED_BYTES or self._is_joined:
             transport.write(b"".join(out))
         else:
             transport.writelines(out)
