@@ -1,3 +1,4 @@
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -5,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.pipeline.jobs import commits
+from holdfast.pipeline.jobs import commits, files
 from holdfast.pipeline.jobs.commits import Commit, CommitLog, File, changed
 from holdfast.pipeline.jobs.files import LakeError, move_all
 from holdfast.pipeline.jobs.store import ParquetStore, is_applied
@@ -61,6 +62,43 @@ def test_nobody_else_writes(tmp_path: Path) -> None:
     CommitLog(tmp_path, "t").record(commit(1))
     with pytest.raises(LakeError, match="another process writes to this table"):
         CommitLog(tmp_path, "t").record(commit(1))
+
+
+def test_somebody_else_writes_at_the_same_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a lock is not honoured, a look whether the file exists comes too early."""
+    written = files._written
+
+    def overtaken(path: Path, data: bytes) -> Path:
+        temporary = written(path, data)
+        path.write_bytes(b"theirs")
+        return temporary
+
+    monkeypatch.setattr(files, "_written", overtaken)
+    with pytest.raises(LakeError, match="another process writes to this table"):
+        CommitLog(tmp_path, "t").record(commit(1))
+    (path,) = (tmp_path / "t/_commits").iterdir()
+    assert path.read_bytes() == b"theirs"
+
+
+def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise OSError(errno.EPERM, "no hard links")
+
+    monkeypatch.setattr(os, "link", link)
+    test_nobody_else_writes(tmp_path)
+
+
+def test_names_are_durable_up_to_the_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    (tmp_path / "lake/_work/t/1/rows/device=a").mkdir(parents=True)
+    (tmp_path / "lake/_work/other").mkdir()
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+    files.sync_names(tmp_path / "lake", "_work/t/1")
+    expected = ["", "_work", "_work/t", "_work/t/1", "_work/t/1/rows", "_work/t/1/rows/device=a"]
+    assert sorted(synced) == [tmp_path / "lake" / each for each in expected]
+    files.sync_names(tmp_path / "lake", "_work/none")
 
 
 def test_a_table_that_was_removed(tmp_path: Path) -> None:

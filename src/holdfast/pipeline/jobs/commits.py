@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from holdfast.pipeline.jobs.files import LakeError, write_whole
+from holdfast.pipeline.jobs.files import LakeError, write_new, write_whole
 
 COMMITS: Final = "_commits"
 FORMAT: Final = 1
@@ -159,12 +159,14 @@ class CommitLog:
         return commit
 
     def record(self, commit: Commit) -> None:
-        """The commit point."""
+        """The commit point. The lock of the table keeps other processes away where the file system
+        honours it; where it does not, the second of two that record one version fails here."""
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self._path(commit.version)
-        if path.exists():
-            raise LakeError(f"{path} exists: another process writes to this table")
-        write_whole(path, msgspec.json.encode(commit))
+        try:
+            write_new(path, msgspec.json.encode(commit))
+        except FileExistsError:
+            raise LakeError(f"{path} exists: another process writes to this table") from None
         self._last = commit
 
     def live(self, upto: int) -> list[File]:

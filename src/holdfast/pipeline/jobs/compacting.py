@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from holdfast.pipeline.jobs.commits import COMMITS, ROWS, Commit, CommitLog, File, rows_of, spans
-from holdfast.pipeline.jobs.files import LakeError, remove_tree
+from holdfast.pipeline.jobs.files import LakeError, remove_tree, sync_names
 from holdfast.pipeline.jobs.readers import alone
 from holdfast.pipeline.jobs.store import WORK, Store
 from holdfast.pipeline.jobs.writer import PartitionFile, WriteSpec, partition_path
@@ -175,6 +175,7 @@ class Compaction:
             merges=True,
             change="",
         )
+        sync_names(self.lake, staged)
         self.reached(f"{last.table} staged")
         with alone(self.lake, last.table):
             if read_by_all(self.lake, last) < max(merge.version for merge in merges):

@@ -34,7 +34,7 @@ from holdfast.pipeline.jobs.commits import (
     Skipped,
     rows_of,
 )
-from holdfast.pipeline.jobs.files import LakeError, remove_tree
+from holdfast.pipeline.jobs.files import LakeError, remove_tree, sync_names
 from holdfast.pipeline.jobs.readers import LOCKS
 from holdfast.pipeline.jobs.schema import struct_type
 from holdfast.pipeline.jobs.store import WORK, Store, is_applied, paths_of
@@ -182,6 +182,8 @@ class Step:
             change=change,
         )
         engine = self.engine
+        # A commit that is recorded durably must not be of files whose names a power cut can take.
+        sync_names(engine.lake, self._directory)
         engine.reached(f"{self.table} staged")
         engine.log(self.table).record(commit)
         engine.reached(f"{self.table} recorded")

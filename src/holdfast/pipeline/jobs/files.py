@@ -4,6 +4,7 @@ A lake is a directory that the driver and all executors see under one path (one 
 file system).
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterable
@@ -17,13 +18,48 @@ class LakeError(Exception):
 
 def write_whole(path: Path, data: bytes) -> None:
     """The file has `data`, durably, or is as it was before: nobody sees half of it."""
+    os.replace(_written(path, data), path)
+    sync_directory(path.parent)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """The same for a file that must not be there yet. Raises FileExistsError; of two processes that
+    create it at the same time one gets it, unless the file system has no hard links."""
+    temporary = _written(path, data)
+    try:
+        os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, "exists", str(path)) from None
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def _written(path: Path, data: bytes) -> Path:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with open(temporary, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_directory(path.parent)
+    return temporary
+
+
+def sync_names(root: Path, directory: str) -> None:
+    """Make durable which files there are below `root/directory`, and the way to it from `root`.
+    Whoever wrote the files has synced what is in them."""
+    path = root / directory
+    if not path.exists():
+        return
+    for parent, _, _ in os.walk(path):
+        sync_directory(Path(parent))
+    for above in path.parents:
+        sync_directory(above)
+        if above == root:
+            return
 
 
 def sync_directory(directory: Path) -> None:
