@@ -214,7 +214,8 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     producer_expiry_s: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)] = 604_800
     """How long a producer that stores nothing is remembered."""
     pending_bytes_max: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 67_108_864
-    """Appended to the log and not yet written; above it publishers are not read."""
+    """Appended to the log and not yet written, with the memory of what waits for it; above it
+    clients that add to it are not read, and new connections wait."""
     qos_max: Annotated[int, Meta(ge=0, le=2)] = 2
     retain_available: bool = True
     wildcard_available: bool = True

@@ -37,7 +37,7 @@ class NodeConfig:
     sys_interval_s: float = 10.0
     progress_interval_s: float = 0.05
     pending_bytes_max: int = 67_108_864
-    """Appended and not yet written; above it publishers are not read."""
+    """Appended and not yet written; above it clients that add to it are not read."""
     routes_max: int = 100_000
     """Topics whose receivers are remembered."""
     producers_max: int = 100_000

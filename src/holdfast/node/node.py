@@ -213,6 +213,11 @@ class Node:
         state = self.state
         stats = state.stats
         reader = connection.reader
+        if connection.state == NEW and state.is_congested():
+            # CONNECT may come with a session, and a will, for the log.
+            state.stall(connection)
+            return
+        appended = state.appended
         while not connection.input_paused and not connection.closing and reader.next():
             stats.packets_received += 1
             packet_type = reader.first >> 4
@@ -239,6 +244,10 @@ class Node:
                 self._acknowledge(connection, session, packet_type)
             else:
                 self._control(connection, session, packet_type)
+            if state.appended != appended:
+                appended = state.appended
+                if state.is_congested():
+                    state.stall(connection)
 
     def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
         state = self.state

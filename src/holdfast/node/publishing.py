@@ -169,10 +169,8 @@ def _publish_here(
 ) -> None:
     if publish.qos == 2:
         _note_inbound(session, publish.packet_id, record.partition)
-    state.journal.append(record)
+    state.append(record)
     state.hold(HeldPublish(record, route, connection, publish.packet_id))
-    if state.is_congested():
-        state.stall(connection)
 
 
 def _publish_to_cluster(
@@ -197,10 +195,8 @@ def _publish_to_cluster(
     if publish.qos == 2:
         _note_inbound(session, publish.packet_id, record.partition)
         is_repeated = publish.dup
-    cluster.append(record)
+    state.append(record)
     cluster.hold(HeldAck(connection, record, publish.packet_id, is_repeated))
-    if cluster.is_congested(1):
-        state.stall(connection)
 
 
 def _note_inbound(session: Session, packet_id: int, partition: int) -> None:

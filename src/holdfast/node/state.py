@@ -37,6 +37,9 @@ PROGRESS: Final = 5
 SYS: Final = 6
 WORK: Final = 7
 
+HELD_BYTES: Final = 300
+"""Memory of one promise that waits for the log, about."""
+
 STEPS_PER_TURN: Final = 1000
 """Of large jobs (`Work`) in one turn of the event loop. A step takes 2 to 10 µs: a turn is not held
 for more than some milliseconds by all of them together."""
@@ -244,6 +247,10 @@ class NodeState:
         self.route_version = 0
 
         self.held: deque[Held] = deque()
+        # Records appended, by whatever way: who makes it grow is paused when too many wait.
+        self.appended = 0
+        # Memory of held packets beyond HELD_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
+        self.held_bytes = 0
         # Per partition, the first offset not yet handed to the tailing readers.
         self.delivered: list[int] = list(journal.high_watermark)
 
@@ -265,7 +272,7 @@ class NodeState:
         # Enhanced authentication by method name.
         self.authenticators: dict[str, Factory] = {}
         self.disk_full = False
-        # Publishers whose input waits until the journal has written what is pending.
+        # Clients whose input waits until the journal has written what is pending.
         self.stalled: list[Connection] = []
         self.closing = False
         # In a cluster: sessions may have other owners by now (see cluster.doubt).
@@ -339,6 +346,7 @@ class NodeState:
 
     def append(self, record: Record) -> int:
         """See Journal.append. Returns -1 in a cluster."""
+        self.appended += 1
         if self.cluster is None:
             return self.journal.append(record)
         self.cluster.append(record)
@@ -375,12 +383,16 @@ class NodeState:
 
     def is_congested(self, part: int = 1) -> bool:
         """Is more pending than `1 / part` of what may be?"""
+        limit = self.config.pending_bytes_max // part
         if self.cluster is not None:
-            return self.cluster.is_congested(part)
-        return self.journal.pending_bytes > self.config.pending_bytes_max // part
+            return self.held_bytes > limit or self.cluster.is_congested(part)
+        promised = len(self.held) * HELD_BYTES + self.held_bytes
+        return self.journal.pending_bytes + promised > limit
 
     def stall(self, connection: Connection) -> None:
-        """The journal is behind: read no more from this publisher for now."""
+        """The journal is behind: read no more from this client for now. Whatever a client sends
+        that is appended counts (see Node._process): a logged or retained QoS 0 message, the
+        SUBSCRIBE of a durable session and PUBREL as well as a QoS 1 message."""
         if not connection.input_paused:
             connection.input_paused = True
             self.stalled.append(connection)

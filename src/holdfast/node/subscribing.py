@@ -1,6 +1,7 @@
 """SUBSCRIBE and UNSUBSCRIBE. A durable session's change is in the log before its SUBACK."""
 
 import json
+from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.mqtt import reasons
@@ -46,8 +47,11 @@ class HeldSubscribe(Held):
         self.packet = packet
         self.accepted = accepted
         self.codes = codes
+        # In NodeState.held_bytes while it waits.
+        self.size_bytes = 0
 
     def release(self, state: NodeState) -> None:
+        state.held_bytes -= self.size_bytes
         session = self.session
         connection = self.connection
         assert connection is not None
@@ -177,10 +181,23 @@ def handle_subscribe(
                 _record_group(state, subscription.filter)
     held = HeldSubscribe(connection, session, packet, accepted, codes)
     if accepted and session.is_durable():
+        held.size_bytes = _size_of([each.filter for each in accepted])
+        state.held_bytes += held.size_bytes
         state.hold(held)
     else:
         # Nothing of it goes into the log, so it need not wait for a disk that may be full.
         held.release(state)
+
+
+FILTER_BYTES: Final = 700
+"""Memory of one filter of a SUBSCRIBE or UNSUBSCRIBE that waits for the log, beside its text."""
+
+
+def _size_of(filters: list[str]) -> int:
+    size_bytes = 0
+    for filter in filters:
+        size_bytes += FILTER_BYTES + len(filter)
+    return size_bytes
 
 
 def _record_group(state: NodeState, key: str) -> None:
@@ -356,8 +373,11 @@ class HeldUnsubscribe(Held):
         super().__init__(connection)
         self.session = session
         self.packet = packet
+        # In NodeState.held_bytes while it waits.
+        self.size_bytes = 0
 
     def release(self, state: NodeState) -> None:
+        state.held_bytes -= self.size_bytes
         codes: list[int] = []
         for filter in self.packet.filters:
             removed = remove_subscription(state, self.session, filter)
@@ -376,6 +396,9 @@ def handle_unsubscribe(
         fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
         payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
         append_state(state, log_record.SESSION, session.key, payload, session.epoch)
-        state.hold(HeldUnsubscribe(connection, session, packet))
+        held = HeldUnsubscribe(connection, session, packet)
+        held.size_bytes = _size_of(packet.filters)
+        state.held_bytes += held.size_bytes
+        state.hold(held)
     else:
         HeldUnsubscribe(connection, session, packet).release(state)
