@@ -21,7 +21,9 @@ from holdfast.log.epochs import EPOCH_FILE, Epoch, newest_epoch
 from holdfast.log.files import DataDirectory, Manifest
 from holdfast.log.filesystem import FileSystem, Lock, TemporaryFile
 from holdfast.log.following import JournalFollower
+from holdfast.log.record import Batch
 from holdfast.log.segment import Segment, WriteGroup
+from holdfast.log.segment_reader import CHUNK_BYTES, SegmentReader
 from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong
 
@@ -201,6 +203,24 @@ def one_time_for_a_look(*, after: bool) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def deposed_holder_cuts_a_sealed_group() -> Iterator[None]:
+    """Harmless alone: a group that a full disk has left incomplete is behind the seal."""
+    with deposed_holder_cuts_the_file(), seal_inside_a_group():
+        yield
+
+
+def seal_inside_a_group() -> AbstractContextManager[object]:
+    batches = SegmentReader._batches
+
+    def each_batch(
+        reader: SegmentReader, size: int, chunk_bytes: int = CHUNK_BYTES, *, whole_groups: bool
+    ) -> Iterator[Batch]:
+        return batches(reader, size, chunk_bytes, whole_groups=False)
+
+    return changed(SegmentReader, "_batches", each_batch)
+
+
 def deposed_holder_cuts_the_file() -> AbstractContextManager[object]:
     begin = GroupWriter.__init__
 
@@ -239,7 +259,7 @@ PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[object]], Faults]] 
     "claim not exclusive": (claim_not_exclusive, PAUSES),
     "time taken before a look alone": (partial(one_time_for_a_look, after=False), PAUSES),
     "time taken after a look alone": (partial(one_time_for_a_look, after=True), PAUSES),
-    "deposed holder cuts the file": (deposed_holder_cuts_the_file, CUTS_STALL),
+    "deposed holder cuts a sealed group": (deposed_holder_cuts_a_sealed_group, CUTS_STALL),
     "one folder for retention": (one_folder_for_retention, RETAINS),
     "follower that trusts names": (follower_that_trusts_names, LINKS_STALL),
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.log.record import FLAG_RETAIN, Batch
+from holdfast.log.record import ATTRIBUTE_MORE, FLAG_RETAIN, Batch
 from tests.support.log_bench import LogBench, contents
 from tests.support.sim_disk import Crash, SimContent, SimDisk
 
@@ -25,6 +25,8 @@ class Workload:
         self.appended: list[Content] = []
         self.acked = 0
         self.removed_below: list[int] = []
+        # Where in `appended` each write group ends.
+        self.group_ends: list[int] = []
 
     def run(self) -> bool:
         """False if it was cut short by a crash."""
@@ -32,6 +34,7 @@ class Workload:
             bench = LogBench(self.disk, segment_bytes=4096, durable=self.durable)
             for group in range(self.groups):
                 self.append_some(bench)
+                self.group_ends.append(len(self.appended))
                 bench.write()
                 self.acked = len(self.appended)
                 if group % 9 == 8 and len(bench.journal.segments) > 3:
@@ -60,10 +63,22 @@ def check_survivors(bench: LogBench, workload: Workload) -> None:
     found = contents(bench.records())
     assert set(workload.must_be_there()) <= set(found)
     assert set(found) <= set(workload.appended)
+    if workload.durable:
+        assert not bench.opened.damage
+        check_whole_groups(found, workload)
     for partition in range(bench.journal.partitions):
         offsets = [each[1] for each in found if each[0] == partition]
         assert offsets == sorted(set(offsets))
         assert bench.journal.next_offset[partition] > max(offsets, default=-1)
+
+
+def check_whole_groups(found: list[Content], workload: Workload) -> None:
+    there = set(found)
+    start = 0
+    for end in workload.group_ends:
+        kept = [each in there for each in workload.appended[start:end]]
+        assert all(kept) or not any(kept), f"{sum(kept)} of {len(kept)} records of a group"
+        start = end
 
 
 def check_goes_on(disk: SimDisk, bench: LogBench) -> None:
@@ -152,7 +167,7 @@ def test_every_truncation_of_the_last_segment() -> None:
     disk = workload.disk
     last = sorted(name for name in disk.files if name.endswith(".log"))[-1]
     content = bytes(disk.files[last].now)
-    ends = list(batch_ends(content))
+    ends = list(group_ends(content))
     everything = contents(LogBench(disk.copy(), segment_bytes=4096).records())
     for length in range(len(content)):
         cut = disk.copy()
@@ -164,6 +179,15 @@ def test_every_truncation_of_the_last_segment() -> None:
         assert len(cut.files[last].now) == (kept[-1] if kept else 0)
         assert (bench.opened.truncated is None) == (length == (kept[-1] if kept else 0))
         assert not bench.opened.damage
+
+
+def group_ends(content: bytes) -> Iterator[int]:
+    position = 0
+    while position < len(content):
+        batch = Batch(content, position)
+        position += batch.length
+        if not batch.attributes & ATTRIBUTE_MORE:
+            yield position
 
 
 def batch_ends(content: bytes) -> Iterator[int]:

@@ -2,6 +2,7 @@
 that a takeover has only the last few batches to apply. Used by one thread."""
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -64,7 +65,13 @@ class Standby:
     def _load(self, epoch: Epoch, directory: DataDirectory) -> OpenedJournal:
         started = time.monotonic()
         self._follower = None
-        opened = open_journal(directory, self._segment_bytes, writes=False, on_damage=report_damage)
+        opened = open_journal(
+            directory,
+            self._segment_bytes,
+            writes=False,
+            on_damage=report_damage,
+            tag=secrets.randbits(32),
+        )
         for damage in opened.damage:
             report_damage(damage)
         node = self._new_node(opened.journal)

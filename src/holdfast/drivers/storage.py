@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import threading
 import time
 from datetime import UTC, datetime
@@ -111,7 +112,8 @@ class Storage:
     ) -> "Storage":
         """Open and repair a directory that is locked. Raises OSError."""
         started = time.monotonic()
-        opened = open_journal(directory, segment_bytes, on_damage=report_damage)
+        tag = secrets.randbits(32)
+        opened = open_journal(directory, segment_bytes, on_damage=report_damage, tag=tag)
         for damage in opened.damage:
             report_damage(damage)
         if opened.truncated is not None:

@@ -11,7 +11,7 @@ from holdfast.log.index import (
     SegmentIndex,
 )
 from holdfast.log.index_file import encode_array, encode_head
-from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder
+from holdfast.log.record import ATTRIBUTE_RESET, ATTRIBUTE_STATE, Batch, BatchBuilder
 from holdfast.log.sorting import sorted_in_pieces
 
 
@@ -110,7 +110,7 @@ class ActiveIndex(SegmentIndex):
             batch.length,
             batch.partition,
             batch.base_offset,
-            batch.attributes,
+            batch.attributes & (ATTRIBUTE_STATE | ATTRIBUTE_RESET),
             batch.base_timestamp_us,
             last_delta_us,
             topics,

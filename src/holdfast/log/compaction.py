@@ -14,6 +14,8 @@ from holdfast.log.active_index import ActiveIndex
 from holdfast.log.files import DataDirectory, segment_name
 from holdfast.log.filesystem import ReadFile, TemporaryFile
 from holdfast.log.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
     CONTROL,
     HEADER_BYTES,
     MESSAGE,
@@ -54,7 +56,7 @@ class SegmentCompactor:
                 builder.add(record)
         if self.emptied == emptied:
             return bytes(batch.data[batch.start : batch.start + batch.length])
-        builder.attributes = batch.attributes
+        builder.attributes = batch.attributes & ~(ATTRIBUTE_GROUPED | ATTRIBUTE_MORE)
         data = builder.build(batch.epoch)
         self.bytes_freed += batch.length - len(data)
         return data

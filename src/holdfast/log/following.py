@@ -2,8 +2,8 @@
 replay. Uses os, through files.
 
 The journal's bookkeeping (offsets, segments, indexes) is kept up batch by batch, as if we had
-appended them. Batches are taken as soon as they are in the file, before their writer may promise
-them: whoever takes the journal over makes its end durable first.
+appended them. A write group is taken as soon as all of it is in the file, before its writer may
+promise it: the node that takes the journal over makes its end durable first.
 
 Whatever is not simply more of the same raises FollowError: damage, a hole, an end that was sealed
 before our position. The follower is then of no more use; opening the journal anew deals with it.
@@ -14,7 +14,7 @@ from typing import Final
 
 from holdfast.log.files import DataDirectory
 from holdfast.log.journal import Journal
-from holdfast.log.record import HEADER_BYTES, MAGIC, Batch
+from holdfast.log.record import ATTRIBUTE_MORE, HEADER_BYTES, MAGIC, Batch
 from holdfast.log.recovery import OpenedJournal
 from holdfast.log.segment import Segment
 from holdfast.log.segment_reader import Damage, SegmentReader
@@ -22,7 +22,7 @@ from holdfast.log.segment_reader import Damage, SegmentReader
 CHUNK_BYTES: Final = 256 << 10
 """Read at a time at the end of the journal, where little is new."""
 POLL_BYTES: Final = 8 << 20
-"""Followed in one go at most, or one batch."""
+"""Followed in one go at most, or one group."""
 
 
 class FollowError(Exception):
@@ -38,17 +38,17 @@ class JournalFollower:
         # The newest batch followed: its segment, its position there, its header.
         self._newest: tuple[int, int, bytes] | None = None
         if self.journal.segments:
-            self._reader = self._open(self.journal.segments[-1])
+            self._reader = self._open(self.journal.segments[-1], opened.tag)
             self._newest = self._newest_in(self.journal.segments[-1], self._reader)
 
     def poll(self) -> Iterator[Batch]:
-        """The batches that were added, entered into the journal as they are handed out; not more
-        than POLL_BYTES. Raises FollowError and OSError."""
+        """The batches that were added, entered into the journal as they are handed out; complete
+        groups, about POLL_BYTES at most. Raises FollowError and OSError."""
         followed_bytes = 0
         for batch in self._batches(at_end=False):
             yield batch
             followed_bytes += batch.length
-            if followed_bytes >= POLL_BYTES:
+            if followed_bytes >= POLL_BYTES and not batch.attributes & ATTRIBUTE_MORE:
                 return
 
     def finish(self) -> Iterator[Batch]:
@@ -125,8 +125,10 @@ class JournalFollower:
         if found != header:
             raise FollowError(f"segment {sequence:020d} at {position}: another batch than followed")
 
-    def _open(self, segment: Segment) -> SegmentReader:
-        reader = SegmentReader(self.directory, segment.sequence)
+    def _open(self, segment: Segment, tag: int | None = None) -> SegmentReader:
+        if self._reader is not None:
+            tag = self._reader.tag
+        reader = SegmentReader(self.directory, segment.sequence, tag)
         reader.position = segment.size_bytes
         return reader
 

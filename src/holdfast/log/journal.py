@@ -7,6 +7,19 @@ their first records, so across partitions the order inside a group is not that o
 
 A segment begins with a group and is named by the number of records appended before it.
 
+A group is atomic: readers and recovery take all of its batches or none. Smallest counter-example: a
+shared group's position moves past a message in one batch, and the member that was given it has it
+inflight in another. If a crash leaves only the first, nobody is ever given the message again. So
+each batch says how many bytes of its group lie in front of it, and whether another one follows
+(ATTRIBUTE_MORE). A group of one batch is atomic by the batch's checksum.
+
+The bytes in front are counted from the journal's `tag`, a number that no publisher knows. So a
+payload that looks like a batch is not taken for one where the batch around it is torn. The tag of a
+journal never changes, because recovery compares it from group to group.
+
+A replica does not mark its groups. Its partitions are committed one by one, so no record relies on
+one of another partition, and its batches are the leader's, byte for byte.
+
 In a replica (`replicated`) a partition has one leader among several journals. It gets batches by
 `append` where it leads and by `append_batch` where it follows; `commit` says what is durable here,
 and the high watermark moves by `advance` alone. What was never committed may be cut off again:
@@ -22,7 +35,10 @@ from holdfast.log import segment_list
 from holdfast.log.active_index import ActiveIndex
 from holdfast.log.epoch_table import PartitionEpochs
 from holdfast.log.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
+    GROUP_MASK,
     HEAD_BYTES,
     HEADER_BYTES,
     Batch,
@@ -35,7 +51,9 @@ from holdfast.log.watermarks import Checkpoint
 BATCH_RECORDS_MAX: Final = 1 << 20
 """A posting has INDEX_BITS for the index in a batch."""
 BATCH_BODY_BYTES_MAX: Final = 16 << 20
-"""A batch is closed at this size; a single larger record makes one of its own."""
+"""A batch is closed at this size; a record as large makes one of its own. So a batch has at most
+twice as much, or one record, and fits into a frame between nodes."""
+_MARKS: Final = ATTRIBUTE_GROUPED | ATTRIBUTE_MORE
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
 
 
@@ -47,14 +65,18 @@ class Journal:
         segments: Sequence[Segment] = (),
         replicated: bool = False,
         start_epochs: Sequence[tuple[int, int, int]] = (),
+        tag: int = 0,
     ) -> None:
         """`segments`: oldest first, without holes; the last one is appended to and so has an
         ActiveIndex. None: a journal that begins. `replicated`: only `advance` and `reset` move the
         high watermark. `start_epochs`: what the method of that name gave before older segments
-        were removed."""
+        were removed. `tag`: below 2**32, see above; the one that the segments have, if they do."""
         self.partitions = partitions
         self.segment_bytes = segment_bytes
         self.replicated = replicated
+        self.tag = tag
+        # Whether the batch followed last ends its group.
+        self._follows_group_end = True
         self.segments: list[Segment] = list(segments)
         self.epoch = 0
         # Per partition, what the next batch to be opened carries.
@@ -149,6 +171,10 @@ class Journal:
         self.written[batch.partition] = end
         self.durable_offset[batch.partition] = end
         self._history.note(batch.partition, batch.epoch, batch.base_offset)
+        if batch.attributes & ATTRIBUTE_GROUPED:
+            if self._follows_group_end:
+                self.tag = batch.group
+            self._follows_group_end = not batch.attributes & ATTRIBUTE_MORE
         self.sequence += batch.count
         self.committed_sequence = self.sequence
         self._taken_sequence = self.sequence
@@ -166,6 +192,8 @@ class Journal:
         self.pending_bytes += builder.body_bytes - before + HEAD_BYTES
         if builder.body_bytes >= BATCH_BODY_BYTES_MAX or builder.count >= BATCH_RECORDS_MAX:
             self._open[partition] = None
+            if builder.body_bytes > 2 * BATCH_BODY_BYTES_MAX and builder.count > 1:
+                self._pending.append(builder.move_last(record))
         return offset
 
     def extend(self, batch: Batch) -> int:
@@ -173,7 +201,11 @@ class Journal:
         they are; returns the offset that the first one gets."""
         partition = batch.partition
         builder = self._open[partition]
-        if builder is None or builder.count + batch.count > BATCH_RECORDS_MAX:
+        if (
+            builder is None
+            or builder.count + batch.count > BATCH_RECORDS_MAX
+            or builder.body_bytes + batch.body_bytes > 2 * BATCH_BODY_BYTES_MAX
+        ):
             builder = self._begin_batch(partition)
         offset = builder.extend(batch)
         self.next_offset[partition] = offset + batch.count
@@ -202,12 +234,19 @@ class Journal:
         data: list[bytes] = []
         built: list[Batch] = []
         size_bytes = 0
+        following = len(pending)
         for item in pending:
+            following -= 1
             if isinstance(item, BatchBuilder):
                 self._open[item.partition] = None
-                content = item.build(item.epoch)
-                if self.replicated and item.count:
-                    built.append(item.parsed(content))
+                if self.replicated:
+                    content = item.build(item.epoch)
+                    if item.count:
+                        built.append(item.parsed(content))
+                else:
+                    group_field = (self.tag + size_bytes) & GROUP_MASK
+                    marks = _MARKS if following else ATTRIBUTE_GROUPED
+                    content = item.build(item.epoch, group_field, marks)
             else:
                 content = item.content()
             data.append(content)

@@ -8,14 +8,15 @@ A batch is the unit of append, checksum and replication. All integers are little
        8  crc                u32  CRC-32 (zlib) of bytes 12 to length
       12  format             u8   1
       13  attributes         u8   ATTRIBUTE_STATE: recovery must apply some record in here;
-                                  ATTRIBUTE_RESET: see there
+                                  ATTRIBUTE_RESET, ATTRIBUTE_GROUPED, ATTRIBUTE_MORE: see there
       14  partition          u16
       16  base_offset        u64  offset of the first record; the others follow densely
       24  epoch              u32  leadership term under which the batch was appended
       28  count              u32
       32  base_timestamp_us  i64  wall clock, microseconds since 1970 UTC
       40  body_bytes         u32  without the padding
-      44  reserved           u32
+      44  group              u32  with ATTRIBUTE_GROUPED: the journal's tag, plus the bytes of
+                                  the write group in front of this batch, modulo 2**32; else 0
     heads, count * 40 bytes: one fixed-size head a record (see HEAD)
     body: per record topic, client id, producer id, properties, payload, in that order, and with
         FLAG_AUDIENCE an audience, which ends where the next record begins
@@ -65,6 +66,12 @@ ATTRIBUTE_STATE: Final = 0x01
 ATTRIBUTE_RESET: Final = 0x02
 """A mark without records in a replica's journal: the partition begins anew at `base_offset`, and
 what lies before the mark is void. It never leaves the node."""
+ATTRIBUTE_GROUPED: Final = 0x04
+"""`group` says where in its write group the batch is. A batch that was written before there were
+such fields, was rewritten since, or is a replica's does not have the attribute."""
+ATTRIBUTE_MORE: Final = 0x08
+"""The next batch belongs to the same write group, and counts only together with this one."""
+GROUP_MASK: Final = (1 << 32) - 1
 
 MESSAGE: Final = 1
 """A published message; with FLAG_RETAIN it also sets (or, empty, clears) its retained topic."""
@@ -256,6 +263,28 @@ class BatchBuilder:
         record.offset = offset
         return offset
 
+    def move_last(self, record: Record) -> "BatchBuilder":
+        """Take the newest record out again; returns a builder for the same offset with it alone."""
+        moved = BatchBuilder(self.partition, self.base_offset + self.count - 1)
+        moved.epoch = self.epoch
+        moved.add(record)
+        self._heads.pop()
+        self.topics.pop()
+        self.count -= 1
+        self.body_bytes -= moved.body_bytes
+        del self._body[-len(moved._body) :]
+        self.attributes = 0
+        self.last_delta_us = 0
+        for heads in self._heads:
+            for fields in HEAD.iter_unpack(heads):
+                kind: int = fields[4]
+                flags: int = fields[5]
+                delta_us: int = fields[8]
+                if (kind != MESSAGE or flags & STATE_FLAGS) and kind != CONTROL:
+                    self.attributes |= ATTRIBUTE_STATE
+                self.last_delta_us = max(self.last_delta_us, delta_us)
+        return moved
+
     def extend(self, batch: "Batch") -> int:
         """Add the records of another batch as they are; returns the offset of the first."""
         heads = batch.start + HEADER_BYTES
@@ -270,7 +299,7 @@ class BatchBuilder:
         newest_us = _delta_us(batch.base_timestamp_us + newest_us, self.base_timestamp_us)
         if newest_us > self.last_delta_us:
             self.last_delta_us = newest_us
-        self.attributes |= batch.attributes
+        self.attributes |= batch.attributes & ATTRIBUTE_STATE
         self.topics.extend(topics)
         self.body_bytes += batch.body_bytes
         offset = self.base_offset + self.count
@@ -299,7 +328,8 @@ class BatchBuilder:
         """Length of the batch if it were built now."""
         return (HEADER_BYTES + self.count * HEAD_BYTES + self.body_bytes + 7) & ~7
 
-    def build(self, epoch: int) -> bytes:
+    def build(self, epoch: int, group: int = 0, attributes: int = 0) -> bytes:
+        """`group` and `attributes`: of a batch in a write group."""
         length = self.size_bytes
         padding = length - HEADER_BYTES - self.count * HEAD_BYTES - self.body_bytes
         header = HEADER.pack(
@@ -307,14 +337,14 @@ class BatchBuilder:
             length,
             0,
             FORMAT,
-            self.attributes,
+            self.attributes | attributes,
             self.partition,
             self.base_offset,
             epoch,
             self.count,
             self.base_timestamp_us,
             self.body_bytes,
-            0,
+            group,
         )
         rest = b"".join([header[12:], *self._heads, *self._body, bytes(padding)])
         return b"".join([header[:8], crc32(rest).to_bytes(4, "little"), rest])
@@ -342,6 +372,7 @@ class Batch:
         self.count: int = fields[8]
         self.base_timestamp_us: int = fields[9]
         self.body_bytes: int = fields[10]
+        self.group: int = fields[11]
         self.start = start
         self.data = data
         self._topics: list[bytes] | None = None

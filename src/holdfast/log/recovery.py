@@ -3,7 +3,8 @@ os, through files.
 
 - A sealed segment is believed on the word of its index (checksum of the head, length of the
   segment); where that fails it is scanned and its index made anew.
-- The last segment is always scanned. Its torn end is cut off: nothing in there was acknowledged.
+- The last segment is always scanned. Its torn end is cut off: nothing in there was acknowledged. A
+  write group is kept whole or cut off whole, see holdfast.log.journal and holdfast.log.scan.
 - A damaged place that valid batches follow is copied to quarantine, reported, and stays where it
   is. The offsets it held are missing from then on, and never given to other records.
 
@@ -24,8 +25,8 @@ from holdfast.log.files import DataDirectory
 from holdfast.log.index import Gap, IndexHead, SegmentIndex
 from holdfast.log.index_file import CorruptIndex
 from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal
-from holdfast.log.record import ATTRIBUTE_STATE, Batch, CorruptBatch, Record
-from holdfast.log.scan import Damage, SegmentScan, scan_segment
+from holdfast.log.record import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch, Record
+from holdfast.log.scan import Damage, SegmentScan, group_field, scan_segment
 from holdfast.log.segment import Segment
 from holdfast.log.store import OnDamage, SegmentStore, quarantine
 
@@ -47,6 +48,8 @@ class OpenedJournal:
     removed: list[int] = field(default_factory=list)
     """Segments that retention had given up before it was interrupted."""
     scanned_bytes: int = 0
+    tag: int | None = None
+    """The journal's, if it has one: see holdfast.log.journal."""
     unsure: dict[int, int] = field(default_factory=dict)
     """Of a replica: partitions that may lack committed records because of damage, or have others in
     their place, and the first offset where they may. Such a one is not in sync, however much
@@ -59,11 +62,13 @@ def open_journal(
     *,
     writes: bool = True,
     on_damage: OnDamage | None = None,
+    tag: int = 0,
 ) -> OpenedJournal:
     """`writes`: this is the node that serves the directory. Else nothing is changed, and the
     journal may be growing: what its last group lacks looks like a torn end. `on_damage`: told what
-    is found later, by reading; in the reading thread."""
-    return _Opener(directory, segment_bytes, writes, on_damage).open()
+    is found later, by reading; in the reading thread. `tag`: of a journal that has none yet; below
+    2**32, and not to be guessed."""
+    return _Opener(directory, segment_bytes, writes, on_damage, tag).open()
 
 
 class _Opener:
@@ -73,7 +78,10 @@ class _Opener:
         segment_bytes: int,
         writes: bool,
         on_damage: OnDamage | None,
+        new_tag: int,
     ) -> None:
+        self._tag: int | None = None
+        self._new_tag = new_tag
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._writes = writes
@@ -86,7 +94,7 @@ class _Opener:
         self._blind: set[int] = set()
         self._checkpoint = directory.read_checkpoint()
         self._result = OpenedJournal(
-            Journal(partitions, segment_bytes, replicated=self._replica),
+            Journal(partitions, segment_bytes, replicated=self._replica, tag=new_tag),
             SegmentStore(directory, writes=writes, on_damage=on_damage),
         )
 
@@ -113,6 +121,7 @@ class _Opener:
         for at, sequence in enumerate(sequences[:-1]):
             self._open_sealed(sequence, sequences[at + 1])
             self._known_start = True
+        self._tag = self._find_tag(sequences[:-1])
         self._open_last(sequences[-1])
         result.journal = Journal(
             directory.manifest.partitions,
@@ -120,7 +129,9 @@ class _Opener:
             self._segments,
             self._replica,
             directory.read_start_epochs() if self._replica else (),
+            self._new_tag if self._tag is None else self._tag,
         )
+        result.tag = self._tag
         if self._replica:
             result.unsure = self._partitions_unsure(result.journal)
             result.journal.begin_checkpoints(self._checkpoint, result.unsure)
@@ -188,7 +199,10 @@ class _Opener:
             known_start=self._known_start,
             replica=self._replica,
             synced_bytes=self._synced_bytes(sequence),
+            open_end=not self._replica,
+            tag=self._tag,
         )
+        self._tag = scan.tag
         self._result.scanned_bytes += size_bytes
         if scan.torn is not None:
             self._result.truncated = scan.torn
@@ -200,6 +214,15 @@ class _Opener:
         self._segments.append(Segment(sequence, scan.index.head, scan.index, scan.end))
         if self._writes:
             self._end_file(sequence, scan, size_bytes)
+
+    def _find_tag(self, sequences: list[int]) -> int | None:
+        """The journal's, from the newest of these segments that begins with a marked group."""
+        for sequence in reversed(sequences):
+            header = self._directory.open_segment(sequence).read(0, HEADER_BYTES)
+            tag = group_field(header)
+            if tag is not None:
+                return tag
+        return None
 
     def _synced_bytes(self, sequence: int) -> int | None:
         """Of the last segment; None: all that is there, as far as anybody knows."""

@@ -4,8 +4,14 @@ A place that is no valid batch is *damage* if a valid batch follows, and the *to
 what a write that was cut short leaves behind. Zeros at the end are neither; space that was
 allocated in advance looks so.
 
+The last write group of a journal counts as a whole or not at all, wherever it is torn: it may lack
+its end, its beginning, or any page. So at the journal's end (`open_end`) valid batches of the group
+that a damaged place belongs to prove nothing, and the torn end begins where that group begins. A
+batch of a later group does: groups are synced one by one, so the damaged one was on the disk.
+
 The search for the batch that follows trusts the lengths of batches as long as it can: the payload
-of a message may itself contain a valid batch, and must not be taken for one.
+of a message may itself contain a valid batch, and must not be taken for one. Where no length leads
+on, a batch must have the journal's tag (holdfast.log.journal), if that is known.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +20,12 @@ from typing import Final
 from holdfast.log.active_index import ActiveIndex
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
     ATTRIBUTE_RESET,
     BATCH_BYTES_MAX,
     FORMAT,
+    GROUP_MASK,
     HEAD_BYTES,
     HEADER,
     HEADER_BYTES,
@@ -56,6 +65,12 @@ class SegmentScan:
     taken, nobody knows from which offset on."""
     claimed: dict[int, int] = field(default_factory=dict)
     """Where the last damaged batch of a partition ended, by its own header."""
+    tag: int | None = None
+    """The journal's, as the batches have it; None: they have none."""
+    group_start: int = 0
+    """Where the write group of the last valid batch begins."""
+    is_group_open: bool = False
+    """Whether more of that group must follow."""
 
     def note_uncertain(self, length: int) -> None:
         """So many bytes may have held records of any partition."""
@@ -66,6 +81,17 @@ class SegmentScan:
         """A damaged header said where it ends; if that was true, the partition goes on there."""
         if self.claimed.pop(batch.partition) != batch.base_offset and self.replica:
             self.note_blind()
+
+    def enter_group(self, position: int, batch: Batch) -> None:
+        self.group_start = position
+        self.is_group_open = False
+        if batch.attributes & ATTRIBUTE_GROUPED:
+            start = _group_start(position, batch.group, self.tag)
+            if start is None or self.tag is None:
+                self.tag = batch.group
+            else:
+                self.group_start = start
+            self.is_group_open = batch.attributes & ATTRIBUTE_MORE != 0
 
     def finish(self) -> None:
         if self.claimed and self.replica:
@@ -84,16 +110,19 @@ def scan_segment(
     known_start: bool = True,
     replica: bool = False,
     synced_bytes: int | None = None,
+    open_end: bool = False,
+    tag: int | None = None,
 ) -> SegmentScan:
     """Verify every batch of a segment up to `end` (None: of the file).
 
     `start_offsets`: where each partition stands before it; unless `known_start`, a partition's
     first batch in here decides instead. `replica`: a batch may override earlier ones.
     `synced_bytes`: what is damaged behind them is the torn end, even if valid batches follow; None:
-    the whole segment was synced.
+    the whole segment was synced. `open_end`: it is the journal's last segment, whose last group may
+    be torn. `tag`: the journal's, as far as earlier segments tell.
     """
     index = ActiveIndex(sequence, start_offsets)
-    scan = SegmentScan(index, replica=replica)
+    scan = SegmentScan(index, replica=replica, tag=tag)
     window = _Window(file, file.size() if end is None else end)
     seen: set[int] = set()
     position = 0
@@ -109,13 +138,17 @@ def scan_segment(
         except CorruptBatch as error:
             following = None
             if synced_bytes is None or position < synced_bytes:
-                following = _after_damage(window, index, position)
+                following = _after_damage(window, scan, position, open_end=open_end)
             if following is not None and looked_again != position:
                 looked_again = position
                 if window.has_changed(position):
                     # The file is being written: this batch and the next came since.
                     continue
+            if following is not None and open_end:
+                following = following if _later_group(window, scan, position, following) else None
             if following is None:
+                if open_end and scan.is_group_open:
+                    break
                 if synced_bytes is not None and position < synced_bytes:
                     scan.note_blind()
                 scan.torn = _torn_end(window, sequence, position, str(error))
@@ -123,6 +156,7 @@ def scan_segment(
                 return scan
             scan.damage.append(Damage(sequence, position, following - position, str(error)))
             _note_lost(scan, window, position, following)
+            scan.is_group_open = False
             position = following
             continue
         if batch.partition in scan.claimed:
@@ -131,8 +165,18 @@ def scan_segment(
         if not batch.count:
             scan.blind.discard(batch.partition)
         scan.uncertain.pop(batch.partition, None)
+        scan.enter_group(position, batch)
         position += batch.length
         scan.end = position
+    if open_end and scan.is_group_open:
+        # Again, up to where the group begins: it is in the index by now.
+        begins = scan.group_start
+        scan = scan_segment(
+            file, sequence, start_offsets, begins, known_start=known_start, replica=replica, tag=tag
+        )
+        reason = f"a write group was cut short at {position}"
+        scan.torn = Damage(sequence, begins, window.end - begins, reason)
+        return scan
     if position < window.end:
         scan.torn = _torn_end(window, sequence, position, "too short for a batch")
     scan.finish()
@@ -178,6 +222,11 @@ class _Window:
         if not count and not attributes & ATTRIBUTE_RESET:
             return 0
         return int(length) if length == (smallest + 7) & ~7 else 0
+
+    def group(self, position: int) -> int | None:
+        """The group field of the header at `position`; None if it has none."""
+        inside = self._load(position, HEADER_BYTES)
+        return group_field(self._data[inside : inside + HEADER_BYTES])
 
     def header(self, position: int) -> tuple[int, int, int]:
         """Partition, base offset and count, unverified."""
@@ -253,8 +302,54 @@ def _check_place(scan: SegmentScan, batch: Batch) -> None:
         )
 
 
-def _after_damage(window: _Window, index: ActiveIndex, position: int) -> int | None:
-    """Where the next valid batch begins; None if there is none."""
+def group_field(header: bytes) -> int | None:
+    """Of a batch header, unverified; None if it has none."""
+    if len(header) < HEADER_BYTES or header[: len(MAGIC)] != MAGIC:
+        return None
+    fields = HEADER.unpack(header)
+    return int(fields[11]) if fields[4] & ATTRIBUTE_GROUPED else None
+
+
+def _group_start(position: int, group: int, tag: int | None) -> int | None:
+    """Where the group of a batch at `position` begins; None if the tag is another one."""
+    start = position if tag is None else position - ((group - tag) & GROUP_MASK)
+    return start if start >= 0 else None
+
+
+def _later_group(window: _Window, scan: SegmentScan, position: int, at: int | None) -> bool:
+    """Whether a group that begins after the damage at `position` is at or after the batch `at`."""
+    tag = scan.tag
+    while at is not None:
+        group = window.group(at)
+        if group is None:
+            return True
+        if tag is None and window.claimed_length(position):
+            tag = window.group(position)
+        if tag is None:
+            # Nothing tells. If these are batches of one group, it is the only one after the damage,
+            # and nothing shows that it was ever synced.
+            tag = (group - (at - position)) & GROUP_MASK
+        start = _group_start(at, group, tag)
+        if start is not None and start > position:
+            return True
+        following = at + window.claimed_length(at)
+        if not window.is_batch(following):
+            at = _after_damage(window, scan, following, open_end=True, damage_at=position)
+        else:
+            at = following
+    return False
+
+
+def _after_damage(
+    window: _Window,
+    scan: SegmentScan,
+    position: int,
+    *,
+    open_end: bool,
+    damage_at: int | None = None,
+) -> int | None:
+    """Where the next valid batch begins; None if there is none. `damage_at`: where the damage
+    begins that is to be followed; None: at `position`."""
     at = position
     length = window.claimed_length(at)
     while length:
@@ -266,11 +361,28 @@ def _after_damage(window: _Window, index: ActiveIndex, position: int) -> int | N
             return at
         length = window.claimed_length(at)
     at = window.find_magic(at + ALIGNMENT if at == position else at)
+    begins = position if damage_at is None else damage_at
     while at >= 0:
-        if window.is_batch(at) and _is_near(window, index, position, at):
+        if (
+            window.is_batch(at)
+            and _is_near(window, scan.index, begins, at)
+            and (not open_end or _has_tag(window, scan, begins, at))
+        ):
             return at
         at = window.find_magic(at + ALIGNMENT)
     return None
+
+
+def _has_tag(window: _Window, scan: SegmentScan, damage_at: int, at: int) -> bool:
+    """Whether a batch found by its magic belongs to the damaged group, or begins one: of others,
+    a publisher could guess the group field."""
+    if scan.tag is None:
+        return True
+    group = window.group(at)
+    if group is None:
+        return False
+    begins = scan.group_start if scan.is_group_open else damage_at
+    return _group_start(at, group, scan.tag) in (at, begins)
 
 
 def _is_near(window: _Window, index: ActiveIndex, position: int, at: int) -> bool:

@@ -5,6 +5,9 @@ second opinion on what recovery does.
 
 Bytes are written in order. So bytes that are no valid batch are *damage* when a valid batch or a
 newer segment follows, and an *unfinished tail* when nothing does: the write may still be going on.
+
+A write group is written at once and counts as a whole: of the newest segment only complete groups
+are read, and valid batches of an incomplete one belong to the unfinished tail.
 """
 
 from collections.abc import Iterator
@@ -14,8 +17,11 @@ from typing import Final
 from holdfast.log.files import DataDirectory
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
     BATCH_BYTES_MAX,
     FORMAT,
+    GROUP_MASK,
     HEAD_BYTES,
     HEADER,
     HEADER_BYTES,
@@ -49,15 +55,21 @@ class Damage:
 class SegmentReader:
     """The batches of one segment; call `read` again after it has grown."""
 
-    def __init__(self, directory: DataDirectory, sequence: int) -> None:
-        """Raises FileNotFoundError when retention was faster."""
+    def __init__(self, directory: DataDirectory, sequence: int, tag: int | None = None) -> None:
+        """`tag`: the journal's (holdfast.log.journal), as far as it is known. Raises
+        FileNotFoundError when retention was faster."""
         self.sequence = sequence
         self.file = directory.open_segment(sequence)
         self.position = 0
         """Everything before it has been read."""
         self.unfinished_bytes = 0
-        """After the last valid batch; they may be a write that goes on."""
+        """After the last complete group; they may be a write that goes on."""
+        self.tag = tag
         self._empty_at = -1
+        # Where the last look found no further valid batch: behind `position` in an open group.
+        self._valid_to = 0
+        # Whether a group begins at `position`.
+        self._is_group_start = True
 
     def read(self, *, newest: bool) -> Iterator[Batch | Damage]:
         """What is there now, in order; `position` is right behind each one.
@@ -69,11 +81,23 @@ class SegmentReader:
         self.position = min(self.position, size)
         self.unfinished_bytes = 0
         while True:
-            yield from self._batches(size)
+            yield from self._batches(size, whole_groups=newest)
+            damaged_at = self._valid_to
+            if damaged_at > self.position:
+                if not is_later_group(self.file, self.tag, damaged_at, size):
+                    self.unfinished_bytes = size - self.position
+                    return
+                yield from self._batches(size, whole_groups=False)
             position = self.position
             if position == size or self._is_still_empty():
                 return
             following = _find_batch(self.file, position, size)
+            if (
+                newest
+                and following is not None
+                and not is_later_group(self.file, self.tag, position, size)
+            ):
+                following = None
             # It may have been found because both were written since the first look.
             if _damage_at(self.file, position, size) is None:
                 continue
@@ -86,24 +110,31 @@ class SegmentReader:
                 following = size
             reason = _damage_at(self.file, position, size) or "it changed while it was read"
             self.position = following
+            self._is_group_start = False
             yield Damage(self.sequence, position, following - position, reason)
 
     def read_whole(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
-        """The whole batches that are there now, up to the first place that is none, for whatever
+        """The complete groups that are there now, up to the first place that is none, for whatever
         reason: cheaper than `read` where more is being written. `chunk_bytes` are read at a
         time."""
-        yield from self._batches(self.file.size(), chunk_bytes)
+        yield from self._batches(self.file.size(), chunk_bytes, whole_groups=True)
 
     def read_batch(self, position: int) -> Batch:
         """The batch at a position. Raises CorruptBatch."""
         header = self.file.read(position, HEADER_BYTES)
         return Batch(self.file.read(position, max(_batch_length(header, 0), HEADER_BYTES)))
 
-    def _batches(self, size: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
-        """The valid batches from `position` up to the first bytes that are none."""
+    def _batches(
+        self, size: int, chunk_bytes: int = CHUNK_BYTES, *, whole_groups: bool
+    ) -> Iterator[Batch]:
+        """The valid batches from `position` up to the first bytes that are none; of a group, if
+        they are to be whole, only once its last one is there."""
         wanted = chunk_bytes
-        while self.position + HEADER_BYTES <= size:
-            start = self.position
+        waiting: list[Batch] = []
+        is_group_start = self._is_group_start
+        self._valid_to = self.position
+        while self._valid_to + HEADER_BYTES <= size:
+            start = self._valid_to
             data = self.file.read(start, min(wanted, size - start))
             inside = 0
             length = 0
@@ -118,8 +149,18 @@ class SegmentReader:
                 except CorruptBatch:
                     return
                 inside += length
-                self.position = start + inside
-                yield batch
+                self._valid_to = start + inside
+                if is_group_start and batch.attributes & ATTRIBUTE_GROUPED:
+                    self.tag = batch.group
+                is_group_start = not batch.attributes & ATTRIBUTE_MORE
+                waiting.append(batch)
+                if whole_groups and not is_group_start:
+                    continue
+                self._is_group_start = is_group_start
+                complete, waiting = waiting, []
+                for batch in complete:
+                    self.position += batch.length
+                    yield batch
             if inside == 0 and length <= wanted:
                 return  # the file became shorter
             wanted = max(chunk_bytes, length)
@@ -129,6 +170,24 @@ class SegmentReader:
         return self.position == self._empty_at and not any(
             self.file.read(self.position, HEADER_BYTES)
         )
+
+
+def is_later_group(file: ReadFile, tag: int | None, damaged_at: int, size: int) -> bool:
+    """Whether a write group begins behind the damage: then the damaged one was synced. A batch of
+    the damaged group itself proves nothing. `tag`: the journal's, as far as it is known."""
+    at = _find_batch(file, damaged_at, size)
+    while at is not None:
+        group = group_field(file.read(at, HEADER_BYTES))
+        if group is None:
+            return True
+        if tag is None:
+            tag = group_field(file.read(damaged_at, HEADER_BYTES))
+        if tag is None:
+            tag = (group - (at - damaged_at)) & GROUP_MASK
+        if at - ((group - tag) & GROUP_MASK) > damaged_at:
+            return True
+        at = _find_batch(file, at, size)
+    return False
 
 
 def is_zero(file: ReadFile, start: int, end: int) -> bool:
@@ -141,6 +200,14 @@ def is_zero(file: ReadFile, start: int, end: int) -> bool:
             return False
         start += len(data)
     return True
+
+
+def group_field(header: bytes) -> int | None:
+    """Of the batch that has the header; None if that is none, or has no such field."""
+    if _batch_length(header, 0) == 0:
+        return None
+    fields = HEADER.unpack(header)
+    return int(fields[11]) if fields[4] & ATTRIBUTE_GROUPED else None
 
 
 def _batch_length(data: bytes, start: int) -> int:

@@ -3,6 +3,9 @@
 A segment that is finished is known by its index' head alone until a part of it is wanted. The one
 that is being written, or has no valid index, is walked batch by batch.
 
+Of the segment that is being written, only complete write groups are mapped: an incomplete one never
+counts, unless the rest of it is being written.
+
 In a replica's journal a batch may override what earlier ones of its partition hold from its first
 offset on. That is kept as *cuts*: batches before a place count below an offset only.
 """
@@ -17,7 +20,14 @@ from typing import Final
 from zlib import crc32
 
 from holdfast.log.index import IndexHead
-from holdfast.log.record import ATTRIBUTE_RESET, HEADER, HEADER_BYTES
+from holdfast.log.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
+    ATTRIBUTE_RESET,
+    HEADER,
+    HEADER_BYTES,
+)
+from holdfast.log.segment_reader import is_later_group
 from holdfast.pipeline.offsets import OffsetRange
 from holdfast.pipeline.reader_path import CHUNK_BYTES, Piece, find_batch, is_batch
 from holdfast.pipeline.scan import header_damage
@@ -67,6 +77,11 @@ class SegmentMap:
         self.overrides: dict[int, int] = {}
         self._replica = replica
         self._inode = 0
+        # The journal's, see holdfast.log.journal; None: not known so far.
+        self._tag: int | None = None
+        # Of a write group that more batches must follow: position, `ends`, `time_us_max` and the
+        # number of marks before it.
+        self._open_group: tuple[int, array[int], int, int] | None = None
         # Positions of batches, and `ends` and `time_us_max` before them.
         self._mark_positions: list[int] = []
         self._mark_ends: list[array[int]] = []
@@ -95,7 +110,7 @@ class SegmentMap:
     def walk(self, *, last: bool) -> None:
         """Map the batches that were added, and make them durable. Raises FileNotFoundError.
 
-        In the last segment every batch is verified, because an unfinished write may end it. In
+        In the last segment every batch is verified, because an unfinished group may end it. In
         the others headers are enough: a task verifies what it reads.
         """
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -110,14 +125,20 @@ class SegmentMap:
             while True:
                 self._map_batches(descriptor, size, checked=last)
                 stop = self.position
-                if stop >= size or not any(os.pread(descriptor, HEADER_BYTES, stop)):
+                at_end = stop >= size or not any(os.pread(descriptor, HEADER_BYTES, stop))
+                if at_end and self._open_group is None:
                     break  # the end, or space that was allocated in advance
+                if last and not is_later_group(_Descriptor(descriptor), self._tag, stop, size):
+                    self._leave_open_group()
+                    break
                 following = find_batch(descriptor, stop + 8, size)
                 if following is None:
                     break
                 # Bytes are written in order, so whatever is no batch here is damage, now that a
                 # later batch is there; unless it was just being written at the first look.
-                self.position = stop if is_batch(descriptor, stop, size) else following
+                if not is_batch(descriptor, stop, size):
+                    self.position = following
+                    self._open_group = None
             if self.position > start:
                 _make_durable(descriptor)
         finally:
@@ -206,9 +227,20 @@ class SegmentMap:
         ends = self.ends
         marked = self._mark_positions[-1] if self._mark_positions else -MARK_BYTES
         while inside + HEADER_BYTES <= len(data):
-            magic, length, crc, layout, attributes, partition, base, _, count, time_us, body, _ = (
-                HEADER.unpack_from(data, inside)
-            )
+            (
+                magic,
+                length,
+                crc,
+                layout,
+                attributes,
+                partition,
+                base,
+                _,
+                count,
+                time_us,
+                body,
+                group,
+            ) = HEADER.unpack_from(data, inside)
             position = start + inside
             valid = not header_damage(magic, length, layout, count, body)
             if checked and valid and inside + length > len(data):
@@ -223,6 +255,8 @@ class SegmentMap:
             if not valid:
                 needed = 0
                 break
+            if checked and attributes & ATTRIBUTE_GROUPED:
+                self._enter_group(position, group, attributes)
             if partition < len(ends):
                 if position - marked >= MARK_BYTES:
                     self._mark(position)
@@ -239,6 +273,24 @@ class SegmentMap:
             inside += length
         self.position = start + inside
         return needed
+
+    def _enter_group(self, position: int, group: int, attributes: int) -> None:
+        if not attributes & ATTRIBUTE_MORE:
+            self._open_group = None
+        elif self._open_group is None:
+            marks = len(self._mark_positions)
+            self._open_group = (position, self.ends[:], self.time_us_max, marks)
+        if self._tag is None:
+            self._tag = group
+
+    def _leave_open_group(self) -> None:
+        """Nothing of it is mapped so far: look again when the file has grown."""
+        if self._open_group is not None:
+            self.position, self.ends, self.time_us_max, marks = self._open_group
+            self._open_group = None
+            del self._mark_positions[marks:]
+            del self._mark_ends[marks:]
+            del self._mark_times_us[marks:]
 
     def _override(self, partition: int, offset: int, position: int) -> None:
         self.cuts.setdefault(partition, []).append((position, offset))
@@ -275,6 +327,7 @@ class SegmentMap:
         self.time_us_max = 0
         self.position = 0
         self.is_indexed = False
+        self._open_group = None
         self.cuts = {
             partition: [cut for cut in cuts if cut[0] == WHOLE]
             for partition, cuts in self.cuts.items()
@@ -282,6 +335,19 @@ class SegmentMap:
         self._mark_positions.clear()
         self._mark_ends.clear()
         self._mark_times_us.clear()
+
+
+class _Descriptor:
+    """An open file, as is_later_group reads it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self, position: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, position)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
 
 
 def _make_durable(descriptor: int) -> None:
