@@ -1,6 +1,7 @@
 """The publish queue over a client whose every answer the test gives."""
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -153,13 +154,13 @@ def test_refused_for_good(new_store: Callable[[], Any]) -> None:
             await queue.put("t", "bad")
             await queue.put("t", "good", properties={pr.CONTENT_TYPE: "x"})
             await client.until_sent(2)
-            client.sent[0].refuse(reasons.NOT_AUTHORIZED, "no")
+            client.sent[0].refuse(reasons.TOPIC_NAME_INVALID, "no")
             client.sent[1].confirm()
             await queue.flush()
-            assert failures == [(b"bad", reasons.NOT_AUTHORIZED)]
+            assert failures == [(b"bad", reasons.TOPIC_NAME_INVALID)]
             assert queue.counts.refused == 1
             (failed,) = await queue.failed()
-            assert (failed.entry.payload, failed.reason) == (b"bad", reasons.NOT_AUTHORIZED)
+            assert (failed.entry.payload, failed.reason) == (b"bad", reasons.TOPIC_NAME_INVALID)
             assert await queue.forget_failed() == 1
             assert await queue.failed() == []
 
@@ -177,13 +178,73 @@ def test_refused_message_that_then_fails_frees_the_others(new_store: Callable[[]
             await client.until_sent(1)
             client.sent[0].refuse(reasons.QUOTA_EXCEEDED)
             await client.until_sent(2)
-            client.sent[1].refuse(reasons.NOT_AUTHORIZED)
+            client.sent[1].refuse(reasons.TOPIC_NAME_INVALID)
             await client.until_sent(3)
             before, after = client.sent[0].identity, client.sent[2].identity
             assert before is not None
             assert after is not None
             assert (after.epoch, after.sequence) == (before.epoch + 1, 2)
             client.sent[2].confirm()
+
+    run(test)
+
+
+def test_a_queue_that_may_not_publish_waits(new_store: Callable[[], Any]) -> None:
+    """A broker that was started with wrong rules must not empty a durable queue."""
+
+    async def test() -> None:
+        client = FakeClient()
+        async with queue_on(client, new_store(), window=1) as queue:
+            await queue.put("t", "1")
+            await queue.put("t", "2")
+            await client.until_sent(1)
+            for attempt in range(1, 4):
+                client.sent[-1].refuse(reasons.NOT_AUTHORIZED)
+                await client.until_sent(attempt + 1)
+                assert client.sent[-1].payload == b"1"
+                assert queue.refusal is not None
+                assert queue.refusal.reason == reasons.NOT_AUTHORIZED
+            client.sent[-1].confirm()
+            await client.until_sent(5)
+            assert queue.refusal is None
+            client.sent[-1].confirm()
+            await queue.flush()
+            assert queue.counts.refused == 0
+            assert await queue.failed() == []
+
+    run(test)
+
+
+def test_a_message_that_may_not_be_published_fails_on_request() -> None:
+    async def test() -> None:
+        client = FakeClient()
+        async with queue_on(client, when_not_authorized="fail") as queue:
+            await queue.put("t", "1")
+            await client.until_sent(1)
+            client.sent[0].refuse(reasons.NOT_AUTHORIZED)
+            await queue.flush()
+            assert queue.counts.refused == 1
+        with pytest.raises(ValueError, match=r"when_not_authorized 'drop'"):
+            queue_on(client, when_not_authorized="drop")
+
+    run(test)
+
+
+def test_fenced_without_a_word(new_store: Callable[[], Any]) -> None:
+    """A broker leaves the text out where the answer would be larger than the client takes."""
+
+    async def test() -> None:
+        client = FakeClient()
+        queue = queue_on(client, new_store())
+        await queue.open()
+        await queue.put("t", "1")
+        await client.until_sent(1)
+        client.sent[0].refuse(0x83)
+        with pytest.raises(ProducerFenced):
+            await queue.flush()
+        assert queue.length == 1
+        with contextlib.suppress(MessagesLeft):
+            await queue.close()
 
     run(test)
 
@@ -396,7 +457,7 @@ def test_callbacks_that_raise_stop_nothing(caplog: pytest.LogCaptureFixture) -> 
             await client.until_sent(1)
             client.sent[0].confirm()
             await client.until_sent(2)
-            client.sent[1].refuse(reasons.NOT_AUTHORIZED)
+            client.sent[1].refuse(reasons.TOPIC_NAME_INVALID)
             await queue.flush()
             assert queue.error is None
 

@@ -48,6 +48,7 @@ class PublishQueue:
         messages_max: int = MESSAGES_MAX,
         bytes_max: int = BYTES_MAX,
         when_full: str = "block",
+        when_not_authorized: str = "wait",
         expiry_s: float = 0.0,
         close_timeout_s: float = CLOSE_TIMEOUT_S,
         on_delivered: OnDelivered | None = None,
@@ -55,12 +56,16 @@ class PublishQueue:
     ) -> None:
         """`store`: by default a MemoryStore. `window`: messages in flight. `form`: by default
         SequenceFormat. `bytes_max` counts payloads, topics, properties and 64 bytes a message.
-        `when_full`: "block" lets `put` wait for room, "refuse" raises QueueFull. `expiry_s`: how
+        `when_full`: "block" lets `put` wait for room, "refuse" raises QueueFull.
+        `when_not_authorized`: "wait" sends a message that the broker does not authorise again until
+        it does, in its place in the order; "fail" gives such a message up. `expiry_s`: how
         long a message may take until the client has it, 0 for ever. `close_timeout_s`: how long
         leaving `async with` waits for confirmations. The callbacks are called in the event loop
         and may be called again for the same message after a restart. Raises ValueError."""
         if when_full not in ("block", "refuse"):
             raise ValueError(f'when_full {when_full!r}: "block" or "refuse"')
+        if when_not_authorized not in ("wait", "fail"):
+            raise ValueError(f'when_not_authorized {when_not_authorized!r}: "wait" or "fail"')
         self._form: Format = form if form is not None else SequenceFormat()
         self._has_properties = client.core.options.level >= LEVEL_5
         if self._form.needs_properties and not self._has_properties:
@@ -70,7 +75,15 @@ class PublishQueue:
         self.error: ClientError | None = None
         """Why the queue has stopped: ProducerFenced or StoreError."""
         self._store: Store = store if store is not None else MemoryStore()
-        self._sender = Sender(client, window, self._left, self._stop, on_delivered, on_failed)
+        self._sender = Sender(
+            client,
+            window,
+            self._left,
+            self._stop,
+            on_delivered,
+            on_failed,
+            waits_for_rights=when_not_authorized == "wait",
+        )
         self._room = Room(messages_max, bytes_max)
         self._blocks = when_full == "block"
         self._expiry_s = expiry_s
@@ -102,6 +115,12 @@ class PublishQueue:
     def counts(self) -> Counts:
         """A live view."""
         return self._sender.counts
+
+    @property
+    def refusal(self) -> ClientError | None:
+        """What the broker refused the last message for, if that may pass and nothing was delivered
+        since; None while messages leave."""
+        return self._sender.refusal
 
     @property
     def producer(self) -> str:

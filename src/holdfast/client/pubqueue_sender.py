@@ -55,7 +55,10 @@ _RETRIED: Final = frozenset(
 )
 """Refusals that may not last; after any other a message leaves the queue."""
 _IDENTITY_REFUSED: Final = ("producer epoch is fenced", "producer belongs to another user")
-"""Holdfast's reason strings when not the message is wrong but who sends it."""
+"""Holdfast's reason strings when not the message is wrong but who sends it. A broker leaves them
+out where they would make an answer too large, see `_is_fenced`."""
+NOT_AUTHORIZED_LOG_S: Final = 60.0
+"""Between two log lines about a queue that may not publish."""
 
 OnDelivered = Callable[[Entry, PublishResult], None]
 OnFailed = Callable[[Entry, ClientError], None]
@@ -87,8 +90,10 @@ class Sender:
         on_stopped: Callable[[ClientError], None],
         on_delivered: OnDelivered | None,
         on_failed: OnFailed | None,
+        waits_for_rights: bool = True,
     ) -> None:
-        """Raises ValueError."""
+        """`waits_for_rights`: a message that is not authorised is sent again; else it fails. Raises
+        ValueError."""
         self.core = QueueCore(window, random)
         self.producer = ""
         self._client = client
@@ -96,6 +101,10 @@ class Sender:
         self._on_stopped = on_stopped
         self._on_delivered = on_delivered
         self._on_failed = on_failed
+        self._waits_for_rights = waits_for_rights
+        self._not_authorized_logged_at = -NOT_AUTHORIZED_LOG_S
+        self.refusal: PublishRefused | None = None
+        """What the broker said last, if it refuses for now; None once it has taken a message."""
         self._counts = Counts()
         self._has_properties = client.core.options.level >= LEVEL_5
         self._writer: Writer
@@ -327,6 +336,7 @@ class Sender:
         entry = self.core.delivered(sequence)
         if entry is None:
             return
+        self.refusal = None
         self._counts.delivered += 1
         self._writer.remove(sequence)
         self._on_left(entry)
@@ -342,18 +352,38 @@ class Sender:
         if not isinstance(error, PublishRefused):
             self._offline = True
             self.core.retry(sequence, now, refused=False)
-        elif error.reason in _RETRIED:
-            self.core.retry(sequence, now, refused=True)
-        elif any(text in error.detail for text in _IDENTITY_REFUSED):
+        elif self._is_fenced(error):
             self.core.retry(sequence, now, refused=False)
             text = f"the broker refuses the identity of producer {self.producer}"
             self._on_stopped(ProducerFenced(text, error.reason, error.detail))
+        elif self._may_pass(error):
+            self.refusal = error
+            self.core.retry(sequence, now, refused=True)
         else:
             entry = self.core.failed(sequence)
             if entry is not None:
                 self._counts.refused += 1
                 self._fail(entry, error)
         self._wake.set()
+
+    def _is_fenced(self, error: PublishRefused) -> bool:
+        """Holdfast gives this reason for nothing else, and not always the text."""
+        if error.reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR and not error.detail:
+            return self._has_properties
+        return any(text in error.detail for text in _IDENTITY_REFUSED)
+
+    def _may_pass(self, error: PublishRefused) -> bool:
+        if error.reason in _RETRIED:
+            return True
+        if error.reason != reasons.NOT_AUTHORIZED or not self._waits_for_rights:
+            return False
+        # It is a wrong rule of the broker's more often than a wrong message, and a durable queue
+        # must not empty itself against one.
+        now = time.monotonic()
+        if now >= self._not_authorized_logged_at + NOT_AUTHORIZED_LOG_S:
+            self._not_authorized_logged_at = now
+            logger.warning("publish_queue_not_authorized error=%r", str(error))
+        return True
 
     def _fail(self, entry: Entry, error: ClientError) -> None:
         self._writer.fail(Failed(entry, error.reason, str(error), time.time()))
