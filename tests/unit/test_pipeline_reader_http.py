@@ -1,13 +1,17 @@
+import contextlib
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import holdfast.pipeline.admin_connection as admin_connection
 import holdfast.pipeline.reader_http as reader_http
 import holdfast.pipeline.servers as servers
-from holdfast.pipeline.admin_connection import ServerError
+from holdfast.pipeline.admin_connection import AdminConnection, ConnectionFailed, ServerError
 from holdfast.pipeline.decode import decode_rows
 from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
 from holdfast.pipeline.reader_http import read_ranges
@@ -170,3 +174,39 @@ def test_a_cut_or_changed_answer_is_noticed(
         monkeypatch.setattr(server, "answer", lambda target, sent, body=body: (200, body, TOLD))
         with pytest.raises((ServerError, DataLossError)):
             read(server, OffsetRange(0, 0, 3))
+
+
+class EndlessHandler(BaseHTTPRequestHandler):
+    """Answers in chunks that never end, so that no header says how much is to come."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+        with contextlib.suppress(OSError):
+            while True:
+                self.wfile.write(chunk)
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_an_answer_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever answers at an admin address decides nothing about this process's memory."""
+    monkeypatch.setattr(admin_connection, "ANSWER_BYTES_MAX", 1 << 20)
+    with ThreadingHTTPServer(("127.0.0.1", free_port()), EndlessHandler) as endless:
+        threading.Thread(target=endless.serve_forever, daemon=True).start()
+        try:
+            server = ("127.0.0.1", endless.server_port)
+            with pytest.raises(ConnectionFailed, match="an answer of more than 1048576 bytes"):
+                AdminConnection(server).get("/")
+            ranges = [OffsetRange(0, 0, 1)]
+            with pytest.raises(ServerError, match="does not say how long it is"):
+                list(read_ranges([server], ranges, Coverage(ranges, fail_on_data_loss=True)))
+        finally:
+            endless.shutdown()

@@ -84,9 +84,11 @@ class AdminConnection:
     def text_of(self, response: HTTPResponse) -> bytes:
         """Raises ConnectionFailed."""
         try:
-            if (response.length or 0) > ANSWER_BYTES_MAX:
-                raise HTTPException(f"an answer of {response.length} bytes")
-            return response.read()
+            # Of an answer in chunks nobody knows the length before its end.
+            text = response.read(ANSWER_BYTES_MAX + 1)
+            if len(text) > ANSWER_BYTES_MAX:
+                raise HTTPException(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
+            return text
         except (OSError, HTTPException) as error:
             raise self._failed(error) from error
 
@@ -99,7 +101,11 @@ class AdminConnection:
                 if not count:
                     raise HTTPException(f"the answer ends after {done} bytes of {len(buffer)}")
                 done += count
-            response.read()  # so that http.client knows that this answer is over
+            # Also so that http.client knows that this answer is over.
+            if response.read(1):
+                raise HTTPException(
+                    f"the answer is longer than the {len(buffer)} bytes it announced"
+                )
         except (OSError, HTTPException) as error:
             raise self._failed(error) from error
 

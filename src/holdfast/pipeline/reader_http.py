@@ -79,8 +79,10 @@ class LogStream:
         response = self._connection.answer()
         if response.status != 200:
             raise self._refusal(response)
+        length = response.length
+        if length is None:
+            raise ServerError(f"{self.name}: an answer that does not say how long it is")
         told, passed = self._told(response)
-        length = response.length or 0
         if length > BATCH_BYTES_MAX + FETCH_BYTES:
             raise ServerError(f"{self.name}: an answer of {length} bytes is longer than any batch")
         if len(self._buffer) < length or len(self._buffer) > max(8 * FETCH_BYTES, 4 * length):

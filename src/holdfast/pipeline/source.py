@@ -4,6 +4,10 @@ See options.py for the options and SCHEMA in decode.py for the columns. One row 
 records of other kinds (sessions, cursors) have offsets too, so offsets of rows may have gaps.
 A stream is exactly once as far as its sink is: its position is an offset per partition, only
 offsets whose records cannot change are handed out, and a range always gives the same rows.
+
+That needs a broker with `log.durability = "fsync"`. With `"memory"` an offset is shown when its
+record is written and not yet synced: after a power cut the broker may give the offset to another
+record, which a query that was further has passed.
 """
 
 import logging
