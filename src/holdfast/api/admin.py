@@ -132,6 +132,7 @@ class AdminServer:
             uvicorn.Config(
                 Admin(server).application(),
                 http=connections_for(self._sender),
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",

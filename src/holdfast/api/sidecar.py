@@ -169,6 +169,7 @@ def _server(port: SidecarPort) -> QuietServer:
     return QuietServer(
         uvicorn.Config(
             port.application(),
+            log_config=None,
             log_level="warning",
             access_log=False,
             lifespan="off",

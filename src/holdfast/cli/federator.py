@@ -7,7 +7,6 @@ Exit codes: 0 success; 1 it cannot start, or go on; 2 wrong usage or configurati
 
 import argparse
 import asyncio
-import logging
 import os
 import sys
 from pathlib import Path
@@ -65,9 +64,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
+    from holdfast.cli.logs import set_up_plain_logging
     from holdfast.federator.settings import SettingsError
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_plain_logging()
     try:
         return _run_paper(args) if args.mode == "paper" else _run_links(args)
     except SettingsError as error:

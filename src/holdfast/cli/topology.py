@@ -13,7 +13,6 @@ Exit codes: 0 success; 1 the manager refuses or does not answer; 2 wrong usage o
 import argparse
 import asyncio
 import json
-import logging
 import os
 import sys
 from typing import Any, Final
@@ -105,6 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from holdfast.cli.logs import set_up_plain_logging
     from holdfast.security.tls import TlsError
     from holdfast.topology.server import serve
     from holdfast.topology.settings import SettingsError, load
@@ -116,7 +116,7 @@ def _serve(args: argparse.Namespace) -> int:
     except SettingsError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_plain_logging()
     try:
         asyncio.run(serve(settings))
     except TlsError as error:

@@ -290,8 +290,9 @@ class Broker:
             if not connection.input_paused:
                 transport.resume_reading()
         elif isinstance(effect, Note):
-            fields = " ".join(f"{key}={value!r}" for key, value in effect.fields.items())
-            logger.log(LEVELS[effect.level], "%s %s", effect.event, fields)
+            # The values stay arguments: the log's handler cuts each of them.
+            text = " ".join([effect.event, *(f"{key}=%r" for key in effect.fields)])
+            logger.log(LEVELS[effect.level], text, *effect.fields.values())
         elif isinstance(effect, FetchInflight):
             self.fetch(effect)
         else:

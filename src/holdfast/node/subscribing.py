@@ -152,8 +152,9 @@ def handle_subscribe(
         subscription_id = identifiers[0]
     accepted: list[Subscription] = []
     codes: list[int] = []
+    invalid: list[str] = []
     for request in packet.subscriptions:
-        reason = _check(state, session, connection, request)
+        reason = _check(state, session, connection, request, invalid)
         if reason < 0x80:
             subscription = Subscription(
                 session,
@@ -167,6 +168,17 @@ def handle_subscribe(
             )
             accepted.append(subscription)
         codes.append(reason)
+    if invalid:
+        # One line for a packet, whatever it holds.
+        state.note(
+            "info",
+            "invalid_filter",
+            {
+                "client": session.client_id,
+                "filters": codes.count(reasons.TOPIC_FILTER_INVALID),
+                "error": invalid[0],
+            },
+        )
     if accepted and session.is_durable():
         append_state(
             state,
@@ -239,15 +251,21 @@ def subscription_fields(subscription: Subscription) -> list[object]:
 
 
 def _check(
-    state: NodeState, session: Session, connection: Connection, request: SubscriptionRequest
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    request: SubscriptionRequest,
+    invalid: list[str],
 ) -> int:
-    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7]"""
+    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7] `invalid`: takes the
+    error of the first filter that is none."""
     config = state.config
     try:
         check_filter(request.filter)
     except InvalidFilter as error:
         # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
-        state.note("info", "invalid_filter", {"client": session.client_id, "error": str(error)})
+        if not invalid:
+            invalid.append(str(error))
         return reasons.TOPIC_FILTER_INVALID
     if is_shared(request.filter):
         if not config.shared_available:

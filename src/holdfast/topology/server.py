@@ -79,6 +79,7 @@ async def serve(settings: Settings) -> None:
     config = uvicorn.Config(
         Api(manager).application(),
         http=_CertifiedProtocol,
+        log_config=None,
         log_level="warning",
         access_log=False,
         lifespan="off",

@@ -1,0 +1,118 @@
+"""How many log lines of one kind may be written, and how long a line may be.
+
+Peers cause lines, so lines are bounded: an event has at most 20 of them a second at one level.
+A summary, 10 s after the first line that is left out, says how many were. No event is silenced: 20
+lines a second are written of each, errors included, and critical lines are never counted.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Final
+
+LINES_PER_S: Final = 20
+LINES_BURST: Final = 40
+SUMMARY_S: Final = 10.0
+"""After the first line that is left out, its event's summary is due."""
+EVENTS_MAX: Final = 1000
+"""Events with a bucket of their own; the others share one."""
+EVENT_CHARACTERS_MAX: Final = 64
+VALUE_CHARACTERS_MAX: Final = 256
+LINE_CHARACTERS_MAX: Final = 4096
+TRACEBACK_CHARACTERS_MAX: Final = 16_384
+OTHERS: Final = "other_events"
+
+
+@dataclass
+class _Bucket:
+    tokens: float
+    filled_at: float
+    left_out: int = 0
+    since: float = 0.0
+    """When the first of those was left out."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    event: str
+    level: int
+    lines: int
+    seconds: float
+
+
+class LineRate:
+    """A token bucket for each event and level. `now`: seconds of a clock that never goes back."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str, int], _Bucket] = {}
+
+    def admit(self, event: str, level: int, now: float) -> bool:
+        """Whether the line is written."""
+        if level >= logging.CRITICAL:
+            return True
+        bucket = self._bucket(event, level, now)
+        bucket.tokens = min(LINES_BURST, bucket.tokens + (now - bucket.filled_at) * LINES_PER_S)
+        bucket.filled_at = now
+        if bucket.tokens >= 1:
+            bucket.tokens -= 1
+            return True
+        if not bucket.left_out:
+            bucket.since = now
+        bucket.left_out += 1
+        return False
+
+    def summaries(self, now: float) -> list[Summary]:
+        """Of the lines that were left out since the last call."""
+        found = []
+        for (event, level), bucket in self._buckets.items():
+            if bucket.left_out:
+                found.append(Summary(event, level, bucket.left_out, now - bucket.since))
+                bucket.left_out = 0
+        return found
+
+    def _bucket(self, event: str, level: int, now: float) -> _Bucket:
+        bucket = self._buckets.get((event, level))
+        if bucket is not None:
+            return bucket
+        if len(self._buckets) >= EVENTS_MAX:
+            self._forget_quiet(now)
+        key = (event if len(self._buckets) < EVENTS_MAX else OTHERS, level)
+        return self._buckets.setdefault(key, _Bucket(LINES_BURST, now))
+
+    def _forget_quiet(self, now: float) -> None:
+        """A bucket that is full again is as good as a new one."""
+        quiet_s = LINES_BURST / LINES_PER_S
+        self._buckets = {
+            key: bucket
+            for key, bucket in self._buckets.items()
+            if bucket.left_out or now - bucket.filled_at < quiet_s
+        }
+
+
+def event_of(message: str) -> str:
+    """The first word of a line before its values are filled in."""
+    return message[: EVENT_CHARACTERS_MAX + 1].partition(" ")[0][:EVENT_CHARACTERS_MAX]
+
+
+def cut(text: str, characters_max: int) -> str:
+    """The text, with "..." in place of what is too much of it."""
+    return text if len(text) <= characters_max else f"{text[:characters_max]}..."
+
+
+def cut_value(value: object) -> object:
+    """A value of a line: texts and bytes may be a peer's, and long."""
+    if isinstance(value, str):
+        return cut(value, VALUE_CHARACTERS_MAX)
+    if isinstance(value, bytes) and len(value) > VALUE_CHARACTERS_MAX:
+        return value[:VALUE_CHARACTERS_MAX] + b"..."
+    if isinstance(value, BaseException):
+        return cut(str(value), VALUE_CHARACTERS_MAX)
+    return value
+
+
+def one_line(text: str) -> str:
+    """The text with everything escaped that does not print: line ends, control sequences, and
+    marks that turn the direction of writing."""
+    text = cut(text, LINE_CHARACTERS_MAX)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

@@ -1,0 +1,159 @@
+"""Log lines are bounded: in length, in number, and in what a peer can write into them."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.cli import logs
+from holdfast.cli.log_rate import (
+    EVENTS_MAX,
+    LINE_CHARACTERS_MAX,
+    LINES_BURST,
+    LINES_PER_S,
+    LineRate,
+    cut_value,
+    event_of,
+    one_line,
+)
+
+INFO, ERROR, CRITICAL = logging.INFO, logging.ERROR, logging.CRITICAL
+
+
+def admitted(rate: LineRate, event: str, level: int, count: int, now: float) -> int:
+    return sum(rate.admit(event, level, now) for _ in range(count))
+
+
+def test_a_burst_then_a_rate() -> None:
+    rate = LineRate()
+    assert admitted(rate, "refused", INFO, 1000, 0.0) == LINES_BURST
+    assert admitted(rate, "refused", INFO, 1000, 1.0) == LINES_PER_S
+    # After a pause there may be a burst again, and no more than one.
+    assert admitted(rate, "refused", INFO, 1000, 100.0) == LINES_BURST
+
+
+def test_events_and_levels_do_not_share() -> None:
+    rate = LineRate()
+    admitted(rate, "refused", INFO, 1000, 0.0)
+    assert rate.admit("refused", ERROR, 0.0)
+    assert rate.admit("ready", INFO, 0.0)
+
+
+def test_errors_are_never_silenced() -> None:
+    rate = LineRate()
+    seconds = 60
+    written = sum(
+        rate.admit("failed", ERROR, second + part / 1000)
+        for second in range(seconds)
+        for part in range(1000)
+    )
+    assert seconds * LINES_PER_S <= written <= seconds * LINES_PER_S + LINES_BURST
+    assert admitted(rate, "stopping", CRITICAL, 1000, 0.0) == 1000
+
+
+def test_summaries_count_every_line_once() -> None:
+    rate = LineRate()
+    total = 0
+    written = 0
+    told = 0
+    for step in range(300):
+        now = step / 10
+        total += 50
+        written += admitted(rate, "refused", INFO, 50, now)
+        if step % 70 == 69:
+            (summary,) = rate.summaries(now)
+            assert (summary.event, summary.level) == ("refused", INFO)
+            assert summary.seconds <= 7.0
+            told += summary.lines
+    told += sum(each.lines for each in rate.summaries(30.0))
+    assert written + told == total
+    assert rate.summaries(31.0) == []
+
+
+def test_events_are_bounded() -> None:
+    """Texts of libraries have values in them: their first words are no fixed set."""
+    rate = LineRate()
+    now = 0.0
+    lines = 0
+    for number in range(20 * EVENTS_MAX):
+        now += 0.0001
+        lines += rate.admit(f"event-{number}", INFO, now)
+    assert len(rate._buckets) <= EVENTS_MAX + 2
+    assert lines <= EVENTS_MAX + LINES_BURST + LINES_PER_S * now + EVENTS_MAX
+    # Quiet ones are forgotten.
+    assert rate.admit("late", INFO, now + 1000)
+    assert len(rate._buckets) < 10
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [("connection_refused remote=%r", "connection_refused"), ("", ""), ("x" * 1000, "x" * 64)],
+)
+def test_event_of(message: str, event: str) -> None:
+    assert event_of(message) == event
+
+
+def test_values_are_cut() -> None:
+    assert cut_value("x" * 256) == "x" * 256
+    assert cut_value("x" * 257) == "x" * 256 + "..."
+    assert cut_value(b"x" * 300) == b"x" * 256 + b"..."
+    assert cut_value(ValueError("x" * 300)) == "x" * 256 + "..."
+    assert cut_value(10**300) == 10**300
+
+
+def test_one_line() -> None:
+    assert one_line("günstig 日本") == "günstig 日本"
+    assert one_line("a\nb\x1b[2J\u202ec\x00") == "a\\nb\\x1b[2J\\u202ec\\x00"
+    assert len(one_line("y" * 100_000)) == LINE_CHARACTERS_MAX + 3
+
+
+@pytest.fixture(params=["text", "json"])
+def lines(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """Where the process's lines go."""
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr(logs, "_now", lambda: 0.0)
+    names = [*logs.LOGGERS]
+    before = [
+        (logging.getLogger(name), logging.getLogger(name).handlers, logging.getLogger(name).level)
+        for name in names
+    ]
+    options = {"_srcfile", "logThreads", "logProcesses", "logMultiprocessing"}
+    kept = {name: getattr(logging, name) for name in options}
+    logs.set_up_logging("info", request.param)
+    yield stream
+    for name, value in kept.items():
+        setattr(logging, name, value)
+    for logger, handlers, level in before:
+        for handler in logger.handlers:
+            handler.close()
+        logger.handlers = handlers
+        logger.propagate = True
+        logger.setLevel(level)
+
+
+def test_a_flood_is_a_few_lines_and_a_summary(lines: io.StringIO) -> None:
+    logger = logging.getLogger("holdfast")
+    for _ in range(2000):
+        logger.info("connection_refused client=%r error=%r", "c" * 5000, "no\nno")
+    for handler in logger.handlers:
+        handler.close()
+    text = lines.getvalue()
+    assert len(text) < 40_000
+    written = text.splitlines()
+    assert len(written) == LINES_BURST + 1
+    assert f"event=connection_refused count={2000 - LINES_BURST}" in written[-1]
+    assert "'" + "c" * 256 + "...'" in written[0]
+    if written[0].startswith("{"):
+        for line in written:
+            assert json.loads(line)["level"] == "info"
+
+
+def test_a_traceback_is_bounded(lines: io.StringIO) -> None:
+    try:
+        raise ValueError("z" * 1_000_000)
+    except ValueError:
+        logging.getLogger("uvicorn.error").exception("Exception in ASGI application\n")
+    assert 10_000 < len(lines.getvalue()) < 40_000
