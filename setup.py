@@ -59,6 +59,7 @@ HOT = [
     "node/publishing.py",
     "node/recording.py",
     "node/retained.py",
+    "node/rights.py",
     "node/routing.py",
     "node/sequencing.py",
     "node/state.py",

@@ -783,7 +783,7 @@ def test_an_old_owner_does_not_come_back_with_an_old_snapshot() -> None:
     assert publish(bench.connect("nobody"), "p:0:2") == 0x10
 
 
-def test_certificates_and_exchanges_prove_a_name_and_a_bare_name_does_not() -> None:
+def test_certificates_and_exchanges_prove_a_name_and_a_bare_name_is_refused() -> None:
     bench = Bench(limited(authenticates_users=True))
 
     def certified(name: str) -> Peer:
@@ -791,13 +791,18 @@ def test_certificates_and_exchanges_prove_a_name_and_a_bare_name_does_not() -> N
         peer.connection.certificate_name = name
         return peer.send(m.Connect(5, True, 0, f"client-{name}", None, None, None, {}))
 
-    assert publish(login(bench, "alice"), "p:0:1") == 0x10
-    assert publish(login(bench, "mallory"), "p:0:2") == 0x10
+    assert publish(bench.connect("nobody"), "p:0:1") == 0x10
     assert publish(certified("alice"), "p:0:3") == 0x10
-    assert publish(login(bench, "alice"), "p:0:4") == 0x87
+    assert publish(bench.connect("nobody"), "p:0:4") == 0x87
     assert publish(certified("mallory"), "p:0:4") == 0x87
-    exchanged = login(bench, "alice")
-    exchanged.connection.authentication = object()
+    bare = bench.peer()
+    bare.send(m.Connect(5, True, 0, "other", None, "alice", b"secret", {}))
+    (connack,) = bare.take(m.Connack)
+    assert isinstance(connack, m.Connack)
+    assert connack.reason == 0x87
+    # A password or an exchange that has proved it, too.
+    exchanged = bench.connect("other")
+    exchanged.connection.username = "alice"
     assert publish(exchanged, "p:0:4") == 0x10
 
 

@@ -33,6 +33,9 @@ COUNTERS = {
     "authentications_failed": "Connections with wrong or missing credentials.",
     "authentications_shed": "CONNECT packets refused unchecked: too many passwords waited.",
     "authorizations_denied": "Publishes denied: by the access control list, or another's producer.",
+    "reads_denied": "Messages not handed to a client that may not read their topic.",
+    "wills_denied": "Wills to topics that their client may not write, refused or dropped.",
+    "sessions_denied": "CONNECT packets refused: the client id is another user's.",
     "protocol_errors": "Connections closed because the client broke the protocol.",
     "internal_errors": "Connections cut because a packet made the node fail; the log has each.",
     "keep_alive_timeouts": "Connections closed for silence.",
@@ -46,6 +49,7 @@ DROPPED = {
     "expired": "dropped_expired",
     "too_large": "dropped_too_large",
     "lost": "dropped_lost",
+    "unreadable": "dropped_unreadable",
 }
 REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
 

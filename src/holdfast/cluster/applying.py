@@ -139,7 +139,7 @@ class Applier:
             route = find_route(state, topic)
         except InvalidTopic:
             return
-        if route.targets or route.groups:
+        if route.targets or route.groups or route.denied:
             deliver(state, route, message_of(batch.record(index)))
 
     def tickets(self, partition: int) -> set[int]:

@@ -24,6 +24,7 @@ from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.delivery import append_state
 from holdfast.node.recording import changed_positions
+from holdfast.node.rights import may_read_later
 from holdfast.node.state import Group, NodeState
 from holdfast.replication.metadata import DATA
 from holdfast.session.message import Message
@@ -223,6 +224,7 @@ class Coordinator:
             coordination.begin_at(stock.start)
         stake = coordination.stake(node, self._load(node))
         lost = coordination.told(stake, stock)
+        coordination.allow(node)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
         self._dirty[coordination] = None
@@ -251,8 +253,14 @@ class Coordinator:
         coordination.measured(stake, report.members, report.durable, report.limit)
         for place in report.done:
             coordination.finish(node, place)
+        for place in report.denied:
+            coordination.deny(node, place)
         for place in report.returned:
             coordination.give_back(node, place)
+        if report.has_changed:
+            coordination.allow(node)
+        elif coordination.aside:
+            coordination.retry_at(stake)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)
         self._dirty[coordination] = None
@@ -322,10 +330,26 @@ class Coordinator:
 
     def _hand_out(self, coordination: Coordination) -> None:
         home = self.homes[coordination.home]
-        for stake, messages in coordination.hand_out().items():
+        for stake, messages in coordination.hand_out(self._may_any_read).items():
             number = home.told[stake.node]
             assign = Assign(home.partition, home.epoch, number, coordination.key, messages)
             self._send_assign(stake.node, assign)
+
+    def _may_any_read(self, key: str, topic: bytes) -> bool:
+        group = self._images.state.groups.get(key)
+        return group is not None and any(
+            may_read_later(self._state, session, topic) for session in group.members
+        )
+
+    def _look_aside(self, coordination: Coordination) -> None:
+        """Members that the log knows have come or gone: one that was waited for may be away for
+        good."""
+        group = self._images.state.groups.get(coordination.key)
+        changes = -1 if group is None else group.changes
+        if coordination.aside and changes != coordination.changes:
+            coordination.retry()
+            self._dirty[coordination] = None
+        coordination.changes = changes
 
     def flush(self) -> None:
         if self._opening:
@@ -415,6 +439,7 @@ class Coordinator:
         for home in self.homes.values():
             home.ended.intersection_update(self._images.group_positions)
             for coordination in list(home.groups.values()):
+                self._look_aside(coordination)
                 if coordination.is_open and not coordination.member_count():
                     self._end_if_over(coordination)
 

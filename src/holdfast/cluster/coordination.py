@@ -2,9 +2,18 @@
 
 Invariant: a record that matches is with exactly one of: the cursor (its outbox or the log),
 `wanted` or `returned` (given back, to be handed out again), `doubtful` (a lost node had it),
-`given` (to one node), finished. Positions in the log stay at or below all of them but the last.
+`aside`, `given` (to one node), finished. Positions in the log stay at or below all of them but the
+last.
+
+Of a record that members may not read, this is the rule. A node none of whose members may read it
+denies it, and is not given it again before members there have come or gone. So a record goes to
+each node at most once for each such change, and never round and round. When no node that takes
+records now is left for it, it waits aside, and the group goes on: for a node that has no room yet,
+or for a member that is away and may read it, as the log knows that. If there is neither, the record
+is finished without having been sent, and counted. With ASIDE_MAX aside the group waits.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.group_images import GroupImages
@@ -21,6 +30,8 @@ from holdfast.topics.names import split_shared
 
 LOAD_BYTES_MAX: Final = 8 << 20
 """Given to one node and not finished, of all groups; one record more may go above it."""
+ASIDE_MAX: Final = 1000
+"""Records of one group that wait for a node or a member that may read them."""
 FETCH_SPAN: Final = 1000
 """Returned records that lie so near one another in a partition are read together."""
 
@@ -72,6 +83,11 @@ class Coordination:
         # the node that had it, if that is lost.
         self.doubtful: dict[Place, tuple[int, str]] = {}
         self.wanted: dict[Place, None] = {}
+        # Place -> nodes none of whose members may read the record.
+        self.denied: dict[Place, set[str]] = {}
+        self.aside: dict[Place, None] = {}
+        # Of the members that the log knows, `Group.changes` when what is aside was last looked at.
+        self.changes = -1
         self._fetch: Group | None = None
         self._fetch_limits: list[int] = []
         self._fetching: dict[Place, None] = {}
@@ -126,7 +142,7 @@ class Coordination:
                 del lost[place]
                 self.finish(stake.node, place)
             elif self._claim(place, ahead):
-                self.finished.append(place)
+                self._finish(place)
         return list(lost)
 
     def _claim(self, place: Place, ahead: list[int] | None) -> bool:
@@ -135,9 +151,10 @@ class Coordination:
             return False
         if self.doubtful.pop(place, None) is not None:
             return True
-        if place in self.wanted or place in self._fetching:
+        if place in self.wanted or place in self._fetching or place in self.aside:
             self.wanted.pop(place, None)
             self._fetching.pop(place, None)
+            self.aside.pop(place, None)
             return True
         for message in self.cursor.returned:
             assert isinstance(message, Message)
@@ -169,14 +186,47 @@ class Coordination:
             if doubt in known:
                 del self.doubtful[place]
                 if place in kept:
-                    self.finished.append(place)
+                    self._finish(place)
                 else:
                     self.wanted[place] = None
 
     def finish(self, node: str, place: Place) -> None:
         if self.given.get(place, ("", 0))[0] == node:
             self._take(place)
-            self.finished.append(place)
+            self._finish(place)
+
+    def _finish(self, place: Place) -> None:
+        self.denied.pop(place, None)
+        self.finished.append(place)
+
+    def deny(self, node: str, place: Place) -> None:
+        """No member at the node may read the record. `give_back` follows."""
+        if self.given.get(place, ("", 0))[0] == node:
+            self.denied.setdefault(place, set()).add(node)
+
+    def allow(self, node: str) -> None:
+        """Members at the node have come or gone: it may be given again what it has denied."""
+        for place, nodes in list(self.denied.items()):
+            nodes.discard(node)
+            if not nodes:
+                del self.denied[place]
+        self.retry()
+
+    def retry(self) -> None:
+        """Hand out again what is aside, or finish it."""
+        self.wanted.update(self.aside)
+        self.aside = {}
+
+    def retry_at(self, stake: Stake) -> None:
+        """The node takes records: it may be one that what is aside waits for."""
+        room = stake.limit - stake.count
+        for place in list(self.aside):
+            if room <= 0:
+                return
+            if stake.node not in self.denied.get(place, ()):
+                del self.aside[place]
+                self.wanted[place] = None
+                room -= 1
 
     def give_back(self, node: str, place: Place) -> None:
         if self.given.get(place, ("", 0))[0] == node:
@@ -313,24 +363,41 @@ class Coordination:
         self._fetch = None
         # Retention took them.
         self._state.stats.dropped_lost += len(self._fetching)
-        self.finished.extend(self._fetching)
+        for place in self._fetching:
+            self._finish(place)
         self._fetching = {}
 
     # Records out
 
-    def hand_out(self) -> dict[Stake, list[Message]]:
-        """What goes to whom now, as far as there is somebody to take it."""
+    def hand_out(self, may_any_read: Callable[[str, bytes], bool]) -> dict[Stake, list[Message]]:
+        """What goes to whom now, as far as there is somebody to take it. `may_any_read(key,
+        topic)`: may a member that the log knows, connected or not, read a topic?"""
         found: dict[Stake, list[Message]] = {}
         while True:
             message = self._head()
-            stake = None if message is None else self._next_stake()
-            if message is None or stake is None:
+            if message is None:
                 return found
+            place = (message.partition, message.offset)
+            denied = self.denied.get(place) if self.denied else None
+            stake = self._next_stake(denied)
+            if stake is None:
+                if denied is None:
+                    return found
+                is_awaited = self._is_awaited(denied) or may_any_read(self.key, message.topic)
+                if is_awaited and len(self.aside) >= ASIDE_MAX:
+                    return found
+                self._pop()
+                if is_awaited:
+                    self.aside[place] = None
+                else:
+                    self._state.stats.dropped_unreadable += 1
+                    self._finish(place)
+                continue
             self._pop()
             size_bytes = len(message.payload) + 200
             stake.count += 1
             stake.load.size_bytes += size_bytes
-            self.given[(message.partition, message.offset)] = (stake.node, size_bytes)
+            self.given[place] = (stake.node, size_bytes)
             found.setdefault(stake, []).append(message)
 
     def _pop(self) -> None:
@@ -357,16 +424,22 @@ class Coordination:
             if not message.is_expired(self._state.wall_us):
                 return message
             self._state.stats.dropped_expired += 1
-            self.finished.append((message.partition, message.offset))
+            self._finish((message.partition, message.offset))
             self._pop()
         return None
 
-    def _next_stake(self) -> Stake | None:
-        """Weighted by members, of the nodes that take another record."""
+    def _is_awaited(self, denied: set[str]) -> bool:
+        """Is there a node with members that was not given the record since they are there?"""
+        return any(stake.members and stake.node not in denied for stake in self.stakes.values())
+
+    def _next_stake(self, denied: set[str] | None) -> Stake | None:
+        """Weighted by members, of the nodes that take another record, and this one."""
         best: Stake | None = None
         total = 0
         for stake in self.stakes.values():
             if not stake.is_here or stake.count >= stake.limit:
+                continue
+            if denied is not None and stake.node in denied:
                 continue
             if stake.load.size_bytes > LOAD_BYTES_MAX:
                 stake.load.is_full = True
@@ -382,7 +455,7 @@ class Coordination:
     def positions(self) -> list[int]:
         """First unfinished offset per partition."""
         positions = self.cursor.resume_positions(self._state.delivered)
-        for places in (self.given, self.doubtful, self.wanted, self._fetching):
+        for places in (self.given, self.doubtful, self.wanted, self._fetching, self.aside):
             for partition, offset in places:
                 if offset < positions[partition]:
                     positions[partition] = offset

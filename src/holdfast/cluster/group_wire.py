@@ -31,6 +31,8 @@ ASK: Final = 5
 _PLACE: Final = struct.Struct("<HQ")
 # operation, home, epoch, number, key length, members, durable, limit, done, returned, start
 _REPORT: Final = struct.Struct("<BHIQHIIIIII")
+# At the end of a report; older versions neither write nor read it: changed, denied
+_RIGHTS: Final = struct.Struct("<BI")
 # operation, home, epoch, number, key length, records
 _ASSIGN: Final = struct.Struct("<BHIQHI")
 
@@ -71,6 +73,10 @@ class Report:
     done: list[Place]
     returned: list[Place]
     start: list[int]
+    # Of `returned`, those that no member at the node may read. An older version does not tell.
+    denied: list[Place] = field(default_factory=list)
+    # Members have come or gone since the last report: what the node could not give to any, it may.
+    has_changed: bool = False
 
 
 @dataclass
@@ -174,6 +180,10 @@ def encode_report(report: Report) -> bytes:
     for partition, offset in report.returned:
         parts.append(_PLACE.pack(partition, offset))
     parts.append(struct.pack(f"<{len(report.start)}Q", *report.start))
+    if report.denied or report.has_changed:
+        parts.append(_RIGHTS.pack(report.has_changed, len(report.denied)))
+        for partition, offset in report.denied:
+            parts.append(_PLACE.pack(partition, offset))
     return b"".join(parts)
 
 
@@ -188,10 +198,26 @@ def decode_report(payload: bytes) -> Report:
         places = _places(payload, at, done + returned)
         at += _PLACE.size * len(places)
         positions = list(struct.unpack_from(f"<{start}Q", payload, at))
+        at += 8 * start
+        has_changed, denied = 0, 0
+        if at < len(payload):
+            has_changed, denied = _RIGHTS.unpack_from(payload, at)
+        denied_places = _places(payload, at + _RIGHTS.size, denied) if denied else []
     except (struct.error, ValueError) as error:
         raise BadFrame(f"report on a group: {error}") from None
     return Report(
-        home, epoch, number, key, members, durable, limit, places[:done], places[done:], positions
+        home,
+        epoch,
+        number,
+        key,
+        members,
+        durable,
+        limit,
+        places[:done],
+        places[done:],
+        positions,
+        denied_places,
+        has_changed != 0,
     )
 
 

@@ -13,6 +13,21 @@ class HomeAnswers:
         # Answers and orders to this node itself; opening.Opener takes them.
         self.local: list[dict[str, object]] = []
 
+    def denied(self, request: Request) -> None:
+        """The session is another user's. An older version takes it for lost."""
+        self._send_opened(
+            request,
+            {
+                "request": request.number,
+                "client": request.client_id,
+                "epoch": 0,
+                "present": False,
+                "lost": True,
+                "denied": True,
+                "session": None,
+            },
+        )
+
     def opened(self, request: Request, epoch: int, present: bool, is_lost: bool) -> None:
         """`is_lost`: the session was closed again meanwhile, and its will published."""
         client_id = request.client_id
@@ -27,6 +42,9 @@ class HomeAnswers:
         }
         if present and image is not None:
             fields["session"] = self._images.fields(image)
+        self._send_opened(request, fields)
+
+    def _send_opened(self, request: Request, fields: dict[str, object]) -> None:
         if request.node == self._fabric.node_id:
             self.local.append(fields)
         else:

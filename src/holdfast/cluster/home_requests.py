@@ -17,6 +17,12 @@ class Request:
         self.expiry_s = number_of(fields, "expiry_s")
         username = fields["username"]
         self.username = None if username is None else str(username)
+        # The user it has proved to be, "" for none; None: its node does not tell, or nobody can
+        # prove a name there.
+        self.user: str | None = None
+        if "user" in fields:
+            user = fields["user"]
+            self.user = "" if user is None else str(user)
         will = fields.get("will")
         try:
             self.will = will_from(will) if isinstance(will, dict) else None

@@ -17,7 +17,7 @@ Invariants
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -123,6 +123,11 @@ class Homes:
     def _begin(self, request: Request) -> None:
         if self._was_answered(request):
             return
+        user = self.owners.user(request.client_id)
+        if request.user is not None and user and user != request.user:
+            self.answers.denied(request)
+            self.done(request)
+            return
         owner = self.owners.owner(request.client_id)
         if owner is None or (owner.node == request.node and not owner.recorded):
             self._open(request)
@@ -210,6 +215,7 @@ class Homes:
         session.epoch = epoch
         session.expiry_s = request.expiry_s
         session.username = request.username
+        session.is_owned = bool(request.user)
         session.will = request.will
         request.is_opening = True
         append_state(
@@ -276,7 +282,9 @@ class Homes:
         if fields.get("ask"):
             self.answers.local.append({"tell": node, "partitions": partitions})
             return
-        self.owned(node, partitions, {str(client): int(epoch) for client, epoch in owned}, asking)
+        users = fields.get("users")
+        epochs = {str(client): int(epoch) for client, epoch in owned}
+        self.owned(node, partitions, epochs, asking, users if isinstance(users, dict) else {})
 
     def connected(self, node: str) -> None:
         """It may have told what it has when we did not lead yet, and not have heard what it is to
@@ -297,19 +305,25 @@ class Homes:
             self.answers.ask_owned(sorted(self._fabric.connected), partitions)
 
     def owned(
-        self, node: str, partitions: list[int], owned: dict[str, int], asking: list[str]
+        self,
+        node: str,
+        partitions: list[int],
+        owned: dict[str, int],
+        asking: list[str],
+        users: Mapping[str, object] | None = None,
     ) -> None:
         """Everything of these home partitions that a node has; of `asking` it does not know yet.
-        What it does not have any more is closed."""
+        What it does not have any more is closed. `users`: whose sessions they are, if a user's."""
         for partition in partitions:
             if partition in self._begins_at:
-                again = partial(self.owned, node, [partition], owned, asking)
+                again = partial(self.owned, node, [partition], owned, asking, users)
                 self._keep(partition, ("owned", node, 0), again)
         led = {partition for partition in partitions if self.decides(partition)}
         for client_id, epoch in owned.items():
             if self.home(client_id) not in led:
                 continue
-            if self.owners.told(node, client_id, epoch):
+            user = "" if users is None else str(users.get(client_id, ""))
+            if self.owners.told(node, client_id, epoch, user):
                 # It was not to be reached when the session was given away.
                 self.answers.order_close(node, client_id, epoch)
         self.owners.forget(node, led, {*owned, *asking})

@@ -17,6 +17,7 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Batch, BatchBuilder, CorruptBatch, Record
 from holdfast.mqtt.properties import expiry_of
 from holdfast.node.delivery import deliver, send_group_qos0
+from holdfast.node.rights import has_rules
 from holdfast.node.routing import find_route
 from holdfast.node.state import Held, NodeState
 from holdfast.replication.kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
@@ -57,6 +58,12 @@ class _Spread:
     def __init__(self, nodes: list[str], picks: list[_Pick]) -> None:
         self.nodes = nodes
         self.picks = picks
+
+
+def _key_and_node(found: object) -> tuple[str, str]:
+    assert isinstance(found, tuple)
+    key, node = found
+    return key, node
 
 
 class Interest:
@@ -221,7 +228,7 @@ class Interest:
             picked.setdefault(pick.next(), []).append(pick.key)
         for node, keys in picked.items():
             if node == self._fabric.node_id:
-                self._deliver_to_groups(keys, message)
+                self._deliver_to_groups(keys, message, 0)
             else:
                 self._send(node, message, "\0".join(keys).encode())
 
@@ -239,14 +246,33 @@ class Interest:
         ]
         return _Spread(nodes, picks)
 
-    def _deliver_to_groups(self, keys: list[str], message: Message) -> None:
+    def _deliver_to_groups(self, keys: list[str], message: Message, passed: int) -> None:
+        """`passed`: how many nodes have passed it on."""
         for key in keys:
             group = self._state.groups.get(key)
-            if group is not None:
-                send_group_qos0(self._state, group, message)
+            if group is None or send_group_qos0(self._state, group, message):
+                continue
+            if has_rules(self._state):
+                self._pass_on(key, message, passed + 1)
 
-    def _send(self, node: str, message: Message, groups: bytes) -> None:
-        """`groups`: for which of its groups the node is picked, with NUL between them."""
+    def _pass_on(self, key: str, message: Message, passed: int) -> None:
+        """No member here may read it: to the next node with members, once round and no further."""
+        nodes = sorted(
+            node
+            for found, node in map(_key_and_node, self._groups.match(message.topic.decode()))
+            if found == key
+        )
+        later = [node for node in nodes if node > self._fabric.node_id]
+        following = (later or nodes)[:1]
+        if passed >= len(nodes) or not following:
+            self._state.stats.dropped_unreadable += 1
+            return
+        self._send(following[0], message, key.encode(), passed)
+
+    def _send(self, node: str, message: Message, groups: bytes, passed: int = 0) -> None:
+        """`groups`: for which of its groups the node is picked, with NUL between them. `passed`:
+        how many nodes with members of the group had none that may read it; then it is for the
+        group alone."""
         builder = self._outbound.get(node)
         if builder is None:
             builder = BatchBuilder(0, 0)
@@ -266,6 +292,7 @@ class Interest:
                 topic=message.topic,
                 client_id=message.publisher,
                 producer=groups,
+                sequence=passed,
                 properties=message.properties,
                 payload=message.payload,
             )
@@ -292,8 +319,9 @@ class Interest:
                 route = find_route(state, record.topic)
             except InvalidTopic:
                 continue
-            deliver(state, route, message)
+            passed = record.sequence
+            if not passed:
+                deliver(state, route, message)
             if record.producer:
-                self._deliver_to_groups(
-                    record.producer.decode(errors="replace").split("\0"), message
-                )
+                keys = record.producer.decode(errors="replace").split("\0")
+                self._deliver_to_groups(keys, message, passed)

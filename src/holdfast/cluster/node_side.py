@@ -86,5 +86,8 @@ class NodeSide(Cluster):
     def group_finished(self, group: Group, partition: int, offset: int) -> None:
         self._shares.finished(group.key, (partition, offset))
 
+    def group_denied(self, group: Group, partition: int, offset: int) -> None:
+        self._shares.denied(group.key, (partition, offset))
+
     def group_kept(self, group: Group, session: Session, partition: int, offset: int) -> None:
         self._shares.kept(group.key, session, (partition, offset))

@@ -17,9 +17,10 @@ from holdfast.cluster.homes import Homes
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.node.closing import close_connection, drop_session, log_close, refuse
-from holdfast.node.connecting import Opening, finish_open
+from holdfast.node.connecting import Opening, finish_open, refuse_other_user
 from holdfast.node.recording import log_progress, will_fields
 from holdfast.node.recovery import Recovery
+from holdfast.node.rights import proves_names
 from holdfast.node.state import NodeState
 from holdfast.replication.kinds import (
     SESSION_CLOSED,
@@ -106,7 +107,9 @@ class Opener:
         of_client = self._of_clients.setdefault(client_id, [])
         of_client.append(asking)
         for earlier in of_client[:-1]:
-            self._supersede(earlier)
+            # The home says whose the session is; until then another user's waits for its turn.
+            if earlier.connection.username in (None, connection.username):
+                self._supersede(earlier)
 
     def _supersede(self, asking: Asking) -> None:
         """Its client has connected again. [MQTT-3.1.4-3]"""
@@ -140,6 +143,9 @@ class Opener:
             "expiry_s": opening.expiry_s,
             "username": asking.connection.username,
         }
+        if proves_names(self._state):
+            # Older versions do not tell: from them a session is opened by whoever comes.
+            fields["user"] = asking.connection.username
         if asking.connection.state == CLOSED:
             # It is not to be opened any more, if it was not yet.
             fields["gone"] = True
@@ -165,6 +171,11 @@ class Opener:
                 self._renew(client_id, number_of(fields, "epoch"))
             return
         asking.answer = fields
+        if fields.get("denied"):
+            self._done(asking)
+            if asking.connection.state == OPENING:
+                refuse_other_user(self._state, asking.connection)
+            return
         if fields["lost"]:
             self._give_up(asking)
             return
@@ -336,14 +347,19 @@ class Opener:
         for session in self._state.sessions.values():
             if self._homes.home(session.client_id) in wanted:
                 owned.append((session.client_id, session.epoch))
+        users = {
+            client_id: session.username
+            for client_id, session in self._state.sessions.items()
+            if session.is_owned and self._homes.home(client_id) in wanted
+        }
         asking: list[str] = []
         for each in self.asking.values():
             if self._homes.home(each.client_id) in wanted:
                 asking.append(each.client_id)
         if leader == self._fabric.node_id:
-            self._homes.owned(leader, partitions, dict(owned), asking)
+            self._homes.owned(leader, partitions, dict(owned), asking, users)
             return
-        fields = {"partitions": partitions, "owned": owned, "asking": asking}
+        fields = {"partitions": partitions, "owned": owned, "asking": asking, "users": users}
         self._fabric.send_fields(leader, SESSION_OWNED, fields)
 
     def leader_changed(self, partition: int) -> None:

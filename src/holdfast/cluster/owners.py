@@ -24,12 +24,16 @@ GIVEN_MAX: Final = 20_000
 class Owner:
     """`recorded`: the log knows."""
 
-    def __init__(self, node: str, epoch: int, recorded: bool, request: int = 0) -> None:
+    def __init__(
+        self, node: str, epoch: int, recorded: bool, request: int = 0, user: str = ""
+    ) -> None:
         self.node = node
         self.epoch = epoch
         self.recorded = recorded
         # With which it asked.
         self.request = request
+        # Whose the session is, "" if it is no user's, or nobody has told.
+        self.user = user
 
 
 class Owners:
@@ -53,6 +57,14 @@ class Owners:
         if image is not None and image.owner and (owner is None or image.epoch >= owner.epoch):
             return Owner(image.owner, image.epoch, True)
         return owner
+
+    def user(self, client_id: str) -> str:
+        """Whose the session is, "" if it is no user's."""
+        owner = self._owners.get(client_id)
+        image = self._images.state.sessions.get(client_id)
+        if image is not None and (owner is None or image.epoch >= owner.epoch):
+            return (image.username or "") if image.is_owned else ""
+        return "" if owner is None else owner.user
 
     def unrecorded_epoch(self, client_id: str, request: int) -> int:
         """Given for this request, for a session that no record tells of; -1 if none was."""
@@ -79,14 +91,16 @@ class Owners:
         self._given.move_to_end(client_id)
         if len(self._given) > GIVEN_MAX:
             self._given.popitem(last=False)
-        self._owners[client_id] = Owner(request.node, epoch, request.recorded, request.number)
+        self._owners[client_id] = Owner(
+            request.node, epoch, request.recorded, request.number, request.user or ""
+        )
         return epoch
 
-    def told(self, node: str, client_id: str, epoch: int) -> bool:
+    def told(self, node: str, client_id: str, epoch: int, user: str = "") -> bool:
         """A node says that it has a session. True if another one was given it since then."""
         known = self.owner(client_id)
         if known is None or known.epoch < epoch:
-            self._owners[client_id] = Owner(node, epoch, False)
+            self._owners[client_id] = Owner(node, epoch, False, user=user)
             return False
         return known.node != node and known.epoch > epoch
 

@@ -58,6 +58,10 @@ class Share:
         # Still to be reported.
         self.done: list[Place] = []
         self.returned: list[Place] = []
+        # Of these, the ones that no member here may read.
+        self.denied: list[Place] = []
+        # `Group.changes` when the coordinator was last told that members have come or gone.
+        self.changes = 0
         # Where the group begins, if this is its beginning: until the log has it.
         self.start: list[int] | None = None
         self.tells_start = False
@@ -121,6 +125,7 @@ class Shares:
             share = self._share(group.key)
         if group.members and share.group is not group:
             share.group = group
+            share.changes = 0
             share.start = list(self._state.delivered)
             share.tells_start = True
         self._touched[share] = None
@@ -179,6 +184,12 @@ class Shares:
             return True
         # A group of which nothing was logged ends without a record, once its members have left.
         return key not in groups.positions and waiting.group not in (waiting.session.groups or ())
+
+    def denied(self, key: str, place: Place) -> None:
+        share = self.shares.get(key)
+        if share is not None and place in share.held:
+            self._give_back(share, place)
+            share.denied.append(place)
 
     def kept(self, key: str, session: Session, place: Place) -> None:
         share = self.shares.get(key)
@@ -283,8 +294,11 @@ class Shares:
         self._drain_if_deserted(share)
         share.done = []
         share.returned = []
+        share.denied = []
         share.tells_start = False
         self._measure(share)
+        if share.group is not None:
+            share.changes = share.group.changes
         known = self._images.group_positions.get(share.key)
         if share.members and share.start is None and known is not None:
             # A coordinator that has missed this node for long may have ended the group.
@@ -335,8 +349,12 @@ class Shares:
     def _drain(self, share: Share, group: Group) -> None:
         """What waits for a member goes back."""
         share.queued_at = -1.0
-        while group.returned:
-            message = group.returned.popleft()
+        waiting: list[object] = list(group.returned)
+        group.returned.clear()
+        for topic in list(group.aside):
+            while topic in group.aside:
+                waiting.append(group.take_aside(topic))
+        for message in waiting:
             assert isinstance(message, Message)
             place = (message.partition, message.offset)
             if place in share.held:
@@ -360,7 +378,7 @@ class Shares:
         for share in touched:
             self._drain_if_deserted(share)
             group = share.group
-            if group is not None and group.returned:
+            if group is not None and (group.returned or group.aside):
                 if share.queued_at < 0:
                     share.queued_at = self._state.now
                 self._untidy[share] = None
@@ -368,7 +386,14 @@ class Shares:
                 share.queued_at = -1.0
             if share.home in self._untold:
                 continue
-            if self._measure(share) or share.done or share.returned or share.tells_start:
+            is_changed = group is not None and group.changes != share.changes
+            if (
+                self._measure(share)
+                or share.done
+                or share.returned
+                or share.tells_start
+                or is_changed
+            ):
                 self._report(share)
             if not share.members and not share.held:
                 self._untidy[share] = None
@@ -376,6 +401,10 @@ class Shares:
     def _report(self, share: Share) -> None:
         leader, epoch, number = self._told[share.home]
         start = share.start if share.tells_start else None
+        group = share.group
+        has_changed = group is not None and group.changes != share.changes
+        if group is not None:
+            share.changes = group.changes
         report = Report(
             share.home,
             epoch,
@@ -387,9 +416,12 @@ class Shares:
             share.done,
             share.returned,
             start or [],
+            share.denied,
+            has_changed,
         )
         share.done = []
         share.returned = []
+        share.denied = []
         share.tells_start = False
         self._send_report(leader, report)
 

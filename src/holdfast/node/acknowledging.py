@@ -3,12 +3,12 @@
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import PUBREL
-from holdfast.node.catching_up import continue_reading, hold_pubrel, send_unsent
-from holdfast.node.delivery import log_changes, note_group_progress, note_progress, pump
+from holdfast.node.catching_up import await_pubcomp, continue_reading, send_unsent
+from holdfast.node.delivery import finish_inflight, pump
 from holdfast.node.retained import continue_scans
 from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import Connection
-from holdfast.session.session import RECEIVED, Inflight, Session
+from holdfast.session.session import Inflight, Session
 
 
 def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
@@ -35,17 +35,7 @@ def handle_pubrec(
         # The receiver refuses it: the id is free, nothing is sent again. [MQTT-4.4.0-2]
         _finish(state, session, packet_id, entry)
         return
-    entry.state = RECEIVED
-    entry.message = None
-    if state.cluster is not None and isinstance(entry.group, Group):
-        state.cluster.group_finished(entry.group, entry.partition, entry.offset)
-    entry.group = None
-    if session.expiry_s > 0:
-        note_progress(state, session)
-        session.note_change(packet_id, entry)
-        log_changes(state, session)
-    # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
-    hold_pubrel(state, connection, session, packet_id, entry)
+    await_pubcomp(state, connection, session, packet_id, entry)
 
 
 def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
@@ -56,22 +46,7 @@ def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
 
 
 def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
-    del session.inflight[packet_id]
-    if session.unsent is not None and packet_id in session.unsent:
-        session.unsent.remove(packet_id)
-    if entry.group is not None:
-        assert isinstance(entry.group, Group)
-        note_group_progress(state, entry.group)
-        if state.cluster is not None:
-            state.cluster.group_finished(entry.group, entry.partition, entry.offset)
-    if session.replaying and not entry.is_retained and not entry.group_tag:
-        session.note_done(entry.partition, entry.offset)
-    if session.expiry_s > 0:
-        if entry.logged:
-            session.note_change(packet_id, None)
-        elif session.changes is not None:
-            session.changes.pop(packet_id, None)
-        note_progress(state, session)
+    finish_inflight(state, session, packet_id, entry)
     proceed(state, session)
 
 

@@ -15,20 +15,24 @@ from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import PUBREL
 from holdfast.mqtt.properties import expiry_of
 from holdfast.node.delivery import (
+    finish_inflight,
     has_connected_member,
+    log_changes,
     note_group_progress,
     note_progress,
     pump,
     pump_group,
 )
 from holdfast.node.effects import FetchInflight, ReadLog
-from holdfast.node.routing import may_read, subscription_for
+from holdfast.node.rights import may_read
+from holdfast.node.routing import subscription_for
 from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.audience import decode_audience
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
 from holdfast.session.session import RECEIVED, Inflight, Session
+from holdfast.topics.names import matches
 
 READ_RECORDS_MAX = 500
 READ_BYTES_MAX = 1 << 20
@@ -153,15 +157,11 @@ def _queue_for_session(state: NodeState, session: Session, records: list[Record]
     }
     if session.done is not None:
         known |= session.done
-    readable: dict[bytes, bool] = {}
     for record in records:
         if record.flags & log_record.FLAG_QOS_MASK == 0:
             continue
-        allowed = readable.get(record.topic)
-        if allowed is None:
-            allowed = may_read(session, record.topic.decode())
-            readable[record.topic] = allowed
-        if not allowed:
+        if not may_read(session, record.topic):
+            state.stats.reads_denied += 1
             continue
         # Sent before a crash, and its packet id was logged before the position moved.
         if (record.partition, record.offset) in known:
@@ -264,11 +264,59 @@ def handle_fetched(
         if entry.message is None:
             # Retention took it, so it cannot be completed.
             state.stats.dropped_lost += 1
-            _give_up(state, session, packet_id)
+            _give_up(state, connection, session, packet_id, entry)
+            continue
+        if not may_read(session, entry.message.topic):
+            state.stats.reads_denied += 1
+            _give_up(state, connection, session, packet_id, entry)
+            _hand_back(state, session, entry)
             continue
         unsent.append(packet_id)
     session.unsent = unsent
     send_unsent(state, session)
+
+
+def _give_up(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """A message that was sent on an earlier connection, and cannot or may not be sent again."""
+    if entry.qos == 2:
+        # The client may have it under this id, and would take another message for a repetition:
+        # PUBREL frees the id on both sides. [MQTT-4.3.3-12]
+        await_pubcomp(state, connection, session, packet_id, entry)
+        return
+    finish_inflight(state, session, packet_id, entry)
+
+
+def _hand_back(state: NodeState, session: Session, entry: Inflight) -> None:
+    """Other members may have it, of the shared group that gave it, if one did."""
+    message = entry.message
+    if message is None or entry.qos == 2 or not entry.group_tag or session.groups is None:
+        return
+    topic = message.topic.decode()
+    for group in session.groups:
+        assert isinstance(group, Group)
+        if group.tag == entry.group_tag and matches(group.filter, topic):
+            group.returned.append(message)
+            pump_group(state, group)
+            return
+
+
+def await_pubcomp(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """The message of a QoS 2 entry is done with; its packet id is not before PUBCOMP."""
+    entry.state = RECEIVED
+    entry.message = None
+    if state.cluster is not None and isinstance(entry.group, Group):
+        state.cluster.group_finished(entry.group, entry.partition, entry.offset)
+    entry.group = None
+    if session.expiry_s > 0:
+        note_progress(state, session)
+        session.note_change(packet_id, entry)
+        log_changes(state, session)
+    # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
+    hold_pubrel(state, connection, session, packet_id, entry)
 
 
 def send_unsent(state: NodeState, session: Session) -> None:
@@ -289,7 +337,7 @@ def send_unsent(state: NodeState, session: Session) -> None:
             state, session, connection, packet_id, entry.qos, entry.is_retained, message
         ):
             state.stats.dropped_too_large += 1
-            _give_up(state, session, packet_id)
+            _give_up(state, connection, session, packet_id, entry)
     if not unsent:
         session.unsent = None
 
@@ -328,15 +376,3 @@ def _send_again(
     state.stats.publish_sent += 1
     connection.send(frame, state.dirty)
     return True
-
-
-def _give_up(state: NodeState, session: Session, packet_id: int) -> None:
-    """An inflight message cannot be sent, and so never be acknowledged: its id is free.
-    [MQTT-3.1.2-25]"""
-    entry = session.inflight.pop(packet_id)
-    if session.is_durable():
-        session.note_change(packet_id, None)
-        note_progress(state, session)
-    group = entry.group
-    if state.cluster is not None and isinstance(group, Group):
-        state.cluster.group_finished(group, entry.partition, entry.offset)

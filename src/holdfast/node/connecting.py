@@ -15,6 +15,7 @@ from holdfast.node.closing import close_connection, end_session, refuse
 from holdfast.node.delivery import append_state
 from holdfast.node.effects import CheckPassword, ResumeInput
 from holdfast.node.recording import session_opened
+from holdfast.node.rights import attach, may_leave, may_open, proves_names
 from holdfast.node.state import KEEP_ALIVE, Held, NodeState
 from holdfast.security.enhanced import Continue, Failure, Success
 from holdfast.session.connection import (
@@ -74,14 +75,15 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
             return
         open_session(state, connection)
         return
-    connection.username = packet.username
     if not state.checks_passwords:
-        # Nobody has checked the name: where it must be proved, only a certificate can do it here.
-        if state.config.allow_anonymous or packet.username == connection.certificate_name:
-            open_session(state, connection)
+        if packet.username == connection.certificate_name:
+            connection.username = packet.username
+        elif proves_names(state) or not state.config.allow_anonymous:
+            state.stats.authentications_failed += 1
+            refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
             return
-        state.stats.authentications_failed += 1
-        refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
+        # Else nobody can prove a name here, so it is none: the client is an anonymous one.
+        open_session(state, connection)
         return
     connection.state = AUTHENTICATING
     connection.input_paused = True
@@ -114,6 +116,9 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
         state.stats.authentications_failed += 1
         refuse(state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         return
+    packet = connection.connect
+    assert isinstance(packet, Connect)
+    connection.username = packet.username
     open_session(state, connection)
     state.effects.append(ResumeInput(connection))
 
@@ -256,6 +261,8 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     connection.client_id = client_id
     # Nothing of it is needed any more, and its user properties may be 20 times its size in memory.
     connection.connect = None
+    if not _may_leave_will(state, connection, packet):
+        return
     expiry_s = NEVER_EXPIRES
     if not connection.is_internal:
         expiry_s = _expiry(state, packet, answer)
@@ -269,6 +276,9 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         )
         return
     session = state.sessions.get(client_id)
+    if session is not None and not may_open(state, session, connection):
+        refuse_other_user(state, connection)
+        return
     if session is not None and session.connection is not None:
         take_over(state, session)
         session = state.sessions.get(client_id)
@@ -310,6 +320,23 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         state.hold(HeldConnack(connection, session, reply))
     else:
         HeldConnack(connection, session, reply).release(state)
+
+
+def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
+    will = packet.will
+    if will is None or may_leave(state, connection.username, connection.client_id, will.topic):
+        return True
+    state.stats.wills_denied += 1
+    text = "the client may not publish to the topic of its will"
+    refuse(state, connection, reasons.NOT_AUTHORIZED, text)
+    return False
+
+
+def refuse_other_user(state: NodeState, connection: Connection) -> None:
+    """The session with the client id is another user's. It stays as it is, with its connection."""
+    state.stats.sessions_denied += 1
+    text = "the client id is in use by another user"
+    refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
 
 
 class Opening:
@@ -362,7 +389,6 @@ def _attach(
 ) -> None:
     session.connection = connection
     connection.session = session
-    session.username = connection.username
     session.expiry_s = expiry_s
     session.expires_at = 0.0
     state.cancel(session.expiry_timer)
@@ -370,10 +396,7 @@ def _attach(
     session.will_due_at = 0.0
     state.cancel(session.will_timer)
     session.will = will
-    if state.acl is not None and not connection.is_internal:
-        acl = state.acl.for_client(connection.username, connection.client_id)
-        connection.acl = acl
-        session.acl = acl
+    attach(state, session, connection)
     if session.inbound is not None:
         connection.unacknowledged = len(session.inbound)
     if session.positions is None and not session.outbox:

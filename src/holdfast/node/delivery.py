@@ -8,6 +8,7 @@ instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and coun
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
+from holdfast.node.rights import has_rules, may_any_read, may_read
 from holdfast.node.state import PROGRESS, Group, Held, NodeState, Route
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
@@ -21,6 +22,8 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
     receivers."""
     targets = route.targets
     groups = route.groups
+    if route.denied:
+        state.stats.reads_denied += route.denied
     audience = message.audience
     if audience is not None:
         targets = targets if audience.is_plain else []
@@ -242,6 +245,26 @@ def send_inflight(
     return True
 
 
+def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
+    """The packet id is free again."""
+    del session.inflight[packet_id]
+    if session.unsent is not None and packet_id in session.unsent:
+        session.unsent.remove(packet_id)
+    if entry.group is not None:
+        assert isinstance(entry.group, Group)
+        note_group_progress(state, entry.group)
+        if state.cluster is not None:
+            state.cluster.group_finished(entry.group, entry.partition, entry.offset)
+    if session.replaying and not entry.is_retained and not entry.group_tag:
+        session.note_done(entry.partition, entry.offset)
+    if session.expiry_s > 0:
+        if entry.logged:
+            session.note_change(packet_id, None)
+        elif session.changes is not None:
+            session.changes.pop(packet_id, None)
+        note_progress(state, session)
+
+
 def _was_sent(session: Session, message: Message) -> bool:
     """May it have been sent before a crash, under an id that was not in the log yet? DUP says that
     a message might have been. [MQTT-3.3.1-1]"""
@@ -277,16 +300,18 @@ def pump(state: NodeState, session: Session) -> None:
     if session.groups is not None and can_send(state, session):
         for group in session.groups:
             assert isinstance(group, Group)
+            if group.aside:
+                _send_aside(state, group, session)
             pump_group(state, group)
 
 
-def ready_member(state: NodeState, group: Group) -> Session | None:
-    """The next member, round robin, that takes a message now. [MQTT-4.8.2-1]"""
+def ready_member(state: NodeState, group: Group, topic: bytes) -> Session | None:
+    """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1]"""
     members = list(group.members)
     count = len(members)
     for step in range(count):
         session = members[(group.turn + step) % count]
-        if can_send(state, session):
+        if can_send(state, session) and may_read(session, topic):
             group.turn = (group.turn + step + 1) % count
             return session
     return None
@@ -303,8 +328,8 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
         return
     if not group.tailing:
         return
-    if not group.outbox and not group.reading and not group.returned:
-        session = ready_member(state, group)
+    if not group.outbox and not group.reading and not group.returned and not group.aside:
+        session = ready_member(state, group, message.topic)
         if session is not None:
             send_to_member(state, group, session, message)
             return
@@ -314,22 +339,27 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
         fall_behind(state, group, message)
         return
     group.push(Delivery(message, message.qos, message.retain, ()))
+    if has_rules(state) and not group.reading:
+        # Members may be ready that may not read it, and what comes next should not wait for that.
+        pump_group(state, group)
 
 
 def has_connected_member(group: Group) -> bool:
     return any(session.connection is not None for session in group.members)
 
 
-def send_group_qos0(state: NodeState, group: Group, message: Message) -> None:
+def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
+    """False: no member is connected that may read it."""
     members = list(group.members.items())
     count = len(members)
     for step in range(count):
         session, subscription = members[(group.turn + step) % count]
         connection = session.connection
-        if connection is not None and connection.state == OPEN:
+        if connection is not None and connection.state == OPEN and may_read(session, message.topic):
             group.turn = (group.turn + step + 1) % count
             send_qos0(state, subscription, message)
-            return
+            return True
+    return False
 
 
 def send_to_member(state: NodeState, group: Group, session: Session, message: Message) -> None:
@@ -373,18 +403,69 @@ def pump_group(state: NodeState, group: Group) -> None:
         else:
             assert group.outbox is not None
             message = group.outbox[0].message
-        session = ready_member(state, group)
-        if session is None:
+        session = ready_member(state, group, message.topic)
+        if session is None and not _pass_over(state, group, message):
             return
         if group.returned:
             group.returned.popleft()
         else:
             group.pop()
+        if session is None:
+            continue
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
             _finish_for_group(state, group, message)
             continue
         send_to_member(state, group, session, message)
+
+
+def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
+    """No member is ready for the message. May the group go on with the next one? Only if there is a
+    member ready for that, and if this one is not lost: it stays aside for a member that may read
+    it, or is finished if there is none."""
+    if not has_rules(state) or not any(can_send(state, session) for session in group.members):
+        return False
+    if not may_any_read(state, group, message.topic):
+        _drop_unreadable(state, group, message)
+    elif has_room(state, group.aside_count, group.aside_bytes):
+        group.put_aside(message)
+    else:
+        return False
+    note_group_progress(state, group)
+    return True
+
+
+def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
+    if state.cluster is not None:
+        # There may be some elsewhere.
+        state.cluster.group_denied(group, message.partition, message.offset)
+    else:
+        state.stats.dropped_unreadable += 1
+
+
+def _send_aside(state: NodeState, group: Group, session: Session) -> None:
+    """What waits for a member that may read it, to this one. By topic, so a member that may read
+    none of it costs a look at each topic."""
+    for topic in list(group.aside):
+        if not may_read(session, topic):
+            continue
+        while topic in group.aside and can_send(state, session):
+            message = group.take_aside(topic)
+            if message.is_expired(state.wall_us):
+                state.stats.dropped_expired += 1
+                _finish_for_group(state, group, message)
+            else:
+                send_to_member(state, group, session, message)
+
+
+def drop_aside(state: NodeState, group: Group) -> None:
+    """A member has left: what waits aside and nobody may read any more is finished."""
+    for topic in list(group.aside):
+        if may_any_read(state, group, topic):
+            continue
+        while topic in group.aside:
+            _drop_unreadable(state, group, group.take_aside(topic))
+        note_group_progress(state, group)
 
 
 def note_progress(state: NodeState, session: Session) -> None:

@@ -104,6 +104,8 @@ def publish(
     InvalidTopic.
     """
     route = find_route(state, message.topic)
+    if route.reserved:
+        return _refuse_reserved(state, done)
     if message.retain and not state.config.retain_available:
         message.retain = False
     message.qos = min(message.qos, state.config.qos_max)
@@ -155,6 +157,8 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
     False: there is no room for now. Raises InvalidTopic.
     """
     route = find_route(state, message.topic)
+    if route.reserved:
+        return _refuse_reserved(state, done)
     if not state.config.retain_available:
         done()
         return True
@@ -181,6 +185,13 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
         )
     )
     state.hold(HeldRetaining(message, route.topic, done))
+    return True
+
+
+def _refuse_reserved(state: NodeState, done: Callable[[], None]) -> bool:
+    """What this broker alone says under $SYS no other member says in its place."""
+    state.stats.authorizations_denied += 1
+    done()
     return True
 
 

@@ -45,7 +45,7 @@ class HeldPublish(Held):
             route = find_route(state, record.topic)
         is_retained = record.flags & log_record.FLAG_RETAIN != 0
         receivers = 0
-        if is_retained or route.targets or route.groups:
+        if is_retained or route.targets or route.groups or route.denied:
             message = message_of(record)
             if is_retained and record.offset >= state.retained_ahead.get(route.topic, 0):
                 set_retained(state, route.topic, message)

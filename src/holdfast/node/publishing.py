@@ -22,6 +22,7 @@ from holdfast.node.held_publish import (
     retain_at_once,
 )
 from holdfast.node.producers import PROPERTY_HEAD
+from holdfast.node.rights import may_write
 from holdfast.node.routing import find_route
 from holdfast.node.sequencing import (
     ANSWER,
@@ -33,7 +34,6 @@ from holdfast.node.sequencing import (
     sequencer_of,
 )
 from holdfast.node.state import Cluster, NodeState, Route
-from holdfast.security.acl import ClientAcl
 from holdfast.session.connection import Connection
 from holdfast.session.message import Message
 from holdfast.session.session import Session
@@ -46,7 +46,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
     state.stats.publish_received += 1
     route = _checked_route(state, connection, publish)
-    if route.reserved or (connection.acl is not None and not _may_write(connection, route)):
+    if not may_write(connection, route):
         _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return
     qos = publish.qos
@@ -277,20 +277,6 @@ def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -
             reasons.PROTOCOL_ERROR, f"topic alias {alias} was not set on this connection"
         )
     publish.topic = topic
-
-
-def _may_write(connection: Connection, route: Route) -> bool:
-    known = connection.may_write
-    if known is None or len(known) > 10_000:
-        known = {}
-        connection.may_write = known
-    allowed = known.get(route.raw)
-    if allowed is None:
-        acl = connection.acl
-        assert isinstance(acl, ClientAcl)
-        allowed = acl.can_write(route.topic)
-        known[route.raw] = allowed
-    return allowed
 
 
 def _refuse(

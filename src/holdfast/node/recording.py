@@ -50,6 +50,8 @@ def session_opened(session: Session, clean: bool, owner: str = "", request: int 
         "clean": clean,
         "username": session.username,
     }
+    if session.is_owned:
+        fields["proved"] = True
     if owner:
         fields["owner"] = owner
         fields["request"] = request
@@ -70,7 +72,10 @@ def group_positions(state: NodeState, group: Group) -> list[int]:
     """The group's first unfinished offset per partition: what waits, what members gave back, and
     what is with members whose own state would not survive a crash."""
     positions = group.resume_positions(state.delivered)
-    for message in group.returned:
+    waiting: list[object] = list(group.returned)
+    for messages in group.aside.values():
+        waiting.extend(messages)
+    for message in waiting:
         # The element type is Message; deque[object] keeps state.py free of it.
         partition = message.partition  # type: ignore[attr-defined]
         offset = message.offset  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from holdfast.node.catching_up import message_of
 from holdfast.node.closing import drop_session, end_session
 from holdfast.node.held_publish import set_retained
 from holdfast.node.recording import group_positions, is_durable_group, will_fields, will_from
+from holdfast.node.rights import forget
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.node.subscribing import add_subscription, remove_subscription, subscription_fields
 from holdfast.session.message import Message
@@ -197,6 +198,9 @@ class Recovery:
             session.epoch = int(str(fields["epoch"]))
             session.expiry_s = int(str(fields["expiry_s"]))
             session.username = None if fields["username"] is None else str(fields["username"])
+            # Older versions, which also recorded names that nobody proved, do not say.
+            session.is_owned = bool(fields.get("proved"))
+            forget(session)
             session.owner = str(fields.get("owner", ""))
             will = fields.get("will")
             session.will = will_from(will) if isinstance(will, dict) else None
@@ -280,6 +284,7 @@ class Recovery:
         session.disconnected_us = int(str(fields["disconnected_us"]))
         username = fields["username"]
         session.username = None if username is None else str(username)
+        session.is_owned = bool(fields.get("proved"))
         session.owner = str(fields.get("owner", ""))
         will = fields.get("will")
         if isinstance(will, dict):
@@ -434,6 +439,7 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
         "epoch": session.epoch,
         "expiry_s": session.expiry_s,
         "username": session.username,
+        "proved": session.is_owned,
         "disconnected_us": session.disconnected_us,
         "open": session.connection is not None or session.owner != "",
         "owner": session.owner,

@@ -7,7 +7,7 @@ receiver's window and socket allow, a bounded number per call.
 from collections import deque
 
 from holdfast.node.delivery import can_send, send_inflight
-from holdfast.node.routing import may_read
+from holdfast.node.rights import may_read
 from holdfast.node.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.session.connection import OPEN
 from holdfast.session.message import Message
@@ -67,11 +67,10 @@ class SessionScans(Work):
             if done >= steps:
                 self.goes_on = True
                 return done
-            for topic, entry in scan.scan.next(PAGE, steps - done):
+            for _, entry in scan.scan.next(PAGE, steps - done):
                 assert isinstance(entry, Message)
                 done += 1
-                if may_read(session, topic):
-                    scan.page.append(entry)
+                scan.page.append(entry)
             done += scan.scan.visits
         if session.retained_scans is self:
             session.retained_scans = None
@@ -99,7 +98,7 @@ def send_late(state: NodeState, topic: str, message: Message) -> None:
         if not isinstance(value, Subscription) or value.retain_handling == 2:
             continue
         session = value.session
-        if session in served or session.connection is None or not may_read(session, topic):
+        if session in served or session.connection is None:
             continue
         served.add(session)
         scans = _scans_of(session)
@@ -137,6 +136,9 @@ def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
         if qos > 0 and not can_send(state, session):
             return False
         page.popleft()
+        if not may_read(session, message.topic):
+            state.stats.reads_denied += 1
+            continue
         if message.is_expired(state.wall_us):
             continue
         if subscription.no_local and message.publisher == session.key:

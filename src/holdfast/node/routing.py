@@ -1,8 +1,8 @@
 """Topic -> receivers, remembered until a subscription changes."""
 
 from holdfast.log.partition import partition_of
+from holdfast.node.rights import is_reserved, may_read
 from holdfast.node.state import Group, NodeState, Route
-from holdfast.security.acl import ClientAcl
 from holdfast.session.session import Session, Subscription
 from holdfast.topics.names import decode_topic, matches
 
@@ -13,7 +13,7 @@ def find_route(state: NodeState, raw: bytes) -> Route:
     if route is None:
         topic = decode_topic(raw)
         route = Route(topic, raw, partition_of(raw, state.config.partitions))
-        route.reserved = topic.startswith("$SYS/") or topic == "$SYS"
+        route.reserved = is_reserved(topic)
         for filter in state.config.qos0_logged:
             if matches(filter, topic):
                 route.logged = True
@@ -29,14 +29,16 @@ def _resolve(state: NodeState, route: Route) -> None:
     targets: list[Subscription] = []
     groups: list[Group] = []
     merged: dict[Session, int] = {}
-    topic = route.topic
-    for value in state.subscriptions.match(topic):
+    denied: set[Session] = set()
+    raw = route.raw
+    for value in state.subscriptions.match(route.topic):
         if isinstance(value, Group):
             groups.append(value)
             continue
         assert isinstance(value, Subscription)
         session = value.session
-        if not may_read(session, topic):
+        if not may_read(session, raw):
+            denied.add(session)
             continue
         index = merged.get(session, -1)
         if index < 0:
@@ -46,15 +48,8 @@ def _resolve(state: NodeState, route: Route) -> None:
             targets[index] = _merge(targets[index], value)
     route.targets = targets
     route.groups = groups
+    route.denied = len(denied)
     route.version = state.route_version
-
-
-def may_read(session: Session, topic: str) -> bool:
-    acl = session.acl
-    if acl is None:
-        return True
-    assert isinstance(acl, ClientAcl)
-    return acl.can_read(topic)
 
 
 def _merge(first: Subscription, second: Subscription) -> Subscription:

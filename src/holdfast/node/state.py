@@ -148,6 +148,10 @@ class Cluster:
         """A member here has the record, or it can be sent to nobody."""
         raise NotImplementedError
 
+    def group_denied(self, group: "Group", partition: int, offset: int) -> None:
+        """No member here may read the record."""
+        raise NotImplementedError
+
     def group_kept(self, group: "Group", session: Session, partition: int, offset: int) -> None:
         """A QoS 2 record that stays with a member though this leaves: it is in the session's
         state, as far as that is appended, and no concern of the group any more."""
@@ -168,7 +172,8 @@ class Group(Cursor):
     """A shared subscription `$share/name/filter`: one cursor for all its members.
 
     Invariant: a record is with exactly one of: the outbox or the log (not handed out yet),
-    `returned` (a member left before acknowledging it), one member's inflight.
+    `returned` (a member left before acknowledging it), `aside`, one member's inflight. Only a
+    record that no member may read, connected or not, is finished without having been sent.
     """
 
     def __init__(self, name: str, filter: str) -> None:
@@ -182,11 +187,32 @@ class Group(Cursor):
         # Per partition, the offset from which it has records; None: it is older than this start.
         self.start: list[int] | None = None
         self.returned: deque[object] = deque()
+        # By topic: records for which a member is awaited that may read them, while others go on.
+        self.aside: dict[bytes, deque[Message]] = {}
+        self.aside_count = 0
+        self.aside_bytes = 0
+        # Grows when a member joins, leaves or connects: others may read now.
+        self.changes = 0
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         # In a cluster this is either the cursor for all nodes' members (then whose it is), or a
         # node's own members: those get records assigned, in `returned`, and never tail or read.
         self.coordination: object | None = None
+
+    def put_aside(self, message: Message) -> None:
+        self.aside.setdefault(message.topic, deque()).append(message)
+        self.aside_count += 1
+        self.aside_bytes += len(message.payload) + 200
+
+    def take_aside(self, topic: bytes) -> Message:
+        """The oldest of a topic."""
+        messages = self.aside[topic]
+        message = messages.popleft()
+        self.aside_count -= 1
+        self.aside_bytes -= len(message.payload) + 200
+        if not messages:
+            del self.aside[topic]
+        return message
 
 
 class Route:
@@ -199,6 +225,8 @@ class Route:
         self.version = -1
         self.targets: list[Subscription] = []
         self.groups: list[Group] = []
+        # Sessions that have subscribed to the topic and may not read it.
+        self.denied = 0
         # QoS 0 publishes on this topic go into the log.
         self.logged = False
         # Clients may not publish here ($SYS).

@@ -28,6 +28,11 @@ class Stats:
         # Not checked at all: too many passwords were.
         self.authentications_shed = 0
         self.authorizations_denied = 0
+        # Messages not handed to a client that may not read them; wills not left or published.
+        self.reads_denied = 0
+        self.wills_denied = 0
+        # Clients that wanted another user's session.
+        self.sessions_denied = 0
         self.protocol_errors = 0
         # Packets that made the node fail: defects of its own.
         self.internal_errors = 0
@@ -38,6 +43,8 @@ class Stats:
         self.dropped_expired = 0
         self.dropped_too_large = 0
         self.dropped_lost = 0
+        # Of shared groups of which no member may read them.
+        self.dropped_unreadable = 0
         # Publishes not taken, by reason.
         self.refused_disk_full = 0
         self.refused_unavailable = 0

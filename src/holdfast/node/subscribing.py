@@ -19,6 +19,7 @@ from holdfast.mqtt.properties import SUBSCRIPTION_IDENTIFIER
 from holdfast.node.catching_up import continue_reading
 from holdfast.node.delivery import (
     append_state,
+    drop_aside,
     has_connected_member,
     note_group_progress,
     pump_group,
@@ -310,6 +311,8 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         group.start = list(state.delivered)
         state.groups[filter] = group
         state.subscriptions.add(inner, group, group)
+    if session not in group.members:
+        group.changes += 1
     group.members[session] = subscription
     subscription.group = group
     if session.groups is None:
@@ -337,6 +340,9 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         return True
     leave_group(state, group, session)
     del group.members[session]
+    group.changes += 1
+    if group.aside:
+        drop_aside(state, group)
     assert session.groups is not None
     session.groups.remove(group)
     if not session.groups:

@@ -6,6 +6,7 @@ from holdfast.log.record import Record
 from holdfast.node.delivery import deliver
 from holdfast.node.held_publish import HeldPublish
 from holdfast.node.publishing import log_qos0
+from holdfast.node.rights import may_leave
 from holdfast.node.routing import find_route
 from holdfast.node.state import NodeState, Route
 from holdfast.session.message import Message
@@ -15,11 +16,18 @@ from holdfast.topics.names import InvalidTopic
 
 def publish_will(state: NodeState, session: Session, will: Will) -> None:
     """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8]"""
-    state.stats.wills_published += 1
     try:
         route = find_route(state, will.topic)
     except InvalidTopic:
         return
+    if not may_leave(state, session.username, session.client_id, route.topic):
+        # The rules are others than when the client connected.
+        state.stats.wills_denied += 1
+        fields: dict[str, object] = {"client": session.client_id, "topic": route.topic}
+        state.note("warning", "will_denied", fields)
+        _log_done(state, session)
+        return
+    state.stats.wills_published += 1
     qos = min(will.qos, state.config.qos_max)
     retain = will.retain and state.config.retain_available
     if qos == 0:
@@ -59,6 +67,11 @@ def _publish_qos0(
         state.cluster.spread(message, route.topic)
     if route.logged or message.retain:
         log_qos0(state, message, route)
+    _log_done(state, session)
+
+
+def _log_done(state: NodeState, session: Session) -> None:
+    """The will is not to be published again after a restart."""
     if session.recorded:
         state.append(
             Record(

@@ -66,6 +66,7 @@ class Connection:
         self.is_bridge = False
         # The broker's own, without a socket: see node.federating.
         self.is_internal = False
+        # That the client has proved.
         self.username: str | None = None
         # What a TLS client certificate says, "" without one.
         self.certificate_name = ""
@@ -98,8 +99,8 @@ class Connection:
         self.connect: object | None = None
         # security.enhanced.Authenticator, of an exchange under way or done.
         self.authentication: Any = None
-        self.acl: object | None = None
-        self.may_write: dict[bytes, bool] | None = None
+        # node.rights.Rights; None: everything is allowed.
+        self.rights: object | None = None
         self.clean_disconnect = False
         # In a cluster: what was promised and is not kept yet, in order (cluster.promises).
         self.promises: Any = None

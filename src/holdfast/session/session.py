@@ -95,8 +95,10 @@ class Session(Cursor):
         self.key = key
         self.is_internal = client_id == FEDERATION
         self.username: str | None = None
-        # security.acl.ClientAcl; None: everything is allowed.
-        self.acl: object | None = None
+        # Its client has proved the user name, so nobody else gets the session.
+        self.is_owned = False
+        # node.rights.Rights; None: everything is allowed, or nothing was asked since the start.
+        self.rights: object | None = None
         self.connection: Connection | None = None
         self.expiry_s = 0
         # In a cluster, of what the log knows: the node that the client is connected to; "": none.

@@ -1,0 +1,579 @@
+"""Every way by which a message comes to a client, or from one into the log, with a client that may
+not. `tests/unit/test_rights_gate.py` keeps the list of ways complete."""
+
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.log import record as log_record
+from holdfast.log.record import BatchBuilder
+from holdfast.mqtt import packets as m
+from holdfast.mqtt.encode import encode_ack
+from holdfast.node import federating
+from holdfast.node.config import NodeConfig
+from holdfast.node.publishing import publish_own
+from holdfast.node.recovery import Recovery
+from holdfast.node.retained import send_late
+from holdfast.security.acl import AclFile
+from holdfast.session.message import Message
+from tests.support.node_bench import NodeBench, Peer
+
+RULES = """\
+topic readwrite public/#
+user alice
+topic readwrite #
+user bob
+topic readwrite #
+user mallory
+topic readwrite public/#
+"""
+NOT_AUTHORIZED = 0x87
+ID_NOT_VALID = 0x85
+WEEK_S = 7 * 86400
+
+
+class Bench(NodeBench):
+    """Users prove their names by certificate. `rules` are for processes to come, too."""
+
+    def __init__(self, rules: str = RULES, *, proves: bool = True) -> None:
+        self.rules = rules
+        config = NodeConfig(partitions=4, sys_interval_s=0, authenticates_users=proves)
+        super().__init__(config)
+
+    def _recover(self, recovery: Recovery) -> None:
+        self.change(self.rules)
+        super()._recover(recovery)
+
+    def change(self, rules: str) -> None:
+        self.rules = rules
+        self.node.state.acl = AclFile.parse(rules, "acl")
+
+    def restart(self, rules: str) -> None:
+        """All memory is lost, and the rules are others."""
+        self.rules = rules
+        self.crash()
+
+    def login(
+        self,
+        user: str,
+        client_id: str = "",
+        version: int = 5,
+        *,
+        clean: bool = True,
+        expiry_s: int = 0,
+        will: m.Will | None = None,
+    ) -> Peer:
+        peer = self.peer(version)
+        peer.connection.certificate_name = user
+        fields: dict[int, object] = {17: expiry_s} if version >= 5 and expiry_s else {}
+        packet = m.Connect(version, clean, 0, client_id or user, will, None, None, fields)  # type: ignore[arg-type]
+        peer.send(packet)
+        return peer
+
+
+def connack(peer: Peer) -> m.Connack:
+    (found,) = peer.take(m.Connack)
+    assert isinstance(found, m.Connack)
+    return found
+
+
+def publication(
+    topic: str, payload: bytes, qos: int = 1, *, retain: bool = False, packet_id: int = 1
+) -> m.Publish:
+    return m.Publish(topic.encode(), payload, qos, retain, False, packet_id * (qos > 0), b"", 0, -1)
+
+
+def subscribe(peer: Peer, *filters: str, qos: int = 2) -> None:
+    peer.send(m.Subscribe(9, [m.SubscriptionRequest(each, qos) for each in filters]))
+    assert peer.take(m.Suback)
+
+
+def acknowledge(peer: Peer) -> None:
+    """Everything of QoS 1 that has arrived."""
+    for each in peer.received:
+        if isinstance(each, m.Publish) and each.qos == 1:
+            peer.send_bytes(encode_ack(m.PUBACK, each.packet_id, 0, peer.version))
+
+
+def payloads(peer: Peer) -> list[bytes]:
+    acknowledge(peer)
+    return peer.payloads()
+
+
+# ------------------------------------------------------------------------------------------- reads
+
+
+def live(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user)
+    subscribe(reader, filter)
+    bench.login("alice", "source").send(
+        publication("secret/x", b"secret", qos),
+        publication("public/x", b"public", qos, packet_id=2),
+    )
+    bench.settle()
+    return payloads(reader)
+
+
+def from_the_log(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user, expiry_s=WEEK_S)
+    subscribe(reader, filter)
+    reader.lose()
+    bench.login("alice", "source").send(
+        publication("secret/x", b"secret", qos),
+        publication("public/x", b"public", qos, packet_id=2),
+    )
+    bench.settle()
+    reader = bench.login(user, clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    return payloads(reader)
+
+
+def from_the_log_after_a_crash(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user, expiry_s=WEEK_S)
+    subscribe(reader, filter)
+    reader.lose()
+    bench.login("alice", "source").send(
+        publication("secret/x", b"secret", qos),
+        publication("public/x", b"public", qos, packet_id=2),
+    )
+    bench.settle()
+    bench.restart(bench.rules)
+    reader = bench.login(user, clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    return payloads(reader)
+
+
+def retained(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    bench.login("alice", "source").send(
+        publication("secret/x", b"secret", qos, retain=True),
+        publication("public/x", b"public", qos, retain=True, packet_id=2),
+    )
+    bench.settle()
+    reader = bench.login(user)
+    subscribe(reader, filter)
+    return sorted(payloads(reader), reverse=True)
+
+
+def retained_late(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user)
+    subscribe(reader, filter)
+    for topic, payload in (("secret/x", b"secret"), ("public/x", b"public")):
+        message = Message(topic.encode(), payload, qos, True, b"", -1, bench.wall_us, b"")
+        message.partition = message.offset = 0
+        send_late(bench.node.state, topic, message)
+    bench.run()
+    return payloads(reader)
+
+
+def federated(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user)
+    subscribe(reader, filter)
+    state = bench.node.state
+    for number, name in enumerate(("secret", "public"), 1):
+        message = Message(f"{name}/x".encode(), name.encode(), qos, False, b"", -1, 0, b"f")
+        assert federating.publish(state, message, b"f", 0, number, lambda: None)
+    bench.settle()
+    return payloads(reader)
+
+
+def by_a_will(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user)
+    subscribe(reader, filter)
+    for name in ("secret", "public"):
+        will = m.Will(f"{name}/x", name.encode(), qos, False)
+        bench.login("alice", "source", will=will).lose()
+    bench.settle()
+    return payloads(reader)
+
+
+def of_the_broker(bench: Bench, user: str, filter: str, qos: int) -> list[bytes]:
+    reader = bench.login(user)
+    subscribe(reader, filter)
+    publish_own(bench.node.state, b"secret/x", b"secret", False)
+    publish_own(bench.node.state, b"public/x", b"public", False)
+    bench.run()
+    return payloads(reader)
+
+
+Way = Callable[[Bench, str, str, int], list[bytes]]
+WAYS: list[Way] = [live, retained, retained_late, federated, by_a_will, of_the_broker]
+SHARED_WAYS: list[Way] = [live, federated, by_a_will, of_the_broker]
+LOG_WAYS: list[Way] = [from_the_log, from_the_log_after_a_crash]
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_client_gets_only_what_it_may_read(way: Way, qos: int) -> None:
+    assert way(Bench(), "alice", "#", qos) == [b"secret", b"public"]
+    bench = Bench()
+    assert way(bench, "mallory", "#", qos) == [b"public"]
+    assert bench.node.state.stats.reads_denied == 1
+    assert way(Bench(), "mallory", "secret/#", qos) == []
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("way", SHARED_WAYS)
+def test_a_member_of_a_group_gets_only_what_it_may_read(way: Way, qos: int) -> None:
+    assert way(Bench(), "alice", "$share/g/#", qos) == [b"secret", b"public"]
+    assert way(Bench(), "mallory", "$share/g/#", qos) == [b"public"]
+    assert way(Bench(), "mallory", "$share/g/secret/#", qos) == []
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("way", LOG_WAYS)
+@pytest.mark.parametrize("share", ["", "$share/g/"])
+def test_a_client_gets_from_the_log_only_what_it_may_read(way: Way, share: str, qos: int) -> None:
+    assert way(Bench(), "alice", f"{share}#", qos) == [b"secret", b"public"]
+    assert way(Bench(), "mallory", f"{share}#", qos) == [b"public"]
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_is_inflight_is_asked_for_again(crashes: bool) -> None:
+    """QoS 1: the id is free. QoS 2: the client may have it under this id, so PUBREL frees it."""
+    bench = Bench()
+    reader = bench.login("alice", expiry_s=WEEK_S)
+    subscribe(reader, "#")
+    bench.login("bob").send(
+        publication("secret/a", b"one", 1, packet_id=1),
+        publication("secret/b", b"two", 2, packet_id=2),
+        publication("public/c", b"three", 1, packet_id=3),
+    )
+    bench.settle()
+    sent = {each.payload: each.packet_id for each in reader.publishes()}
+    assert set(sent) == {b"one", b"two", b"three"}
+    rules = RULES.replace("user alice\ntopic readwrite #", "user alice\ntopic readwrite public/#")
+    reader.lose()
+    bench.settle()
+    if crashes:
+        bench.restart(rules)
+    else:
+        bench.change(rules)
+    reader = bench.login("alice", clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    assert connack(reader).session_present
+    assert [each.payload for each in reader.publishes()] == [b"three"]
+    session = bench.node.state.sessions["alice"]
+    assert sorted(session.inflight) == sorted((sent[b"two"], sent[b"three"]))
+    (pubrel,) = reader.take(m.Ack)
+    assert isinstance(pubrel, m.Ack)
+    assert (pubrel.kind, pubrel.packet_id) == (m.PUBREL, sent[b"two"])
+    reader.send_bytes(encode_ack(m.PUBCOMP, sent[b"two"], 0x92, 5))
+    reader.send_bytes(encode_ack(m.PUBACK, sent[b"three"], 0, 5))
+    assert not session.inflight
+    # The state in the log is the same.
+    bench.advance(1)
+    bench.crash()
+    assert not bench.node.state.sessions["alice"].inflight
+
+
+# ------------------------------------------------------------------------------------------ writes
+
+
+@pytest.mark.parametrize("topic", ["secret/x", "$SYS", "$SYS/broker/version"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_client_publishes_only_where_it_may(topic: str, qos: int) -> None:
+    bench = Bench()
+    reader = bench.login("alice")
+    subscribe(reader, "#", "$SYS/#")
+    writer = bench.login("mallory")
+    writer.send(publication(topic, b"x", qos, retain=True))
+    bench.settle()
+    assert not reader.publishes()
+    assert not bench.messages()
+    assert bench.node.state.stats.authorizations_denied == 1
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("topic", ["secret/x", "$SYS", "$SYS/broker/version"])
+def test_a_will_is_left_only_where_the_client_may_publish(topic: str, version: int) -> None:
+    bench = Bench()
+    will = m.Will(topic, b"x", 1, True)
+    peer = bench.login("mallory", version=version, will=will)
+    # The decoder makes this of MQTT 3's return code 5, too.
+    assert connack(peer).reason == NOT_AUTHORIZED
+    assert peer.connection.closing
+    assert "mallory" not in bench.node.state.sessions
+    assert bench.node.state.stats.wills_denied == 1
+    assert any(each.event == "connection_refused" for each in bench.notes)
+    if not topic.startswith("$"):
+        assert connack(bench.login("alice", will=will)).reason == 0
+
+
+def test_nobody_leaves_a_will_to_the_brokers_topics_without_rules_either() -> None:
+    bench = NodeBench()
+    will = m.Will("$SYS/broker/version", b"x", 0, True)
+    assert connack(bench.connect("c", will=will)).reason == NOT_AUTHORIZED
+    assert connack(bench.connect("c", will=m.Will("t", b"x", 0, True))).reason == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("delay_s", [0, 10])
+def test_a_will_is_asked_for_again_when_it_is_published(delay_s: int, qos: int) -> None:
+    """The broker dies with the client, and starts with other rules."""
+    bench = Bench()
+    will = m.Will("secret/x", b"x", qos, True, {24: delay_s} if delay_s else {})
+    bench.login("alice", expiry_s=WEEK_S if delay_s else 0, will=will)
+    bench.settle()
+    bench.restart(RULES.replace("user alice\ntopic readwrite #\n", ""))
+    reader = bench.login("bob")
+    subscribe(reader, "#")
+    bench.advance(delay_s + 1)
+    bench.settle()
+    state = bench.node.state
+    assert not reader.publishes()
+    assert state.retained.get("secret/x") is None
+    assert (state.stats.wills_denied, state.stats.wills_published) == (1, 0)
+    assert [each.event for each in bench.notes].count("will_denied") == 1
+    # Once: it is done in the log as well.
+    assert [each.kind for each in bench.records()].count(log_record.WILL) == 1
+    bench.restart(RULES)
+    bench.advance(delay_s + 1)
+    assert bench.node.state.retained.get("secret/x") is None
+
+
+def test_what_the_federation_brings_under_sys_is_refused() -> None:
+    bench = Bench()
+    reader = bench.login("alice")
+    subscribe(reader, "$SYS/#")
+    done: list[bool] = []
+    state = bench.node.state
+    for qos in (0, 1):
+        message = Message(b"$SYS/broker/version", b"fake", qos, True, b"", -1, 0, b"f")
+        assert federating.publish(state, message, b"f", 0, 1, lambda: done.append(True))
+        assert federating.retain(state, message, lambda: done.append(True))
+    bench.settle()
+    assert done == [True] * 4
+    assert not reader.publishes()
+    assert state.retained.get("$SYS/broker/version") is None
+
+
+# ------------------------------------------------------------------------------------------- names
+
+
+def test_a_name_that_nobody_can_prove_is_none() -> None:
+    """Without authentication the client is an anonymous one."""
+    bench = Bench(proves=False)
+    reader = bench.login("")
+    subscribe(reader, "#")
+    peer = bench.peer()
+    peer.send(m.Connect(5, True, 0, "c", None, "alice", b"x", {}))
+    assert connack(peer).reason == 0
+    peer.send(publication("secret/x", b"x"), publication("public/x", b"y", packet_id=2))
+    bench.settle()
+    assert [each.topic for each in bench.messages()] == [b"public/x"]
+
+
+def test_a_name_that_is_not_proved_is_refused_where_names_can_be() -> None:
+    for bench in (Bench(), Bench(proves=False)):
+        if not bench.config.authenticates_users:
+            bench.node.state.authenticators["SCRAM-SHA-256"] = lambda: None  # type: ignore[assignment,return-value]
+        for name in ("", "device"):
+            peer = bench.peer()
+            peer.connection.certificate_name = name
+            peer.send(m.Connect(5, True, 0, "c", None, "alice", b"x", {}))
+            assert connack(peer).reason == NOT_AUTHORIZED
+            assert not bench.node.state.sessions
+
+
+def test_a_certificate_proves_its_own_name() -> None:
+    bench = Bench()
+    for username in (None, "alice"):
+        peer = bench.peer()
+        peer.connection.certificate_name = "alice"
+        peer.send(m.Connect(5, True, 0, "c", None, username, None, {}))
+        assert connack(peer).reason == 0
+        assert bench.node.state.sessions["c"].username == "alice"
+
+
+# ---------------------------------------------------------------------------------------- sessions
+
+
+@pytest.mark.parametrize("state", ["connected", "away", "restarted", "from a snapshot"])
+@pytest.mark.parametrize("clean", [False, True])
+@pytest.mark.parametrize("other", ["mallory", ""])
+def test_a_session_is_its_users(state: str, clean: bool, other: str) -> None:
+    bench = Bench()
+    watcher = bench.login("bob")
+    subscribe(watcher, "wills")
+    will = m.Will("wills", b"gone", 0, False, {24: 1000})
+    alice = bench.login("alice", "dev1", expiry_s=WEEK_S, will=will)
+    subscribe(alice, "#")
+    bench.settle()
+    if state != "connected":
+        alice.lose()
+        bench.settle()
+    if state == "restarted":
+        bench.crash()
+    elif state == "from a snapshot":
+        bench.crash(snapshot=bench.snapshot())
+    for version in (5, 4):
+        thief = bench.login(other, "dev1", version, clean=clean)
+        # The decoder makes this of MQTT 3's return code 2, too.
+        assert connack(thief).reason == ID_NOT_VALID
+        assert thief.connection.closing
+    assert bench.node.state.stats.sessions_denied == 2
+    assert bench.node.state.stats.wills_published == 0
+    if state == "connected":
+        assert not alice.connection.closing
+    alice = bench.login("alice", "dev1", clean=False, expiry_s=WEEK_S)
+    assert connack(alice).session_present
+    assert "#" in bench.node.state.sessions["dev1"].subscriptions
+
+
+def test_a_session_without_an_owner_is_anybodys_and_then_its_users() -> None:
+    bench = Bench()
+    for user in ("", "", "alice"):
+        assert connack(bench.login(user, "dev1", clean=False, expiry_s=WEEK_S)).reason == 0
+    for user in ("mallory", ""):
+        assert connack(bench.login(user, "dev1", expiry_s=WEEK_S)).reason == ID_NOT_VALID
+    # It ends, and the id is free.
+    bench.login("alice", "dev1").lose()
+    assert connack(bench.login("mallory", "dev1")).reason == 0
+
+
+def test_a_session_that_an_older_version_wrote_has_no_owner() -> None:
+    """It also recorded names that nobody had proved, and does not say which."""
+    bench = Bench()
+    bench.login("alice", "dev1", expiry_s=WEEK_S).lose()
+    bench.settle()
+    records = bench.records()
+    bench.log = []
+    for record in records:
+        builder = BatchBuilder(record.partition, record.offset)
+        record.payload = record.payload.replace(b',"proved":true', b"")
+        builder.add(record)
+        bench.log.append(builder.build(0))
+    bench.crash()
+    assert connack(bench.login("bob", "dev1", clean=False, expiry_s=WEEK_S)).session_present
+    assert connack(bench.login("alice", "dev1", clean=False)).reason == ID_NOT_VALID
+
+
+def test_without_authentication_a_session_is_nobodys() -> None:
+    bench = Bench()
+    bench.login("alice", "dev1", expiry_s=WEEK_S).lose()
+    bench.settle()
+    bench.config.authenticates_users = False
+    bench.restart(RULES)
+    assert connack(bench.login("", "dev1", clean=False)).session_present
+
+
+# -------------------------------------------------------------------------------------- the groups
+
+
+def team(bench: Bench, *users: str, expiry_s: int = 0) -> list[Peer]:
+    members = [bench.login(user, expiry_s=expiry_s) for user in users]
+    for member in members:
+        subscribe(member, "$share/g/#")
+    return members
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_group_gives_each_record_to_a_member_that_may_read_it(qos: int) -> None:
+    bench = Bench()
+    alice, mallory = team(bench, "alice", "mallory")
+    source = bench.login("bob")
+    for number in range(1, 9):
+        topic = "secret/x" if number % 2 else "public/x"
+        source.send(publication(topic, b"%d" % number, qos, packet_id=number))
+    bench.settle()
+    got, other = payloads(alice), payloads(mallory)
+    assert sorted(got + other) == [b"%d" % number for number in range(1, 9)]
+    assert all(int(each) % 2 == 0 for each in other)
+    assert other
+
+
+def test_a_group_does_not_stand_still_for_what_nobody_may_read() -> None:
+    bench = Bench()
+    (mallory,) = team(bench, "mallory")
+    source = bench.login("bob")
+    for number in range(1, 2000):
+        source.send(publication("secret/x", b"x", packet_id=number))
+    source.send(publication("public/x", b"end", packet_id=2000))
+    bench.settle()
+    assert payloads(mallory) == [b"end"]
+    group = bench.node.state.groups["$share/g/#"]
+    assert not group.aside
+    assert bench.node.state.stats.dropped_unreadable == 1999
+
+
+def test_a_member_that_may_not_read_takes_nothing_from_those_that_are_away() -> None:
+    """As much as the group has in memory and more: it waits rather than lose anything."""
+    bench = Bench()
+    alice, mallory = team(bench, "alice", "mallory", expiry_s=WEEK_S)
+    alice.lose()
+    source = bench.login("bob")
+    count = 3 * bench.config.outbox_messages
+    source.send(publication("public/x", b"first"))
+    for number in range(count):
+        source.send(publication("secret/x", b"%d" % number, packet_id=number % 1000 + 1))
+        if number == 500:
+            source.send(publication("public/x", b"second", packet_id=1001))
+    bench.settle()
+    assert payloads(mallory) == [b"first", b"second"]
+    alice = bench.login("alice", clean=False, expiry_s=WEEK_S)
+    got: list[bytes] = []
+    for _ in range(count):
+        before = len(got)
+        got += payloads(alice)
+        bench.settle()
+        if len(got) == before:
+            break
+    assert got == [b"%d" % number for number in range(count)]
+    assert bench.node.state.stats.dropped_unreadable == 0
+    assert not bench.node.state.groups["$share/g/#"].aside
+
+
+def test_a_reader_whose_window_is_full_does_not_stop_the_others() -> None:
+    bench = Bench()
+    alice, mallory = team(bench, "alice", "mallory")
+    window = bench.config.inflight_max
+    source = bench.login("bob")
+    for number in range(1, window + 11):
+        source.send(publication("secret/x", b"%d" % number, packet_id=number))
+    source.send(publication("public/x", b"end", packet_id=9999))
+    bench.settle()
+    assert payloads(mallory) == [b"end"]
+    assert [int(each) for each in payloads(alice) + payloads(alice)] == [
+        *range(1, window + 11),
+    ]
+
+
+def test_what_is_aside_survives_a_crash_and_ends_with_its_last_reader() -> None:
+    bench = Bench()
+    alice, mallory = team(bench, "alice", "mallory", expiry_s=WEEK_S)
+    alice.lose()
+    source = bench.login("bob")
+    source.send(publication("secret/x", b"secret"), publication("public/x", b"y", packet_id=2))
+    bench.settle()
+    assert payloads(mallory) == [b"y"]
+    bench.advance(1)
+    bench.restart(RULES)
+    mallory = bench.login("mallory", clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    payloads(mallory)
+    group = bench.node.state.groups["$share/g/#"]
+    assert group.aside_count == 1
+    bench.login("alice")
+    bench.settle()
+    assert not group.aside
+    assert (group.aside_count, group.aside_bytes) == (0, 0)
+    assert bench.node.state.stats.dropped_unreadable == 1
+
+
+def test_a_groups_record_that_its_member_may_not_read_any_more_goes_to_another() -> None:
+    bench = Bench()
+    alice, _ = team(bench, "alice", "bob", expiry_s=WEEK_S)
+    bob = bench.node.state.sessions["bob"].connection
+    assert bob is not None
+    source = bench.login("alice", "source")
+    source.send(publication("secret/x", b"1"), publication("secret/x", b"2", packet_id=2))
+    bench.settle()
+    assert len(alice.publishes()) == 1
+    bench.advance(1)
+    bench.restart(RULES.replace("user alice\ntopic readwrite #", "user alice\ntopic write #"))
+    second = bench.login("alice", clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    assert not second.publishes()
+    heir = bench.login("bob", clean=False, expiry_s=WEEK_S)
+    bench.settle()
+    assert sorted(payloads(heir)) == [b"1", b"2"]

@@ -1,0 +1,426 @@
+"""Rights over the nodes of a simulated cluster; the ways on one node are in test_rights.py."""
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.log.partition import partition_of
+from holdfast.log.record import MESSAGE
+from holdfast.mqtt import packets as m
+from holdfast.mqtt.decode import decode
+from holdfast.mqtt.encode import encode, encode_ack
+from holdfast.mqtt.framing import FrameReader
+from holdfast.mqtt.publish import Publish, decode_publish
+from holdfast.security.acl import AclFile
+from holdfast.sim.checks import Message
+from holdfast.sim.host import Host
+from holdfast.sim.sockets import ClientSocket
+from holdfast.sim.world import Settings, World
+
+RULES = """\
+topic readwrite public/#
+user alice
+topic readwrite #
+user bob
+topic readwrite #
+user mallory
+topic readwrite public/#
+"""
+NOT_AUTHORIZED = 0x87
+ID_NOT_VALID = 0x85
+GROUP = "$share/g/#"
+LONG_S = 100_000
+
+
+class Socket(ClientSocket):
+    """Of a client that proves its name by certificate."""
+
+    def __init__(self, user: "Peer", host: Host) -> None:
+        self.name = user.user
+        super().__init__(user, host)
+
+    def _accept(self) -> None:
+        super()._accept()
+        if self._connection is not None:
+            self._connection.certificate_name = self.name
+
+
+class Peer:
+    def __init__(self, stage: "Stage", node: str, user: str, client_id: str) -> None:
+        self.stage = stage
+        self.user = user
+        self.client_id = client_id
+        self.reader = FrameReader(1 << 20)
+        self.packets: list[object] = []
+        self.payloads: list[str] = []
+        self.is_closed = False
+        self.acknowledges = True
+        self.socket = Socket(self, stage.world.hosts[stage.names.get(node, node)])
+
+    def send(self, packet: object) -> None:
+        self.socket.write(encode(packet, 5))  # type: ignore[arg-type]
+
+    def received(self, socket: ClientSocket, data: bytes) -> None:
+        reader = self.reader
+        reader.feed(data)
+        while reader.next():
+            if reader.first >> 4 == m.PUBLISH:
+                publish = decode_publish(
+                    reader.buffer, reader.first, reader.start, reader.end, 5, False
+                )
+                self._arrived(publish)
+            else:
+                packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, False)
+                if isinstance(packet, m.Ack) and packet.kind == m.PUBREL:
+                    self.socket.write(encode_ack(m.PUBCOMP, packet.packet_id, 0, 5))
+                else:
+                    self.packets.append(packet)
+
+    def _arrived(self, publish: Publish) -> None:
+        self.payloads.append(publish.payload.decode())
+        if publish.qos and self.acknowledges:
+            kind = m.PUBACK if publish.qos == 1 else m.PUBREC
+            self.socket.write(encode_ack(kind, publish.packet_id, 0, 5))
+
+    def closed(self, socket: ClientSocket) -> None:
+        self.is_closed = True
+
+    def refused(self, packet_id: int) -> None:
+        pass
+
+    def answer(self, kind: type) -> object:
+        self.stage.until(lambda: any(isinstance(each, kind) for each in self.packets))
+        found = next(each for each in self.packets if isinstance(each, kind))
+        self.packets.remove(found)
+        return found
+
+    def leave(self) -> None:
+        self.send(m.Disconnect(0))
+        self.socket.close()
+
+    def lose(self) -> None:
+        self.socket.close()
+
+
+class Stage:
+    """A cluster that is ready. Node "c" coordinates the group, "a" and "b" do not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("holdfast.sim.world.parties", lambda world: [])
+        self.world = World(7, Settings(outbox_messages=1000))
+        for host in self.world.hosts.values():
+            host.start()
+        self.names: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+        self.until(lambda: all(each.process is not None for each in self.world.hosts.values()))
+        self.change(RULES)
+        self.until(
+            lambda: all(
+                each.process is not None and each.process.is_ready
+                for each in self.world.hosts.values()
+            )
+        )
+        self.until(self.world.is_in_sync)
+        coordinator = self._leader(GROUP)
+        others = [name for name in self.world.hosts if name != coordinator]
+        self.names = dict(zip("cab", [coordinator, *others], strict=True))
+
+    def _leader(self, key: str) -> str:
+        metadata = self.world.newest_metadata()
+        assert metadata is not None
+        home = partition_of(key.encode(), self.world.settings.partitions)
+        return metadata.partitions[home].leader
+
+    def change(self, rules: str) -> None:
+        for host in self.world.hosts.values():
+            assert host.process is not None
+            host.process.state.acl = AclFile.parse(rules, "acl")
+            host.process.state.config.authenticates_users = True
+
+    def until(self, condition: Callable[[], bool], within_s: float = 20.0) -> None:
+        deadline = self.world.schedule.now + within_s
+        while not condition():
+            assert self.world.schedule.now < deadline
+            self.run(0.002)
+
+    def run(self, seconds: float) -> None:
+        self.world.schedule.run(self.world.schedule.now + seconds)
+
+    def login(
+        self,
+        node: str,
+        user: str,
+        client_id: str = "",
+        *,
+        clean: bool = True,
+        expiry_s: int = 0,
+        will: m.Will | None = None,
+        reason: int = 0,
+    ) -> Peer:
+        peer = Peer(self, node, user, client_id or user)
+        fields: dict[int, object] = {17: expiry_s} if expiry_s else {}
+        peer.send(m.Connect(5, clean, 0, peer.client_id, will, None, None, fields))  # type: ignore[arg-type]
+        connack = peer.answer(m.Connack)
+        assert isinstance(connack, m.Connack)
+        assert connack.reason == reason, hex(connack.reason)
+        return peer
+
+    def subscribe(self, peer: Peer, filter: str, qos: int = 2) -> Peer:
+        peer.send(m.Subscribe(9, [m.SubscriptionRequest(filter, qos)]))
+        peer.answer(m.Suback)
+        self.run(0.1)
+        return peer
+
+    def publish(self, peer: Peer, topic: str, count: int, qos: int) -> list[str]:
+        texts = []
+        for _ in range(count):
+            number = next(self._numbers)
+            message = Message(f"#{number}", peer.client_id, topic, number, qos)
+            message.times_sent = 1
+            self.world.checks.published(message)
+            texts.append(message.text)
+            packet_id = number if qos else 0
+            peer.send(
+                m.Publish(
+                    topic.encode(), message.text.encode(), qos, False, False, packet_id, b"", 0, -1
+                )
+            )
+            if qos == 2:
+                peer.answer(m.Ack)
+                peer.socket.write(encode_ack(m.PUBREL, packet_id, 0, 5))
+        return texts
+
+    def total(self, name: str) -> int:
+        return sum(
+            getattr(host.process.state.stats, name)
+            for host in self.world.hosts.values()
+            if host.process is not None
+        )
+
+    def has_finished(self, texts: list[str]) -> bool:
+        """Does the log say that the group has finished with these?"""
+        process = self.world.hosts["n1"].process
+        assert process is not None
+        groups = process.images.groups
+        places = {
+            record.payload.decode(): (record.partition, record.offset)
+            for batches in self.world.checks.committed
+            for batch in batches
+            for record in batch.records()
+            if record.kind == MESSAGE
+        }
+        return all(groups.is_finished(GROUP, *places[text]) for text in texts)
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(monkeypatch)
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_client_of_a_cluster_gets_only_what_it_may_read(stage: Stage, qos: int) -> None:
+    reader = stage.subscribe(stage.login("a", "mallory"), "#")
+    source = stage.login("b", "bob")
+    stage.publish(source, "secret/x", 5, qos)
+    texts = stage.publish(source, "public/x", 5, qos)
+    stage.until(lambda: len(reader.payloads) >= 5)
+    stage.run(0.5)
+    assert reader.payloads == texts
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("nodes", ["ca", "ac", "ab", "aa"])
+def test_a_group_over_nodes_gives_each_record_to_a_member_that_may_read_it(
+    stage: Stage, nodes: str, qos: int
+) -> None:
+    alice = stage.subscribe(stage.login(nodes[0], "alice", expiry_s=LONG_S), GROUP)
+    mallory = stage.subscribe(stage.login(nodes[1], "mallory", expiry_s=LONG_S), GROUP)
+    source = stage.login("b", "bob")
+    secret, public = [], []
+    for _ in range(10):
+        secret += stage.publish(source, "secret/x", 2, qos)
+        public += stage.publish(source, "public/x", 2, qos)
+    stage.until(lambda: len(alice.payloads) + len(mallory.payloads) >= 40)
+    stage.run(2.0)
+    assert sorted(alice.payloads + mallory.payloads) == sorted(secret + public)
+    assert not set(mallory.payloads) & set(secret)
+    assert mallory.payloads
+    assert stage.total("dropped_unreadable") == 0
+
+
+@pytest.mark.parametrize("nodes", ["c", "a", "ab", "cab"])
+def test_a_group_over_nodes_does_not_stand_still_for_what_nobody_may_read(
+    stage: Stage, nodes: str
+) -> None:
+    members = [
+        stage.subscribe(stage.login(node, "mallory", f"m{number}", expiry_s=LONG_S), GROUP)
+        for number, node in enumerate(nodes)
+    ]
+    source = stage.login("b", "bob")
+    secret = stage.publish(source, "secret/x", 30, 1)
+    texts = stage.publish(source, "public/x", 5, 1)
+    stage.until(lambda: sum(len(each.payloads) for each in members) >= 5)
+    stage.run(1.0)
+    assert sorted(text for each in members for text in each.payloads) == texts
+    assert stage.total("dropped_unreadable") == 30
+    # Finished, in the log too; each node was asked once.
+    assert stage.has_finished(secret)
+    frames = stage.total("log_reads")
+    stage.run(5.0)
+    assert stage.total("log_reads") == frames
+
+
+@pytest.mark.parametrize("node", ["c", "a"])
+def test_members_that_may_not_read_take_nothing_from_one_that_is_away(
+    stage: Stage, node: str
+) -> None:
+    alice = stage.subscribe(stage.login("b", "alice", expiry_s=LONG_S), GROUP)
+    alice.lose()
+    mallory = stage.subscribe(stage.login(node, "mallory", expiry_s=LONG_S), GROUP)
+    source = stage.login("b", "bob")
+    secret = stage.publish(source, "secret/x", 30, 1)
+    public = stage.publish(source, "public/x", 5, 1)
+    stage.until(lambda: len(mallory.payloads) >= 5)
+    stage.run(2.0)
+    assert mallory.payloads == public
+    reads = stage.total("log_reads")
+    stage.run(5.0)
+    assert stage.total("log_reads") == reads
+    alice = stage.login("a", "alice", clean=False, expiry_s=LONG_S)
+    stage.until(lambda: len(alice.payloads) >= 30)
+    stage.run(1.0)
+    assert sorted(alice.payloads) == sorted(secret)
+    assert stage.total("dropped_unreadable") == 0
+    stage.until(lambda: stage.has_finished(secret))
+
+
+def test_what_is_aside_ends_with_the_session_that_it_is_for(stage: Stage) -> None:
+    alice = stage.subscribe(stage.login("b", "alice", expiry_s=LONG_S), GROUP)
+    alice.lose()
+    stage.subscribe(stage.login("a", "mallory", expiry_s=LONG_S), GROUP)
+    secret = stage.publish(stage.login("b", "bob"), "secret/x", 30, 1)
+    stage.run(2.0)
+    assert stage.total("dropped_unreadable") == 0
+    assert not any(stage.has_finished([text]) for text in secret)
+    stage.login("a", "alice")
+    stage.until(lambda: stage.total("dropped_unreadable") == 30)
+    stage.until(lambda: stage.has_finished(secret))
+
+
+def test_another_coordinator_keeps_to_the_rights_too(stage: Stage) -> None:
+    alice = stage.subscribe(stage.login("b", "alice", expiry_s=LONG_S), GROUP)
+    alice.lose()
+    mallory = stage.subscribe(stage.login("a", "mallory", expiry_s=LONG_S), GROUP)
+    secret = stage.publish(stage.login("b", "bob"), "secret/x", 30, 1)
+    stage.run(2.0)
+    stage.world.hosts[stage.names["c"]].kill(power=False)
+    stage.run(8.0)
+    assert not mallory.payloads
+    alice = stage.login("b", "alice", clean=False, expiry_s=LONG_S)
+    stage.until(lambda: len(alice.payloads) >= 30)
+    assert sorted(alice.payloads) == sorted(secret)
+
+
+def test_a_reader_that_acknowledges_nothing_does_not_stop_the_others(stage: Stage) -> None:
+    alice = stage.subscribe(stage.login("a", "alice", expiry_s=LONG_S), GROUP)
+    alice.acknowledges = False
+    mallory = stage.subscribe(stage.login("b", "mallory", expiry_s=LONG_S), GROUP)
+    source = stage.login("b", "bob")
+    stage.publish(source, "secret/x", 60, 1)
+    public = stage.publish(source, "public/x", 5, 1)
+    stage.until(lambda: len(mallory.payloads) + len(set(alice.payloads) & set(public)) >= 5)
+    assert not set(mallory.payloads) - set(public)
+    assert stage.total("dropped_unreadable") == 0
+
+
+@pytest.mark.parametrize("nodes", ["ab", "ba", "aa", "ca"])
+def test_qos_0_of_a_group_goes_on_to_a_node_with_a_member_that_may_read_it(
+    stage: Stage, nodes: str
+) -> None:
+    alice = stage.subscribe(stage.login(nodes[0], "alice"), GROUP)
+    mallory = stage.subscribe(stage.login(nodes[1], "mallory"), GROUP)
+    watcher = stage.subscribe(stage.login("c", "bob", "watcher"), "#")
+    texts = stage.publish(stage.login("b", "bob"), "secret/x", 10, 0)
+    stage.until(lambda: len(watcher.payloads) >= 10)
+    stage.run(0.5)
+    assert sorted(alice.payloads) == sorted(texts)
+    assert not mallory.payloads
+    # No plain subscriber gets it once more on the way.
+    assert watcher.payloads == texts
+    alice.leave()
+    stage.run(0.5)
+    stage.publish(stage.login("b", "bob", "other"), "secret/x", 10, 0)
+    stage.run(1.0)
+    assert not mallory.payloads
+    assert stage.total("dropped_unreadable") == 10
+
+
+@pytest.mark.parametrize("node", ["a", "b", "c"])
+def test_a_will_of_a_client_of_a_cluster_is_asked_for_again(stage: Stage, node: str) -> None:
+    """Whichever node leads the home of the session."""
+    reader = stage.subscribe(stage.login("b", "bob"), "#")
+    will = m.Will("secret/x", b"will", 1, True)
+    stage.login(node, "mallory", will=will, reason=NOT_AUTHORIZED)
+    alice = stage.login(node, "alice", will=will)
+    stage.change(RULES.replace("user alice\ntopic readwrite #\n", ""))
+    alice.lose()
+    stage.until(lambda: stage.total("wills_denied") == 2)
+    stage.run(3.0)
+    assert stage.total("wills_denied") == 2
+    assert not reader.payloads
+    stage.until(lambda: all("alice" not in images(host) for host in stage.world.hosts.values()))
+
+
+def images(host: Host) -> dict[str, object]:
+    assert host.process is not None
+    return dict(host.process.images.state.sessions)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("other", ["mallory", ""])
+@pytest.mark.parametrize("node", ["a", "b", "c"])
+def test_a_session_of_a_cluster_is_its_users(
+    stage: Stage, node: str, other: str, recorded: bool
+) -> None:
+    expiry_s = LONG_S if recorded else 0
+    alice = stage.subscribe(stage.login("a", "alice", "dev1", expiry_s=expiry_s), "public/#")
+    for clean in (False, True):
+        stage.login(node, other, "dev1", clean=clean, expiry_s=expiry_s, reason=ID_NOT_VALID)
+    assert stage.total("sessions_denied") == 2
+    assert not alice.is_closed
+    texts = stage.publish(stage.login("b", "bob"), "public/x", 3, 1)
+    stage.until(lambda: alice.payloads == texts)
+    if recorded:
+        alice.lose()
+        stage.run(1.0)
+        stage.login(node, other, "dev1", expiry_s=expiry_s, reason=ID_NOT_VALID)
+    # Its user goes on with it, anywhere.
+    stage.login("b", "alice", "dev1", clean=False, expiry_s=expiry_s)
+    stage.until(lambda: alice.is_closed or recorded)
+
+
+def test_another_leader_knows_whose_sessions_are(stage: Stage) -> None:
+    """Also of those that no record tells of."""
+    stage.login("a", "alice", "dev1")
+    stage.login("a", "alice", "dev2", expiry_s=LONG_S)
+    # Until all nodes vote.
+    stage.run(3.0)
+    stage.world.hosts[stage.names["c"]].kill(power=False)
+    stage.run(8.0)
+    stage.login("b", "mallory", "dev1", reason=ID_NOT_VALID)
+    stage.login("b", "mallory", "dev2", reason=ID_NOT_VALID)
+
+
+def test_a_connect_of_another_user_does_not_end_one_under_way(stage: Stage) -> None:
+    alice = Peer(stage, "a", "alice", "dev1")
+    mallory = Peer(stage, "a", "mallory", "dev1")
+    for peer in (alice, mallory):
+        fields: dict[int, object] = {17: LONG_S}
+        peer.send(m.Connect(5, True, 0, "dev1", None, None, None, fields))  # type: ignore[arg-type]
+    reasons = []
+    for peer in (alice, mallory):
+        connack = peer.answer(m.Connack)
+        assert isinstance(connack, m.Connack)
+        reasons.append(connack.reason)
+    assert sorted(reasons) == [0, ID_NOT_VALID]
