@@ -25,7 +25,7 @@ from holdfast.federation.identity import MessageId
 from holdfast.federation.policy import OPEN, LinkPolicy
 from holdfast.federation.versions import Version
 from holdfast.topics.names import is_shared, matches
-from tests.support.sim_federation_member import SimMember, node_id
+from tests.support.sim_federation_member import WALL_S, SimMember, node_id
 
 LAN_EDGES = (
     "0-1 0-2 0-3 0-11 1-2 1-4 1-6 1-7 2-3 2-4 2-5 3-5 4-6 5-7 6-8 7-8 7-9 7-10 8-9 9-10 10-11"
@@ -235,7 +235,7 @@ class World:
         member = self.members[number]
         if member.core is None:
             return
-        member.disk.remembered = member.core.memory()
+        member.disk.remembered = member.core.memory(self.now, WALL_S + self.now)
         hearing = [key for key in self.links if member.node in key and self.hears(*key)]
         member.core = None
         member.life += 1

@@ -126,7 +126,14 @@ def test_what_was_taken_over_from_an_earlier_life_goes_first() -> None:
     (stored, _) = member.take_effects()
     assert isinstance(stored, Store)
     again = FederationMember(
-        Identity(B, 2), "", FederationConfig(), 0.0, ["in"], [stored.data], None, member.memory()
+        Identity(B, 2),
+        "",
+        FederationConfig(),
+        0.0,
+        ["in"],
+        [stored.data],
+        None,
+        member.memory(0.0, 0.0),
     )
     again.link_up(A, 0.0)
     again.handle_timers(0.02)

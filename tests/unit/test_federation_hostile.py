@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from holdfast.federation import link_state
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.frames import (
     BUCKETS,
@@ -147,24 +146,3 @@ def test_nothing_that_a_peer_says_breaks_a_member(seed: int) -> None:
     assert sum(map(len, (source.early for source in member.receiving._sources.values()))) <= (
         len(NODES) * config.shared_window_messages
     )
-
-
-def test_the_filters_of_all_members_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_state, "FILTERS_KEPT_MAX", 5_000)
-    database = link_state.LinkStateDatabase()
-    filters = [f"t/{number}" for number in range(500)]
-    verdicts = []
-    for member in range(4):
-        for at in range(1, 5):
-            added = [f"{filter}/{at}" for filter in filters]
-            news = Announcement(node_id(member), 1, at, at - 1, [], "", False, added, [])
-            verdicts.append(database.apply(news, 0.0))
-        part = Announcement(node_id(member + 50), 1, 1, 0, [], "", False, filters, [], 0, 2)
-        database.apply(part, 0.0)
-    kept = sum(len(entry.filters) for entry in database.entries.values())
-    assert kept < 5_000
-    assert link_state.Verdict.FULL in verdicts
-    # Our own counts whatever others say.
-    own = Announcement(node_id(99), 1, 1, 0, [], "", False, filters, [])
-    assert database.apply(own, 0.0) is link_state.Verdict.FULL
-    assert database.apply(own, 0.0, is_own=True) is link_state.Verdict.NEWS

@@ -103,7 +103,7 @@ def test_traffic_one_way_costs_a_question_and_an_answer_now_and_then(every_s: fl
     assert (world.control_frames - before) / 20.0 <= 21.0 + 3 * (2 / 1.3 - 1.0) + 0.5
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 2, 4])
 def test_members_that_are_starved_keep_their_links(seed: int) -> None:
     """Everything takes up to half a second more each way, as where processes wait for others."""
     rng = random.Random(seed)

@@ -7,7 +7,7 @@ from holdfast.federation.duplicates import Duplicates, Freshness
 from holdfast.federation.effects import Dropped, Effect
 from holdfast.federation.forwarding import Forwarding, Passing
 from holdfast.federation.frames import Data, Retained, Skip
-from holdfast.federation.link_state import LinkStateDatabase
+from holdfast.federation.provenance import Provenance
 from holdfast.federation.receiving import Receiving
 from holdfast.federation.retained_messages import RetainedMessages
 
@@ -16,7 +16,7 @@ class Arriving:
     def __init__(
         self,
         own: bytes,
-        database: LinkStateDatabase,
+        provenance: Provenance,
         receiving: Receiving,
         delivering: Delivering,
         retained: RetainedMessages,
@@ -25,7 +25,7 @@ class Arriving:
         effects: list[Effect],
     ) -> None:
         self._own = own
-        self._database = database
+        self._provenance = provenance
         self._receiving = receiving
         self._delivering = delivering
         self._retained = retained
@@ -33,8 +33,8 @@ class Arriving:
         self._counts = counts
         self._effects = effects
         # Of QoS 0: what was relayed, and what was for us, which may come by several paths.
-        self._relayed = Duplicates()
-        self._received = Duplicates()
+        self._relayed = Duplicates(one_epoch=True)
+        self._received = Duplicates(one_epoch=True)
 
     def tidy(self, now: float) -> None:
         self._relayed.expire(now)
@@ -44,6 +44,10 @@ class Arriving:
         if data.node == self._own:
             self._counts["own message"] += 1
             return
+        believed = self._provenance.of_data(peer, data)
+        if believed is None:
+            return
+        data = believed
         if isinstance(data, Data) and not data.qos:
             # Of the further paths each may come by here, to other destinations.
             if not data.path and self._relayed.take(data.id, now) is Freshness.SEEN:
@@ -74,8 +78,7 @@ class Arriving:
 
     def take_passing(self, peer: bytes, frame: Passing, now: float) -> None:
         """From one member to another, by this one or to it."""
-        if frame.source not in self._database.entries:
-            self._counts["unknown member"] += 1
+        if not self._provenance.of_passing(peer, frame):
             return
         if isinstance(frame, Retained):
             frame = self._forwarding.admit_retained(peer, frame, now)

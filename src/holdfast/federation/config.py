@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from holdfast.federation.interest import ANNOUNCED_MAX
+from holdfast.federation.link_state import FORGET_S
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,13 @@ class FederationConfig:
     request_every_s: float = 0.25
     """Of the same peer."""
     refresh_s: float = 1800.0
-    """An announcement of a member counts twice as long."""
+    """Between announcements of a member of which nothing changes."""
+    forget_s: float = FORGET_S
+    """Without a newer announcement of a member, until it is one no more, and what is queued for it
+    is given up. Not below twice `refresh_s`."""
+    leave_s: float = 60.0
+    """Until it is believed of a member that it has left, where it neither signed that nor said it
+    over its own link: it can deny it until then."""
     filters_max: int = ANNOUNCED_MAX
     degree_min: int = 2
     """With fewer links a member dials others on its own."""

@@ -91,6 +91,8 @@ class Stream:
     bytes: int = 0
     next_place: int = 1
     retry_at: float | None = None
+    launched: tuple[int, int] = (0, 0)
+    """The last epoch and place that were put into flight in this life."""
     probing: int = 0
     """So many at most in flight, after what was in flight got lost; 0: the window."""
 
@@ -215,9 +217,13 @@ class Custody:
         self._ready.update(entry.places)
 
     def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
+        """No more than what was sent in this life counts. Otherwise one forged place of 2^40 would
+        empty the queue. A destination that has stored more, of an earlier life, says so again."""
         stream = self._streams.get(node)
         if stream is None:
             return
+        if (epoch, place) > stream.launched:
+            epoch, place = stream.launched if epoch == stream.launched[0] else (0, 0)
         before = len(stream.entries)
         while stream.entries:
             head = stream.entries[0]
@@ -334,6 +340,7 @@ class Custody:
             patience.begin(now)
             stream.retry_at = now + patience.wait_s
         place = entry.places[node]
+        stream.launched = max(stream.launched, (entry.id.epoch, place))
         patience.launched(entry.id.epoch, place, now)
         return (node, place, stream.entries[0].places[node])
 

@@ -11,8 +11,8 @@ from holdfast.federation.identity import MessageId
 
 WINDOW: Final = 65_536
 EPOCH_KEPT_S: Final = 600.0
-ORIGINS_MAX: Final = 8192
-"""Epochs that are remembered at once; the one unused for longest goes first."""
+WINDOWS_MAX: Final = 8192
+"""Epochs that are remembered at once, 8 KiB each; the one unused for longest goes first."""
 
 
 class Freshness(enum.Enum):
@@ -59,8 +59,12 @@ class Window:
 
 
 class Duplicates:
-    def __init__(self) -> None:
+    def __init__(self, one_epoch: bool = False) -> None:
+        """`one_epoch`: an origin has one window, for its newest epoch. So no origin that starts
+        often takes the windows of others, where only known origins are looked up."""
+        self._one_epoch = one_epoch
         self._windows: dict[tuple[bytes, int], Window] = {}
+        self._epochs: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._windows)
@@ -70,8 +74,14 @@ class Duplicates:
         window = self._windows.pop(key, None)
         if window is None:
             self.expire(now)
-            if len(self._windows) >= ORIGINS_MAX:
-                del self._windows[next(iter(self._windows))]
+            if self._one_epoch:
+                before = self._epochs.get(id.node, id.epoch)
+                if id.epoch < before:
+                    return Freshness.SEEN
+                self._windows.pop((id.node, before), None)
+                self._epochs[id.node] = id.epoch
+            if len(self._windows) >= WINDOWS_MAX:
+                self._forget(next(iter(self._windows)))
             window = Window()
         # The order of the dict is the order of use.
         self._windows[key] = window
@@ -83,4 +93,9 @@ class Duplicates:
         for key in list(self._windows):
             if now - self._windows[key].used_at < EPOCH_KEPT_S:
                 return
-            del self._windows[key]
+            self._forget(key)
+
+    def _forget(self, key: tuple[bytes, int]) -> None:
+        del self._windows[key]
+        if self._epochs.get(key[0]) == key[1]:
+            del self._epochs[key[0]]

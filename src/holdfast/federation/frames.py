@@ -34,6 +34,10 @@ PATHS_MAX: Final = 3
 """By which a message is sent at once."""
 SHARES_MAX: Final = 1024
 """Of one message to one member."""
+CERTIFICATE_BYTES_MAX: Final = 16 << 10
+SIGNATURE_BYTES_MAX: Final = 1024
+VOUCHERS_MAX: Final = 256
+"""Of one frame: as many as announcements go in one."""
 BUCKETS: Final = 64
 """Of retained topics, by a hash of the topic: topics below one prefix may be nearly all."""
 RETAINED_PAGE_MAX: Final = 256
@@ -94,6 +98,37 @@ class Announcement(Struct, array_like=True, frozen=True, forbid_unknown_fields=T
 
 class Announcements(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     entries: Annotated[list[Announcement], Meta(max_length=MEMBERS_MAX)]
+
+
+class Voucher(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Of one version of a member's announcement, beside it: members of the version before do not
+    take further fields there, and ignore this."""
+
+    origin: Node
+    epoch: Positive
+    version: Positive
+    age_s: Annotated[float, Meta(ge=0, le=1e9)]
+    """Since somebody heard it first."""
+    certificate: Annotated[bytes, Meta(max_length=CERTIFICATE_BYTES_MAX)] = b""
+    """Of the origin, PEM, with those in between up to the federation's authority. Empty: the
+    version is not signed."""
+    signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES_MAX)] = b""
+    """By the certificate's key, of `signing.statement`."""
+
+
+class Vouchers(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Of announcements in the frame behind this one."""
+
+    entries: Annotated[list[Voucher], Meta(max_length=VOUCHERS_MAX)]
+
+
+class Memory(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """In a member's own memory, behind the announcements; no peer says it."""
+
+    wall_s: float
+    """When it was stored, in seconds since 1970."""
+    forgotten: Annotated[list[tuple[Node, Positive, Positive]], Meta(max_length=MEMBERS_MAX)]
+    """Members, and the epoch and version that they had."""
 
 
 class AnnouncementRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -230,6 +265,8 @@ Frame = (
     | Goodbye
     | RetainedDigest
     | Skip
+    | Vouchers
+    | Memory
 )
 
 KINDS: Final[dict[int, type[Frame]]] = {
@@ -243,8 +280,10 @@ KINDS: Final[dict[int, type[Frame]]] = {
     8: Goodbye,
     9: RetainedDigest,
     10: Skip,
+    11: Vouchers,
+    12: Memory,
 }
-CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9))
+CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9, 11))
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(kind) for number, kind in KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

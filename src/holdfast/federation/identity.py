@@ -9,6 +9,10 @@ from typing import Final, NamedTuple
 
 NODE_BYTES: Final = 16
 EPOCH_MAX: Final = 2**63 - 1
+EPOCH_COUNTED_MAX: Final = 2**48
+"""Starts that a member may have counted: one each second for nine million years."""
+EPOCH_STEP_MAX: Final = 2**24
+"""Starts between two that others hear of: one each second for half a year."""
 
 
 class BadIdentity(ValueError):

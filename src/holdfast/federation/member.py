@@ -12,6 +12,7 @@ from holdfast.federation.arriving import Arriving
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.custody import Custody
 from holdfast.federation.delivering import Delivering
+from holdfast.federation.departures import Departures
 from holdfast.federation.effects import CloseLink, Effect, Message
 from holdfast.federation.forwarding import Forwarding
 from holdfast.federation.frames import (
@@ -24,7 +25,9 @@ from holdfast.federation.frames import (
     Frame,
     Goodbye,
     Hello,
+    Memory,
     Skip,
+    Vouchers,
     decode,
 )
 from holdfast.federation.identity import Identity, MessageId
@@ -33,11 +36,13 @@ from holdfast.federation.link_state import LinkStateDatabase
 from holdfast.federation.links import Links
 from holdfast.federation.mesh import Mesh, children_of
 from holdfast.federation.policy import OPEN, Gate, LinkPolicy
+from holdfast.federation.provenance import Provenance
 from holdfast.federation.receiving import Position, Receiving
 from holdfast.federation.repair import Repair
 from holdfast.federation.retained_messages import RetainedMessages
 from holdfast.federation.routes import Routes
 from holdfast.federation.sending import Sending
+from holdfast.federation.signing import Signing
 
 
 class FederationMember:
@@ -53,20 +58,23 @@ class FederationMember:
         remembered: Iterable[bytes] = (),
         retained: Iterable[bytes] = (),
         wall_s: float | None = None,
+        signing: Signing | None = None,
     ) -> None:
         """`identity`: of this start, stored durably. `address`: where others may dial, or empty.
         `filters`: of the sessions there are already; what is missing here is not wanted until
         it is told. `stored`, `positions` and `remembered`: what survived; without the last, what
         is published before a peer has told who wants it goes to nobody. `retained`: what was stored
         for each topic. `wall_s`: seconds since 1970; without it the federation's retained messages
-        are not kept here. Raises BadFrame and custody.BadEntry.
+        are not kept here. `signing`: this member's key and the federation's authority; without it
+        announcements are not signed, and believed as they come. Raises BadFrame and
+        custody.BadEntry.
         """
         self.identity = identity
         self.node = identity.node
         self.config = config
         # Messages and frames that went nowhere, by reason, and what was sent, by kind of frame.
         self.counts: Counter[str] = Counter()
-        self.database = LinkStateDatabase()
+        self.database = LinkStateDatabase(self.node)
         self.routes = Routes(self.node, self.database)
         self.links = Links(config)
         self._effects: list[Effect] = []
@@ -92,10 +100,15 @@ class FederationMember:
             now,
         )
         delivering = Delivering(self.node, self._interest, self.retained, self._effects)
-        self.receiving = Receiving(self.node, config, delivering, positions or {})
+        self.receiving = Receiving(
+            self.node, config, delivering, positions or {}, self.database.entries.__contains__
+        )
+        self._provenance = Provenance(
+            self.node, config.redundancy, self.database, self.routes, self.counts
+        )
         self._arriving = Arriving(
             self.node,
-            self.database,
+            self._provenance,
             self.receiving,
             delivering,
             self.retained,
@@ -124,8 +137,11 @@ class FederationMember:
             self._interest,
             self._effects,
             now,
+            self.counts,
+            signing,
         )
-        self._announcing.recall(remembered, now)
+        self._announcing.recall(remembered, now, wall_s)
+        self._departures = Departures(self.node, config, self.database, self.routes)
         self._run(now)
         self.retained.load(retained, now)
 
@@ -152,6 +168,7 @@ class FederationMember:
         if self.links.down(peer, now):
             del self._forwarding.gates[peer]
             self._announcing.set_links(self.links.usable(now), now)
+            self._announcing.unlinked(peer, now)
             self._repair.lost(peer, now)
             self._run(now)
 
@@ -269,10 +286,10 @@ class FederationMember:
 
     # What may be asked
 
-    def memory(self) -> list[bytes]:
+    def memory(self, now: float, wall_s: float) -> list[bytes]:
         """What is known of all members: to be stored, soon after `database.digest` has changed,
-        and given back as `remembered`."""
-        return self._announcing.memory()
+        and given back as `remembered`. `wall_s`: seconds since 1970."""
+        return self._announcing.memory(now, wall_s)
 
     def interested(self, topic: str) -> tuple[bytes, ...]:
         """The members with clients that want the topic, by what is known here."""
@@ -320,6 +337,10 @@ class FederationMember:
             self._announcing.handle_digest(peer, frame.digest, now)
         elif isinstance(frame, Announcements):
             self._take_news(peer, frame, now)
+        elif isinstance(frame, Vouchers):
+            self._announcing.handle_vouchers(peer, frame)
+        elif isinstance(frame, Memory):
+            self.counts["unknown kind"] += 1
         elif isinstance(frame, AnnouncementRequest):
             self._announcing.handle_request(peer, frame.known, now)
         elif isinstance(frame, Goodbye):
@@ -334,14 +355,16 @@ class FederationMember:
             for news in frame.entries
             if news.origin in entries
         }
-        for node in self._announcing.handle_news(peer, frame.entries, now):
-            if entries[node].is_leaving:
-                self._sending.review_groups(now, node)
-                self.custody.give_up(node, "member left")
+        for node, is_certain in self._announcing.handle_news(peer, frame.entries, now):
+            if node not in entries:
+                continue
+            self._departures.announced(node, is_certain, now)
             if entries[node].epoch > epochs.get(node, 0):
                 self.retained.restarted(node, now)
 
     def _take_ack(self, peer: bytes, ack: Ack, now: float) -> None:
+        if not self._provenance.of_ack(peer, ack):
+            return
         if ack.origin == self.node:
             self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
         else:
@@ -363,25 +386,37 @@ class FederationMember:
         self._sending.review_groups(now)
         self.retained.tidy(now)
         self._arriving.tidy(now)
-        for node in self.database.expire(now, self.node, 2 * self.config.refresh_s):
-            self._sending.review_groups(now, node)
-            self.custody.give_up(node, "member gone")
-            self.retained.gone(node)
+        for node in self.database.expire(now, self.node, self.config.forget_s):
+            self._gone(node, "member gone", now)
+
+    def _gone(self, node: bytes, reason: str, now: float) -> None:
+        self._sending.review_groups(now, node)
+        self.custody.give_up(node, reason)
+        self.retained.gone(node)
 
     def _run(self, now: float) -> None:
         """What follows from any input: links that have become usable, changes of interest and
         graph, messages and confirmations that may go out."""
-        superfluous, self._repair.superfluous = self._repair.superfluous, []
-        for peer in superfluous:
-            self._close(peer, "the links wanted here are up", now)
+        if self._repair.superfluous:
+            superfluous, self._repair.superfluous = self._repair.superfluous, []
+            for peer in superfluous:
+                self._close(peer, "the links wanted here are up", now)
         self._announcing.set_links(self.links.usable(now), now)
-        for change in self.database.take_changes():
-            self._remote.change(change.node, change.added, change.removed)
-            self.retained.changed(change, now)
+        if self.database.changes:
+            for change in self.database.take_changes():
+                self._remote.change(change.node, change.added, change.removed)
+                self.retained.changed(change, now)
         if self._graph_version != self.database.graph_version:
             self._graph_version = self.database.graph_version
             self.custody.rerouted(self.routes.take_changes(), now)
             self.retained.graph_changed(now)
+            self._departures.graph_changed(now)
+        if self._departures.due:
+            for node in self._departures.take(now):
+                self._gone(node, "member left", now)
+        if self.database.displaced:
+            for node in self.database.take_displaced():
+                self._gone(node, "no room for the member", now)
         self._sending.send_due(now)
         for ack in self.receiving.acks(now):
             if ack.origin == self.node:

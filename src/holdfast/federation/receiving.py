@@ -5,12 +5,13 @@ what it stores anyway, and gives it back after a restart; without it the stream 
 lowest place that its origin has not seen confirmed.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.delivering import Delivering
 from holdfast.federation.frames import MEMBERS_MAX, Ack, Data, Skip
-from holdfast.federation.identity import MessageId
+from holdfast.federation.identity import EPOCH_COUNTED_MAX, MessageId
 
 Position = tuple[int, int]
 
@@ -40,12 +41,17 @@ class Receiving:
         config: FederationConfig,
         delivering: Delivering,
         positions: dict[bytes, Position],
+        is_member: Callable[[bytes], bool] = lambda node: True,
     ) -> None:
         self._own = own
         self._config = config
         self._delivering = delivering
+        self._is_member = is_member
+        # One that nobody has counted was forged: it would shut out its origin for good.
         self._sources = {
-            node: Source(epoch, next_place) for node, (epoch, next_place) in positions.items()
+            node: Source(epoch, next_place)
+            for node, (epoch, next_place) in positions.items()
+            if epoch <= EPOCH_COUNTED_MAX
         }
         # Of sources with something to confirm.
         self._unconfirmed: set[bytes] = set()
@@ -60,7 +66,9 @@ class Receiving:
         """Why it is not delivered, now or later; None when it is."""
         source = self._sources.get(data.node)
         if source is None and len(self._sources) >= MEMBERS_MAX:
-            return "too many origins"
+            self._forget_strangers()
+            if len(self._sources) >= MEMBERS_MAX:
+                return "too many origins"
         if source is None or data.epoch > source.epoch:
             # An origin begins an epoch when all of the one before is confirmed or given up.
             source = Source(data.epoch, base)
@@ -105,6 +113,13 @@ class Receiving:
     def timer(self) -> float:
         times = [self._sources[node].ack_at for node in self._unconfirmed]
         return min((at for at in times if at is not None), default=float("inf"))
+
+    def _forget_strangers(self) -> None:
+        """Origins that are no members any more make room for those that are."""
+        for node, source in list(self._sources.items()):
+            if not self._is_member(node) and not source.unstored:
+                del self._sources[node]
+                self._unconfirmed.discard(node)
 
     def _skip(self, source: Source, base: int, now: float) -> None:
         """Places below `base` are confirmed, by a life of ours that we forgot, or given up."""

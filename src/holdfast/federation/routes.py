@@ -80,6 +80,8 @@ class Routes:
         self._tree = Tree(own, {})
         self._hops: dict[bytes, bytes] = {}
         self._paths: dict[tuple[bytes, bytes], list[Path]] = {}
+        # By member: the neighbours on a shortest path to it. Empty: to be computed.
+        self._ways: dict[bytes, frozenset[bytes]] = {}
         # Members to whom the path has become another, or lost a link.
         self._moved: set[bytes] = set()
         self._broken: set[bytes] = set()
@@ -104,6 +106,28 @@ class Routes:
     def distance(self, node: bytes) -> int | None:
         self._refresh()
         return self._tree.depths.get(node)
+
+    def reached(self) -> set[bytes]:
+        """The members to which there is a path."""
+        self._refresh()
+        return set(self._tree.parents)
+
+    def leads(self, peer: bytes, node: bytes) -> bool:
+        """Is the peer a neighbour on a shortest path to the node? Of several shortest paths any
+        one: the way back from there may be another one than the way to it."""
+        self._refresh()
+        if not self._ways:
+            self._ways = _ways(self._tree, self._graph)
+        ways = self._ways.get(node)
+        return ways is not None and peer in ways
+
+    def is_before(self, peer: bytes, path: int, origin: bytes, node: bytes) -> bool:
+        """Does a message from `origin` to `node` come here from the peer, on this path?"""
+        if path:
+            paths = self.paths(origin, node)
+            if path < len(paths) and self._own in paths[path][1:]:
+                return paths[path][paths[path].index(self._own) - 1] == peer
+        return self.leads(peer, origin)
 
     def tree(self, root: bytes) -> Tree:
         self._refresh()
@@ -138,6 +162,7 @@ class Routes:
         self._compare(before.parents, self._tree.parents)
         self._hops = self._tree.first_hops()
         self._paths.clear()
+        self._ways = {}
 
     def _compare(self, before: dict[bytes, bytes], after: dict[bytes, bytes]) -> None:
         """Parents come before their children in both."""
@@ -151,6 +176,18 @@ class Routes:
                 moved.add(node)
         self._broken |= broken
         self._moved |= moved
+
+
+def _ways(tree: Tree, graph: dict[bytes, list[bytes]]) -> dict[bytes, frozenset[bytes]]:
+    """Depths are in order: each member comes after all that are nearer to the root."""
+    depths = tree.depths
+    ways: dict[bytes, frozenset[bytes]] = {tree.root: frozenset()}
+    for node, depth in depths.items():
+        for neighbour in graph.get(node, ()):
+            if depths[neighbour] == depth + 1:
+                through = frozenset((neighbour,)) if node == tree.root else ways[node]
+                ways[neighbour] = ways.get(neighbour, frozenset()) | through
+    return ways
 
 
 def disjoint_paths(graph: dict[bytes, list[bytes]], origin: bytes, node: bytes) -> list[Path]:

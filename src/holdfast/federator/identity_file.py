@@ -4,7 +4,12 @@ import os
 from pathlib import Path
 from typing import Final
 
-from holdfast.federation.identity import BadIdentity, Identity, decode_identity
+from holdfast.federation.identity import (
+    EPOCH_COUNTED_MAX,
+    BadIdentity,
+    Identity,
+    decode_identity,
+)
 from holdfast.log.filesystem import OsFileSystem, OsLock, read_whole, write_whole
 
 IDENTITY: Final = "identity"
@@ -58,6 +63,13 @@ class IdentityFile:
             return Identity(bytes.fromhex(id) if id else os.urandom(16))
         except BadIdentity as error:
             raise BadIdentity(f"{path}: {error}") from None
+        if identity.epoch >= EPOCH_COUNTED_MAX:
+            # Written by a version that believed any epoch that others claimed for this member.
+            raise BadIdentity(
+                f"{path} has {identity.epoch} starts, which nobody has counted: replace the number"
+                " by 1000000, or by more if this member was ever started more often, and start"
+                " again; its messages in custody are kept"
+            )
         if id and identity.node.hex() != id:
             raise BadIdentity(
                 f"{path} has the id {identity.node.hex()}, the configuration {id}: take one of them"

@@ -50,7 +50,7 @@ class Noticing:
         for timer in (self._want_timer, self._memory_timer):
             if timer is not None:
                 timer.cancel()
-        self._store.remember(self._member.memory())
+        self._store.remember(self._memory())
 
     def _tell_wanted(self) -> None:
         self._want_timer = None
@@ -60,7 +60,7 @@ class Noticing:
         if wanted != self._wanted:
             self._wanted = wanted
             # What the edge hands over for these has to find them after any restart.
-            self._store.remember(self._member.memory())
+            self._store.remember(self._memory())
             self._store.when_written(lambda: self._pass_on(wanted))
         self._want_delay_s = max(WANT_DELAY_S, REST * (time.monotonic() - begin))
 
@@ -72,5 +72,8 @@ class Noticing:
         self._memory_timer = None
         self._remembered_digest = self._member.database.digest
         begin = time.monotonic()
-        self._store.remember(self._member.memory())
+        self._store.remember(self._memory())
         self._memory_delay_s = max(MEMORY_DELAY_S, REST * (time.monotonic() - begin))
+
+    def _memory(self) -> list[bytes]:
+        return self._member.memory(asyncio.get_running_loop().time(), time.time())
