@@ -16,7 +16,7 @@ from holdfast.node.effects import CheckPassword, FetchInflight, Note, ReadLog, R
 from holdfast.node.node import Node
 from holdfast.node.recovery import Recovery, snapshot_entries
 from holdfast.node.state import Group, NodeState
-from holdfast.session.connection import Connection
+from holdfast.session.connection import OPEN, Connection
 from holdfast.session.session import Session
 from holdfast.topics.names import is_shared, matches
 
@@ -312,6 +312,17 @@ def check_routing(state: NodeState) -> None:
         assert of_session == {filter for filter in session.subscriptions if is_shared(filter)}
     assert routed == wanted
     assert {key: set(group.members) for key, group in state.groups.items()} == members
+    for group in state.groups.values():
+        assert [member.slot for member in group.connected] == list(range(len(group.connected)))
+        for member in group.connected:
+            assert group.members[member.session] is member
+            blocked = member.session.blocked
+            assert (member.slot >= group.ready) == (blocked is not None and member in blocked)
+        present = {member.session for member in group.connected}
+        if not state.work:
+            states = {each: each.connection for each in group.members}
+            open_ones = {s for s, c in states.items() if c is not None and c.state == OPEN}
+            assert present == open_ones
     clients = [session for session in state.sessions.values() if not session.is_internal]
     assert state.subscription_count == sum(len(each.subscriptions) for each in clients)
 

@@ -12,7 +12,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.message import Message
-from holdfast.session.session import Session, Subscription
+from holdfast.session.session import Member, Session
 
 PARTITIONS = 2
 
@@ -41,8 +41,10 @@ class Node:
         self.session.connection = Connection(1 << 20, "", "")
         self.session.connection.state = OPEN
         self.group = Group("g", "t")
-        self.group.members[self.session] = Subscription(self.session, "t", 2, False, False, 0, 0)
-        self.session.groups = [self.group]
+        member = Member(self.session, self.group.key, 2, False, False, 0, 0)
+        self.group.members[self.session] = member
+        self.session.groups = {self.group: member}
+        self.group.attach(member)
         self.home = partition_of(self.group.key.encode(), PARTITIONS)
         self.shares.changed(self.group)
         self.shares.flush()

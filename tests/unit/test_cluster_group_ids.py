@@ -13,6 +13,7 @@ from holdfast.log.journal import Journal
 from holdfast.log.record import CURSOR, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.state import Group, Held, NodeState
+from holdfast.session import session as session_module
 from holdfast.session.connection import CLOSED, OPEN, Connection
 from holdfast.session.session import Inflight, Session
 from holdfast.session.state import encode_cursor, tag_of
@@ -28,6 +29,13 @@ class Pubrel(Held):
         self.is_sent = True
 
 
+def of_groups(session: Session, *names: str) -> dict[object, session_module.Member]:
+    groups = [Group(name, "t/#") for name in names]
+    return {
+        group: session_module.Member(session, group.key, 2, False, False, 0, 0) for group in groups
+    }
+
+
 class Member:
     def __init__(self) -> None:
         journal = Journal(2, replicated=True)
@@ -40,7 +48,7 @@ class Member:
             self.state, fabric, forwarding, self.images, lambda *_: None, lambda *_: None
         )
         self.session = Session("c", b"c")
-        self.session.groups = [Group("g", "t/#")]
+        self.session.groups = of_groups(self.session, "g")
         self.entry = Inflight(*PLACE, 2, False)
         self.entry.group_tag = tag_of(KEY)
         self.connection = Connection(1 << 20, "", "")
@@ -145,7 +153,7 @@ def test_nothing_is_kept_for_a_connection_that_is_gone() -> None:
 def test_only_the_group_that_gave_it_is_waited_for() -> None:
     """The other one may get to it late: a member there is away."""
     member = Member()
-    member.session.groups = [Group("other", "t/#"), Group("g", "t/#")]
+    member.session.groups = of_groups(member.session, "other", "g")
     member.wait()
     member.log([], PLACE)
     assert member.pubrel.is_sent

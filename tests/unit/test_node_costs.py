@@ -6,11 +6,25 @@ import pytest
 from holdfast.mqtt import packets as m
 from holdfast.mqtt.encode import encode
 from holdfast.mqtt.publish import Publish
+from holdfast.node import routing
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import TIMERS_PER_TURN
-from holdfast.node.state import STEPS_PER_TURN
-from tests.support.node_bench import NodeBench, Peer
+from holdfast.node.state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
+from holdfast.session.session import Inflight, Subscription
+from tests.support.node_bench import NodeBench, Peer, check_routing
 from tests.unit.test_node_publish import publish
+
+INTERPRETED = routing.__file__.endswith(".py")
+
+
+class Walked(dict[int, Inflight]):
+    """Counts how often it is walked."""
+
+    walks = 0
+
+    def items(self):  # type: ignore[no-untyped-def, override]
+        self.walks += 1
+        return super().items()
 
 
 def subscribe(*filters: str, qos: int = 1) -> m.Subscribe:
@@ -97,3 +111,113 @@ def test_a_long_topic_counts_for_more_than_one_step(length: int) -> None:
     scan = state.retained.scan("+/none")
     scan.next(100, 1000)
     assert scan.done == (length == 1)
+
+
+def test_overlapping_filters_are_merged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merged two by two, the subscription ids of n filters are copied n times: quadratic."""
+    bench = NodeBench()
+    peer = bench.connect("c")
+    for number in range(200):
+        levels = ["+" if number >> bit & 1 else "x" for bit in range(8)]
+        peer.send(m.Subscribe(1, [m.SubscriptionRequest("/".join(levels), 1)], {11: [number + 1]}))
+    copies = 0
+    if INTERPRETED:
+        make = Subscription.__init__
+
+        def copied(*arguments: object) -> None:
+            nonlocal copies
+            copies += 1
+            make(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Subscription, "__init__", copied)
+    (target,) = routing.find_route(bench.node.state, b"x/x/x/x/x/x/x/x").targets
+    assert sorted(target.subscription_ids) == list(range(1, 201))
+    assert copies <= 1
+
+
+def test_a_change_leaves_the_routes_of_other_topics_alone() -> None:
+    bench = NodeBench()
+    state = bench.node.state
+    peer = bench.connect("c")
+    peer.send(subscribe("a/1", "a/#", "b/#"))
+    a = routing.find_route(state, b"a/1")
+    targets = a.targets
+    peer.send(subscribe("c/#"), m.Unsubscribe(2, ["b/#"]))
+    bench.connect("newcomer").lose()
+    assert routing.find_route(state, b"a/1").targets is targets
+    other = bench.connect("other")
+    other.send(subscribe("+/1"))
+    assert len(routing.find_route(state, b"a/1").targets) == 2
+    other.send(m.Unsubscribe(2, ["+/1"]))
+    assert len(routing.find_route(state, b"a/1").targets) == 1
+    for number in range(2 * ROUTE_CHANGES_MAX):
+        other.send(subscribe(f"x{number}"))
+    other.send(subscribe("a/+"))
+    assert len(routing.find_route(state, b"a/1").targets) == 2
+
+
+def test_a_member_of_a_group_is_looked_at_once_until_it_has_room() -> None:
+    """A group of n members whose windows are full: each acknowledgement hands out one message,
+    whatever n."""
+    bench = NodeBench()
+    members = [bench.connect(f"m{number}", properties={33: 1}) for number in range(50)]
+    for member in members:
+        member.send(subscribe("$share/g/t"))
+    publisher = bench.connect("p")
+    for number in range(60):
+        publisher.send(publish("t", str(number).encode(), 1, number + 1))
+    group = bench.node.state.groups["$share/g/t"]
+    assert group.ready == 0
+    got = [member.publishes() for member in members]
+    assert [len(each) for each in got] == [1] * 50
+    members[20].send(m.Ack(m.PUBACK, got[20][0].packet_id))
+    assert [len(member.publishes()) for member in members] == [0] * 20 + [1] + [0] * 29
+    assert group.ready == 0
+    check_routing(bench.node.state)
+
+
+def test_a_session_in_many_groups_feeds_those_that_wait_in_turn() -> None:
+    bench = NodeBench()
+    groups = [f"$share/g/t{number}" for number in range(100)]
+    peer = bench.connect("c", properties={33: 1})
+    peer.send(subscribe(*groups))
+    publisher = bench.connect("p")
+    for number in range(90, 10, -1):
+        publisher.send(publish(f"t{number}", b"x", 1, number))
+    topics = []
+    while True:
+        got = peer.publishes()
+        if not got:
+            break
+        assert len(got) == 1
+        session = bench.node.state.sessions["c"]
+        assert len(session.blocked or ()) == 79 - len(topics)
+        topics.append(int(got[0].topic[1:]))
+        peer.send(m.Ack(m.PUBACK, got[0].packet_id))
+    assert topics == list(range(90, 10, -1))
+
+
+def test_leaving_many_groups_walks_inflight_once() -> None:
+    """[MQTT-4.8.2-4] What was not acknowledged goes back, each record to its own group."""
+    bench = NodeBench()
+    groups = [f"$share/g/t{number}" for number in range(30)]
+    first = bench.connect("first")
+    first.send(subscribe(*groups))
+    publisher = bench.connect("p")
+    for number in range(30):
+        publisher.send(publish(f"t{number}", b"x", 1, number + 1))
+    assert len(first.publishes()) == 30
+    second = bench.connect("second")
+    second.send(subscribe(*groups))
+    session = bench.node.state.sessions["first"]
+    if INTERPRETED:
+        session.inflight = Walked(session.inflight)
+    first.send(m.Unsubscribe(3, groups[:20]))
+    if isinstance(session.inflight, Walked):
+        assert session.inflight.walks == 1
+    assert sorted(each.topic for each in second.publishes()) == sorted(
+        group[9:].encode() for group in groups[:20]
+    )
+    first.lose()
+    assert len(second.publishes()) == 10
+    check_routing(bench.node.state)

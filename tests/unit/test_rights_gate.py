@@ -88,7 +88,7 @@ READ_WAYS: Final = {
     "node/delivery.py:send_to_member": GROUP,
     "node/delivery.py:pump_group": GROUP,
     "node/delivery.py:_pass_over": ASIDE,
-    "node/delivery.py:_send_aside": ASIDE,
+    "node/delivery.py:send_aside": ASIDE,
     "cluster/interest.py:Interest.spread": NODES,
     "cluster/interest.py:Interest._deliver_to_groups": NODES,
 }

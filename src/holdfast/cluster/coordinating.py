@@ -118,7 +118,7 @@ class Coordinator:
     def _forget(self, coordination: Coordination) -> None:
         cursor = coordination.cursor
         self._state.subscriptions.remove(cursor.filter, cursor)
-        self._state.route_version += 1
+        self._state.change_routes()
         cursor.coordination = None
         self._dirty.pop(coordination, None)
         self._due.pop(coordination, None)
@@ -137,7 +137,7 @@ class Coordinator:
             home.groups[key] = coordination
             cursor = coordination.cursor
             self._state.subscriptions.add(cursor.filter, cursor, cursor)
-            self._state.route_version += 1
+            self._state.change_routes()
         return coordination
 
     def _home_of(self, key: str) -> int:

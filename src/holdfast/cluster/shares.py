@@ -15,7 +15,7 @@ from holdfast.cluster.group_wire import Assign, Place, Report, Stock, Tell
 from holdfast.cluster.images import Images
 from holdfast.cluster.promises import Promise, settled
 from holdfast.log.partition import partition_of
-from holdfast.node.delivery import can_send, pump_group
+from holdfast.node.delivery import can_send, note_blocked, note_room, pump_group
 from holdfast.node.state import Group, NodeState
 from holdfast.replication.kinds import BadFrame
 from holdfast.session.connection import CLOSED, OPEN
@@ -321,14 +321,21 @@ class Shares:
         limit = len(share.held)
         group = share.group
         if group is not None:
-            for session in group.members:
+            for member in list(group.connected):
+                session = member.session
                 connection = session.connection
                 if connection is None or connection.state != OPEN:
                     continue
                 members += 1
                 durable += session.is_durable()
-                if not group.returned and can_send(self._state, session):
+                if group.returned:
+                    continue
+                if can_send(self._state, session):
+                    note_room(group, member)
                     limit += session.inflight_max - len(session.inflight)
+                else:
+                    # So that the group is measured again when there is room.
+                    note_blocked(self._state, group, member)
         limit = min(limit, LIMIT_MAX)
         if (members, durable, limit) == (share.members, share.durable, share.limit):
             return False
@@ -339,7 +346,7 @@ class Shares:
 
     def _drain_if_deserted(self, share: Share) -> None:
         group = share.group
-        if group is None or any(session.connection is not None for session in group.members):
+        if group is None or group.connected:
             return
         self._drain(share, group)
         if not group.members:

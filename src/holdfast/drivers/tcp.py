@@ -149,6 +149,9 @@ class TcpConnection(ClientTransport):
             connection.out_bytes = 0
             self.broker.node.state.stats.bytes_sent += len(data)
             transport.write(data)
+            if len(data) > self.broker.node.state.config.outbox_bytes and not connection.congested:
+                # What had no room in `out` is waiting, and the socket will not say that it has.
+                self.broker.node.handle_writable(connection)
         if connection.closing and not self.close_called:
             self.close_called = True
             transport.close()

@@ -3,8 +3,13 @@
 from holdfast.mqtt import reasons
 from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import PUBREL
-from holdfast.node.catching_up import await_pubcomp, continue_reading, send_unsent
-from holdfast.node.delivery import finish_inflight, pump
+from holdfast.node.catching_up import (
+    await_pubcomp,
+    continue_reading,
+    feed_group,
+    send_unsent,
+)
+from holdfast.node.delivery import can_send, finish_inflight, pump
 from holdfast.node.retained import continue_scans
 from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import Connection
@@ -61,12 +66,16 @@ def proceed(state: NodeState, session: Session) -> None:
             return
     if session.retained_scans is not None:
         continue_scans(state, session)
-    if session.outbox or session.groups is not None:
+    if session.outbox:
         pump(state, session)
     if not session.tailing and not session.reading:
         continue_reading(state, session)
-    if session.groups is not None:
-        for group in session.groups:
-            assert isinstance(group, Group)
-            if not group.tailing and not group.reading:
-                continue_reading(state, group)
+    blocked = session.blocked
+    while blocked and can_send(state, session):
+        member, _ = blocked.popitem(last=False)
+        group = member.group
+        assert isinstance(group, Group)
+        group.unblock(member)
+        feed_group(state, group, member)
+    if not blocked:
+        session.blocked = None

@@ -16,22 +16,22 @@ from holdfast.mqtt.packets import PUBREL
 from holdfast.mqtt.properties import expiry_of
 from holdfast.node.delivery import (
     finish_inflight,
-    has_connected_member,
     log_changes,
     note_group_progress,
     note_progress,
     pump,
     pump_group,
+    send_aside,
 )
 from holdfast.node.effects import FetchInflight, ReadLog
 from holdfast.node.rights import may_read
 from holdfast.node.routing import subscription_for
-from holdfast.node.state import Group, Held, NodeState
+from holdfast.node.state import STEPS_AT_ONCE, Group, Held, NodeState, Work
 from holdfast.session.audience import decode_audience
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
-from holdfast.session.session import RECEIVED, Inflight, Session
+from holdfast.session.session import RECEIVED, Inflight, Member, Session
 from holdfast.topics.names import matches
 
 READ_RECORDS_MAX = 500
@@ -47,7 +47,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
         connection = reader.connection
         if connection is None or connection.state != OPEN or reader.resuming:
             return
-    elif not has_connected_member(reader):
+    elif not reader.connected:
         return
     positions = reader.positions
     assert positions is not None
@@ -69,6 +69,53 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
             READ_BYTES_MAX,
         )
     )
+
+
+def feed_group(state: NodeState, group: Group, member: Member | None) -> None:
+    """A member (if one is given) has room: hand out what waits, and read what is behind that."""
+    if member is not None and group.aside:
+        send_aside(state, group, member)
+    pump_group(state, group)
+    if not group.tailing and not group.reading:
+        continue_reading(state, group)
+
+
+class GroupsOpening(Work):
+    """The groups of a session that has a connection again. A step is one of them."""
+
+    def __init__(self, session: Session, connection: Connection) -> None:
+        super().__init__()
+        self.session = session
+        self.connection = connection
+        groups = session.groups
+        self.members: list[Member] = [] if groups is None else list(groups.values())
+        self.next = 0
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        start = self.next
+        end = min(len(self.members), start + max(1, steps))
+        for index in range(start, end):
+            if session.connection is not self.connection:
+                self.goes_on = False
+                return index - start
+            member = self.members[index]
+            group = member.group
+            if isinstance(group, Group) and group.members.get(session) is member:
+                group.attach(member)
+                feed_group(state, group, member)
+        self.next = end
+        self.goes_on = end < len(self.members)
+        return end - start
+
+
+def open_groups(state: NodeState, session: Session, connection: Connection) -> None:
+    if session.groups is None:
+        return
+    work = GroupsOpening(session, connection)
+    state.steps_left -= work.step(state, min(max(1, state.steps_left), STEPS_AT_ONCE))
+    if work.goes_on:
+        state.begin(work)
 
 
 def _interests(reader: Session | Group) -> list[Interest]:

@@ -10,8 +10,8 @@ from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Connack, Connect, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.recording import log_progress
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
-from holdfast.node.subscribing import leave_group, remove_subscription
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.node.subscribing import leave_groups, remove_subscription
 from holdfast.node.wills import publish_will
 from holdfast.session.connection import CLOSED, NEW, OPEN, Connection
 from holdfast.session.session import NEVER_EXPIRES, Session
@@ -172,9 +172,8 @@ def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -
 def _settle_cursor(state: NodeState, session: Session) -> None:
     """Leave nothing in memory that the log has: the session goes on from its positions."""
     if session.groups is not None:
-        for group in list(session.groups):
-            assert isinstance(group, Group)
-            leave_group(state, group, session)
+        leave_groups(state, session, list(session.groups))
+        session.blocked = None
     session.resuming = False
     session.unsent = None
     if session.expiry_s == 0:
@@ -212,6 +211,8 @@ def log_end(state: NodeState, session: Session) -> None:
 
 
 def drop_session(state: NodeState, session: Session) -> None:
+    if session.groups is not None:
+        leave_groups(state, session, list(session.groups))
     for filter in list(session.subscriptions):
         remove_subscription(state, session, filter)
     if state.sessions.get(session.client_id) is session:

@@ -10,7 +10,7 @@ from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Auth, Connack, Connect, Properties
 from holdfast.mqtt.properties import encode_block
 from holdfast.node.acknowledging import proceed
-from holdfast.node.catching_up import resume
+from holdfast.node.catching_up import open_groups, resume
 from holdfast.node.closing import close_connection, end_session, refuse
 from holdfast.node.delivery import append_state
 from holdfast.node.effects import CheckPassword, ResumeInput
@@ -230,6 +230,7 @@ class HeldConnack(Held):
         connection.send(self.data, state.dirty)
         resume(state, session, connection)
         proceed(state, session)
+        open_groups(state, session, connection)
         if connection.input_paused:
             state.effects.append(ResumeInput(connection))
 
@@ -402,7 +403,8 @@ def _attach(
     if session.positions is None and not session.outbox:
         session.tailing = True
     # Routes hold sessions with their permissions; a resumed session may have other ones now.
-    state.route_version += 1
+    if session.subscriptions:
+        state.change_routes()
     if not connection.is_internal:
         state.stats.connections_opened += 1
         state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)

@@ -5,6 +5,8 @@ queued in its outbox otherwise; an outbox that overflows is dropped and the rece
 instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and counted.
 """
 
+from collections import OrderedDict
+
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
@@ -13,7 +15,7 @@ from holdfast.node.state import PROGRESS, Group, Held, NodeState, Route
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
-from holdfast.session.session import Inflight, Session, Subscription
+from holdfast.session.session import Inflight, Member, Session, Subscription
 from holdfast.session.state import encode_cursor
 
 
@@ -297,24 +299,41 @@ def pump(state: NodeState, session: Session) -> None:
             False,
             None,
         )
-    if session.groups is not None and can_send(state, session):
-        for group in session.groups:
-            assert isinstance(group, Group)
-            if group.aside:
-                _send_aside(state, group, session)
-            pump_group(state, group)
 
 
-def ready_member(state: NodeState, group: Group, topic: bytes) -> Session | None:
-    """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1]"""
-    members = list(group.members)
-    count = len(members)
-    for step in range(count):
-        session = members[(group.turn + step) % count]
-        if can_send(state, session) and may_read(session, topic):
-            group.turn = (group.turn + step + 1) % count
-            return session
+def ready_member(state: NodeState, group: Group, topic: bytes) -> Member | None:
+    """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1] Those
+    found without room wait in their session's `blocked`, so each is looked at once until it has
+    room again."""
+    passed = 0
+    while passed < group.ready:
+        if group.turn >= group.ready:
+            group.turn = 0
+        member = group.connected[group.turn]
+        session = member.session
+        if not can_send(state, session):
+            note_blocked(state, group, member)
+            continue
+        group.turn += 1
+        if may_read(session, topic):
+            return member
+        passed += 1
     return None
+
+
+def note_blocked(state: NodeState, group: Group, member: Member) -> None:
+    """The session has no room for a message of the group; `acknowledging.proceed` unblocks it."""
+    group.block(member)
+    session = member.session
+    if session.blocked is None:
+        session.blocked = OrderedDict()
+    session.blocked[member] = None
+
+
+def note_room(group: Group, member: Member) -> None:
+    group.unblock(member)
+    if member.session.blocked is not None:
+        member.session.blocked.pop(member, None)
 
 
 def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
@@ -329,13 +348,11 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
     if not group.tailing:
         return
     if not group.outbox and not group.reading and not group.returned and not group.aside:
-        session = ready_member(state, group, message.topic)
-        if session is not None:
-            send_to_member(state, group, session, message)
+        member = ready_member(state, group, message.topic)
+        if member is not None:
+            send_to_member(state, group, member, message)
             return
-    if not has_connected_member(group) or not has_room(
-        state, group.outbox_count(), group.outbox_bytes
-    ):
+    if not group.connected or not has_room(state, group.outbox_count(), group.outbox_bytes):
         fall_behind(state, group, message)
         return
     group.push(Delivery(message, message.qos, message.retain, ()))
@@ -344,26 +361,25 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
         pump_group(state, group)
 
 
-def has_connected_member(group: Group) -> bool:
-    return any(session.connection is not None for session in group.members)
-
-
 def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
     """False: no member is connected that may read it."""
-    members = list(group.members.items())
-    count = len(members)
-    for step in range(count):
-        session, subscription = members[(group.turn + step) % count]
-        connection = session.connection
-        if connection is not None and connection.state == OPEN and may_read(session, message.topic):
-            group.turn = (group.turn + step + 1) % count
-            send_qos0(state, subscription, message)
+    connected = group.connected
+    for _ in range(len(connected)):
+        if group.turn >= len(connected):
+            group.turn = 0
+        member = connected[group.turn]
+        group.turn += 1
+        connection = member.session.connection
+        if connection is None or connection.state != OPEN:
+            continue
+        if may_read(member.session, message.topic):
+            send_qos0(state, member, message)
             return True
     return False
 
 
-def send_to_member(state: NodeState, group: Group, session: Session, message: Message) -> None:
-    subscription = group.members[session]
+def send_to_member(state: NodeState, group: Group, subscription: Member, message: Message) -> None:
+    session = subscription.session
     qos = min(message.qos, subscription.qos)
     note_group_progress(state, group)
     if qos == 0:
@@ -403,27 +419,27 @@ def pump_group(state: NodeState, group: Group) -> None:
         else:
             assert group.outbox is not None
             message = group.outbox[0].message
-        session = ready_member(state, group, message.topic)
-        if session is None and not _pass_over(state, group, message):
+        member = ready_member(state, group, message.topic)
+        if member is None and not _pass_over(state, group, message):
             return
         if group.returned:
             group.returned.popleft()
         else:
             group.pop()
-        if session is None:
+        if member is None:
             continue
         if message.is_expired(state.wall_us):
             state.stats.dropped_expired += 1
             _finish_for_group(state, group, message)
             continue
-        send_to_member(state, group, session, message)
+        send_to_member(state, group, member, message)
 
 
 def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
     """No member is ready for the message. May the group go on with the next one? Only if there is a
     member ready for that, and if this one is not lost: it stays aside for a member that may read
     it, or is finished if there is none."""
-    if not has_rules(state) or not any(can_send(state, session) for session in group.members):
+    if not has_rules(state) or not group.ready:
         return False
     if not may_any_read(state, group, message.topic):
         _drop_unreadable(state, group, message)
@@ -443,19 +459,23 @@ def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
         state.stats.dropped_unreadable += 1
 
 
-def _send_aside(state: NodeState, group: Group, session: Session) -> None:
+def send_aside(state: NodeState, group: Group, member: Member) -> None:
     """What waits for a member that may read it, to this one. By topic, so a member that may read
     none of it costs a look at each topic."""
+    session = member.session
     for topic in list(group.aside):
         if not may_read(session, topic):
             continue
-        while topic in group.aside and can_send(state, session):
+        while topic in group.aside:
+            if not can_send(state, session):
+                note_blocked(state, group, member)
+                return
             message = group.take_aside(topic)
             if message.is_expired(state.wall_us):
                 state.stats.dropped_expired += 1
                 _finish_for_group(state, group, message)
             else:
-                send_to_member(state, group, session, message)
+                send_to_member(state, group, member, message)
 
 
 def drop_aside(state: NodeState, group: Group) -> None:

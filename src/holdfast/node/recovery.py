@@ -20,7 +20,12 @@ from holdfast.node.rights import forget
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.node.subscribing import add_subscription, remove_subscription, subscription_fields
 from holdfast.session.message import Message
-from holdfast.session.session import NEVER_EXPIRES, Inflight, Session, Subscription
+from holdfast.session.session import (
+    NEVER_EXPIRES,
+    Inflight,
+    Session,
+    new_subscription,
+)
 from holdfast.session.state import CursorState, decode_cursor, encode_cursor
 from holdfast.topics.names import InvalidTopic, decode_topic
 
@@ -251,7 +256,7 @@ class Recovery:
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
         filter, qos, no_local, retain_as_published, retain_handling, subscription_id = fields
-        subscription = Subscription(
+        subscription = new_subscription(
             session,
             str(filter),
             int(str(qos)),

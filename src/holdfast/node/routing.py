@@ -20,9 +20,24 @@ def find_route(state: NodeState, raw: bytes) -> Route:
         if len(state.routes) >= state.config.routes_max:
             state.routes.clear()
         state.routes[raw] = route
-    if route.version != state.route_version:
+    if route.version != state.route_version and not _is_untouched(state, route):
         _resolve(state, route)
     return route
+
+
+def _is_untouched(state: NodeState, route: Route) -> bool:
+    """Does none of the filters that changed since the route was resolved match its topic? Looking
+    is worth it while they are few beside the receivers."""
+    changes = state.route_changes
+    behind = state.route_version - route.version
+    count = len(changes)
+    if route.version < 0 or behind > count or behind > 4 + len(route.targets) // 4:
+        return False
+    for index in range(count - behind, count):
+        if matches(changes[index], route.topic):
+            return False
+    route.version = state.route_version
+    return True
 
 
 def _resolve(state: NodeState, route: Route) -> None:
@@ -30,6 +45,7 @@ def _resolve(state: NodeState, route: Route) -> None:
     groups: list[Group] = []
     merged: dict[Session, int] = {}
     denied: set[Session] = set()
+    overlapping: dict[int, list[Subscription]] = {}
     raw = route.raw
     for value in state.subscriptions.match(route.topic):
         if isinstance(value, Group):
@@ -44,27 +60,37 @@ def _resolve(state: NodeState, route: Route) -> None:
         if index < 0:
             merged[session] = len(targets)
             targets.append(value)
+            continue
+        same = overlapping.get(index)
+        if same is None:
+            overlapping[index] = [targets[index], value]
         else:
-            targets[index] = _merge(targets[index], value)
+            same.append(value)
+    for index, same in overlapping.items():
+        targets[index] = merge(same)
     route.targets = targets
     route.groups = groups
     route.denied = len(denied)
     route.version = state.route_version
 
 
-def _merge(first: Subscription, second: Subscription) -> Subscription:
+def merge(subscriptions: list[Subscription]) -> Subscription:
     """Overlapping subscriptions of one session: one copy, at the highest QoS, with every
     subscription id. [MQTT-3.3.4-2] [MQTT-3.3.4-3] [MQTT-3.3.4-4]"""
-    both = Subscription(
-        first.session,
-        first.filter,
-        max(first.qos, second.qos),
-        first.no_local and second.no_local,
-        first.retain_as_published or second.retain_as_published,
-        0,
-        0,
-    )
-    both.subscription_ids = first.subscription_ids + second.subscription_ids
+    first = subscriptions[0]
+    if len(subscriptions) == 1:
+        return first
+    qos = 0
+    no_local = True
+    retain_as_published = False
+    ids: list[int] = []
+    for each in subscriptions:
+        qos = max(qos, each.qos)
+        no_local = no_local and each.no_local
+        retain_as_published = retain_as_published or each.retain_as_published
+        ids.extend(each.subscription_ids)
+    both = Subscription(first.session, first.filter, qos, no_local, retain_as_published, 0, 0)
+    both.subscription_ids = tuple(ids)
     return both
 
 
@@ -73,12 +99,12 @@ def subscription_for(
 ) -> Subscription | None:
     """What the session's own (not shared) subscriptions say about a record read from the log;
     None: no longer, or not yet at that offset, subscribed with QoS > 0."""
-    found: Subscription | None = None
+    found: list[Subscription] = []
     for subscription in session.subscriptions.values():
         if subscription.group is not None or not matches(subscription.filter, topic):
             continue
         start = subscription.start
         if start is not None and offset < start[partition]:
             continue
-        found = subscription if found is None else _merge(found, subscription)
-    return found
+        found.append(subscription)
+    return merge(found) if found else None

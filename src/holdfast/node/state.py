@@ -23,7 +23,7 @@ from holdfast.security.enhanced import Factory
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
 from holdfast.session.message import Message, retained_size
-from holdfast.session.session import FEDERATION, Inflight, Session, Subscription
+from holdfast.session.session import FEDERATION, Inflight, Member, Session, Subscription
 from holdfast.session.state import tag_of
 from holdfast.topics.retained import RetainedTrie
 from holdfast.topics.trie import SubscriptionTrie
@@ -45,6 +45,9 @@ STEPS_PER_TURN: Final = 1000
 for more than some milliseconds by all of them together."""
 STEPS_AT_ONCE: Final = 200
 """Of one job, before the others have their turn."""
+
+ROUTE_CHANGES_MAX: Final = 256
+"""Changed filters that are remembered so that routes of other topics need not be resolved again."""
 
 
 class Timer:
@@ -182,7 +185,12 @@ class Group(Cursor):
         self.filter = filter
         self.key = f"$share/{name}/{filter}"
         self.tag = tag_of(self.key)
-        self.members: dict[Session, Subscription] = {}
+        self.members: dict[Session, Member] = {}
+        # Those with a connection. The first `ready` of them may have room for a message; the others
+        # have this group in their `blocked`. So finding a member costs the same in a group of ten
+        # and of ten thousand: whoever was found without room is not looked at before it has some.
+        self.connected: list[Member] = []
+        self.ready = 0
         self.turn = 0
         # Per partition, the offset from which it has records; None: it is older than this start.
         self.start: list[int] | None = None
@@ -213,6 +221,41 @@ class Group(Cursor):
         if not messages:
             del self.aside[topic]
         return message
+
+    def attach(self, member: Member) -> None:
+        """It has a connection."""
+        if member.slot < 0:
+            member.slot = len(self.connected)
+            self.connected.append(member)
+            self.unblock(member)
+
+    def detach(self, member: Member) -> None:
+        """It leaves, or its connection is gone."""
+        if member.slot < 0:
+            return
+        self.block(member)
+        last = self.connected.pop()
+        if last is not member:
+            self.connected[member.slot] = last
+            last.slot = member.slot
+        member.slot = -1
+
+    def block(self, member: Member) -> None:
+        if member.slot < self.ready:
+            self.ready -= 1
+            self._swap(member, self.connected[self.ready])
+
+    def unblock(self, member: Member) -> None:
+        if member.slot >= self.ready:
+            self._swap(member, self.connected[self.ready])
+            self.ready += 1
+
+    def _swap(self, one: Member, other: Member) -> None:
+        slot = one.slot
+        self.connected[other.slot] = one
+        self.connected[slot] = other
+        one.slot = other.slot
+        other.slot = slot
 
 
 class Route:
@@ -273,6 +316,8 @@ class NodeState:
         self.producers_noted_at = 0.0
         self.routes: dict[bytes, Route] = {}
         self.route_version = 0
+        # The filters of the last changes of it.
+        self.route_changes: list[str] = []
 
         self.held: deque[Held] = deque()
         # Records appended, by whatever way: who makes it grow is paused when too many wait.
@@ -314,6 +359,17 @@ class NodeState:
     def client_sessions(self) -> int:
         """Sessions, connected or not, but for the broker's own."""
         return len(self.sessions) - (FEDERATION in self.sessions)
+
+    def change_routes(self, filter: str = "") -> None:
+        """Receivers of the topics that a plain filter matches, or of all, may be other ones now."""
+        self.route_version += 1
+        changes = self.route_changes
+        if not filter:
+            changes.clear()
+            return
+        changes.append(filter)
+        if len(changes) > ROUTE_CHANGES_MAX:
+            del changes[: ROUTE_CHANGES_MAX // 2]
 
     def arm(self, when: float, kind: int, subject: object) -> Timer:
         timer = Timer(when, kind, subject)

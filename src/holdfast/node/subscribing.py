@@ -1,6 +1,7 @@
 """SUBSCRIBE and UNSUBSCRIBE. A durable session's change is in the log before its SUBACK."""
 
 import json
+from collections.abc import Iterable
 from typing import Final
 
 from holdfast.log import record as log_record
@@ -16,20 +17,18 @@ from holdfast.mqtt.packets import (
     Unsubscribe,
 )
 from holdfast.mqtt.properties import SUBSCRIPTION_IDENTIFIER
-from holdfast.node.catching_up import continue_reading
+from holdfast.node.catching_up import feed_group
 from holdfast.node.delivery import (
     append_state,
     drop_aside,
-    has_connected_member,
     note_group_progress,
-    pump_group,
 )
 from holdfast.node.recording import changed_positions, group_positions, is_durable_group
 from holdfast.node.retained import continue_scans, start_scan
 from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.connection import CLOSED, OPEN, Connection
 from holdfast.session.message import Message
-from holdfast.session.session import Session, Subscription
+from holdfast.session.session import Member, Session, Subscription, new_subscription
 from holdfast.session.state import encode_cursor
 from holdfast.topics.names import InvalidFilter, check_filter, is_shared, split_shared
 
@@ -120,8 +119,8 @@ class HeldSuback(Held):
             continue_scans(state, session)
         for subscription in self.accepted:
             group = subscription.group
-            if isinstance(group, Group) and not group.tailing:
-                continue_reading(state, group)
+            if isinstance(group, Group) and isinstance(subscription, Member):
+                feed_group(state, group, subscription if subscription.slot >= 0 else None)
 
 
 def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
@@ -157,7 +156,7 @@ def handle_subscribe(
     for request in packet.subscriptions:
         reason = _check(state, session, connection, request, invalid)
         if reason < 0x80:
-            subscription = Subscription(
+            subscription = new_subscription(
                 session,
                 request.filter,
                 reason,
@@ -298,27 +297,32 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         if state.watch_interest is not None:
             state.watch_interest(filter, True)
     session.subscriptions[filter] = subscription
-    state.route_version += 1
     if state.cluster is not None and old is None:
         state.cluster.subscribed(filter)
     if not is_shared(filter):
         state.subscriptions.add(filter, session, subscription)
+        state.change_routes(filter)
         return
-    name, inner = split_shared(filter)
+    assert isinstance(subscription, Member)
     group = state.groups.get(filter)
     if group is None:
+        name, inner = split_shared(filter)
         group = Group(name, inner)
         group.start = list(state.delivered)
         state.groups[filter] = group
         state.subscriptions.add(inner, group, group)
+        state.change_routes(inner)
+    elif old is not None:
+        _detach(group, session)
     if session not in group.members:
         group.changes += 1
     group.members[session] = subscription
     subscription.group = group
     if session.groups is None:
-        session.groups = []
-    if group not in session.groups:
-        session.groups.append(group)
+        session.groups = {}
+    session.groups[group] = subscription
+    if session.connection is not None:
+        group.attach(subscription)
     note_group_progress(state, group)
 
 
@@ -331,65 +335,76 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         state.subscription_count -= 1
         if state.watch_interest is not None:
             state.watch_interest(filter, False)
-    state.route_version += 1
     if state.cluster is not None:
         state.cluster.unsubscribed(filter)
     group = subscription.group
     if not isinstance(group, Group):
         state.subscriptions.remove(filter, session)
+        state.change_routes(filter)
         return True
-    leave_group(state, group, session)
+    _detach(group, session)
     del group.members[session]
     group.changes += 1
     if group.aside:
         drop_aside(state, group)
     assert session.groups is not None
-    session.groups.remove(group)
+    del session.groups[group]
     if not session.groups:
         session.groups = None
     if not group.members:
         state.subscriptions.remove(group.filter, group)
+        state.change_routes(group.filter)
         del state.groups[group.key]
     if state.cluster is not None:
         state.cluster.group_changed(group)
     return True
 
 
-def leave_group(state: NodeState, group: Group, session: Session) -> None:
-    """A member goes (away): its unacknowledged QoS 1 records go back to the group, ahead of what
-    is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
-    returned: list[Message] = []
+def _detach(group: Group, session: Session) -> None:
+    member = group.members[session]
+    group.detach(member)
+    if session.blocked is not None:
+        session.blocked.pop(member, None)
+
+
+def leave_groups(state: NodeState, session: Session, groups: Iterable[object]) -> None:
+    """A member goes (away): its unacknowledged QoS 1 records go back to each of these groups of its
+    session, ahead of what is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4]
+    [MQTT-4.8.2-5] Inflight is walked once, however many groups there are."""
+    left: dict[object, list[Message]] = {}
+    for each in groups:
+        assert isinstance(each, Group)
+        _detach(each, session)
+        left[each] = []
+    if not left:
+        return
     for packet_id, entry in list(session.inflight.items()):
-        if entry.group is not group:
+        group = entry.group
+        if not isinstance(group, Group) or group not in left:
             continue
         if entry.qos == 1:
             del session.inflight[packet_id]
             if session.is_durable():
                 session.note_change(packet_id, None)
             if entry.message is not None:
-                returned.append(entry.message)
+                left[group].append(entry.message)
         elif state.cluster is not None:
             entry.group = None
             state.cluster.group_kept(group, session, entry.partition, entry.offset)
-    if returned:
-        returned.sort(key=_log_order)
-        for message in reversed(returned):
-            group.returned.appendleft(message)
-        note_group_progress(state, group)
-        pump_group(state, group)
-    if state.cluster is not None:
-        return
-    if group.tailing and not group.reading and not has_connected_member(group):
-        _park_group(state, group)
+    for group, returned in left.items():
+        assert isinstance(group, Group)
+        if returned:
+            returned.sort(key=_log_order)
+            group.returned.extendleft(reversed(returned))
+            note_group_progress(state, group)
+            feed_group(state, group, None)
+        if group.outbox and not group.connected and group.tailing and not group.reading:
+            # No member is connected: memory goes, the log keeps it.
+            group.fall_behind(state.delivered)
 
 
 def _log_order(message: Message) -> tuple[int, int, int]:
     return (message.timestamp_us, message.partition, message.offset)
-
-
-def _park_group(state: NodeState, group: Group) -> None:
-    """No member is connected: memory goes, the log keeps it."""
-    group.fall_behind(state.delivered)
 
 
 class HeldUnsubscribe(Held):
@@ -403,8 +418,15 @@ class HeldUnsubscribe(Held):
     def release(self, state: NodeState) -> None:
         state.held_bytes -= self.size_bytes
         codes: list[int] = []
+        session = self.session
+        left: dict[object, None] = {}
         for filter in self.packet.filters:
-            removed = remove_subscription(state, self.session, filter)
+            subscription = session.subscriptions.get(filter)
+            if subscription is not None and subscription.group is not None:
+                left[subscription.group] = None
+        leave_groups(state, session, left)
+        for filter in self.packet.filters:
+            removed = remove_subscription(state, session, filter)
             codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
         connection = self.connection
         assert connection is not None

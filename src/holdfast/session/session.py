@@ -9,12 +9,13 @@ Invariants
   no record tells yet.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final
 
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
 from holdfast.session.message import Message
+from holdfast.topics.names import is_shared
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
 FEDERATION: Final = "$federation"
@@ -88,6 +89,62 @@ class Subscription:
         self.group: object | None = None
 
 
+class Member(Subscription):
+    """A shared subscription. `slot`: where it is in the `connected` of its group, or -1."""
+
+    def __init__(
+        self,
+        session: "Session",
+        filter: str,
+        qos: int,
+        no_local: bool,
+        retain_as_published: bool,
+        retain_handling: int,
+        subscription_id: int,
+    ) -> None:
+        super().__init__(
+            session,
+            filter,
+            qos,
+            no_local,
+            retain_as_published,
+            retain_handling,
+            subscription_id,
+        )
+        self.slot = -1
+
+
+def new_subscription(
+    session: "Session",
+    filter: str,
+    qos: int,
+    no_local: bool,
+    retain_as_published: bool,
+    retain_handling: int,
+    subscription_id: int,
+) -> Subscription:
+    """A Member if the filter is a shared one."""
+    if is_shared(filter):
+        return Member(
+            session,
+            filter,
+            qos,
+            no_local,
+            retain_as_published,
+            retain_handling,
+            subscription_id,
+        )
+    return Subscription(
+        session,
+        filter,
+        qos,
+        no_local,
+        retain_as_published,
+        retain_handling,
+        subscription_id,
+    )
+
+
 class Session(Cursor):
     def __init__(self, client_id: str, key: bytes) -> None:
         super().__init__()
@@ -135,7 +192,10 @@ class Session(Cursor):
         self.expiry_timer: object | None = None
         # Retained messages still to be sent after SUBSCRIBE: node.retained.SessionScans.
         self.retained_scans: object | None = None
-        self.groups: list[object] | None = None
+        # The shared groups (node.state.Group), and those of them that had a message for this member
+        # when there was no room for it, first come, first served.
+        self.groups: dict[object, Member] | None = None
+        self.blocked: OrderedDict[Member, None] | None = None
         self.dropped = 0
 
     def is_durable(self) -> bool:
