@@ -132,8 +132,13 @@ def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:
     cluster.kill9("n2", "n3")
     until(lambda: cluster.nodes["n1"].readiness() == 503, "n1 is not ready alone")
     result = ask(cluster, "n1", "status")
-    assert result.returncode == 1
-    assert "reaches no majority" in result.stdout.splitlines()[0]
+    assert result.returncode == 3
+    assert result.stdout.splitlines()[0].startswith("no majority: n1 acknowledges nothing")
+    line = "ERROR not_ready reason=no_majority"
+    until(lambda: line in cluster.nodes["n1"].log_text(), "it is an error in the log")
+    assert 'holdfast_not_ready{node="n1",reason="no_majority"} 1' in (
+        cluster.nodes["n1"].admin("/metrics")[1]
+    )
 
 
 def test_drain_and_remove(cluster: ClusterProcesses) -> None:
@@ -147,6 +152,8 @@ def test_drain_and_remove(cluster: ClusterProcesses) -> None:
     # Clients are sent away.
     with Wire(cluster.ports["n3"]) as late:
         assert late.connect("late").reason == 0x9C
+    status, body = cluster.nodes["n3"].admin("/readyz")
+    assert (status, list(json.loads(body)["reasons"])) == (503, ["sends_away"])
     back = ask(cluster, "n2", "undrain", "n3")
     assert (back.returncode, back.stderr) == (0, "")
     cluster.wait_healthy()

@@ -9,7 +9,9 @@ from typing import Any
 from holdfast.api.admin import AdminServer
 from holdfast.api.cluster_admin import ClusterAdmin, ClusterError, ClusterFigures
 from holdfast.api.federating import BrokerFederation
+from holdfast.api.maintenance import Maintenance
 from holdfast.api.sharing import Sharing
+from holdfast.config.schema import Config
 from holdfast.drivers.broker import Broker
 
 WAIT_S = 20.0
@@ -110,6 +112,8 @@ class FakeServer:
         self.sharing: Sharing | None = None
         self.cluster = cluster
         self.federation: BrokerFederation | None = None
+        self.maintenance: Maintenance | None = None
+        self.config = Config()
 
 
 @contextmanager

@@ -111,6 +111,7 @@ def test_readiness(
     with admin_port(cluster) as port:
         code, body = ask(port, "/readyz")
     assert code == expected
+    assert bool(body.pop("reasons")) == (expected == 503)
     assert body == {
         "ready": expected == 200,
         "node": "n1",
@@ -139,6 +140,19 @@ def test_a_node_that_is_out_of_it_is_not_ready(name: str, is_witness: bool) -> N
     assert body[told] is True
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"), [("leaderless", "leaderless"), ("below_min_insync", "below_min_insync")]
+)
+def test_a_node_whose_publishes_are_refused_is_not_ready(name: str, reason: str) -> None:
+    cluster = FakeCluster()
+    changes: dict[str, Any] = {name: 3}
+    cluster.values = replace(cluster.values, **changes)
+    with admin_port(cluster) as port:
+        code, body = ask(port, "/readyz")
+    assert code == 503
+    assert "3 partitions" in body["reasons"][reason]
+
+
 def metrics(port: int) -> dict[tuple[str, ...], float]:
     """Name and labels, the node's own first -> value."""
     text = ask(port, "/metrics")[1]
@@ -157,6 +171,7 @@ def test_metrics() -> None:
         is_metadata_leader=True,
         metadata_version=9,
         under_replicated=4,
+        below_min_insync=3,
         leaderless=2,
         moving=1,
         peers={"n2": True, "n3": False},
@@ -168,6 +183,12 @@ def test_metrics() -> None:
     with admin_port(cluster) as port:
         found = metrics(port)
     assert found == {
+        ("holdfast_ready", "n1"): 0,
+        ("holdfast_not_ready", "n1", "disk_damaged"): 1,
+        ("holdfast_not_ready", "n1", "leaderless"): 1,
+        ("holdfast_not_ready", "n1", "below_min_insync"): 1,
+        ("holdfast_not_ready", "n1", "not_serving"): 1,
+        ("holdfast_partitions_below_min_insync", "n1"): 3,
         ("holdfast_metadata_leader", "n1"): 1,
         ("holdfast_metadata_majority", "n1"): 1,
         ("holdfast_metadata_version", "n1"): 9,
@@ -186,4 +207,7 @@ def test_metrics() -> None:
 
 def test_no_metrics_without_a_cluster() -> None:
     with admin_port(None) as port:
-        assert metrics(port) == {}
+        assert metrics(port) == {
+            ("holdfast_ready", "n1"): 0,
+            ("holdfast_not_ready", "n1", "not_serving"): 1,
+        }

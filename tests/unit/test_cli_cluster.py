@@ -93,13 +93,18 @@ def test_status_as_json(cluster: FakeCluster, cli: Cli) -> None:
     ("fields", "expected"),
     [
         ({"initialised": False}, "no cluster yet: n1 waits for `holdfast cluster init`"),
-        ({"has_majority": False}, "degraded: n1 reaches no majority, so it promises nothing"),
         ({"metadata_leader": ""}, "degraded: nobody leads the metadata"),
         ({"under_replicated": 2}, "degraded: 2 partitions under-replicated"),
         (
             {"under_replicated": 4, "leaderless": 1},
             "degraded: 1 partition without a leader; 4 partitions under-replicated",
         ),
+        (
+            {"below_min_insync": 4},
+            "degraded: QoS 1 and 2 publishes to 4 partitions are refused: fewer than 2 replicas in"
+            " sync",
+        ),
+        ({"waits_s": 2.5}, "degraded: publishes at n1 wait for longer than 2 s"),
     ],
 )
 def test_verdicts(cluster: FakeCluster, cli: Cli, fields: dict[str, Any], expected: str) -> None:
@@ -109,6 +114,14 @@ def test_verdicts(cluster: FakeCluster, cli: Cli, fields: dict[str, Any], expect
         assert cli.lines[0] == expected
     assert cli("status", "--json") == 1
     assert (cli.json["healthy"], cli.json["verdict"]) == (False, expected)
+
+
+def test_a_lost_majority_has_its_own_words_and_exit_code(cluster: FakeCluster, cli: Cli) -> None:
+    cluster.fields |= {"has_majority": False, "metadata_leader": "", "leaderless": 1}
+    text = "no majority: n1 acknowledges nothing, and knows no news of the others"
+    for command in ("status", "nodes", "partitions"):
+        assert cli(command) == 3
+        assert cli.lines[0] == f"{text}; 1 partition without a leader"
 
 
 def test_verdicts_about_nodes(cluster: FakeCluster, cli: Cli) -> None:

@@ -28,7 +28,9 @@ from holdfast.api.log_routes import BadRequest, LogRoutes, NotServing
 from holdfast.api.log_sender import LogSender, connections_for
 from holdfast.api.maintenance import Maintenance
 from holdfast.api.metrics import registry_for, render
+from holdfast.api.readiness import obstacles
 from holdfast.api.sharing import Sharing
+from holdfast.config.schema import Config
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.failures import watched
 
@@ -42,6 +44,7 @@ class Served(Protocol):
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
     maintenance: Maintenance | None
+    config: Config
 
 
 class Admin:
@@ -66,7 +69,11 @@ class Admin:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, request: Request) -> Response:
-        body: dict[str, object] = {"ready": False}
+        found = obstacles(self._server)
+        body: dict[str, object] = {
+            "ready": not found,
+            "reasons": {each.name: each.text for each in found},
+        }
         sharing = self._server.sharing
         if sharing is not None:
             body["node"] = sharing.node_id
@@ -76,7 +83,6 @@ class Admin:
         broker = self._server.broker
         if broker is not None:
             state = broker.node.state
-            body["ready"] = not state.closing
             body["node"] = state.config.node_id
             body["disk_full"] = state.disk_full
             body["connections"] = state.connections
@@ -90,11 +96,9 @@ class Admin:
             body["disk_stalled"] = figures.is_disk_stalled
             body["disk_damaged"] = figures.is_damaged
             body["removed"] = figures.is_removed
-            is_whole = figures.initialised and figures.has_majority and not figures.lacking
-            is_out = figures.is_disk_stalled or figures.is_damaged or figures.is_removed
-            # A witness has no clients: it is ready when it can vote.
-            body["ready"] = is_whole and not is_out and (bool(body["ready"]) or figures.is_witness)
-        return JSONResponse(body, 200 if body["ready"] else 503)
+        if self._server.maintenance is not None:
+            body["maintenance_failing"] = self._server.maintenance.failing
+        return JSONResponse(body, 503 if found else 200)
 
     async def metrics(self, request: Request) -> Response:
         return Response(

@@ -33,6 +33,8 @@ class ClusterFigures:
     is_metadata_leader: bool = False
     metadata_version: int = 0
     under_replicated: int = 0
+    below_min_insync: int = 0
+    """Partitions whose QoS 1 and 2 messages are not acknowledged: too few replicas are in sync."""
     leaderless: int = 0
     moving: int = 0
     sessions_here: int = 0
@@ -65,8 +67,9 @@ class ClusterAdmin(Protocol):
         "replication_factor", "min_insync", "nodes": [{"node", "state", "role", "voter",
         "connected", "peer_address", "client_address", "admin_address", "leaders", "replicas",
         "in_sync"}], "partitions": [{"partition", "leader", "epoch", "replicas", "in_sync",
-        "adding", "high_watermark", "version"}], "under_replicated", "leaderless", "moving",
-        "sessions_here"}, and more; node ids that are not known are empty."""
+        "adding", "high_watermark", "version"}], "under_replicated", "below_min_insync",
+        "leaderless", "moving", "sessions_here", "waits_s"}, and more; node ids that are not known
+        are empty."""
 
     def figures(self) -> ClusterFigures: ...
 

@@ -20,6 +20,11 @@ GAUGES: Final[tuple[tuple[str, str, Read], ...]] = (
         "Partitions with fewer replicas in sync than they should have.",
         lambda f: f.under_replicated,
     ),
+    (
+        "partitions_below_min_insync",
+        "Partitions whose QoS 1 and 2 messages are refused: too few replicas are in sync.",
+        lambda f: f.below_min_insync,
+    ),
     ("disk_stalled", "1 while a write to the disk takes too long.", lambda f: f.is_disk_stalled),
     ("disk_damaged", "1 while this node's log is damaged.", lambda f: f.is_damaged),
     ("partitions_leaderless", "Partitions that nobody leads.", lambda f: f.leaderless),

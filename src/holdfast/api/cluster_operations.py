@@ -14,7 +14,7 @@ from holdfast.replication.commands import Command
 from holdfast.replication.health import Presence
 from holdfast.replication.metadata import ClusterMetadata, NodeInfo
 from holdfast.replication.proposals import Accepted, Outcome, Refused
-from holdfast.replication.status import cluster_status, under_replicated
+from holdfast.replication.status import below_min_insync, cluster_status, under_replicated
 
 
 class ClusterOperations:
@@ -61,9 +61,11 @@ class ClusterOperations:
             "nodes": [],
             "partitions": [],
             "under_replicated": 0,
+            "below_min_insync": 0,
             "leaderless": 0,
             "moving": 0,
             "sessions_here": len(member.state.sessions),
+            "waits_s": round(self._broker.waits_s(), 3),
         }
         if metadata is not None:
             found.update(cluster_status(metadata, member.health(now)))
@@ -88,6 +90,7 @@ class ClusterOperations:
             member.meta.is_leader,
             metadata.version,
             under_replicated(metadata),
+            below_min_insync(metadata),
             sum(not info.leader for info in metadata.partitions),
             sum(bool(info.adding) for info in metadata.partitions),
             len(member.state.sessions),

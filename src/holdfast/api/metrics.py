@@ -13,7 +13,9 @@ from holdfast.api.cluster_metrics import ClusterCollector
 from holdfast.api.federating import BrokerFederation
 from holdfast.api.federation_metrics import FederationCollector
 from holdfast.api.maintenance import Maintenance
+from holdfast.api.readiness import obstacles
 from holdfast.api.sharing import Sharing
+from holdfast.config.schema import Config
 from holdfast.drivers.broker import Broker
 
 COUNTERS = {
@@ -60,6 +62,7 @@ class Observed(Protocol):
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
     maintenance: Maintenance | None
+    config: Config
 
 
 class LeaseCollector(Collector):
@@ -184,8 +187,38 @@ class NodeCollector(Collector):
         yield watermark
 
 
+class ReadinessCollector(Collector):
+    """Of every node, whether it serves or not."""
+
+    def __init__(self, server: Observed) -> None:
+        self._server = server
+
+    def collect(self) -> Iterable[Metric]:
+        node = self._server.config.node.id
+        found = obstacles(self._server)
+        ready = GaugeMetricFamily("holdfast_ready", "1 while /readyz says so.", labels=["node"])
+        ready.add_metric([node], int(not found))
+        yield ready
+        gauge = GaugeMetricFamily(
+            "holdfast_not_ready", "1 for each reason why it does not.", labels=["node", "reason"]
+        )
+        for each in found:
+            gauge.add_metric([node, each.name], 1)
+        yield gauge
+        broker = self._server.broker
+        if broker is not None:
+            waits = GaugeMetricFamily(
+                "holdfast_acknowledgement_wait_seconds",
+                "How long the oldest acknowledgement has been waiting for disk or replicas.",
+                labels=["node"],
+            )
+            waits.add_metric([node], broker.waits_s())
+            yield waits
+
+
 def registry_for(server: Observed) -> CollectorRegistry:
     registry = CollectorRegistry()
+    registry.register(ReadinessCollector(server))
     registry.register(NodeCollector(server))
     registry.register(LeaseCollector(server))
     registry.register(ClusterCollector(server))

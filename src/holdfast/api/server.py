@@ -20,6 +20,7 @@ from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.api.clustering import Clustering
 from holdfast.api.federating import BrokerFederation
 from holdfast.api.maintenance import Maintenance
+from holdfast.api.readiness import Readiness
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
 from holdfast.drivers import descriptors
@@ -152,11 +153,13 @@ class Server:
         self._hands_over = False
         self._starts_anew = False
         self._serving: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Serve, or begin to stand by. Raises StartError."""
         loop = asyncio.get_running_loop()
         stop_on_unexpected(loop, self.fail)
+        self._watching = watched(Readiness(self).watch())
         descriptors.watch_files()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
@@ -436,6 +439,8 @@ class Server:
     async def stop(self) -> None:
         """Tell the clients, write everything; then let go of the directory, to a standby if there
         is one, else with a last snapshot."""
+        if self._watching is not None:
+            self._watching.cancel()
         sharing = self.sharing
         broker = self.broker
         reference = "" if sharing is None else await sharing.others()

@@ -2,7 +2,8 @@
 
 Of a cluster, asked from a node's admin port (`--admin`):
 init        make a cluster of the node that is asked
-status      a verdict, and every node; exit code 0 healthy, 1 degraded, 2 error
+status      a verdict, and every node; exit code 0 healthy, 1 degraded, 2 error,
+            3 no majority
 nodes       every node
 partitions  every partition; with --topic the one of a topic
 drain       take leaderships and replicas away from a node; undrain: let it take part again

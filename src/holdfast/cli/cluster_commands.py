@@ -190,7 +190,7 @@ def _await_drained(
 
 
 def _exit_code(status: ClusterStatus) -> int:
-    return 0 if verdict(status).is_healthy else EXIT_DEGRADED
+    return verdict(status).level
 
 
 def _initialised(status: ClusterStatus) -> None:

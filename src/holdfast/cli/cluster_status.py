@@ -1,6 +1,7 @@
 """What a node says about its cluster (`GET /cluster`), as values, and what to think of it."""
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -60,6 +61,10 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     leaderless: int
     moving: int
     sessions_here: int
+    below_min_insync: int = 0
+    """Partitions whose QoS 1 and 2 messages are refused: too few replicas are in sync."""
+    waits_s: float = 0.0
+    """How long the oldest acknowledgement of the node that was asked has been waiting."""
     lost: int = 0
     """Of the leaderless ones, those of which every disk that had all is gone."""
 
@@ -67,21 +72,41 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.nodes if each.node == node), None)
 
 
+WAITS_S: Final = 2.0
+"""An acknowledgement that waits longer is a defect."""
+HEALTHY: Final = 0
+DEGRADED: Final = 1
+NO_MAJORITY: Final = 3
+
+
 @dataclass(frozen=True)
 class Verdict:
-    is_healthy: bool
+    level: int
+    """HEALTHY, DEGRADED or NO_MAJORITY, which are exit codes as well."""
     text: str
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.level == HEALTHY
 
 
 def verdict(status: ClusterStatus) -> Verdict:
     """One line. A node that is being drained and replicas on the move are no defect."""
     if not status.initialised:
-        return Verdict(False, f"no cluster yet: {status.node} waits for `holdfast cluster init`")
+        text = f"no cluster yet: {status.node} waits for `holdfast cluster init`"
+        return Verdict(DEGRADED, text)
     wrong = []
-    if not status.has_majority:
-        wrong.append(f"{status.node} reaches no majority, so it promises nothing")
-    elif not status.metadata_leader:
+    if status.has_majority and not status.metadata_leader:
         wrong.append("nobody leads the metadata")
+    if status.below_min_insync:
+        count = count_text(status.below_min_insync, "partition")
+        wrong.append(
+            f"QoS 1 and 2 publishes to {count} are refused: fewer than {status.min_insync} replicas"
+            " in sync"
+        )
+    if status.waits_s > WAITS_S:
+        # Without the seconds: `watch` prints what has changed.
+        wrong.append(f"publishes at {status.node} wait for longer than {WAITS_S:g} s")
     for node in status.nodes:
         if node.state == "down":
             wrong.append(f"{node.node} is down" + ": its disk is full" * node.disk_full)
@@ -95,8 +120,11 @@ def verdict(status: ClusterStatus) -> Verdict:
         wrong.append(f"{status.lost} of them lost: see `holdfast cluster unsafe-recover --help`")
     if status.under_replicated:
         wrong.append(f"{count_text(status.under_replicated, 'partition')} under-replicated")
+    if not status.has_majority:
+        text = f"no majority: {status.node} acknowledges nothing, and knows no news of the others"
+        return Verdict(NO_MAJORITY, "; ".join([text, *wrong]))
     if wrong:
-        return Verdict(False, "degraded: " + "; ".join(wrong))
+        return Verdict(DEGRADED, "degraded: " + "; ".join(wrong))
     nodes, partitions = len(status.nodes), len(status.partitions)
     parts = [count_text(nodes, "node"), count_text(partitions, "partition")]
     if status.partitions:
@@ -105,7 +133,7 @@ def verdict(status: ClusterStatus) -> Verdict:
     if status.moving:
         parts.append(f"{status.moving} getting new replicas")
     parts += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
-    return Verdict(True, "healthy: " + ", ".join(parts))
+    return Verdict(HEALTHY, "healthy: " + ", ".join(parts))
 
 
 def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:

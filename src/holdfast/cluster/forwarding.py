@@ -117,6 +117,13 @@ class Forwarding:
         self.forwarded = 0
         self.sent_again = 0
 
+    def waits_s(self, now: float) -> float:
+        """How long the oldest record that somebody waits for has been pending; 0.0: none is."""
+        for pending in self.pending.values():
+            if pending.is_promised():
+                return max(0.0, now - pending.since)
+        return 0.0
+
     def begin_at(self, ticket: int) -> None:
         """Tickets start after this one. A random place: another process of this node, or another
         node for the same client, may have used low ones shortly before."""

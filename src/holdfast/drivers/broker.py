@@ -86,6 +86,7 @@ class Broker:
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
         self.group_in_flight = False
+        self.group_began_at = 0.0
         self.flush_timer: asyncio.TimerHandle | None = None
         # False: what is read may lack what damage has taken, and nobody shall get it.
         self.believes_disk = True
@@ -182,8 +183,15 @@ class Broker:
             self.wake_waiters()
             return
         self.group_in_flight = True
+        self.group_began_at = state.now
         self.group_taken(group)
         self.writer.submit(group)
+
+    def waits_s(self) -> float:
+        """How long the oldest promise has been waiting to be kept; 0.0: none waits."""
+        if not self.group_in_flight or self.node.state.memory:
+            return 0.0
+        return self.loop.time() - self.group_began_at
 
     def group_taken(self, group: WriteGroup) -> None:
         """The group goes to the writer."""

@@ -212,6 +212,9 @@ class ClusterBroker(Broker):
         self._standing_changed = True
         self.member.handle_space(is_full, self.node.state.now)
 
+    def waits_s(self) -> float:
+        return self.member.forwarding.waits_s(self.loop.time())
+
     def group_taken(self, group: WriteGroup) -> None:
         now = self.node.state.now
         self.disk.journal.began(now)

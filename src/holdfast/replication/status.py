@@ -19,6 +19,7 @@ def cluster_status(metadata: ClusterMetadata, health: Health) -> dict[str, objec
         "nodes": _nodes(metadata, health),
         "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
         "under_replicated": under_replicated(metadata),
+        "below_min_insync": below_min_insync(metadata),
         "leaderless": sum(not info.leader for info in partitions),
         "lost": len(lost_partitions(metadata)),
         "moving": sum(bool(info.adding) for info in partitions),
@@ -28,10 +29,18 @@ def cluster_status(metadata: ClusterMetadata, health: Health) -> dict[str, objec
 
 def under_replicated(metadata: ClusterMetadata) -> int:
     """Partitions with fewer replicas in sync, on nodes that are not down, than there should be."""
+    return _with_fewer(metadata, metadata.replication_factor)
+
+
+def below_min_insync(metadata: ClusterMetadata) -> int:
+    """Those with so few that their QoS 1 and 2 messages are not acknowledged."""
+    return _with_fewer(metadata, metadata.min_insync)
+
+
+def _with_fewer(metadata: ClusterMetadata, wanted: int) -> int:
     down = {node for node, info in metadata.nodes.items() if info.state == NodeState.DOWN}
     return sum(
-        sum(node not in down for node in info.in_sync) < metadata.replication_factor
-        for info in metadata.partitions
+        sum(node not in down for node in info.in_sync) < wanted for info in metadata.partitions
     )
 
 

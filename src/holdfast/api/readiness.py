@@ -1,0 +1,134 @@
+"""Why a node does not serve its clients fully now.
+
+One list of obstacles is what `/readyz`, the log, the metrics and `holdfast cluster status` are made
+of, so none of them says that all is well while publishes hang, are refused, or clients are sent
+away. The last resort is the symptom itself: an acknowledgement that has waited too long is an
+obstacle, whatever it waits for.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from holdfast.api.cluster_admin import ClusterAdmin, ClusterFigures
+from holdfast.api.sharing import Sharing
+from holdfast.drivers.broker import Broker
+
+logger = logging.getLogger("holdfast")
+
+WAITS_S: Final = 2.0
+"""An acknowledgement that waits longer is an obstacle."""
+LOOK_S: Final = 0.5
+
+
+class Ready(Protocol):
+    broker: Broker | None
+    """None while it does not serve."""
+    sharing: Sharing | None
+    cluster: ClusterAdmin | None
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    name: str
+    """For programs."""
+    text: str
+    """For people: what follows for clients."""
+    is_expected: bool = False
+    """An operator asked for it, or it belongs to a start."""
+
+
+def obstacles(server: Ready) -> list[Obstacle]:
+    """The most serious first; none: the node is ready."""
+    found: list[Obstacle] = []
+    cluster = server.cluster
+    if cluster is not None:
+        found += _of_cluster(cluster.figures())
+    broker = server.broker
+    if broker is None:
+        if server.sharing is not None:
+            found.append(Obstacle("standby", "another node serves", is_expected=True))
+        elif cluster is None or not cluster.figures().is_witness:
+            text = "the node does not serve clients yet"
+            found.append(Obstacle("not_serving", text, is_expected=True))
+        return found
+    state = broker.node.state
+    if state.closing:
+        found.append(Obstacle("closing", "the node is stopping", is_expected=True))
+    if state.redirect:
+        text = "clients are sent to other nodes"
+        found.append(Obstacle("sends_away", text, is_expected=True))
+    if state.disk_full:
+        found.append(Obstacle("disk_full", "the disk is full: QoS 1 and 2 are refused"))
+    waits_s = broker.waits_s()
+    if waits_s > WAITS_S:
+        text = f"acknowledgements have been waiting for {waits_s:.1f} s"
+        found.append(Obstacle("publishes_wait", text))
+    return found
+
+
+def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
+    if not figures.initialised:
+        text = "the node belongs to no cluster yet"
+        return [Obstacle("not_initialised", text, is_expected=True)]
+    found = []
+    if figures.is_removed:
+        text = "the node was removed from the cluster: stop it"
+        found.append(Obstacle("removed", text))
+    if not figures.has_majority:
+        text = "the node reaches no majority of the cluster: nothing is acknowledged"
+        found.append(Obstacle("no_majority", text))
+    if figures.is_damaged:
+        found.append(Obstacle("disk_damaged", "what is on the disk is not what was written"))
+    if figures.is_disk_stalled:
+        found.append(Obstacle("disk_stalled", "the disk does not answer"))
+    if figures.lacking:
+        text = f"sessions and retained messages of {figures.lacking} partitions are being fetched"
+        found.append(Obstacle("lacking", text, is_expected=True))
+    if figures.is_witness:
+        return found
+    if figures.leaderless:
+        text = (
+            f"nobody leads {figures.leaderless} partitions: their messages wait, then are refused"
+        )
+        found.append(Obstacle("leaderless", text))
+    if figures.below_min_insync:
+        text = (
+            f"{figures.below_min_insync} partitions have fewer than min_insync replicas in sync:"
+            " their QoS 1 and 2 messages are refused"
+        )
+        found.append(Obstacle("below_min_insync", text))
+    return found
+
+
+class Readiness:
+    """Writes a line when an obstacle appears and when it has gone. Before the node is ready for the
+    first time there is nothing to say: it starts."""
+
+    def __init__(self, server: Ready) -> None:
+        self._server = server
+        self._was_ready = False
+        self._known: dict[str, float] = {}
+        """When each was seen first."""
+
+    async def watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self.look(loop.time())
+            await asyncio.sleep(LOOK_S)
+
+    def look(self, now: float) -> None:
+        found = {each.name: each for each in obstacles(self._server)}
+        if not self._was_ready:
+            self._was_ready = not found
+            return
+        for name, obstacle in found.items():
+            if name not in self._known:
+                self._known[name] = now
+                level = logging.INFO if obstacle.is_expected else logging.ERROR
+                logger.log(level, "not_ready reason=%s text=%r", name, obstacle.text)
+        for name in self._known.keys() - found.keys():
+            seconds = now - self._known.pop(name)
+            level = logging.INFO if found else logging.WARNING
+            logger.log(level, "obstacle_gone reason=%s seconds=%.1f", name, seconds)

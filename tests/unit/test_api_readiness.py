@@ -1,0 +1,50 @@
+"""What a node says of itself while it cannot do all that clients want."""
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.api.readiness import Readiness, obstacles
+from tests.support.fake_cluster import FakeCluster, FakeServer
+
+
+def witness() -> tuple[FakeCluster, FakeServer]:
+    """The node with the fewest parts that can be ready."""
+    cluster = FakeCluster()
+    cluster.values = replace(cluster.values, is_witness=True)
+    return cluster, FakeServer(cluster)
+
+
+def test_a_line_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, server = witness()
+    readiness = Readiness(server)
+    with caplog.at_level("INFO"):
+        readiness.look(0.0)
+        cluster.values = replace(cluster.values, has_majority=False)
+        for now in (1.0, 2.0, 3.0):
+            readiness.look(now)
+        cluster.values = replace(cluster.values, has_majority=True)
+        readiness.look(4.5)
+        readiness.look(5.0)
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        (
+            "ERROR",
+            "not_ready reason=no_majority text='the node reaches no majority of the cluster:"
+            " nothing is acknowledged'",
+        ),
+        ("WARNING", "obstacle_gone reason=no_majority seconds=3.5"),
+    ]
+
+
+def test_a_start_is_no_event(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, server = witness()
+    cluster.values = replace(cluster.values, initialised=False)
+    readiness = Readiness(server)
+    with caplog.at_level("INFO"):
+        readiness.look(0.0)
+        cluster.values = replace(cluster.values, initialised=True, lacking=4)
+        readiness.look(1.0)
+        cluster.values = replace(cluster.values, lacking=0)
+        readiness.look(2.0)
+    assert caplog.records == []
+    assert obstacles(server) == []
