@@ -206,9 +206,12 @@ class NodeBench:
                     continue
                 data = b"".join(connection.out)
                 connection.out.clear()
+                was_full = connection.out_bytes > self.config.outbox_bytes
                 connection.out_bytes = 0
                 assert isinstance(peer, Peer)
                 peer.deliver(data)
+                if was_full:
+                    self.node.handle_writable(connection)
                 if connection.closing:
                     peer.closed = True
                     connection.transport = None
@@ -232,7 +235,14 @@ class NodeBench:
             self.node.handle_password_checked(effect.connection, valid)
         elif isinstance(effect, FetchInflight):
             by_place = {(r.partition, r.offset): r for r in self.records()}
-            found = [(pid, by_place.get((p, o))) for pid, p, o in effect.wanted]
+            found = []
+            size_bytes = 0
+            for pid, p, o in effect.wanted:
+                record = by_place.get((p, o))
+                found.append((pid, record))
+                size_bytes += len(record.payload) if record is not None else 0
+                if size_bytes >= effect.bytes_max:
+                    break
             self.node.handle_fetched(effect, found)
         elif isinstance(effect, ReadLog):
             if self.delay_reads:
@@ -243,12 +253,13 @@ class NodeBench:
     def _read(self, effect: ReadLog) -> None:
         positions = list(effect.positions)
         found: list[Record] = []
+        size_bytes = 0
         done = True
         for record in self.messages():
             partition = record.partition
             if not positions[partition] <= record.offset < effect.limits[partition]:
                 continue
-            if len(found) >= effect.records_max:
+            if len(found) >= effect.records_max or size_bytes >= effect.bytes_max:
                 done = False
                 break
             topic = record.topic.decode()
@@ -258,6 +269,7 @@ class NodeBench:
                     start is None or record.offset >= start[partition]
                 ):
                     found.append(record)
+                    size_bytes += len(record.payload)
                     break
             positions[partition] = record.offset + 1
         if done:

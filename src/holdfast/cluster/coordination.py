@@ -20,8 +20,8 @@ from holdfast.cluster.group_images import GroupImages
 from holdfast.cluster.group_wire import Place, Stock
 from holdfast.log.interest import Interest
 from holdfast.log.record import Record
-from holdfast.node.catching_up import READ_BYTES_MAX, READ_RECORDS_MAX, message_of
-from holdfast.node.delivery import fall_behind, has_room
+from holdfast.node.catching_up import READ_RECORDS_MAX, message_of
+from holdfast.node.delivery import READ_BYTES_MAX, fall_behind, has_room
 from holdfast.node.effects import ReadLog
 from holdfast.node.state import Group, NodeState
 from holdfast.session.cursor import Delivery

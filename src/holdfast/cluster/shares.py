@@ -362,7 +362,7 @@ class Shares:
             while topic in group.aside:
                 waiting.append(group.take_aside(topic))
         for message in waiting:
-            assert isinstance(message, Message)
+            assert isinstance(message, Message | Inflight)
             place = (message.partition, message.offset)
             if place in share.held:
                 self._give_back(share, place)

@@ -363,10 +363,16 @@ class Broker:
                 return
 
         def work() -> object:
-            return [
-                (packet_id, reader.fetch(partition, offset))
-                for packet_id, partition, offset in effect.wanted
-            ]
+            found: list[tuple[int, Record | None]] = []
+            size_bytes = 0
+            for packet_id, partition, offset in effect.wanted:
+                record = reader.fetch(partition, offset)
+                found.append((packet_id, record))
+                if record is not None:
+                    size_bytes += len(record.payload) + len(record.properties)
+                if size_bytes >= effect.bytes_max:
+                    break
+            return found
 
         def done(result: object, error: BaseException | None) -> None:
             self.touch()

@@ -15,6 +15,8 @@ from holdfast.mqtt.encode import encode_ack
 from holdfast.mqtt.packets import PUBREL
 from holdfast.mqtt.properties import expiry_of
 from holdfast.node.delivery import (
+    FETCH_RECORDS_MAX,
+    READ_BYTES_MAX,
     finish_inflight,
     log_changes,
     note_group_progress,
@@ -35,12 +37,13 @@ from holdfast.session.session import RECEIVED, Inflight, Member, Session
 from holdfast.topics.names import matches
 
 READ_RECORDS_MAX = 500
-READ_BYTES_MAX = 1 << 20
 
 
 def continue_reading(state: NodeState, reader: Session | Group) -> None:
     """Ask for the next piece of the log, unless enough is queued already."""
-    if reader.reading or reader.tailing or reader.outbox_count() > READ_RECORDS_MAX // 2:
+    if reader.reading or reader.tailing:
+        return
+    if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
         return
     connection: Connection | None = None
     if isinstance(reader, Session):
@@ -250,15 +253,15 @@ def _forget_starts(session: Session) -> None:
 def resume(state: NodeState, session: Session, connection: Connection) -> None:
     """After CONNACK of a resumed session: everything inflight is sent again, in its order, with
     its packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
-    wanted: list[tuple[int, int, int]] = []
+    unsent: deque[int] = deque()
     for packet_id, entry in session.inflight.items():
         if entry.state == RECEIVED:
             hold_pubrel(state, connection, session, packet_id, entry)
         else:
-            wanted.append((packet_id, entry.partition, entry.offset))
-    if wanted:
-        session.resuming = True
-        state.effects.append(FetchInflight(session, connection, wanted))
+            unsent.append(packet_id)
+    if unsent:
+        session.unsent = unsent
+        send_unsent(state, session)
 
 
 class HeldPubrel(Held):
@@ -292,35 +295,45 @@ def hold_pubrel(
 
 
 def handle_fetched(
-    state: NodeState,
-    session: Session,
-    connection: Connection,
-    found: list[tuple[int, Record | None]],
+    state: NodeState, effect: FetchInflight, found: list[tuple[int, Record | None]]
 ) -> None:
-    """The result of a FetchInflight effect, in the order of `inflight`."""
-    if session.connection is not connection or not session.resuming:
+    """The result of a FetchInflight effect: as many of what it wanted, from the first on, as fit
+    into its `bytes_max`, and one at least."""
+    reader = effect.reader
+    if isinstance(reader, Group):
+        _handle_returned(state, reader, effect, found)
         return
-    session.resuming = False
-    unsent: deque[int] = deque()
+    assert isinstance(reader, Session)
+    if reader.connection is not effect.connection or not reader.resuming:
+        return
+    reader.resuming = False
+    connection = reader.connection
+    assert connection is not None
     for packet_id, record in found:
-        entry = session.inflight.get(packet_id)
+        entry = reader.inflight.get(packet_id)
         if entry is None or entry.state == RECEIVED:
             continue
         if record is not None:
             entry.message = message_of(record)
+        elif entry.is_retained:
+            entry.message = _still_retained(state, entry)
         if entry.message is None:
             # Retention took it, so it cannot be completed.
             state.stats.dropped_lost += 1
-            _give_up(state, connection, session, packet_id, entry)
-            continue
-        if not may_read(session, entry.message.topic):
+            _give_up(state, connection, reader, packet_id, entry)
+        elif not may_read(reader, entry.message.topic):
             state.stats.reads_denied += 1
-            _give_up(state, connection, session, packet_id, entry)
-            _hand_back(state, session, entry)
-            continue
-        unsent.append(packet_id)
-    session.unsent = unsent
-    send_unsent(state, session)
+            _hand_back(state, connection, reader, packet_id, entry)
+    send_unsent(state, reader)
+
+
+def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
+    """A retained message outlives its record."""
+    message = state.retained.get(entry.topic.decode())
+    if not isinstance(message, Message):
+        return None
+    is_it = message.partition == entry.partition and message.offset == entry.offset
+    return message if is_it else None
 
 
 def _give_up(
@@ -335,16 +348,22 @@ def _give_up(
     finish_inflight(state, session, packet_id, entry)
 
 
-def _hand_back(state: NodeState, session: Session, entry: Inflight) -> None:
-    """Other members may have it, of the shared group that gave it, if one did."""
+def _hand_back(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """The client may not read the message any more. Other members may have it, of the shared group
+    that gave it, if one did."""
     message = entry.message
-    if message is None or entry.qos == 2 or not entry.group_tag or session.groups is None:
+    assert message is not None
+    entry.message = None
+    _give_up(state, connection, session, packet_id, entry)
+    if entry.qos == 2 or not entry.group_tag or session.groups is None:
         return
     topic = message.topic.decode()
     for group in session.groups:
         assert isinstance(group, Group)
         if group.tag == entry.group_tag and matches(group.filter, topic):
-            group.returned.append(message)
+            group.returned.append(entry)
             pump_group(state, group)
             return
 
@@ -367,19 +386,27 @@ def await_pubcomp(
 
 
 def send_unsent(state: NodeState, session: Session) -> None:
-    """Resend what the receive maximum of the new connection allows; the rest follows as the
-    client acknowledges. [MQTT-3.3.4-9]"""
+    """Resend what the receive maximum of the new connection and the socket allow; the rest follows
+    as the client acknowledges and reads. [MQTT-3.3.4-9] Messages are fetched from the log piece by
+    piece, so that no more of them are in memory than a piece and `outbox_bytes`."""
     unsent = session.unsent
     connection = session.connection
-    if unsent is None or connection is None:
+    if unsent is None or connection is None or session.resuming:
         return
     while unsent and session.window_is_open():
-        packet_id = unsent.popleft()
-        entry = session.inflight[packet_id]
+        if connection.out_bytes > state.config.outbox_bytes:
+            return
+        packet_id = unsent[0]
+        entry = session.inflight.get(packet_id)
+        if entry is None or entry.state == RECEIVED:
+            unsent.popleft()
+            continue
         message = entry.message
-        assert message is not None
-        if entry.group is None and not entry.is_retained:
-            entry.message = None
+        if message is None:
+            _fetch_unsent(state, session, connection, unsent)
+            return
+        unsent.popleft()
+        entry.message = None
         if not _send_again(
             state, session, connection, packet_id, entry.qos, entry.is_retained, message
         ):
@@ -387,6 +414,37 @@ def send_unsent(state: NodeState, session: Session) -> None:
             _give_up(state, connection, session, packet_id, entry)
     if not unsent:
         session.unsent = None
+
+
+def _fetch_unsent(
+    state: NodeState, session: Session, connection: Connection, unsent: deque[int]
+) -> None:
+    wanted: list[tuple[int, int, int]] = []
+    for packet_id in unsent:
+        entry = session.inflight.get(packet_id)
+        if entry is not None and entry.state != RECEIVED:
+            wanted.append((packet_id, entry.partition, entry.offset))
+        if len(wanted) == FETCH_RECORDS_MAX:
+            break
+    session.resuming = True
+    state.effects.append(FetchInflight(session, connection, wanted, READ_BYTES_MAX))
+
+
+def _handle_returned(
+    state: NodeState, group: Group, effect: FetchInflight, found: list[tuple[int, Record | None]]
+) -> None:
+    """Records that members have given back are there to be handed to others."""
+    group.fetching = False
+    for number, record in found:
+        entry = effect.entries[number]
+        if record is not None:
+            entry.message = message_of(record)
+        elif entry in group.returned:
+            state.stats.dropped_lost += 1
+            group.returned.remove(entry)
+            if state.cluster is not None:
+                state.cluster.group_finished(group, entry.partition, entry.offset)
+    pump_group(state, group)
 
 
 def _send_again(

@@ -175,6 +175,10 @@ def _settle_cursor(state: NodeState, session: Session) -> None:
         leave_groups(state, session, list(session.groups))
         session.blocked = None
     session.resuming = False
+    for packet_id in session.unsent or ():
+        unsent = session.inflight.get(packet_id)
+        if unsent is not None:
+            unsent.message = None
     session.unsent = None
     if session.expiry_s == 0:
         return

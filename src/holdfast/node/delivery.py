@@ -6,10 +6,12 @@ instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and coun
 """
 
 from collections import OrderedDict
+from typing import Final
 
 from holdfast.log import record as log_record
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
+from holdfast.node.effects import FetchInflight
 from holdfast.node.rights import has_rules, may_any_read, may_read
 from holdfast.node.state import PROGRESS, Group, Held, NodeState, Route
 from holdfast.session.connection import OPEN, Connection
@@ -17,6 +19,10 @@ from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
 from holdfast.session.session import Inflight, Member, Session, Subscription
 from holdfast.session.state import encode_cursor
+
+READ_BYTES_MAX: Final = 1 << 20
+"""Of one read of the log, or of unfinished messages that are fetched; and one larger record."""
+FETCH_RECORDS_MAX: Final = 100
 
 
 def deliver(state: NodeState, route: Route, message: Message) -> int:
@@ -228,9 +234,8 @@ def send_inflight(
     if group is not None:
         entry.group = group
         entry.group_tag = group.tag
-        entry.message = message
     elif is_retained:
-        entry.message = message
+        entry.topic = message.topic
     session.inflight[packet_id] = entry
     if session.expiry_s > 0:
         note_progress(state, session)
@@ -319,6 +324,16 @@ def ready_member(state: NodeState, group: Group, topic: bytes) -> Member | None:
             return member
         passed += 1
     return None
+
+
+def _has_ready_member(state: NodeState, group: Group) -> bool:
+    """Does a member take a message now, if it may read it?"""
+    while group.ready:
+        member = group.connected[group.turn % group.ready]
+        if can_send(state, member.session):
+            return True
+        note_blocked(state, group, member)
+    return False
 
 
 def note_blocked(state: NodeState, group: Group, member: Member) -> None:
@@ -414,8 +429,14 @@ def pump_group(state: NodeState, group: Group) -> None:
         message: Message
         if group.returned:
             head = group.returned[0]
-            assert isinstance(head, Message)
-            message = head
+            if isinstance(head, Inflight):
+                if head.message is None:
+                    _fetch_returned(state, group)
+                    return
+                message = head.message
+            else:
+                assert isinstance(head, Message)
+                message = head
         else:
             assert group.outbox is not None
             message = group.outbox[0].message
@@ -486,6 +507,22 @@ def drop_aside(state: NodeState, group: Group) -> None:
         while topic in group.aside:
             _drop_unreadable(state, group, group.take_aside(topic))
         note_group_progress(state, group)
+
+
+def _fetch_returned(state: NodeState, group: Group) -> None:
+    """What members gave back is read from the log again, once somebody can take it."""
+    if group.fetching or not _has_ready_member(state, group):
+        return
+    entries: list[Inflight] = []
+    for each in group.returned:
+        if not isinstance(each, Inflight) or each.message is not None:
+            break
+        entries.append(each)
+        if len(entries) == FETCH_RECORDS_MAX:
+            break
+    group.fetching = True
+    wanted = [(number, each.partition, each.offset) for number, each in enumerate(entries)]
+    state.effects.append(FetchInflight(group, None, wanted, READ_BYTES_MAX, entries))
 
 
 def note_progress(state: NodeState, session: Session) -> None:

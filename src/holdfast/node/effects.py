@@ -3,7 +3,7 @@
 from holdfast.log.interest import Interest
 from holdfast.session.connection import Connection
 from holdfast.session.cursor import Cursor
-from holdfast.session.session import Session
+from holdfast.session.session import Inflight
 
 
 class Effect:
@@ -34,15 +34,24 @@ class ReadLog(Effect):
 
 
 class FetchInflight(Effect):
-    """Read the records of unfinished deliveries; answer with Node.handle_fetched."""
+    """Read the records of unfinished deliveries; answer with Node.handle_fetched. Once `bytes_max`
+    of them are read the rest may be left out."""
 
     def __init__(
-        self, session: Session, connection: Connection, wanted: list[tuple[int, int, int]]
+        self,
+        reader: Cursor,
+        connection: Connection | None,
+        wanted: list[tuple[int, int, int]],
+        bytes_max: int,
+        entries: list[Inflight] | None = None,
     ) -> None:
-        self.session = session
+        """`entries`: of a group, those that are wanted."""
+        self.reader = reader
         self.connection = connection
-        # (packet id, partition, offset)
+        # (packet id of the session, or index of the group's entry; partition, offset)
         self.wanted = wanted
+        self.bytes_max = bytes_max
+        self.entries = [] if entries is None else entries
 
 
 class CheckPassword(Effect):

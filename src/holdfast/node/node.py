@@ -333,8 +333,9 @@ class Node:
         catching_up.handle_read(self.state, effect, records, positions, done, lost)
 
     def handle_fetched(self, effect: FetchInflight, found: list[tuple[int, Record | None]]) -> None:
-        catching_up.handle_fetched(self.state, effect.session, effect.connection, found)
-        proceed(self.state, effect.session)
+        catching_up.handle_fetched(self.state, effect, found)
+        if isinstance(effect.reader, Session):
+            proceed(self.state, effect.reader)
 
     def timer(self) -> float | None:
         """When handle_timers wants to be called."""

@@ -76,7 +76,7 @@ def group_positions(state: NodeState, group: Group) -> list[int]:
     for messages in group.aside.values():
         waiting.extend(messages)
     for message in waiting:
-        # The element type is Message; deque[object] keeps state.py free of it.
+        # Message or Inflight; deque[object] keeps state.py free of the latter.
         partition = message.partition  # type: ignore[attr-defined]
         offset = message.offset  # type: ignore[attr-defined]
         positions[partition] = min(positions[partition], offset)

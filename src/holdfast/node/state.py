@@ -194,7 +194,9 @@ class Group(Cursor):
         self.turn = 0
         # Per partition, the offset from which it has records; None: it is older than this start.
         self.start: list[int] | None = None
+        # Each a Message or, to be fetched from the log, the Inflight of the member.
         self.returned: deque[object] = deque()
+        self.fetching = False
         # By topic: records for which a member is awaited that may read them, while others go on.
         self.aside: dict[bytes, deque[Message]] = {}
         self.aside_count = 0

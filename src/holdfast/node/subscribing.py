@@ -27,8 +27,7 @@ from holdfast.node.recording import changed_positions, group_positions, is_durab
 from holdfast.node.retained import continue_scans, start_scan
 from holdfast.node.state import Group, Held, NodeState
 from holdfast.session.connection import CLOSED, OPEN, Connection
-from holdfast.session.message import Message
-from holdfast.session.session import Member, Session, Subscription, new_subscription
+from holdfast.session.session import Inflight, Member, Session, Subscription, new_subscription
 from holdfast.session.state import encode_cursor
 from holdfast.topics.names import InvalidFilter, check_filter, is_shared, split_shared
 
@@ -371,7 +370,7 @@ def leave_groups(state: NodeState, session: Session, groups: Iterable[object]) -
     """A member goes (away): its unacknowledged QoS 1 records go back to each of these groups of its
     session, ahead of what is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4]
     [MQTT-4.8.2-5] Inflight is walked once, however many groups there are."""
-    left: dict[object, list[Message]] = {}
+    left: dict[object, list[Inflight]] = {}
     for each in groups:
         assert isinstance(each, Group)
         _detach(each, session)
@@ -386,25 +385,20 @@ def leave_groups(state: NodeState, session: Session, groups: Iterable[object]) -
             del session.inflight[packet_id]
             if session.is_durable():
                 session.note_change(packet_id, None)
-            if entry.message is not None:
-                left[group].append(entry.message)
+            left[group].append(entry)
         elif state.cluster is not None:
             entry.group = None
             state.cluster.group_kept(group, session, entry.partition, entry.offset)
     for group, returned in left.items():
         assert isinstance(group, Group)
         if returned:
-            returned.sort(key=_log_order)
+            # In the order they were sent.
             group.returned.extendleft(reversed(returned))
             note_group_progress(state, group)
             feed_group(state, group, None)
         if group.outbox and not group.connected and group.tailing and not group.reading:
             # No member is connected: memory goes, the log keeps it.
             group.fall_behind(state.delivered)
-
-
-def _log_order(message: Message) -> tuple[int, int, int]:
-    return (message.timestamp_us, message.partition, message.offset)
 
 
 class HeldUnsubscribe(Held):

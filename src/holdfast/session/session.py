@@ -27,8 +27,8 @@ RECEIVED: Final = 2
 
 
 class Inflight:
-    """An outbound QoS 1 or 2 message that is not finished. It holds no payload: a resend reads
-    the log at (partition, offset)."""
+    """An outbound QoS 1 or 2 message that is not finished. It has no payload: a resend, or another
+    member of a shared group, reads the log at (partition, offset)."""
 
     def __init__(self, partition: int, offset: int, qos: int, is_retained: bool) -> None:
         self.partition = partition
@@ -39,8 +39,11 @@ class Inflight:
         self.logged = False
         # Of a shared group's record, for as long as it is inflight: see session.state.tag_of.
         self.group_tag = 0
-        # For a shared group's record: whose it is, and the message so that it can be handed on.
+        # For a shared group's record: whose it is.
         self.group: object | None = None
+        # Of a retained message, which may outlive its record.
+        self.topic = b""
+        # Fetched, until it is sent again.
         self.message: Message | None = None
 
 
