@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,8 +15,14 @@ from holdfast.mqtt.framing import FrameReader
 from holdfast.mqtt.publish import Publish, decode_publish
 from holdfast.security.acl import AclFile
 from holdfast.sim.checks import Message
+from holdfast.sim.client import Client
+from holdfast.sim.cores import Cores
+from holdfast.sim.faults import ALL, NETWORK, PROCESSES
 from holdfast.sim.host import Host
+from holdfast.sim.plans import settings_for
 from holdfast.sim.sockets import ClientSocket
+from holdfast.sim.teams import Member, Team, TeamPublisher
+from holdfast.sim.workload import Party
 from holdfast.sim.world import Settings, World
 
 RULES = """\
@@ -424,3 +431,60 @@ def test_a_connect_of_another_user_does_not_end_one_under_way(stage: Stage) -> N
         assert isinstance(connack, m.Connack)
         reasons.append(connack.reason)
     assert sorted(reasons) == [0, ID_NOT_VALID]
+
+
+# For clients with an "s" in their ids.
+SIM_RULES = "topic readwrite #\ntopic deny s/1\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_fails_a_group_loses_nothing_that_a_member_may_read(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Members that come and go, nodes and links that fail; the checks are those of the simulator's
+    cast of groups, with members that may read a half of it only."""
+    begin = Cores.__init__
+
+    def with_rules(self: Cores, *arguments: object) -> None:
+        begin(self, *arguments)  # type: ignore[arg-type]
+        self.state.acl = AclFile.parse(SIM_RULES, "acl")
+
+    monkeypatch.setattr(Cores, "__init__", with_rules)
+    readers = AclFile.parse("topic readwrite #\n", "acl")
+    for_client = AclFile.for_client
+
+    def by_name(self: AclFile, username: str | None, client_id: str) -> object:
+        return for_client(readers if "s" not in client_id else self, username, client_id)
+
+    monkeypatch.setattr(AclFile, "for_client", by_name)
+    strangers: list[Member] = []
+
+    def play(world: World) -> list[Party]:
+        team = Team(world, "$share/g/s/#", 1 + seed % 2)
+        found: list[Party] = [
+            Member(world, team, "r1", 5),
+            Member(world, team, "r2", 4),
+            Member(world, team, "s1", 5),
+            Member(world, team, "s2", 4, clean=True),
+        ]
+        for each in found[2:]:
+            assert isinstance(each, Member)
+            strangers.append(each)
+        received = team.received
+
+        def check(member: Member, packet: m.Publish) -> None:
+            if member in strangers and packet.topic == b"s/1":
+                world.checks.fail(f"{member.client.name} has received {packet.payload!r}")
+            received(member, packet)
+
+        monkeypatch.setattr(team, "received", check)
+        return [*found, TeamPublisher(world, Client(world, "p5", 5))]
+
+    monkeypatch.setattr("holdfast.sim.world.parties", play)
+    faults = (ALL, PROCESSES, NETWORK)[seed % 3]
+    world = World(seed, replace(settings_for(seed, 3, faults), mean_s=0.8))
+    world.run()
+    assert len(world.checks.stored) > 50
+    for host in world.hosts.values():
+        assert host.process is not None
+        assert host.process.state.stats.dropped_unreadable == 0
