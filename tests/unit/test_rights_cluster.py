@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from holdfast.cluster.group_wire import Report, decode_report, encode_report
 from holdfast.log.partition import partition_of
 from holdfast.log.record import MESSAGE
 from holdfast.mqtt import packets as m
@@ -13,6 +14,7 @@ from holdfast.mqtt.decode import decode
 from holdfast.mqtt.encode import encode, encode_ack
 from holdfast.mqtt.framing import FrameReader
 from holdfast.mqtt.publish import Publish, decode_publish
+from holdfast.replication.kinds import BadFrame
 from holdfast.security.acl import AclFile
 from holdfast.sim.checks import Message
 from holdfast.sim.client import Client
@@ -339,6 +341,34 @@ def test_a_reader_that_acknowledges_nothing_does_not_stop_the_others(stage: Stag
     stage.until(lambda: len(mallory.payloads) + len(set(alice.payloads) & set(public)) >= 5)
     assert not set(mallory.payloads) - set(public)
     assert stage.total("dropped_unreadable") == 0
+
+
+def test_a_coordinator_of_an_older_version_is_not_kept_busy(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes what a node denies for given back, and assigns it again at once."""
+    monkeypatch.setattr("holdfast.cluster.coordination.Coordination.deny", lambda *_: None)
+    mallory = stage.subscribe(stage.login("a", "mallory", expiry_s=LONG_S), GROUP)
+    source = stage.login("b", "bob")
+    stage.publish(source, "secret/x", 5, 1)
+    public = stage.publish(source, "public/x", 5, 1)
+    stage.until(lambda: len(mallory.payloads) >= 5)
+    reads = stage.total("log_reads")
+    stage.run(5.0)
+    assert stage.total("log_reads") - reads < 60
+    assert mallory.payloads == public
+
+
+def test_reports_are_read_by_older_versions_and_read_theirs() -> None:
+    plain = Report(3, 4, 5, GROUP, 1, 1, 8, [(0, 1)], [(1, 2)], [7, 8])
+    data = encode_report(plain)
+    told = replace(plain, denied=[(1, 2)], has_changed=True)
+    assert encode_report(told).startswith(data)
+    assert decode_report(data) == plain
+    assert decode_report(encode_report(told)) == told
+    for cut in range(1, len(encode_report(told)) - len(data)):
+        with pytest.raises(BadFrame):
+            decode_report(encode_report(told)[:-cut])
 
 
 @pytest.mark.parametrize("nodes", ["ab", "ba", "aa", "ca"])

@@ -60,6 +60,9 @@ class Share:
         self.returned: list[Place] = []
         # Of these, the ones that no member here may read.
         self.denied: list[Place] = []
+        # Denied since members have last come or gone, and those of them that were assigned again.
+        self.refused: dict[Place, None] = {}
+        self.again: dict[Place, None] = {}
         # `Group.changes` when the coordinator was last told that members have come or gone.
         self.changes = 0
         # Where the group begins, if this is its beginning: until the log has it.
@@ -187,9 +190,22 @@ class Shares:
 
     def denied(self, key: str, place: Place) -> None:
         share = self.shares.get(key)
-        if share is not None and place in share.held:
-            self._give_back(share, place)
-            share.denied.append(place)
+        if share is None or place not in share.held:
+            return
+        if place in share.refused:
+            # The coordinator is of a version that does not know of rights: `tidy` gives it back, or
+            # it would go round as fast as the nodes can.
+            share.again[place] = None
+            self._untidy[share] = None
+            return
+        self._deny(share, place)
+
+    def _deny(self, share: Share, place: Place) -> None:
+        self._give_back(share, place)
+        share.denied.append(place)
+        share.refused[place] = None
+        if len(share.refused) > FINISHED_MAX:
+            del share.refused[next(iter(share.refused))]
 
     def kept(self, key: str, session: Session, place: Place) -> None:
         share = self.shares.get(key)
@@ -410,8 +426,9 @@ class Shares:
         start = share.start if share.tells_start else None
         group = share.group
         has_changed = group is not None and group.changes != share.changes
-        if group is not None:
+        if has_changed and group is not None:
             share.changes = group.changes
+            share.refused = {}
         report = Report(
             share.home,
             epoch,
@@ -447,6 +464,10 @@ class Shares:
             ):
                 self._drain(share, group)
                 self._touched[share] = None
+            for place in share.again:
+                if place in share.held:
+                    self._deny(share, place)
+            share.again = {}
             self._forget_logged(share)
             if share.group is None and not (
                 share.held or share.finished or share.done or share.returned or share.members
