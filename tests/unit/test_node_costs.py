@@ -221,3 +221,33 @@ def test_leaving_many_groups_walks_inflight_once() -> None:
     first.lose()
     assert len(second.publishes()) == 10
     check_routing(bench.node.state)
+
+
+@pytest.mark.parametrize("kind", ["", "$share/g/"])
+def test_a_session_with_many_subscriptions_ends_in_slices(kind: str) -> None:
+    """Nobody sees the ones that are still there: no receiver, no group with an old start."""
+    count = 5 * STEPS_PER_TURN
+    bench = NodeBench()
+    state = bench.node.state
+    peer = bench.connect("c", expiry_s=100)
+    filters = [f"{kind}t/{number}" for number in range(count)]
+    for start in range(0, count, 1000):
+        peer.send(subscribe(*filters[start : start + 1000]))
+    publisher = bench.connect("p")
+    other = bench.connect("other")
+    feed(peer, m.Disconnect(0, {17: 0}))
+    bench.commit()
+    assert "c" not in state.sessions
+    assert state.subscription_count > count // 2
+    assert routing.find_route(state, b"t/0").targets == []
+    feed(publisher, publish("t/0", b"before", 1, 1))
+    bench.commit()
+    feed(other, subscribe(filters[0]))
+    if kind:
+        assert len(state.groups[filters[0]].members) == 1
+    assert state.ended
+    bench.run()
+    check_routing(state)
+    assert other.payloads() == []
+    assert state.subscription_count == 1
+    assert not state.ended

@@ -10,7 +10,13 @@ from holdfast.mqtt.errors import ProtocolViolation
 from holdfast.mqtt.packets import Connack, Connect, Disconnect, Properties
 from holdfast.node.delivery import append_state, note_progress
 from holdfast.node.recording import log_progress
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.node.state import (
+    SESSION_EXPIRY,
+    STEPS_AT_ONCE,
+    WILL_DUE,
+    NodeState,
+    Work,
+)
 from holdfast.node.subscribing import leave_groups, remove_subscription
 from holdfast.node.wills import publish_will
 from holdfast.session.connection import CLOSED, NEW, OPEN, Connection
@@ -172,7 +178,7 @@ def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -
 def _settle_cursor(state: NodeState, session: Session) -> None:
     """Leave nothing in memory that the log has: the session goes on from its positions."""
     if session.groups is not None:
-        leave_groups(state, session, list(session.groups))
+        leave_groups(state, session, session.groups)
         session.blocked = None
     session.resuming = False
     for packet_id in session.unsent or ():
@@ -214,11 +220,30 @@ def log_end(state: NodeState, session: Session) -> None:
     append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
-def drop_session(state: NodeState, session: Session) -> None:
-    if session.groups is not None:
-        leave_groups(state, session, list(session.groups))
-    for filter in list(session.subscriptions):
-        remove_subscription(state, session, filter)
+class EndedSession(Work):
+    """Takes the subscriptions of a session that has ended out of the routing. Until then nothing is
+    resolved to them (`NodeState.ended`). A step is one subscription."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        subscriptions = session.subscriptions
+        done = 0
+        while subscriptions and done < steps:
+            # From the end: a dict skips what was deleted at its beginning again and again.
+            remove_subscription(state, session, next(reversed(subscriptions)))
+            done += 1
+        self.goes_on = len(subscriptions) > 0
+        if not self.goes_on:
+            state.ended.pop(session, None)
+        return done
+
+
+def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
+    """Forget a session without a connection. `in_slices`: what takes long goes on as Work."""
     if state.sessions.get(session.client_id) is session:
         del state.sessions[session.client_id]
     state.cancel(session.expiry_timer)
@@ -230,6 +255,13 @@ def drop_session(state: NodeState, session: Session) -> None:
     session.changes = None
     # A progress record after the end would bring nothing back, but is not written either.
     session.expiry_s = 0
+    work = EndedSession(session)
+    steps = min(max(0, state.steps_left), STEPS_AT_ONCE)
+    state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))
+    if work.goes_on:
+        state.ended[session] = None
+        state.change_routes()
+        state.begin(work)
 
 
 def handle_will_due(state: NodeState, session: Session) -> None:

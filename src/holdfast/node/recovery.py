@@ -252,7 +252,7 @@ class Recovery:
         self._touch(session)
         self.touched.discard(session)
         self.open.discard(session)
-        drop_session(self.state, session)
+        drop_session(self.state, session, in_slices=False)
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
         filter, qos, no_local, retain_as_published, retain_handling, subscription_id = fields

@@ -47,12 +47,15 @@ def _resolve(state: NodeState, route: Route) -> None:
     denied: set[Session] = set()
     overlapping: dict[int, list[Subscription]] = {}
     raw = route.raw
+    ended = state.ended
     for value in state.subscriptions.match(route.topic):
         if isinstance(value, Group):
             groups.append(value)
             continue
         assert isinstance(value, Subscription)
         session = value.session
+        if session in ended:
+            continue
         if not may_read(session, raw):
             denied.add(session)
             continue

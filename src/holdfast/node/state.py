@@ -336,6 +336,8 @@ class NodeState:
         self.timers_cancelled = 0
         self.work: deque[Work] = deque()
         self.is_working = False
+        # Sessions that are in no table any more, with subscriptions that still are.
+        self.ended: dict[Session, None] = {}
         # What may be done at once in this turn, before it becomes Work.
         self.steps_left = STEPS_PER_TURN
         self.sessions_in_progress: list[Session] = []

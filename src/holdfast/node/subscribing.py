@@ -1,7 +1,7 @@
 """SUBSCRIBE and UNSUBSCRIBE. A durable session's change is in the log before its SUBACK."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Final
 
 from holdfast.log import record as log_record
@@ -214,7 +214,7 @@ def _size_of(filters: list[str]) -> int:
 def _record_group(state: NodeState, key: str) -> None:
     """A group gets its first durable member: where it stands must be in the log before SUBACK,
     or a crash would begin it at the log's end."""
-    group = state.groups.get(key)
+    group = _find_group(state, key)
     if group is None:
         positions = state.delivered
     elif not is_durable_group(group):
@@ -223,6 +223,14 @@ def _record_group(state: NodeState, key: str) -> None:
         return
     changed = changed_positions(None, positions)
     append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}, []))
+
+
+def _find_group(state: NodeState, key: str) -> Group | None:
+    """A group without members but of sessions that have ended has ended as well: what it had not
+    handed out is not for who joins now."""
+    for session in list(state.ended):
+        remove_subscription(state, session, key)
+    return state.groups.get(key)
 
 
 def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscription]) -> bytes:
@@ -303,7 +311,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         state.change_routes(filter)
         return
     assert isinstance(subscription, Member)
-    group = state.groups.get(filter)
+    group = _find_group(state, filter)
     if group is None:
         name, inner = split_shared(filter)
         group = Group(name, inner)
@@ -312,7 +320,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         state.subscriptions.add(inner, group, group)
         state.change_routes(inner)
     elif old is not None:
-        _detach(group, session)
+        _detach(group, group.members[session])
     if session not in group.members:
         group.changes += 1
     group.members[session] = subscription
@@ -341,7 +349,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
         state.subscriptions.remove(filter, session)
         state.change_routes(filter)
         return True
-    _detach(group, session)
+    _detach(group, group.members[session])
     del group.members[session]
     group.changes += 1
     if group.aside:
@@ -359,46 +367,46 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     return True
 
 
-def _detach(group: Group, session: Session) -> None:
-    member = group.members[session]
+def _detach(group: Group, member: Member) -> None:
     group.detach(member)
-    if session.blocked is not None:
-        session.blocked.pop(member, None)
+    if member.session.blocked is not None:
+        member.session.blocked.pop(member, None)
 
 
-def leave_groups(state: NodeState, session: Session, groups: Iterable[object]) -> None:
+def leave_groups(state: NodeState, session: Session, groups: Collection[object]) -> None:
     """A member goes (away): its unacknowledged QoS 1 records go back to each of these groups of its
     session, ahead of what is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4]
     [MQTT-4.8.2-5] Inflight is walked once, however many groups there are."""
-    left: dict[object, list[Inflight]] = {}
+    own = session.groups
+    if own is None or not groups:
+        return
+    idle: list[Group] = []
     for each in groups:
         assert isinstance(each, Group)
-        _detach(each, session)
-        left[each] = []
-    if not left:
-        return
+        _detach(each, own[each])
+        if each.outbox and not each.connected and each.tailing and not each.reading:
+            idle.append(each)
+    returned: dict[Group, list[Inflight]] = {}
     for packet_id, entry in list(session.inflight.items()):
         group = entry.group
-        if not isinstance(group, Group) or group not in left:
+        if not isinstance(group, Group) or group not in groups:
             continue
         if entry.qos == 1:
             del session.inflight[packet_id]
             if session.is_durable():
                 session.note_change(packet_id, None)
-            left[group].append(entry)
+            returned.setdefault(group, []).append(entry)
         elif state.cluster is not None:
             entry.group = None
             state.cluster.group_kept(group, session, entry.partition, entry.offset)
-    for group, returned in left.items():
-        assert isinstance(group, Group)
-        if returned:
-            # In the order they were sent.
-            group.returned.extendleft(reversed(returned))
-            note_group_progress(state, group)
-            feed_group(state, group, None)
-        if group.outbox and not group.connected and group.tailing and not group.reading:
-            # No member is connected: memory goes, the log keeps it.
-            group.fall_behind(state.delivered)
+    for group, entries in returned.items():
+        # In the order they were sent.
+        group.returned.extendleft(reversed(entries))
+        note_group_progress(state, group)
+        feed_group(state, group, None)
+    for group in idle:
+        # No member is connected: memory goes, the log keeps it.
+        group.fall_behind(state.delivered)
 
 
 class HeldUnsubscribe(Held):
