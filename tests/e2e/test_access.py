@@ -133,6 +133,22 @@ def test_passwords_and_permissions(start_holdfast: StartHoldfast, tmp_path: Path
     alice.close()
 
 
+def test_names_without_proof(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
+    """They are none, and whoever writes rules for them is told."""
+    acl = tmp_path / "acl"
+    acl.write_text("topic readwrite open/#\nuser alice\ntopic readwrite #\n")
+    broker = start_holdfast({"security": {"acl_file": str(acl)}})
+    alice = Attempt(broker.port, user="alice", password="x")
+    assert alice.run() == reasons.SUCCESS
+    alice.client.subscribe("#", 1)
+    alice.client.publish("secret", b"denied", 1).wait_for_publish(TIMEOUT_S)
+    alice.client.publish("open/t", b"allowed", 1).wait_for_publish(TIMEOUT_S)
+    assert alice.arrived.wait(TIMEOUT_S)
+    assert alice.payload == b"allowed"
+    alice.close()
+    assert "unproved_users" in broker.log_text()
+
+
 def test_scram(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     scram = tmp_path / "scram"
     assert main(["passwd", "--scram", "-c", "-b", str(scram), "bob", "pencil"]) == 0

@@ -136,8 +136,9 @@ def test_readiness_needs_a_majority(cluster: ClusterProcesses) -> None:
     assert result.stdout.splitlines()[0].startswith("no majority: n1 acknowledges nothing")
     line = "ERROR not_ready reason=no_majority"
     until(lambda: line in cluster.nodes["n1"].log_text(), "it is an error in the log")
-    assert 'holdfast_not_ready{node="n1",reason="no_majority"} 1' in (
-        cluster.nodes["n1"].admin("/metrics")[1]
+    assert (
+        'holdfast_not_ready{node="n1",reason="no_majority"} 1'
+        in (cluster.nodes["n1"].admin("/metrics")[1])
     )
 
 

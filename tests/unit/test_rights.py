@@ -14,6 +14,7 @@ from holdfast.node.config import NodeConfig
 from holdfast.node.publishing import publish_own
 from holdfast.node.recovery import Recovery
 from holdfast.node.retained import send_late
+from holdfast.node.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
 from holdfast.security.acl import AclFile
 from holdfast.session.message import Message
 from tests.support.node_bench import NodeBench, Peer
@@ -345,6 +346,19 @@ def test_what_the_federation_brings_under_sys_is_refused() -> None:
     assert done == [True] * 4
     assert not reader.publishes()
     assert state.retained.get("$SYS/broker/version") is None
+
+
+def test_what_is_remembered_of_a_client_is_bounded() -> None:
+    rights = Rights(AclFile.parse("topic read a/#", "acl").for_client(None, "c"))
+    for number in range(3000):
+        topic = f"a/{number}/" + "x" * 1000
+        assert rights.learn_read(topic.encode())
+        assert not rights.learn_write(topic.encode(), topic)
+        for known in (rights.reads, rights.writes):
+            assert known is not None
+            assert sum(map(len, known)) + TOPIC_BYTES * len(known) <= TOPICS_BYTES_MAX
+    assert rights.reads is not None
+    assert len(rights.reads) > 100
 
 
 # ------------------------------------------------------------------------------------------- names

@@ -376,6 +376,12 @@ class Server:
             scram = ScramFile.load(security.scram_file) if security.scram_file else None
         except (PasswordError, AclError, ScramError, OSError) as error:
             raise StartError(str(error)) from error
+        if acl is not None and acl.names_users() and not authenticates_users(self.config):
+            logger.warning(
+                "unproved_users acl_file=%r: clients cannot prove user names, so the rules of users"
+                " apply to none; set password_file, scram_file or a listener's client_ca",
+                security.acl_file,
+            )
         return Security(passwords, acl, scram)
 
     def _tls_context(self, listener: Listener) -> ssl.SSLContext | None:

@@ -32,16 +32,17 @@ class Rights:
 
     def __init__(self, acl: ClientAcl) -> None:
         self.acl = acl
-        self.reads: dict[bytes, bool] = {}
+        # Made when they are needed: most clients only read, or only write.
+        self.reads: dict[bytes, bool] | None = None
         self.reads_bytes = 0
-        self.writes: dict[bytes, bool] = {}
+        self.writes: dict[bytes, bool] | None = None
         self.writes_bytes = 0
 
     def learn_read(self, raw: bytes) -> bool:
         allowed = self.acl.can_read(raw.decode())
         self.reads_bytes += len(raw) + TOPIC_BYTES
-        if self.reads_bytes > TOPICS_BYTES_MAX:
-            self.reads.clear()
+        if self.reads is None or self.reads_bytes > TOPICS_BYTES_MAX:
+            self.reads = {}
             self.reads_bytes = len(raw) + TOPIC_BYTES
         self.reads[raw] = allowed
         return allowed
@@ -49,8 +50,8 @@ class Rights:
     def learn_write(self, raw: bytes, topic: str) -> bool:
         allowed = self.acl.can_write(topic)
         self.writes_bytes += len(raw) + TOPIC_BYTES
-        if self.writes_bytes > TOPICS_BYTES_MAX:
-            self.writes.clear()
+        if self.writes is None or self.writes_bytes > TOPICS_BYTES_MAX:
+            self.writes = {}
             self.writes_bytes = len(raw) + TOPIC_BYTES
         self.writes[raw] = allowed
         return allowed
@@ -68,7 +69,8 @@ def may_read(session: Session, topic: bytes) -> bool:
     if rights is None:
         return True
     assert isinstance(rights, Rights)
-    known = rights.reads.get(topic)
+    reads = rights.reads
+    known = None if reads is None else reads.get(topic)
     return rights.learn_read(topic) if known is None else known
 
 
@@ -80,7 +82,8 @@ def may_write(connection: Connection, route: Route) -> bool:
     if rights is None:
         return True
     assert isinstance(rights, Rights)
-    known = rights.writes.get(route.raw)
+    writes = rights.writes
+    known = None if writes is None else writes.get(route.raw)
     return rights.learn_write(route.raw, route.topic) if known is None else known
 
 

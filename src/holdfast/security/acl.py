@@ -150,6 +150,10 @@ class AclFile:
         acl._patterns.sort(key=lambda pattern: pattern[0] != _DENY)
         return acl
 
+    def names_users(self) -> bool:
+        """Are there rules for clients with a user name alone?"""
+        return bool(self._users) or any("%u" in pattern for _, pattern in self._patterns)
+
     def for_client(self, username: str | None, client_id: str) -> ClientAcl:
         """The rules for one client; call once a connection."""
         own = self._anonymous if username is None else self._users.get(username)
