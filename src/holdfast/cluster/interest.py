@@ -28,6 +28,10 @@ from holdfast.topics.trie import SubscriptionTrie
 WAIT_S: Final = 0.5
 QOS0_BYTES_MAX: Final = 4 << 20
 """Of one turn for one node; beyond it they are dropped and counted."""
+SPREADS_BYTES_MAX: Final = 8 << 20
+"""Memory of the topics for which is remembered where their messages go."""
+SPREAD_BYTES: Final = 500
+"""Memory of one without its name, about."""
 GROUPS_BYTES_MAX: Final = 65_535
 """Of the names of the groups that go with one message."""
 
@@ -81,6 +85,7 @@ class Interest:
         # Filters of shared subscriptions, of this node too: (whole filter, node).
         self._groups: SubscriptionTrie = SubscriptionTrie()
         self._routes: dict[str, _Spread] = {}
+        self._routes_bytes = 0
         self._turn = 0
         self._outbound: dict[str, BatchBuilder] = {}
         self.dropped = 0
@@ -215,8 +220,10 @@ class Interest:
     def spread(self, message: Message, topic: str) -> None:
         route = self._routes.get(topic)
         if route is None:
-            if len(self._routes) > 10_000:
+            self._routes_bytes += SPREAD_BYTES + len(topic)
+            if self._routes_bytes > SPREADS_BYTES_MAX or not self._routes:
                 self._routes = {}
+                self._routes_bytes = SPREAD_BYTES + len(topic)
             route = self._find(topic)
             self._routes[topic] = route
         if not route.picks:

@@ -38,8 +38,6 @@ class NodeConfig:
     progress_interval_s: float = 0.05
     pending_bytes_max: int = 67_108_864
     """Appended and not yet written; above it clients that add to it are not read."""
-    routes_max: int = 100_000
-    """Topics whose receivers are remembered."""
     producers_max: int = 100_000
     """Places in the producer table: a producer has one in each partition it publishes to."""
     producer_expiry_s: int = 604_800

@@ -23,7 +23,7 @@ from holdfast.node.held_publish import (
 )
 from holdfast.node.producers import PROPERTY_HEAD
 from holdfast.node.rights import may_write
-from holdfast.node.routing import find_route
+from holdfast.node.routing import find_route, look_up, resolved
 from holdfast.node.sequencing import (
     ANSWER,
     STORE,
@@ -34,7 +34,7 @@ from holdfast.node.sequencing import (
     sequencer_of,
 )
 from holdfast.node.state import Cluster, NodeState, Route
-from holdfast.session.connection import Connection
+from holdfast.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
 from holdfast.session.message import Message
 from holdfast.session.session import Session
 from holdfast.topics.names import InvalidTopic
@@ -49,6 +49,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     if not may_write(connection, route):
         _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return
+    resolved(state, route)
     qos = publish.qos
     if qos == 0:
         state.stats.publish_qos0_received += 1
@@ -97,7 +98,7 @@ def _checked_route(state: NodeState, connection: Connection, publish: Publish) -
     if publish.topic_alias or not publish.topic:
         _resolve_alias(state, connection, publish)
     try:
-        route = find_route(state, publish.topic)
+        route = look_up(state, publish.topic)
     except InvalidTopic as error:
         # [MQTT-3.3.2-2] no wildcards, [MQTT-4.7.3-1] not empty
         raise ProtocolViolation(reasons.TOPIC_NAME_INVALID, str(error)) from None
@@ -266,12 +267,16 @@ def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -
         )
     aliases = connection.aliases_in
     if aliases is None:
-        aliases = {}
+        aliases = AliasesIn()
         connection.aliases_in = aliases
     if publish.topic:
-        aliases[alias] = publish.topic
+        if not aliases.set(alias, publish.topic):
+            raise ProtocolViolation(
+                reasons.QUOTA_EXCEEDED,
+                f"topic aliases for more than {ALIASES_IN_BYTES_MAX} bytes of topics",
+            )
         return
-    topic = aliases.get(alias)
+    topic = aliases.topics.get(alias)
     if topic is None:
         raise ProtocolViolation(
             reasons.PROTOCOL_ERROR, f"topic alias {alias} was not set on this connection"

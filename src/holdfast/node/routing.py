@@ -1,14 +1,29 @@
 """Topic -> receivers, remembered until a subscription changes."""
 
+from typing import Final
+
 from holdfast.log.partition import partition_of
 from holdfast.node.rights import is_reserved, may_read
 from holdfast.node.state import Group, NodeState, Route
 from holdfast.session.session import Session, Subscription
 from holdfast.topics.names import decode_topic, matches
 
+ROUTES_BYTES_MAX: Final = 128 << 20
+"""Memory of the topics whose receivers are remembered. Above it all are forgotten."""
+ROUTE_BYTES: Final = 700
+"""Memory of one without its name and receivers, about."""
+RECEIVER_BYTES: Final = 8
+
 
 def find_route(state: NodeState, raw: bytes) -> Route:
-    """The route of a topic name. Raises InvalidTopic for bytes that are no topic name."""
+    """The route of a topic name, with its receivers. Raises InvalidTopic for bytes that are no
+    topic name."""
+    return resolved(state, look_up(state, raw))
+
+
+def look_up(state: NodeState, raw: bytes) -> Route:
+    """What the topic name itself says; nothing is remembered of one that is not used. Raises
+    InvalidTopic for bytes that are no topic name."""
     route = state.routes.get(raw)
     if route is None:
         topic = decode_topic(raw)
@@ -17,12 +32,31 @@ def find_route(state: NodeState, raw: bytes) -> Route:
         for filter in state.config.qos0_logged:
             if matches(filter, topic):
                 route.logged = True
-        if len(state.routes) >= state.config.routes_max:
-            state.routes.clear()
-        state.routes[raw] = route
+    return route
+
+
+def resolved(state: NodeState, route: Route) -> Route:
+    """The route with its receivers as they are now. It is remembered."""
     if route.version != state.route_version and not _is_untouched(state, route):
         _resolve(state, route)
+        _remember(state, route)
     return route
+
+
+def _remember(state: NodeState, route: Route) -> None:
+    """All memory of it counts, its receivers too: with 1,000 of them to a topic, 100,000 topics
+    have a list of 8 kB each."""
+    routes = state.routes
+    size_bytes = ROUTE_BYTES + 2 * len(route.raw)
+    size_bytes += RECEIVER_BYTES * (len(route.targets) + len(route.groups))
+    if routes.get(route.raw) is route:
+        state.routes_bytes -= route.size_bytes
+    if state.routes_bytes + size_bytes > ROUTES_BYTES_MAX:
+        routes.clear()
+        state.routes_bytes = 0
+    route.size_bytes = size_bytes
+    routes[route.raw] = route
+    state.routes_bytes += size_bytes
 
 
 def _is_untouched(state: NodeState, route: Route) -> bool:

@@ -268,6 +268,8 @@ class Route:
         self.raw = raw
         self.partition = partition
         self.version = -1
+        # In the memo, see node.routing.
+        self.size_bytes = 0
         self.targets: list[Subscription] = []
         self.groups: list[Group] = []
         # Sessions that have subscribed to the topic and may not read it.
@@ -317,6 +319,7 @@ class NodeState:
         # When a producer was last evicted; 0.0: never.
         self.producers_noted_at = 0.0
         self.routes: dict[bytes, Route] = {}
+        self.routes_bytes = 0
         self.route_version = 0
         # The filters of the last changes of it.
         self.route_changes: list[str] = []

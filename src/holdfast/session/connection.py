@@ -26,6 +26,28 @@ ALIAS_TOPIC_BYTES_MAX: Final = 65_536
 """Topics of one connection that have an alias towards the client; others are sent whole."""
 
 
+ALIASES_IN_BYTES_MAX: Final = 1 << 20
+"""Topics of one connection that its client has given an alias; beyond it the connection is closed
+(0x97)."""
+
+
+class AliasesIn:
+    """Topic aliases that a client has set."""
+
+    def __init__(self) -> None:
+        self.topics: dict[int, bytes] = {}
+        self.topic_bytes = 0
+
+    def set(self, alias: int, topic: bytes) -> bool:
+        """False: there is no room."""
+        topic_bytes = self.topic_bytes + len(topic) - len(self.topics.get(alias, b""))
+        if topic_bytes > ALIASES_IN_BYTES_MAX:
+            return False
+        self.topics[alias] = topic
+        self.topic_bytes = topic_bytes
+        return True
+
+
 class AliasesOut:
     """Topic aliases that a client was given, in the order 1, 2, 3."""
 
@@ -91,7 +113,7 @@ class Connection:
         self.receive_maximum = 65535
         # QoS > 0 publishes received and not yet acknowledged. [MQTT-3.3.4-7]
         self.unacknowledged = 0
-        self.aliases_in: dict[int, bytes] | None = None
+        self.aliases_in: AliasesIn | None = None
         self.aliases_out: AliasesOut | None = None
         self.alias_out_max = 0
         self.problem_information = True
