@@ -1,6 +1,7 @@
 """What every node must derive alike from the same records, whatever it has besides them."""
 
 import json
+from collections.abc import Callable
 
 from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.fabric import Fabric
@@ -12,7 +13,9 @@ from holdfast.log.journal import Journal
 from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
+from holdfast.node.holding import holds_of
 from holdfast.node.recording import session_opened
+from holdfast.node.recovery import Recovery
 from holdfast.node.state import NodeState
 from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.replication.metadata import NodeState as StateOfNode
@@ -124,8 +127,54 @@ def test_a_session_without_positions_begins_where_it_subscribed_on_every_node() 
         bench.open(1)
         filters = [["f/#", 1, False, False, 0, 0]]
         bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
-        found.append(bench.session().positions)
+        taken = Recovery(bench.new().state).take_over(bench.images.fields(bench.session()))
+        found.append(taken.positions)
     assert found == [[30, 20]] * 3
+
+
+def test_a_cursor_does_not_depend_on_when_a_node_looked_at_its_session() -> None:
+    """Timers, snapshots, transfers and takeovers look, each at its own time on each node."""
+    expected = [30, 20]
+    expected[HOME] = 40
+    for look_before in range(4):
+        assert _position_after_a_look(look_before) == expected
+
+
+def _position_after_a_look(look_before: int) -> list[int] | None:
+    bench = Bench()
+    bench.images.state.delivered = [look_before, 9]
+    filters = [["f/#", 1, False, False, 0, 0]]
+    records: list[Callable[[], object]] = [
+        lambda: bench.open(1),
+        lambda: bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters),
+        lambda: bench.apply(log_record.CURSOR, encode_cursor([(HOME, 40)], {}, []), epoch=1),
+        lambda: None,
+    ]
+    for number, apply in enumerate(records):
+        apply()
+        if number == look_before:
+            bench.images.settle_some(10)
+            bench.restart()
+    return bench.session().positions
+
+
+def test_the_first_cursor_after_a_takeover_names_all_positions() -> None:
+    """The images have none that a record could change."""
+    bench = Bench()
+    bench.open(1)
+    taken = Recovery(bench.new().state).take_over(bench.images.fields(bench.session()))
+    assert taken.positions is not None
+    assert taken.logged_positions is None
+
+
+def test_retention_keeps_what_a_session_without_a_cursor_has_to_get() -> None:
+    bench = Bench()
+    bench.images.state.delivered = [99, 99]
+    bench.open(1)
+    filters = [["f/#", 1, False, False, 0, 0]]
+    bench.change(1, op="subscribe", start=[30, 20], subscriptions=filters)
+    (hold,) = holds_of(bench.images.state, None)
+    assert list(hold.positions) == [30, 20]
 
 
 def test_a_will_that_was_published_stays_so_over_a_snapshot() -> None:

@@ -7,6 +7,11 @@ append comes back here.
 Records of one partition arrive in order, those of several partitions do not. So QoS 2 packet ids
 and wills, which are told in the partitions of their messages, are kept by session epoch: what
 belongs to an earlier life of a session does not count.
+
+Invariant: the image of a session or a group is a function of the records of its home partition. A
+session's cursor has no positions before a record sets them. Counter-example: nodes that filled them
+in from what they had delivered, or from the subscriptions so far, each at its own time, would
+resume the session at different offsets after a failover.
 """
 
 import json
@@ -21,6 +26,7 @@ from holdfast.node.recovery import (
     SNAPSHOT_GROUP,
     SNAPSHOT_SESSION,
     Recovery,
+    first_starts,
     session_fields,
     snapshot_entries,
 )
@@ -99,6 +105,15 @@ class Images(Recovery):
                 for packet_id, entry in cursor.inflight
             ]
         super()._advance(session, cursor)
+
+    def _unlogged_positions(self, session: Session) -> list[int]:
+        if any(each.start is not None for each in session.subscriptions.values()):
+            return first_starts(self.state, session)
+        return super()._unlogged_positions(session)
+
+    def _settle(self, session: Session) -> None:
+        """Whoever resumes the session fills in positions that no record tells: see take_over."""
+        self._settle_inflight(session)
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
         super()._subscribe(session, fields, start)

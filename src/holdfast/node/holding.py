@@ -2,6 +2,7 @@
 
 from holdfast.log.retention import Hold
 from holdfast.node.recording import group_positions, is_durable_group
+from holdfast.node.recovery import first_starts
 from holdfast.node.state import NodeState
 from holdfast.session.session import Session
 
@@ -11,16 +12,20 @@ def holds_of(state: NodeState, bytes_max: int | None) -> list[Hold]:
     holds: list[Hold] = []
     for session in state.sessions.values():
         if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
-            holds.append(Hold(session.client_id, _positions(session, state.delivered), bytes_max))
+            holds.append(Hold(session.client_id, _positions(state, session), bytes_max))
     for group in state.groups.values():
         if is_durable_group(group) or not group.tailing:
             holds.append(Hold(group.key, group_positions(state, group), bytes_max))
     return holds
 
 
-def _positions(session: Session, delivered: list[int]) -> list[int]:
+def _positions(state: NodeState, session: Session) -> list[int]:
     """What the session still needs: unread records, and unfinished ones for a resend."""
-    positions = session.resume_positions(delivered)
+    if session.positions is None and not session.tailing:
+        # The image of a session that has logged no cursor.
+        positions = first_starts(state, session)
+    else:
+        positions = session.resume_positions(state.delivered)
     for entry in session.inflight.values():
         if not entry.is_retained:
             positions[entry.partition] = min(positions[entry.partition], entry.offset)

@@ -173,7 +173,7 @@ class Recovery:
     def _set_cursor(self, session: Session, cursor: CursorState) -> None:
         self._touch(session)
         if cursor.positions and session.positions is None:
-            session.positions = [0] * self.state.config.partitions
+            session.positions = self._unlogged_positions(session)
         for partition, offset in cursor.positions:
             assert session.positions is not None
             session.positions[partition] = offset
@@ -186,6 +186,10 @@ class Recovery:
             if session.done is None:
                 session.done = set()
             session.done.update(cursor.done)
+
+    def _unlogged_positions(self, session: Session) -> list[int]:
+        """Before the first record of the session's cursor."""
+        return [0] * self.state.config.partitions
 
     def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
         client_id = str(fields["client"])
@@ -276,7 +280,11 @@ class Recovery:
         """In a cluster: the session that an entry of a snapshot tells of, ready to be resumed here.
         Raises KeyError, ValueError, TypeError or AssertionError for fields that are none."""
         session = self._restore_session(fields)
+        is_cursor_logged = session.positions is not None
         self._settle(session)
+        if not is_cursor_logged:
+            # The first record has to name all positions: the images have none to change.
+            session.logged_positions = None
         if fields.get("maybe_sent", True):
             session.maybe_sent = list(self.state.delivered)
         return session
@@ -346,13 +354,16 @@ class Recovery:
     def _settle(self, session: Session) -> None:
         state = self.state
         if session.positions is None:
-            session.positions = _first_starts(state, session)
+            session.positions = first_starts(state, session)
         session.positions = _clamped(state, session.positions)
+        session.logged_positions = list(session.positions)
+        self._settle_inflight(session)
+
+    def _settle_inflight(self, session: Session) -> None:
         session.inflight = in_sending_order(session.inflight)
         for packet_id, entry in session.inflight.items():
             entry.logged = True
             session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
-        session.logged_positions = list(session.positions)
         session.replaying = bool(session.inflight or session.done)
 
     def _rearm(self, session: Session) -> bool:
@@ -400,7 +411,7 @@ def _clamped(state: NodeState, positions: list[int]) -> list[int]:
     return list(map(min, positions, state.journal.next_offset))
 
 
-def _first_starts(state: NodeState, session: Session) -> list[int]:
+def first_starts(state: NodeState, session: Session) -> list[int]:
     """A session that never logged its cursor begins where its subscriptions do."""
     positions = list(state.delivered)
     starts = [each.start for each in session.subscriptions.values() if each.start is not None]
@@ -436,7 +447,10 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
 
 def session_fields(state: NodeState, session: Session) -> dict[str, object]:
     """Of a SNAPSHOT_SESSION entry."""
-    positions = session.resume_positions(state.delivered)
+    positions = list(enumerate(session.resume_positions(state.delivered)))
+    if session.positions is None and state.journal.replicated:
+        # See Images: no record has told a cursor.
+        positions = []
     inflight: dict[int, Inflight | None] = dict(session.inflight)
     inbound = session.inbound
     fields: dict[str, object] = {
@@ -453,7 +467,7 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
         ],
         "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
         "cursor": base64.b64encode(
-            encode_cursor(list(enumerate(positions)), inflight, sorted(session.done or ()))
+            encode_cursor(positions, inflight, sorted(session.done or ()))
         ).decode(),
     }
     if session.will is not None:
