@@ -10,12 +10,14 @@ from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
 from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
 from holdfast.log.journal import Journal
-from holdfast.log.record import CONTROL, Record
+from holdfast.log.record import CONTROL, SESSION, Record
 from holdfast.node.config import NodeConfig
+from holdfast.node.recording import session_opened
 from holdfast.node.state import NodeState
-from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED
+from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
 from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.replication.metadata import NodeState as StateOfNode
+from holdfast.session.session import Session
 
 
 class Bench:
@@ -31,8 +33,8 @@ class Bench:
         self.fabric.leading[0] = 2
         reads = MetadataReads(lambda now: NOTHING)
         barriers = Barriers(self.state, self.fabric, reads)
-        images = Images(NodeState(config, journal))
-        self.homes = Homes(self.state, self.fabric, images, barriers)
+        self.images = Images(NodeState(config, journal))
+        self.homes = Homes(self.state, self.fabric, self.images, barriers)
         self.homes.start_leading(0)
 
     def lose(self, node: str) -> None:
@@ -46,6 +48,10 @@ class Bench:
     def closes(self) -> list[str]:
         """Nodes that are to let go of a session."""
         return [node for node, kind, _ in self.fabric.outgoing if kind == SESSION_CLOSE]
+
+    def asked(self) -> list[str]:
+        """Nodes that are to announce what they own."""
+        return [node for node, kind, _ in self.fabric.outgoing if kind == SESSION_OWNED]
 
     def ask(self, request: int, client_id: str, node: str = "n2") -> None:
         fields: dict[str, Any] = {
@@ -109,3 +115,36 @@ def test_nothing_is_remembered_of_a_node_that_is_down_and_out_of_reach() -> None
     bench.fabric.connected.discard("n2")
     bench.homes.disconnected("n2")
     assert not bench.homes.owners
+
+
+def test_a_node_is_asked_again_about_a_session_that_its_client_only_asked_for() -> None:
+    """The `open` of a process that has ended is committed late. The client comes to the next
+    process, and goes before it has the session: its request is withdrawn."""
+    bench = Bench()
+    bench.commit()
+    session = Session("a", b"a")
+    session.epoch = 4
+    session.expiry_s = 60
+    payload = session_opened(session, False, "n2", 1)
+    bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=4, payload=payload))
+    appended = bench.fabric.journal.next_offset[0]
+    bench.homes.owned("n2", [0], {}, ["a"])
+    bench.homes.handle_timers()
+    assert bench.asked() == []
+    due = bench.homes.timer()
+    assert due is not None
+    for _ in range(2):
+        bench.state.now = bench.homes.timer() or 0.0
+        bench.homes.handle_timers()
+        bench.homes.owned("n2", [0], {}, ["a"])
+    assert bench.asked() == ["n2", "n2"]
+    assert bench.fabric.journal.next_offset[0] == appended
+    bench.homes.owned("n2", [0], {}, [])
+    assert bench.fabric.journal.next_offset[0] == appended + 1
+    session.epoch = 5
+    payload = session_opened(session, False, "n2", 2)
+    bench.images.apply(Record(0, SESSION, client_id=b"a", sequence=5, payload=payload))
+    bench.state.now = bench.homes.timer() or bench.state.now
+    bench.homes.handle_timers()
+    assert bench.asked() == ["n2", "n2"]
+    assert bench.homes.timer() is None

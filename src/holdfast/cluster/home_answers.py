@@ -61,6 +61,8 @@ class HomeAnswers:
     def ask_owned(self, nodes: list[str], partitions: list[int]) -> None:
         """These nodes are to tell which sessions with these homes they have."""
         fields = {"ask": True, "partitions": partitions, "owned": [], "asking": []}
-        for node in nodes:
-            if partitions:
+        for node in nodes if partitions else ():
+            if node == self._fabric.node_id:
+                self.local.append({"tell": node, "partitions": partitions})
+            else:
                 self._fabric.send_fields(node, SESSION_OWNED, fields)

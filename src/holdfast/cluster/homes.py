@@ -12,6 +12,9 @@ Invariants
 - An epoch of a session is given to one owner.
 - A session is opened for one asker at a time; the next waits.
 - SESSION_OPENED leaves after the `open` record is committed and in the images, if there is one.
+- An open session whose node does not have it is closed, unless a client asks for it at that node.
+  Then the node is asked again until one of the two is over. Counter-example: the client goes, its
+  request is withdrawn, and the session stays open for a node that never had it.
 - A new leader decides nothing before it has applied what leaders before it have appended: an epoch
   may have been given in there.
 """
@@ -42,6 +45,10 @@ CLOSE_WAIT_S: Final = 1.0
 link does not make it shorter: the node may live, and hand out messages for as long as it may take
 itself for the owner (`doubt`), which must be less."""
 
+ASK_OWNED_AGAIN_S: Final = 1.0
+"""After a node has announced that it does not have an open session, and that a client asks for
+it."""
+
 
 class Homes:
     def __init__(
@@ -61,6 +68,10 @@ class Homes:
         self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
         # Partitions whose owners are to be asked what they have.
         self._asks: set[int] = set()
+        # Open sessions that their node does not have, because a client asks for them there: the
+        # node and the epoch; and when those nodes are asked again.
+        self._spared: dict[str, tuple[str, int]] = {}
+        self._spared_at = 0.0
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
 
@@ -329,13 +340,28 @@ class Homes:
         self.owners.forget(node, led, {*owned, *asking})
         self._forget_requests(node, led, {*owned, *asking})
         for session in list(self._images.open):
-            if (
-                session.owner == node
-                and session.client_id not in owned
-                and session.client_id not in asking
-                and self.home(session.client_id) in led
-            ):
+            client_id = session.client_id
+            if session.owner != node or client_id in owned or self.home(client_id) not in led:
+                continue
+            if client_id in asking:
+                if not self._spared:
+                    self._spared_at = self._state.now + ASK_OWNED_AGAIN_S
+                self._spared[client_id] = (node, session.epoch)
+            else:
+                self._spared.pop(client_id, None)
                 self._close(session)
+
+    def _ask_about_spared(self) -> None:
+        self._spared_at = self._state.now + ASK_OWNED_AGAIN_S
+        asked: dict[str, set[int]] = {}
+        for client_id, (node, epoch) in list(self._spared.items()):
+            session = self._images.state.sessions.get(client_id)
+            if session is None or session.owner != node or session.epoch != epoch:
+                del self._spared[client_id]
+            else:
+                asked.setdefault(node, set()).add(self.home(client_id))
+        for node, partitions in asked.items():
+            self.answers.ask_owned([node], sorted(partitions))
 
     def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
         """A process before has asked for what this one does not know."""
@@ -405,6 +431,9 @@ class Homes:
         for client_id in list(self._requests):
             if self.home(client_id) == partition:
                 del self._requests[client_id]
+        for client_id in list(self._spared):
+            if self.home(client_id) == partition:
+                del self._spared[client_id]
         self.owners.stop_leading(partition)
         self.endings.stop_deciding(partition)
 
@@ -429,7 +458,11 @@ class Homes:
         for queue in list(self._requests.values()):
             if queue and queue[0].waits_for and queue[0].deadline <= now:
                 self._go_without(queue[0])
+        if self._spared and self._spared_at <= now:
+            self._ask_about_spared()
 
     def timer(self) -> float | None:
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
+        if self._spared:
+            due.append(self._spared_at)
         return min(due) if due else None
