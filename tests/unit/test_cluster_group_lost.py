@@ -101,6 +101,17 @@ class Bench:
         stock = Stock(KEY, 1, 1, 10, list(held), [], [0])
         self.coordinator.tell(node, Tell(1, [(0, 1)], [stock]))
 
+    def stock(self, *held: Place) -> Tell:
+        return Tell(1, [(0, 2)], [Stock(KEY, 1, 1, 10, list(held), [], [0])])
+
+    def log_group(self, positions: list[Place], epoch: int) -> None:
+        """By the coordinator of that epoch."""
+        self.record_of_group(encode_cursor(positions, {}, []), epoch)
+
+    def record_of_group(self, payload: bytes, epoch: int) -> None:
+        kind = log_record.CURSOR
+        self.images.apply(Record(0, kind, client_id=KEY.encode(), sequence=epoch, payload=payload))
+
     def lead(self, *nodes: str) -> None:
         self.coordinator.start_leading(0, 1)
         for node in nodes:
@@ -267,3 +278,49 @@ def test_a_node_that_was_seen_down_late_is_asked_again() -> None:
     coordinator.tell("n2", Tell(2, [(0, 1)], []))
     coordinator.tidy()
     assert len(bench.asked) == 1
+
+
+def test_what_is_finished_is_not_claimed() -> None:
+    """n2 was cut off, and its session has completed the record at another node. The log says that
+    the group has finished with it."""
+    for tells_before in (False, True):
+        bench = Bench()
+        bench.state.delivered[0] = 20
+        bench.log_group([(0, 10)], 1)
+        bench.coordinator.start_leading(0, 2)
+        if tells_before:
+            # The records of the coordinator before are applied after it.
+            bench.images.groups.drop(KEY)
+            bench.coordinator.tell("n2", bench.stock((0, 4), (0, 12)))
+            bench.log_group([(0, 10)], 1)
+        else:
+            bench.coordinator.tell("n2", bench.stock((0, 4), (0, 12)))
+        bench.pass_time(10.0)
+        coordination = bench.coordinator.homes[0].groups[KEY]
+        assert coordination.is_open
+        assert list(coordination.given) == [(0, 12)]
+        assert coordination.stakes["n2"].count == 1
+        assert coordination.positions() == [10]
+
+
+def test_a_home_is_opened_behind_what_was_logged_before() -> None:
+    """Whatever barriers say: an impatient one gives up after a time."""
+    bench = Bench()
+    bench.fabric.journal.append(Record(0, log_record.CONTROL))
+    bench.coordinator.start_leading(0, 2)
+    bench.pass_time(10.0)
+    assert not bench.coordinator.homes[0].is_open
+    bench.state.delivered[0] = 1
+    bench.pass_time()
+    assert bench.coordinator.homes[0].is_open
+
+
+def test_the_position_of_a_group_never_goes_back() -> None:
+    bench = Bench()
+    bench.log_group([(0, 10)], 1)
+    bench.log_group([(0, 4)], 2)
+    assert bench.images.group_positions[KEY] == [10]
+    assert bench.images.groups.is_finished(KEY, 0, 9)
+    bench.record_of_group(encode_cursor([], {}, []), 2)
+    bench.log_group([(0, 4)], 3)
+    assert bench.images.group_positions[KEY] == [4]

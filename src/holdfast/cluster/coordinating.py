@@ -41,10 +41,14 @@ DONE_IN_RECORD: Final = 10_000
 
 
 class Home:
-    """A home partition that this node leads."""
+    """A home partition that this node leads. `begins_at`: behind what coordinators before have
+    logged."""
 
-    def __init__(self, partition: int, epoch: int, since: float, barrier: int) -> None:
+    def __init__(
+        self, partition: int, epoch: int, since: float, barrier: int, begins_at: int
+    ) -> None:
         self.partition = partition
+        self.begins_at = begins_at
         self.epoch = epoch
         self.since = since
         self.barrier = barrier
@@ -103,7 +107,8 @@ class Coordinator:
 
     def start_leading(self, partition: int, epoch: int) -> None:
         self.stop_leading(partition)
-        home = Home(partition, epoch, self._state.now, self._barriers.begin())
+        begins_at = self._fabric.journal.next_offset[partition]
+        home = Home(partition, epoch, self._state.now, self._barriers.begin(), begins_at)
         self.homes[partition] = home
         self._opening[home] = None
 
@@ -145,7 +150,8 @@ class Coordinator:
 
     def _open_homes(self) -> None:
         for home in list(self._opening):
-            if self._barriers.has_passed(home.barrier) and self._have_told(home):
+            is_applied = self._state.delivered[home.partition] >= home.begins_at
+            if is_applied and self._barriers.has_passed(home.barrier) and self._have_told(home):
                 del self._opening[home]
                 self._open(home)
 
@@ -223,7 +229,7 @@ class Coordinator:
         if stock.start is not None and len(stock.start) == len(self._state.delivered):
             coordination.begin_at(stock.start)
         stake = coordination.stake(node, self._load(node))
-        lost = coordination.told(stake, stock)
+        lost = coordination.told(stake, stock, self._images.groups)
         coordination.allow(node)
         if home.is_open and not coordination.is_open:
             self._open_group(home, coordination)

@@ -11,6 +11,11 @@ each node at most once for each such change, and never round and round. When no 
 records now is left for it, it waits aside, and the group goes on: for a node that has no room yet,
 or for a member that is away and may read it, as the log knows that. If there is neither, the record
 is finished without having been sent, and counted. With ASIDE_MAX aside the group waits.
+
+A finished record never becomes another one of these, whoever finished it: this coordinator or one
+before, in whose time the log says so. Counter-example: a node that was cut off still has a record
+that its session has finished elsewhere. A new coordinator that believed the node would log a
+position below that record, and hand the record out again when the node gives it back.
 """
 
 from collections.abc import Callable
@@ -126,7 +131,7 @@ class Coordination:
         if durable:
             self.was_durable = True
 
-    def told(self, stake: Stake, stock: Stock) -> list[Place]:
+    def told(self, stake: Stake, stock: Stock, images: GroupImages) -> list[Place]:
         """Everything that a node has. Returns what was given to it and is lost."""
         self.measured(stake, stock.members, stock.durable, stock.limit)
         lost = {place: None for place, given in self.given.items() if given[0] == stake.node}
@@ -134,14 +139,14 @@ class Coordination:
         for place in stock.held:
             if place in lost:
                 del lost[place]
-            elif self._claim(place, ahead):
+            elif not images.is_finished(self.key, *place) and self._claim(place, ahead):
                 self.given[place] = (stake.node, 0)
                 stake.count += 1
         for place in stock.finished:
             if place in lost:
                 del lost[place]
                 self.finish(stake.node, place)
-            elif self._claim(place, ahead):
+            elif not images.is_finished(self.key, *place) and self._claim(place, ahead):
                 self._finish(place)
         return list(lost)
 
@@ -252,6 +257,9 @@ class Coordination:
             self._floor = list(map(min, *starts, starts[0])) if starts else list(state.delivered)
             begin = list(map(min, self._floor, state.delivered))
         else:
+            # What nodes have told before may have been finished by records that came later.
+            for place in [each for each in self.given if images.is_finished(self.key, *each)]:
+                self._take(place)
             begin = list(positions)
             self.logged = list(positions)
             for partition, offsets in images.done.get(self.key, {}).items():

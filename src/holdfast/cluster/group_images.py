@@ -3,6 +3,10 @@
 Their CURSOR records are written by their coordinator, under the epoch of their home partition: what
 one has written that was deposed meanwhile counts for nothing. A record that says nothing ends the
 group. Every record sets values, see node.recovery.
+
+Invariant: until a group ends, its positions never go back. Each says that everything before it is
+finished, and nothing else remembers that: a lower one would let the next coordinator hand all of it
+out again, QoS 2 records included.
 """
 
 from typing import Final
@@ -46,6 +50,7 @@ class GroupImages:
         positions = self.positions.setdefault(key, [0] * self._state.config.partitions)
         done = self.done.setdefault(key, {})
         for partition, offset in cursor.positions:
+            offset = max(offset, positions[partition])
             positions[partition] = offset
             if partition in done:
                 done[partition] = {each for each in done[partition] if each >= offset}

@@ -221,10 +221,12 @@ class Shares:
 
     def _settle_kept(self, share: Share, client_id: str, place: Place) -> None:
         """The session's record that has the place is applied; it counts for nothing if another node
-        had the session by then."""
+        had the session by then. Unless the group has finished: the session may have completed the
+        record at that node, so that its packet id is free again."""
         if place not in share.held:
             return
-        if self._images.has_inflight(client_id, tag_of(share.key), place):
+        is_finished = self._images.groups.is_finished(share.key, *place)
+        if is_finished or self._images.has_inflight(client_id, tag_of(share.key), place):
             self._finish(share, place)
         else:
             self._give_back(share, place)
