@@ -70,7 +70,7 @@ class Bench:
         found = []
         for _, _, payload in self.fabric.outgoing:
             assert isinstance(payload, bytes)
-            found += [(ticket, reason) for ticket, reason, _ in decode_result(payload)]
+            found += [(each.ticket, each.reason) for each in decode_result(payload)]
         self.fabric.outgoing.clear()
         return found
 

@@ -247,7 +247,7 @@ def test_clients_are_sent_away_if_nothing_helps() -> None:
     bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
     bench.run(GIVE_UP_S + 5, "n3")
     assert bench.connection.state == OPEN
-    bench.fabric.has_majority = True
+    bench.fabric.reaches_majority = lambda now: True
     bench.run(GIVE_UP_S + 5.2, "n3")
     assert bench.connection.state == CLOSED
 

@@ -252,3 +252,40 @@ def test_what_a_client_sent_behind_a_refused_message_is_refused_too() -> None:
     bench.publish("young")
     bench.forwarding.refuse_overdue(WAIT_S * 1.5)
     assert bench.kept == ["old refused 0x97", "young refused 0x97"]
+
+
+def test_what_waits_for_the_newest_record_waits_for_those_before_it() -> None:
+    """Also if the newest is refused, and is done first."""
+    bench = Bench()
+    done: list[str] = []
+    first = bench.append(0, log_record.CURSOR, 0, "", b"")
+    second = bench.append(0, log_record.CURSOR, 0, "", b"")
+    bench.forwarding.after_newest(0, lambda: done.append("second"))
+    third = bench.publish("third")
+    bench.forwarding.after_newest(0, lambda: done.append("third"))
+    bench.forwarding.refuse(third, reasons.QUOTA_EXCEEDED, "no")
+    assert done == []
+    bench.commit(first)
+    assert done == []
+    bench.commit(second)
+    assert done == ["second", "third"]
+    fourth = bench.publish("fourth")
+    bench.forwarding.after_newest(0, lambda: done.append("fourth"))
+    bench.forwarding.refuse(fourth, reasons.QUOTA_EXCEEDED, "no")
+    assert done == ["second", "third", "fourth"]
+
+
+def test_the_progress_of_a_group_does_not_outlive_its_coordinator() -> None:
+    """The next one has begun without it. A session's goes on: its epoch is the session's."""
+    bench = Bench()
+    for epoch, client_id in ((3, b"$share/g/t"), (1 << 30, b"c")):
+        bench.forwarding.append(
+            Record(0, log_record.CURSOR, client_id=client_id, sequence=epoch, payload=b"")
+        )
+    connection = Connection(1 << 20, "", "")
+    bench.forwarding.hold(Promised(bench.kept, "both", connection))
+    session = bench.newest()
+    bench.forwarding.aligned(0, LEADER, 4, set())
+    assert list(bench.forwarding.pending) == [session]
+    bench.commit(session)
+    assert bench.kept == ["both"]

@@ -52,7 +52,7 @@ class Bench:
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
         fabric = LedHere("n1", journal)
-        fabric.has_majority = True
+        fabric.reaches_majority = lambda now: True
         self.images = NodeState(config, journal)
         self.reads = MetadataReads(self.propose_nothing)
         fabric.leading[0] = 1

@@ -2,11 +2,15 @@
 
 import pytest
 
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.node_side import UNAVAILABLE_S, NodeSide
 from holdfast.log.journal import Journal
 from holdfast.log.record import Record
 from holdfast.mqtt import reasons
 from holdfast.node.config import NodeConfig
 from holdfast.node.connecting import Opening, finish_open
+from holdfast.node.effects import Note
+from holdfast.node.held_publish import HeldReply
 from holdfast.node.node import Node
 from holdfast.node.state import Cluster, Held, NodeState
 from holdfast.session.connection import Connection
@@ -61,3 +65,42 @@ def test_a_repetition_that_cannot_be_taken_is_not_refused(version: int, dup: boo
     is_told = version == 5 and not dup
     assert cluster.replies == is_told
     assert connection.closing == (not is_told)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_the_client_gets_the_true_reason(version: int) -> None:
+    node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
+    cluster = Refusing(node.state)
+    replies: list[Held] = []
+    cluster.hold_reply = replies.append  # type: ignore[method-assign]
+    node.state.cluster = cluster
+    connection = node.handle_connected("remote", "listener")
+    node.handle_data(connection, connect("c", version))
+    node.handle_resumed(connection)
+    node.state.effects = []
+    node.handle_data(connection, publish("t", b"x", 1, 7, version))
+    if version == 5:
+        (reply,) = replies
+        assert isinstance(reply, HeldReply)
+        assert b"this node reaches no majority of the cluster" in reply.data
+    else:
+        notes = [each for each in node.state.effects if isinstance(each, Note)]
+        assert any("reaches no majority" in str(note.fields) for note in notes), notes
+
+
+def test_the_majority_is_looked_at_when_it_is_needed() -> None:
+    """A node that looks now and then goes on refusing when the majority is back."""
+    node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
+    side = NodeSide.__new__(NodeSide)
+    fabric = Fabric("n1", Journal(1, replicated=True))
+    side._state = node.state
+    side._fabric = fabric
+    node.state.now = UNAVAILABLE_S + 1
+    assert side.refusal(0) == reasons.QUOTA_EXCEEDED
+    fabric.reaches_majority = lambda now: True
+    assert side.refusal(0) == 0
+    fabric.reaches_majority = lambda now: False
+    node.state.now += UNAVAILABLE_S
+    assert side.refusal(0) == 0
+    node.state.now += 0.1
+    assert side.refusal(0) == reasons.QUOTA_EXCEEDED

@@ -1,8 +1,21 @@
 """The order of a client's messages when a leader, or this node, does not take one of them: what was
 sent behind it must not be stored before it comes again."""
 
+import struct
+
+import pytest
+
 from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import WAIT_S, Appender, Forwarding, Pending, decode_forward
+from holdfast.cluster.forwarding import (
+    WAIT_S,
+    Answer,
+    Appender,
+    Forwarding,
+    Pending,
+    decode_forward,
+    decode_result,
+    encode_result,
+)
 from holdfast.log import record as log_record
 from holdfast.log.journal import Journal
 from holdfast.log.record import Record
@@ -157,3 +170,56 @@ def test_nothing_later_of_a_producer_before_what_was_refused() -> None:
     assert not sequencer.is_behind_hole()
     sequencer.sequence = 6
     assert not sequencer.is_behind_hole()
+
+
+@pytest.mark.parametrize("reason", [reasons.SUCCESS, REFUSED])
+@pytest.mark.parametrize(
+    ("node", "partition", "epoch", "counts"),
+    [
+        (LEADER, 0, 4, False),
+        ("n3", 0, 5, True),
+        ("n3", 0, 4, False),
+        ("n3", 1, 5, False),
+        # Of an older version, which names no epoch.
+        ("n3", 0, 0, True),
+        (LEADER, 0, 0, False),
+    ],
+)
+def test_an_answer_counts_from_the_leader_that_the_record_is_with(
+    node: str, partition: int, epoch: int, counts: bool, reason: int
+) -> None:
+    """n2 is deposed and has not heard of it: it refuses what n3, the next leader, stores."""
+    bench = Bench()
+    bench.fabric.connected.add("n3")
+    bench.forwarding.aligned(0, LEADER, 4, set())
+    bench.publish("first")
+    assert bench.sent() == [(0, ["first"])]
+    bench.forwarding.stop(0)
+    early = Answer(0, 4, bench.tickets["first"], REFUSED, "disk full")
+    bench.forwarding.answered(LEADER, early)
+    bench.forwarding.aligned(0, "n3", 5, set())
+    assert bench.sent() == [(0, ["first"])]
+    bench.forwarding.answered(node, Answer(partition, epoch, bench.tickets["first"], reason, ""))
+    kept = ["first refused"] if reason == REFUSED else ["first"]
+    assert bench.kept == (kept if counts else [])
+    assert bench.forwarding.outdated == 1 + (not counts)
+
+
+def test_answers_name_partition_and_epoch_in_a_way_that_older_nodes_pass_over() -> None:
+    answers = [Answer(3, 7, 1, 0, ""), Answer(3, 7, 2, 0x97, "full"), Answer(4, 9, 5, 0x97, "é")]
+    payload = encode_result(answers)
+    found = [
+        (each.partition, each.epoch, each.ticket, each.reason) for each in decode_result(payload)
+    ]
+    assert found == [(3, 7, 1, 0), (3, 7, 2, 0x97), (4, 9, 5, 0x97)]
+    # As version 0.1 reads them: entries of ticket, reason and text.
+    tickets = []
+    at = 0
+    while at < len(payload):
+        ticket, _, length = struct.unpack_from("<IBH", payload, at)
+        at += 7 + length
+        tickets.append(ticket)
+    assert tickets == [0, 1, 2, 0, 5]
+    old = struct.pack("<IBH", 6, 0x97, 2) + b"no"
+    (answer,) = decode_result(old)
+    assert (answer.epoch, answer.ticket, answer.text) == (0, 6, "no")

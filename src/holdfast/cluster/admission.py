@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Appender, Forwarding, Pending, encode_result
+from holdfast.cluster.forwarding import Answer, Appender, Forwarding, Pending, encode_result
 from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
 from holdfast.log.record import Batch, Record
@@ -117,8 +117,8 @@ class Admission(Appender):
         # Of the record at hand.
         self._origin = ""
         self._attempt = NO_ATTEMPT
-        # node -> (ticket, reason, text) that are to leave.
-        self._results: dict[str, list[tuple[int, int, str]]] = {}
+        # node -> answers that are to leave.
+        self._results: dict[str, list[Answer]] = {}
         self.repeated = 0
         self.refused = 0
         self.strayed = 0
@@ -140,7 +140,7 @@ class Admission(Appender):
         tail.forget_below(offset)
         while tail.repeated and tail.repeated[0][0] <= offset:
             _, origin, ticket = tail.repeated.popleft()
-            self._answer(origin, ticket, reasons.SUCCESS, "")
+            self._answer(origin, partition, ticket, reasons.SUCCESS, "")
 
     def append(self, pending: Pending) -> None:
         """A record of this node."""
@@ -174,14 +174,14 @@ class Admission(Appender):
             outcome = self._admit(tail, record)
         if outcome == REFUSED:
             self.refused += 1
-            self._answer(origin, record.ticket, self._reason, self._text)
+            self._answer(origin, partition, record.ticket, self._reason, self._text)
             return
         journal = self._fabric.journal
         if outcome == REPEATED:
             self.repeated += 1
             end = journal.next_offset[partition]
             if journal.high_watermark[partition] >= end:
-                self._answer(origin, record.ticket, reasons.SUCCESS, "")
+                self._answer(origin, partition, record.ticket, reasons.SUCCESS, "")
             else:
                 tail.repeated.append((end, origin, record.ticket))
             return
@@ -292,14 +292,21 @@ class Admission(Appender):
             return self._refuse(reasons.QUOTA_EXCEEDED, "too many producers wait")
         return STORE
 
-    def _answer(self, origin: str, ticket: int, reason: int, text: str) -> None:
+    def _answer(self, origin: str, partition: int, ticket: int, reason: int, text: str) -> None:
+        """This node leads the partition."""
         if not ticket:
             return
         if origin == self._fabric.node_id:
             assert self.forwarding is not None
             self.forwarding.refuse(ticket, reason, text)
             return
-        self._results.setdefault(origin, []).append((ticket, reason, text))
+        epoch = self._fabric.leading[partition]
+        answer = Answer(partition, epoch, ticket, reason, text)
+        self._results.setdefault(origin, []).append(answer)
+
+    def drop_results(self, node: str) -> None:
+        """Its link is lost: see Fabric.drop_frames."""
+        self._results.pop(node, None)
 
     def flush(self) -> None:
         """End of a turn."""

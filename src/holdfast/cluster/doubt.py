@@ -157,7 +157,7 @@ class Doubt:
         if not self._state.is_unsure:
             return False
         now = self._state.now
-        if now >= self._doubted_at + GIVE_UP_S and self._fabric.has_majority:
+        if now >= self._doubted_at + GIVE_UP_S and self._fabric.has_majority(now):
             self._send_away(None, "this node cannot tell who owns the session")
             self._end()
             return True

@@ -2,7 +2,7 @@
 are to leave."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from holdfast.log.journal import Journal
 from holdfast.replication.kinds import BadFrame
@@ -19,17 +19,31 @@ class Fabric:
         self.outgoing: list[tuple[str, int, bytes | list[bytes]]] = []
         # Per partition: the epoch under which this node may append; 0: it does not lead.
         self.leading: list[int] = [0] * journal.partitions
-        # Does this node hear from a majority of the voters, directly or through their leader?
-        self.has_majority = False
-        # When it last did.
+        # Does this node hear from a majority of the voters, directly or through their leader? At a
+        # time; the member sets it.
+        self.reaches_majority: Callable[[float], bool] = lambda now: False
+        # When it last did, as far as it was looked at.
         self.majority_at = 0.0
         # Has this node the images of all partitions?
         self.is_whole = True
+
+    def has_majority(self, now: float) -> bool:
+        is_reached = self.reaches_majority(now)
+        if is_reached:
+            self.majority_at = now
+        return is_reached
 
     def send(self, node: str, kind: int, payload: bytes) -> None:
         """Lost if there is no link; whoever needs an answer asks again when there is."""
         if node in self.connected:
             self.outgoing.append((node, kind, payload))
+
+    def drop_frames(self, node: str) -> None:
+        """Its link is lost, or replaced. A frame belongs to the link that it was made for: the
+        process at the other end of the next link may be another one. Counter-example: the restarted
+        process gets a REPLICATE_ACK that counts the bytes of the link before."""
+        if self.outgoing:
+            self.outgoing = [each for each in self.outgoing if each[0] != node]
 
     def send_fields(self, node: str, kind: int, fields: Mapping[str, object]) -> None:
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))

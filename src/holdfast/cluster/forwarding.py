@@ -7,6 +7,10 @@ and none can be lost. What a leader did not take or already had is told by FORWA
 Invariants
 - A record is `pending` until it is seen committed, or refused.
 - Per partition, records leave in the order they were appended, to one leader under one epoch.
+- A leader's answer counts only while the record is with that leader under that epoch. Counter-
+  example: n4 is deposed and has not heard of it, n5 leads and gets the record again. n4 refuses it,
+  the client uses the packet id for another message, and n5 commits the first one: it takes the
+  second for a repetition and acknowledges it without storing it.
 - When that leader, its epoch or the link to it is lost, nothing leaves until this node's log has
   everything that the next leader has (`aligned`): what is in there is not sent again, the rest
   is, in order. So a failover neither loses a record nor stores it twice.
@@ -24,6 +28,7 @@ from holdfast.mqtt import reasons
 from holdfast.node.recording import SESSION_OPENED
 from holdfast.node.state import Held, NodeState
 from holdfast.replication.kinds import FORWARD, BadFrame
+from holdfast.topics.names import SHARE_PREFIX
 
 PENDING_BYTES_MAX: Final = 64 << 20
 """Of records that wait to be committed; publishers are not read above it."""
@@ -42,8 +47,23 @@ _HEAD: Final = struct.Struct("<II")
 _RESULT: Final = struct.Struct("<IBH")
 
 
+_GROUP: Final = SHARE_PREFIX.encode()
+"""So begin the keys of shared groups."""
+
 RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_record.FLAG_WILL
 """Messages that are not stored twice, whoever sends them again."""
+
+
+class Answer:
+    """What a leader says of a record that was forwarded to it. `epoch`: under which it led the
+    partition; 0: a node of an older version does not name it."""
+
+    def __init__(self, partition: int, epoch: int, ticket: int, reason: int, text: str) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.ticket = ticket
+        self.reason = reason
+        self.text = text
 
 
 class Pending:
@@ -74,6 +94,14 @@ class Pending:
     def is_refusable(self) -> bool:
         """Is it a message whose client may send it again?"""
         return self.record.kind == log_record.MESSAGE and not is_will(self.record)
+
+
+def _is_group_progress(record: Record) -> bool:
+    """Of a shared group, by its coordinator, under the epoch of the group's home. That of a deposed
+    coordinator does not go to the next leader, which coordinates the group now and has begun
+    without it. Counter-example: it comes after the next coordinator has begun, which then logs a
+    lower position. The nodes announce again what they have finished."""
+    return record.kind == log_record.CURSOR and record.client_id.startswith(_GROUP)
 
 
 def is_will(record: Record) -> bool:
@@ -116,6 +144,8 @@ class Forwarding:
         self._outbound_bytes = 0
         self.forwarded = 0
         self.sent_again = 0
+        # Answers of leaders that the record is not with any more.
+        self.outdated = 0
 
     def waits_s(self, now: float) -> float:
         """How long the oldest record that somebody waits for has been pending; 0.0: none is."""
@@ -215,8 +245,23 @@ class Forwarding:
         if pending.record.client_id == client_id:
             self._done(pending)
 
+    def answered(self, node: str, answer: Answer) -> None:
+        """By the leader of a partition, or by a node that was the leader."""
+        pending = self.pending.get(answer.ticket)
+        if pending is None:
+            return
+        partition = pending.partition
+        is_of_leader = node == self._targets[partition]
+        if answer.epoch:
+            is_of_leader = is_of_leader and answer.partition == partition
+            is_of_leader = is_of_leader and answer.epoch == self._epochs[partition]
+        if is_of_leader:
+            self.refuse(answer.ticket, answer.reason, answer.text)
+        else:
+            self.outdated += 1
+
     def refuse(self, ticket: int, reason: int, text: str) -> None:
-        """The leader has answered: below 0x80 it has it already, else it does not take it."""
+        """Below 0x80: the leader has it already. Else it is not stored, now or later."""
         pending = self.pending.get(ticket)
         if pending is None:
             return
@@ -228,7 +273,27 @@ class Forwarding:
         pending.text = text
         if pending.promise is not None:
             pending.promise.refuse(reason, text)
+        if pending.afterwards is not None:
+            self._pass_down(pending, pending.afterwards)
+            pending.afterwards = None
         self._done(pending)
+
+    def _pass_down(self, pending: Pending, afterwards: list[Callable[[], None]]) -> None:
+        """Those before it are not applied by its refusal. Counter-example: a message is refused,
+        and the cursor record before it, which names the QoS 2 record that a session has, is still
+        on its way. The group would take that record back and give it to another session."""
+        before: Pending | None = None
+        for each in self._queues[pending.partition].values():
+            if each is pending:
+                break
+            before = each
+        if before is None:
+            for do in afterwards:
+                do()
+        elif before.afterwards is None:
+            before.afterwards = afterwards
+        else:
+            before.afterwards.extend(afterwards)
 
     def _note_refused(self, pending: Pending) -> None:
         refused = self._refused[pending.partition]
@@ -278,6 +343,10 @@ class Forwarding:
             if pending.ticket in known:
                 continue
             record = pending.record
+            if _is_group_progress(record) and record.sequence < epoch:
+                # No client waits for it: whoever appended after it in the same turn is not refused.
+                self.refuse(pending.ticket, reasons.SUCCESS, "")
+                continue
             if record.kind == log_record.SESSION and record.payload.startswith(SESSION_OPENED):
                 # Decided when this node led the home, by what it knew then.
                 self.refuse(pending.ticket, reasons.UNSPECIFIED_ERROR, "no leader any more")
@@ -291,7 +360,7 @@ class Forwarding:
             self._dispatch(pending)
 
     def after_newest(self, partition: int, do: Callable[[], None]) -> None:
-        """Once the last record that was appended to the partition so far is applied."""
+        """Once every record that was appended to the partition so far is applied, or refused."""
         queue = self._queues[partition]
         if queue:
             newest = queue[next(reversed(queue))]
@@ -349,26 +418,44 @@ def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:
     return found
 
 
-def encode_result(results: list[tuple[int, int, str]]) -> bytes:
-    """(ticket, reason, text) each."""
+def encode_result(answers: list[Answer]) -> bytes:
+    """Entries of (ticket, reason, text). One with ticket 0, which no record has, precedes the
+    answers of a partition and has the partition and the epoch as its text. Nodes of an older
+    version find no record with that ticket and pass it over."""
     parts: list[bytes] = []
-    for ticket, reason, text in results:
-        data = text.encode()
-        parts.append(_RESULT.pack(ticket, reason, len(data)))
-        parts.append(data)
+    partition = -1
+    epoch = 0
+    for answer in answers:
+        if answer.partition != partition or answer.epoch != epoch:
+            partition = answer.partition
+            epoch = answer.epoch
+            parts.append(_result(0, 0, f"{partition} {epoch}"))
+        parts.append(_result(answer.ticket, answer.reason, answer.text))
     return b"".join(parts)
 
 
-def decode_result(payload: bytes) -> list[tuple[int, int, str]]:
+def _result(ticket: int, reason: int, text: str) -> bytes:
+    data = text.encode()
+    return _RESULT.pack(ticket, reason, len(data)) + data
+
+
+def decode_result(payload: bytes) -> list[Answer]:
     """Raises BadFrame."""
-    found: list[tuple[int, int, str]] = []
+    found: list[Answer] = []
+    partition = 0
+    epoch = 0
     at = 0
     try:
         while at < len(payload):
             ticket, reason, length = _RESULT.unpack_from(payload, at)
             at += _RESULT.size
-            found.append((ticket, reason, payload[at : at + length].decode()))
+            text = payload[at : at + length].decode()
             at += length
+            if ticket:
+                found.append(Answer(partition, epoch, ticket, reason, text))
+            else:
+                first, second = text.split(" ")
+                partition, epoch = int(first), int(second)
     except (struct.error, ValueError) as error:
         raise BadFrame(f"results of forwarding: {error}") from None
     return found

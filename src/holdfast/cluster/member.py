@@ -114,6 +114,7 @@ class Member(Parts):
         self.doubt.tick(now)
 
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
+        self._drop_frames(node)
         self.fabric.connected.add(node)
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
@@ -129,6 +130,7 @@ class Member(Parts):
     def handle_disconnected(self, node: str, now: float) -> None:
         if node not in self.fabric.connected:
             return
+        self._drop_frames(node)
         self.fabric.connected.discard(node)
         self.governing.disconnected(node)
         self.detector.closed(node, False, now)
@@ -139,6 +141,10 @@ class Member(Parts):
         self.homes.disconnected(node)
         self.transfer.disconnected(node)
         self._run()
+
+    def _drop_frames(self, node: str) -> None:
+        self.fabric.drop_frames(node)
+        self.admission.drop_results(node)
 
     def handle_refused(self, node: str, now: float) -> None:
         """Nobody listens at its address."""
@@ -164,8 +170,8 @@ class Member(Parts):
             for epoch, attempt, batch in decode_forward(payload):
                 self.admission.forwarded(node, epoch, attempt, batch)
         elif kind == kinds.FORWARD_RESULT:
-            for ticket, reason, text in decode_result(payload):
-                self.forwarding.refuse(ticket, reason, text)
+            for answer in decode_result(payload):
+                self.forwarding.answered(node, answer)
         elif kind == kinds.QOS0:
             self.interest.handle_qos0(payload)
         elif kind == kinds.BARRIER:
@@ -350,9 +356,7 @@ class Member(Parts):
                 self.homes.endings.due(subject, kind)
         if now >= self._tidy_at:
             self._tidy_at = now + TIDY_S
-            self.fabric.has_majority = self.meta.has_majority(now)
-            if self.fabric.has_majority:
-                self.fabric.majority_at = now
+            self.fabric.has_majority(now)
             self.forwarding.refuse_overdue(now)
             self.groups.tidy()
             for session in self.images.settle_some(SETTLE_SESSIONS):

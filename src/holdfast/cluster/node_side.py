@@ -45,7 +45,8 @@ class NodeSide(Cluster):
         self._interest.hold(held)
 
     def refusal(self, partition: int) -> int:
-        if self._state.now > self._fabric.majority_at + UNAVAILABLE_S:
+        now = self._state.now
+        if now > self._fabric.majority_at + UNAVAILABLE_S and not self._fabric.has_majority(now):
             return reasons.QUOTA_EXCEEDED
         return 0
 

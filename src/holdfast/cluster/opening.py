@@ -396,7 +396,7 @@ class Opener:
                 self._ask(asking)
 
     def _refuse_overdue(self, asking: Asking) -> None:
-        if not self._fabric.has_majority:
+        if not self._fabric.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
         elif self._state.is_unsure and asking.answer is not None and asking.is_recorded:
             text = "this node cannot tell who owns the session"

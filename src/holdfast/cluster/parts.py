@@ -64,6 +64,7 @@ class Parts:
         self.config = config
         self.log = ApplyingLog(journal)
         self.fabric = Fabric(meta.node_id, journal)
+        self.fabric.reaches_majority = meta.has_majority
         self.fabric.majority_at = now
         self.replication = Replication(
             meta.node_id, self.log, replace(config.replication, holds_restarted=True)

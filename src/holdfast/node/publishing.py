@@ -89,7 +89,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         _publish_to_cluster(state, state.cluster, connection, session, publish, record)
     elif state.disk_full:
         state.stats.refused_disk_full += 1
-        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED)
+        text = "the broker's disk is full"
+        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
     else:
         _publish_here(state, connection, session, publish, record, route)
 
@@ -184,13 +185,15 @@ def _publish_to_cluster(
 ) -> None:
     """What else comes of the message comes with its record, when that is committed."""
     reason = cluster.refusal(record.partition)
+    text = "this node reaches no majority of the cluster"
     if connection.refusals_due:
         # Behind a message that it may send again, or the order would be another.
         reason = reasons.QUOTA_EXCEEDED
+        text = "an earlier message was refused: send that first"
     if reason:
         state.stats.refused_unavailable += 1
         note_refused(state, connection, record)
-        _refuse(state, connection, session, publish, reason)
+        _refuse(state, connection, session, publish, reason, text)
         return
     is_repeated = False
     if publish.qos == 2:
@@ -285,11 +288,16 @@ def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -
 
 
 def _refuse(
-    state: NodeState, connection: Connection, session: Session, publish: Publish, reason: int
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    reason: int,
+    text: str = "",
 ) -> None:
-    """A message that is not taken. MQTT 5 says why; MQTT 3 has no negative acknowledgement: an
-    unauthorised message is acknowledged and dropped [MQTT3-3.3.5-2], one that could not be
-    stored closes the connection so that the client keeps it."""
+    """A message that is not taken; `text`: why. MQTT 5 says so; MQTT 3 has no negative
+    acknowledgement: an unauthorised message is acknowledged and dropped [MQTT3-3.3.5-2], one that
+    could not be stored closes the connection so that the client keeps it."""
     if reason == reasons.NOT_AUTHORIZED:
         state.stats.authorizations_denied += 1
     if publish.qos == 0:
@@ -297,14 +305,14 @@ def _refuse(
     is_repeated = state.cluster is not None and publish.qos == 2 and publish.dup
     if is_repeated and reason == reasons.QUOTA_EXCEEDED:
         # See HeldAck.
-        raise ProtocolViolation(reason, "the message could not be stored")
+        raise ProtocolViolation(reason, f"the message could not be stored: {text}")
     if connection.version < 5:
         if reason != reasons.NOT_AUTHORIZED:
-            raise ProtocolViolation(reason, "the message could not be stored: disk full")
+            raise ProtocolViolation(reason, f"the message could not be stored: {text}")
         reason = reasons.SUCCESS
     counted = reason == reasons.QUOTA_EXCEEDED
     packet_type = acknowledgement(publish.qos)
-    reply = encode_ack(packet_type, publish.packet_id, reason, connection.version)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
     # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
     if counted:
         state.hold_reply(HeldRefusal(connection, reply))
