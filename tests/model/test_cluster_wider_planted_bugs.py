@@ -167,6 +167,20 @@ def groups_begin_at_the_end() -> AbstractContextManager[object]:
     return patch.object(Coordination, "open", open_here)
 
 
+def groups_begin_before_where_they_stand() -> AbstractContextManager[object]:
+    """A new coordinator logs positions below those in the log."""
+    open_ = Coordination.open
+
+    def open_below(
+        coordination: Coordination, positions: list[int] | None, images: GroupImages
+    ) -> None:
+        if positions is not None:
+            positions = [max(0, position - 5) for position in positions]
+        open_(coordination, positions, images)
+
+    return patch.object(Coordination, "open", open_below)
+
+
 def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
     def hold(node: NodeSide, held: Held, *_: object) -> None:
         node.hold(held)
@@ -281,6 +295,11 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings(GROUPS, "kill"),
         0,
     ),
+    "groups begin before where they stand": (
+        groups_begin_before_where_they_stand,
+        settings(GROUPS, "kill"),
+        3,
+    ),
     "groups begin at the end": (groups_begin_at_the_end, settings(GROUPS, "kill"), 1),
     "what a lost node has sent is new": (
         what_a_lost_node_has_sent_is_new,
@@ -320,4 +339,7 @@ def first_seed_that_fails(plan: Settings, first: int) -> tuple[int, str] | None:
 def test_a_planted_bug_is_found(name: str) -> None:
     plant, plan, first = PLANTED[name]
     with plant():
-        assert first_seed_that_fails(plan, first) is not None
+        found = first_seed_that_fails(plan, first)
+    assert found is not None
+    if name == "groups begin before where they stand":
+        assert "goes back from offset" in found[1]

@@ -14,8 +14,10 @@ from holdfast.log.record import Batch, Record
 from holdfast.node.effects import Note
 from holdfast.replication.metadata import NodeState
 from holdfast.session.message import Message as StoredMessage
+from holdfast.session.state import decode_cursor
 from holdfast.sim.schedule import Violation
 from holdfast.sim.story import SessionStory
+from holdfast.topics.names import is_shared
 
 if TYPE_CHECKING:
     from holdfast.sim.process import Process
@@ -78,6 +80,8 @@ class Checks:
         self._down_until: dict[str, float] = {}
         # Messages.
         self.acknowledged = 0
+        # Per shared group: the newest epoch of a coordinator, and the positions in the log.
+        self._group_positions: dict[str, tuple[int, dict[int, int]]] = {}
         self.sessions = SessionStory(self.fail)
 
     def fail(self, text: str) -> NoReturn:
@@ -170,6 +174,8 @@ class Checks:
         if is_about_topic and record.flags & log_record.FLAG_RETAIN:
             self.retained[topic] = text
         self.sessions.take(record)
+        if record.kind == log_record.CURSOR:
+            self._take_group_positions(record)
         if record.kind != log_record.MESSAGE:
             return
         if record.flags & log_record.FLAG_WILL:
@@ -198,6 +204,30 @@ class Checks:
         if self._newest.get(key, -1) >= message.number:
             self.fail(f"{text} is in the log behind number {self._newest[key]} of its publisher")
         self._newest[key] = message.number
+
+    def _take_group_positions(self, record: Record) -> None:
+        """A position says that everything before it is finished, so it never goes back. A
+        coordinator that logs a lower one has claimed a finished record; the next coordinator would
+        hand out everything from there on again."""
+        key = record.client_id.decode()
+        if not is_shared(key):
+            return
+        epoch, known = self._group_positions.get(key, (0, {}))
+        if record.sequence < epoch:
+            # A deposed coordinator's.
+            return
+        cursor = decode_cursor(record.payload)
+        if not cursor.positions and not cursor.done:
+            self._group_positions.pop(key, None)
+            return
+        for partition, offset in cursor.positions:
+            if offset < known.get(partition, 0):
+                self.fail(
+                    f"{key} goes back from offset {known[partition]} of partition {partition} to"
+                    f" {offset}"
+                )
+            known[partition] = offset
+        self._group_positions[key] = (record.sequence, known)
 
     # Clients
 
@@ -246,12 +276,16 @@ class Checks:
         if note.event in IMPOSSIBLE:
             self.fail(f"{process.host.name}: {note.event} {note.fields}")
 
+    def ends(self) -> list[int]:
+        """Of the committed log."""
+        return [batches[-1].end_offset if batches else 0 for batches in self.committed]
+
     # At the end
 
     def at_rest(self) -> str:
         """What still differs between the nodes, all of which run; "" if nothing does."""
         world = self._world
-        ends = [batches[-1].end_offset if batches else 0 for batches in self.committed]
+        ends = self.ends()
         for host in world.hosts.values():
             process = host.process
             if process is None:
@@ -327,9 +361,6 @@ def image_of(process: "Process") -> dict[str, object]:
     found: dict[str, object] = {}
     for client_id, session in images.state.sessions.items():
         fields = images.fields(session)
-        if not session.subscriptions:
-            # Nothing depends on where it is.
-            del fields["cursor"]
         found[f"session {client_id}"] = {
             key: sorted(value, key=repr) if isinstance(value, list) else value
             for key, value in fields.items()

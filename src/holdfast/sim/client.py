@@ -81,6 +81,8 @@ class Client:
         self.on_connected: Callable[[], None] | None = None
         self.on_subscribed: Callable[[], None] | None = None
         self.on_done: Callable[[Outgoing, int], None] | None = None
+        # A QoS 2 message was refused, and its packet id is free again.
+        self.on_refused: Callable[[Outgoing, int], None] | None = None
         self.outgoing: dict[int, Outgoing] = {}
         self._incoming: set[int] = set()
         self._next_id = 0
@@ -167,6 +169,12 @@ class Client:
             self.socket.write(data)
 
     # Publishing
+
+    def publish_as(self, packet_id: int, message: Message) -> None:
+        """With a packet id that is free."""
+        outgoing = Outgoing(message, False, b"")
+        self.outgoing[packet_id] = outgoing
+        self._send(packet_id, outgoing, False)
 
     def publish(self, message: Message, retain: bool = False, properties: bytes = b"") -> None:
         if self._reuses_ids:
@@ -358,3 +366,5 @@ class Client:
         if self.on_done is not None:
             # A PUBCOMP may say that the id was free already.
             self.on_done(outgoing, 0 if packet.kind == m.PUBCOMP else packet.reason)
+        if packet.kind == m.PUBREC and self.on_refused is not None:
+            self.on_refused(outgoing, packet.packet_id)

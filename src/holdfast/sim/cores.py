@@ -5,7 +5,6 @@ import random
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final, cast
 
-from holdfast.cluster.images import Images
 from holdfast.cluster.member import Member
 from holdfast.cluster.parts import MemberConfig
 from holdfast.drivers.raft_files import RaftFiles
@@ -23,6 +22,7 @@ from holdfast.replication.metadata import NodeInfo
 from holdfast.replication.metastate import member_id
 from holdfast.replication.metastore import MetaStore
 from holdfast.replication.replica_config import ReplicationConfig
+from holdfast.sim.watching import WatchedImages
 
 if TYPE_CHECKING:
     from holdfast.sim.host import Host
@@ -64,7 +64,7 @@ class Cores:
         state = NodeState(self.state.config, self.journal)
         state.now = self.state.now
         state.wall_us = self.state.wall_us
-        self.images: Images = Images(state)
+        self.images: WatchedImages = WatchedImages(state)
         self.storage.replay_into(self.images)
         self.raft_files: RaftFiles = RaftFiles(
             host.disk, member_id(host.name, self.incarnation), is_new=not manifest.cluster_id

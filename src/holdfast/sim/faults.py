@@ -55,7 +55,7 @@ class Faults:
         self._kinds = kinds
         self._mean_s = mean_s
         self._chance = world.schedule.chance("faults")
-        self._is_over = False
+        self.is_over = False
         self._wiped = False
         self.count = 0
         self._causes: dict[str, Callable[[Host], None]] = {
@@ -87,7 +87,7 @@ class Faults:
         self._world.schedule.after(self._chance.expovariate(1 / self._mean_s), self._strike)
 
     def _strike(self) -> None:
-        if self._is_over:
+        if self.is_over:
             return
         self._wait()
         host = self._chance.choice(list(self._world.hosts.values()))
@@ -99,14 +99,14 @@ class Faults:
             self._world.schedule.after(self._chance.random() * 0.6, self._again)
 
     def _again(self) -> None:
-        if not self._is_over:
+        if not self.is_over:
             host = self._chance.choice(list(self._world.hosts.values()))
             self.count += 1
             self._causes[self._chance.choice(self._kinds)](host)
 
     def end(self) -> None:
         """Everything works again."""
-        self._is_over = True
+        self.is_over = True
         self._operator.end()
         world = self._world
         world.schedule.note("faults", "all is well again")

@@ -179,6 +179,13 @@ class Host:
         for socket in list(process.sockets.values()):
             socket.node_ended()
 
+    def has_left(self) -> None:
+        """The process has ended in good order. One that was paused ends late, maybe after the last
+        fault: nobody else starts it again then."""
+        self.kill(power=False)
+        if self.world.faults.is_over:
+            self.schedule.after(START_AGAIN_S, self.start)
+
     def _break_writes(self, process: Process) -> None:
         """What was under way may be done, or half done."""
         self.disk.steps = 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.log.record import Record
 from holdfast.node.effects import Effect, FetchInflight, Note, ReadLog, ResumeInput
 from holdfast.replication.health import Presence
-from holdfast.replication.kinds import BadFrame
+from holdfast.replication.kinds import IMAGE, BadFrame
 from holdfast.replication.metadata import DATA, WITNESS, ClusterMetadata, NodeState
 from holdfast.replication.replica_effects import ReadBatches
 from holdfast.session.connection import Connection
@@ -54,6 +54,7 @@ class Process:
         self.presence = self.cores.presence
         self.role = WITNESS if host.is_witness else DATA
         self.disk = ProcessDisk(self)
+        host.world.images_watch.begin(self)
         if host.creates_cluster and self.cores.meta.metadata is None:
             self.cores.create_cluster(host)
         self.touch()
@@ -230,7 +231,7 @@ class Process:
         self.touch()
         self.member.meta.hand_over(self.state.now)
         self.node.shut_down("elsewhere:1")
-        self.later(0.1, lambda: self.host.kill(power=False))
+        self.later(0.1, self.host.has_left)
 
     # Effects
 
@@ -321,9 +322,15 @@ class Process:
         self.touch()
         self.schedule.note(self.host.name, f"lost {other}")
         self.member.handle_disconnected(other, self.state.now)
+        if any(node == other for node, _, _ in self.member.fabric.outgoing):
+            # They would leave on the next link, whose other end may be another process.
+            checks = self.host.world.checks
+            checks.fail(f"{self.host.name} keeps frames of a lost link to {other}")
 
     def frame(self, connection: PeerConnection, other: str, kind: int, data: bytes) -> None:
         self.touch()
+        if kind == IMAGE:
+            self.host.world.images_watch.begin(self)
         try:
             self.member.handle_frame(other, kind, data, self.state.now)
         except BadFrame as error:

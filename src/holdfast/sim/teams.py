@@ -85,6 +85,8 @@ class Team:
     def check_quiet(self, messages: list[Message]) -> None:
         """Nothing was lost, so nothing has come twice."""
         for message in messages:
+            if message.is_refused:
+                self._world.checks.fail(f"{message.text} was refused, though nothing was wrong")
             receipts = self.receipts.get(message.text, [])
             if len(receipts) != 1:
                 names = [each.member.client.name for each in receipts]

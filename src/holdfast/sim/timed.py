@@ -130,6 +130,7 @@ class Perishable(Publisher):
     """Publishes messages that expire."""
 
     topics = TOPICS
+    is_plain = False
 
     def publish(self) -> None:
         message = self.message(self.chance.choice(self.topics), self.chance.choice((1, 2)))

@@ -156,6 +156,8 @@ class Publisher(Party):
     pause_s = 0.03
     window = WINDOW
     is_ordered = True
+    is_plain = True
+    """Its messages have no properties."""
 
     def __init__(self, world: "World", client: Client) -> None:
         super().__init__(world, client)
@@ -163,6 +165,9 @@ class Publisher(Party):
         self.refused = 0
         self.newest: Message
         client.on_done = self.done
+        client.on_refused = self._refused
+        # Of its own: what else the seed does stays the same.
+        self._reuse = world.schedule.chance(f"reuse/{client.name}")
         self._next()
 
     def _next(self) -> None:
@@ -173,6 +178,15 @@ class Publisher(Party):
 
     def may_publish(self) -> bool:
         return self.is_active
+
+    def _refused(self, outgoing: Outgoing, packet_id: int) -> None:
+        """The packet id is free, and another message may have it at once. If the refused one is
+        stored all the same, the broker takes this one for its repetition: it acknowledges it and
+        does not store it."""
+        is_wanted = self.is_active and self.is_plain and self._reuse.random() < 0.5
+        if is_wanted and self.client.socket is not None and packet_id not in self.client.outgoing:
+            message = self.message(outgoing.message.topic, 2)
+            self.client.publish_as(packet_id, message)
 
     def message(self, topic: str, qos: int) -> Message:
         self.number += 1

@@ -11,6 +11,7 @@ from holdfast.sim.faults import SKEW, SKEW_MAX_S, Faults
 from holdfast.sim.host import Host
 from holdfast.sim.network import Network
 from holdfast.sim.schedule import Schedule, Violation
+from holdfast.sim.watching import ImagesWatch, OwnersWatch
 from holdfast.sim.workload import Publisher
 
 QUIET_S = 1.5
@@ -68,6 +69,8 @@ class World:
         self.schedule = Schedule(seed)
         self.client_chance = self.schedule.chance("clients")
         self.checks = Checks(self, settings.partitions)
+        self.images_watch = ImagesWatch(self)
+        self.owners_watch = OwnersWatch(self)
         self.network = Network(self.schedule)
         self.hosts: dict[str, Host] = {}
         for number in range(settings.nodes):
@@ -97,6 +100,7 @@ class World:
         self.schedule.note("world", "ready")
         for party in self.parties:
             party.is_active = True
+        self.owners_watch.begin()
         self.faults.begin()
         self.schedule.run(self.schedule.now + settings.duration_s)
         self.faults.end()
@@ -174,6 +178,8 @@ class World:
         for host in self.hosts.values():
             if host.process is None or len(host.process.links) < len(self.hosts) - 1:
                 return f"{host.name} is not connected with all others"
+            if not host.process.member.meta.has_majority(host.process.state.now):
+                return f"{host.name} reaches no majority"
         return self.checks.at_rest()
 
     def is_in_sync(self) -> bool:
