@@ -9,6 +9,10 @@ ROUNDS ?= 20
 SEEDS ?= 5000
 # A run of a whole cluster takes some two seconds.
 CLUSTER_SEEDS ?= $(shell expr $(SEEDS) / 5)
+# Of simulations: drawn once for each `make sim`, so that no two of them look at the same runs.
+ifndef FIRST_SEED
+FIRST_SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+endif
 STALLS ?= 200
 # More than the cores: tests of real processes mostly wait.
 WORKERS ?= 4
@@ -34,7 +38,7 @@ help:
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make bench-federation  the federation papers' runs beside Mosquitto bridges, faults, a real manager, 500 members simulated: 40 minutes"
 	@echo "make fuzz      SECONDS=60 of mutated packets"
-	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters"
+	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters: fresh seeds each time"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
 	@echo "make stalls    STALLS=200 of nodes on one directory held up at every step"
@@ -114,10 +118,14 @@ stalls: setup
 	HOLDFAST_STALLS=$(STALLS) $(BIN)/python -m pytest -q -s tests/e2e/test_stalls.py
 
 sim: setup
-	HOLDFAST_SEEDS=$(SEEDS) HOLDFAST_CLUSTER_SEEDS=$(CLUSTER_SEEDS) HOLDFAST_CLUSTER_SECONDS=6 \
-	  $(BIN)/python -m pytest -q -n 2 tests/model/test_sessions.py tests/model/test_lease_simulation.py \
+	@echo "again: make sim FIRST_SEED=$(FIRST_SEED) SEEDS=$(SEEDS) CLUSTER_SEEDS=$(CLUSTER_SEEDS)"
+	@status=0; \
+	  HOLDFAST_SEEDS=$(SEEDS) HOLDFAST_FIRST_SEED=$(FIRST_SEED) $(BIN)/python -m pytest -q -n auto \
+	  tests/model/test_sessions.py tests/model/test_lease_simulation.py tests/model/test_producer_sequences.py \
 	  tests/model/test_controller_simulation.py tests/model/test_raft_simulation.py tests/model/test_replication_simulation.py \
-	  tests/model/test_cluster_simulation.py
+	  || status=1; \
+	  $(BIN)/python -m holdfast.sim --seed $(FIRST_SEED) --seeds $(CLUSTER_SEEDS) || status=1; \
+	  exit $$status
 
 conformance: $(VENV)/.installed
 	$(BIN)/python tools/conformance.py

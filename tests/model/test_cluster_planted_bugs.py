@@ -219,9 +219,14 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
     owned = Homes.owned
 
     def believe(
-        homes: Homes, node: str, partitions: list[int], had: dict[str, int], asking: list[str]
+        homes: Homes,
+        node: str,
+        partitions: list[int],
+        had: dict[str, int],
+        asking: list[str],
+        users: Any = None,
     ) -> None:
-        owned(homes, node, partitions, had, [*asking, *homes._images.state.sessions])
+        owned(homes, node, partitions, had, [*asking, *homes._images.state.sessions], users)
 
     return patch.object(Homes, "owned", believe)
 

@@ -3,6 +3,7 @@ a client is broken, and when all is well again nothing is missing. See holdfast.
 simulated and what is checked.
 """
 
+import argparse
 import os
 import subprocess
 import sys
@@ -10,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.sim.__main__ import summarize
 from holdfast.sim.plans import settings_for
+from holdfast.sim.running import Result
 from holdfast.sim.world import World
+from tests.support.seeds import block_of_seeds
 
 SEEDS = int(os.environ.get("HOLDFAST_CLUSTER_SEEDS", "12"))
 """How many runs; `make sim` has more. A failure names its seed: python -m holdfast.sim --seed N"""
@@ -24,7 +28,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 @pytest.mark.timeout(36_000)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_promise_is_broken(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
+    for seed in block_of_seeds(block, BLOCKS, SEEDS):
         world = World(seed, settings_for(seed, duration_s=DURATION_S))
         try:
             world.run()
@@ -60,3 +64,32 @@ def test_a_seed_says_everything() -> None:
     }
     assert len(outputs) == 1
     assert "well" in outputs.pop()
+
+
+def test_fresh_seeds_on_several_cores() -> None:
+    command = [
+        sys.executable, "-m", "holdfast.sim", "--seeds", "3", "--jobs", "2", "--duration", "0.2",
+        "--casts", "qos0", "--faults", "none",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "3 of 3 seeds: 3 well, 0 wrong" in done.stdout, done.stdout + done.stderr
+    first = int(done.stdout.split()[1])
+    assert all(f"seed {seed}: well" in done.stdout for seed in range(first, first + 3))
+
+
+def test_a_wrong_run_is_told_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    options = argparse.Namespace(
+        nodes=3, faults="none", casts="log", duration=0.5, v=False, jobs=1, seed=5, seeds=2
+    )
+    results = [Result(5, True, "seed 5: well"), Result(6, False, "seed 6: Violation: no")]
+    assert summarize(options, results, 2, 9.0) == 1
+    text = capsys.readouterr().out
+    assert "2 of 2 seeds: 1 well, 1 wrong, 9 s" in text
+    command = "python -m holdfast.sim --seed 6 --nodes 3 --faults none --casts log --duration 0.5"
+    assert command in text

@@ -11,6 +11,7 @@ import pytest
 from holdfast.replication import commands, controller, planning
 from holdfast.replication.metadata import PartitionInfo
 from holdfast.replication.planning import Standing
+from tests.support.seeds import block_of_seeds
 from tests.support.sim_controller import Wrong, life
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "20"))
@@ -23,7 +24,7 @@ PLANTED_SEEDS = 12
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_never_unclean_and_always_whole_again(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
+    for seed in block_of_seeds(block, BLOCKS, SEEDS):
         try:
             life(seed)
         except Wrong as error:

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from tests.support.seeds import block_of_seeds
 from tests.support.sim_world import World, Wrong
 
 SEEDS = int(os.environ.get("HOLDFAST_SEEDS", "24"))
@@ -17,7 +18,7 @@ BLOCKS = 8
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_no_promise_is_broken(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
+    for seed in block_of_seeds(block, BLOCKS, SEEDS):
         world = World(seed)
         try:
             world.run()

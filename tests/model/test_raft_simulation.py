@@ -12,6 +12,7 @@ import pytest
 from holdfast.replication import raft, raft_leading
 from holdfast.replication.raft import RaftFailure, RaftNode, Ready
 from holdfast.replication.raft_core import Raft
+from tests.support.seeds import block_of_seeds
 from tests.support.sim_meta import World
 from tests.support.sim_meta import Wrong as WrongMetadata
 from tests.support.sim_raft import ElectionWorld, Wrong
@@ -28,7 +29,7 @@ PLANTED_SEEDS = 1000
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_metadata_is_agreed(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
+    for seed in block_of_seeds(block, BLOCKS, SEEDS):
         world = World(seed)
         try:
             world.run()
@@ -40,7 +41,7 @@ def test_metadata_is_agreed(block: int) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_elections_are_safe(block: int) -> None:
-    for seed in range(block, ELECTION_SEEDS, BLOCKS):
+    for seed in block_of_seeds(block, BLOCKS, ELECTION_SEEDS):
         world = ElectionWorld(seed)
         try:
             world.run()

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.support.seeds import block_of_seeds
 from tests.support.sim_replica_log import Wrong
 from tests.support.sim_replication import World
 
@@ -17,7 +18,7 @@ BLOCKS = 4
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_what_is_committed_stays(block: int) -> None:
-    for seed in range(block, SEEDS, BLOCKS):
+    for seed in block_of_seeds(block, BLOCKS, SEEDS):
         world = World(seed)
         try:
             world.run()

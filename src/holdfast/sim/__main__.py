@@ -1,60 +1,92 @@
-"""`python -m holdfast.sim --seed N --nodes 3 -v`: one simulated run, with its schedule."""
+"""`python -m holdfast.sim`: simulated runs of whole clusters, with seeds that nobody has seen yet.
+
+`--seed N` runs that one, and prints its last events if it goes wrong; `-v` prints all of them.
+Without it the first seed is drawn from the system's randomness and printed, so that the whole run
+can be repeated. Runs use all cores; one that goes wrong does not stop the others.
+"""
 
 import argparse
-import logging
+import multiprocessing
+import os
+import secrets
 import sys
-import traceback
+import time
+from functools import partial
 
 from holdfast.sim.casts import CASTS
 from holdfast.sim.faults import ALL
-from holdfast.sim.plans import settings_for
-from holdfast.sim.schedule import Violation
-from holdfast.sim.world import Settings, World
+from holdfast.sim.running import Result, run
+
+FRESH_SEEDS = 100
+"""Without `--seed` and `--seeds`."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.sim")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1, help="so many, from --seed on")
+    parser.add_argument("--seed", type=int, help="default: drawn, and printed")
+    parser.add_argument("--seeds", type=int, help="so many, from --seed on; default: 1, or 100")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="default: all cores")
     parser.add_argument("--nodes", type=int, default=0, help="default: 3 or 5, by the seed")
     parser.add_argument("--faults", default="", help=f"of {','.join(ALL)}; none; default: by seed")
     parser.add_argument("--casts", default="", help=f"of {','.join(CASTS)}; default: by seed")
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")
-    parser.add_argument("-v", action="store_true", help="print every event")
+    parser.add_argument("-v", action="store_true", help="print every event; one seed at a time")
     options = parser.parse_args()
-    logging.getLogger("holdfast").setLevel(logging.CRITICAL + 1)
-    failures = 0
-    for seed in range(options.seed, options.seed + options.seeds):
-        faults: tuple[str, ...] | None = None
-        if options.faults:
-            faults = () if options.faults == "none" else tuple(options.faults.split(","))
-        casts = tuple(options.casts.split(",")) if options.casts else None
-        settings = settings_for(seed, options.nodes, faults, options.duration, casts)
-        failures += not run(seed, settings, options.v)
-    return 1 if failures else 0
+    first = options.seed
+    count = options.seeds
+    if first is None:
+        first = secrets.randbelow(1 << 32)
+        count = FRESH_SEEDS if count is None else count
+    elif count is None:
+        count = 1
+    if count == 1 or options.v:
+        results = [run(options, seed, is_told=True) for seed in range(first, first + count)]
+        return 0 if all(result.is_well for result in results) else 1
+    return _run_many(options, first, count)
 
 
-def run(seed: int, settings: Settings, verbose: bool) -> bool:
-    """Prints what came of it; False: a violation."""
-    world = World(seed, settings)
-    if verbose:
-        world.schedule.on_trace = print
-    try:
-        world.run()
-    except Exception as error:  # noqa: BLE001
-        if not verbose:
-            print("\n".join(world.schedule.trace))
-        if not isinstance(error, Violation):
-            traceback.print_exc()
-        print(f"seed {seed}: {type(error).__name__}: {error}")
-        return False
-    checks = world.checks
+def _run_many(options: argparse.Namespace, first: int, count: int) -> int:
+    print(f"seeds {first} to {first + count - 1}, {options.jobs} at a time", flush=True)
+    started = time.monotonic()
+    results: list[Result] = []
+    # Each process begins anew: a run is to depend on its seed alone.
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, min(options.jobs, count))) as pool:
+        try:
+            for result in pool.imap_unordered(partial(run, options), range(first, first + count)):
+                results.append(result)
+                print(result.text, flush=True)
+        except KeyboardInterrupt:
+            pool.terminate()
+    return summarize(options, results, count, time.monotonic() - started)
+
+
+def summarize(
+    options: argparse.Namespace, results: list[Result], count: int, seconds: float
+) -> int:
+    """Prints what came of `count` runs; the exit status."""
+    wrong = sorted((each for each in results if not each.is_well), key=lambda each: each.seed)
     print(
-        f"seed {seed}: well; {world.settings.nodes} nodes, {world.faults.count} faults,"
-        f" {checks.acknowledged} acknowledged, {checks.records} records, {len(checks.wills)} wills,"
-        f" {world.schedule.now:.1f} s, {world.schedule.steps} steps, {world.schedule.digest:08x}"
+        f"{len(results)} of {count} seeds: {len(results) - len(wrong)} well, {len(wrong)} wrong,"
+        f" {seconds:.0f} s"
     )
-    return True
+    for result in wrong:
+        print(f"  {_command(options, result.seed)}    {result.text.partition(': ')[2]}")
+    return 1 if wrong or len(results) < count else 0
+
+
+def _command(options: argparse.Namespace, seed: int) -> str:
+    """That repeats the run."""
+    parts = [f"python -m holdfast.sim --seed {seed}"]
+    if options.nodes:
+        parts.append(f"--nodes {options.nodes}")
+    if options.faults:
+        parts.append(f"--faults {options.faults}")
+    if options.casts:
+        parts.append(f"--casts {options.casts}")
+    if options.duration != 6.0:
+        parts.append(f"--duration {options.duration}")
+    return " ".join(parts)
 
 
 if __name__ == "__main__":
