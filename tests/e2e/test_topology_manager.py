@@ -117,16 +117,16 @@ def test_the_brokers_of_members(brokers: list[Mosquitto]) -> None:
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         port = silent.sockets[0].getsockname()[1]
         impatient = MqttBrokers(0.3)
-        assert await impatient.round_trip_ms(f"tcp://127.0.0.1:{port}") is None
-        assert await impatient.announce(f"tcp://127.0.0.1:{port}", announcement) is False
+        assert await impatient.round_trip_ms(f"tcp://127.0.0.1:{port}", True) is None
+        assert await impatient.announce(f"tcp://127.0.0.1:{port}", announcement, True) is False
         silent.close()
         patient = MqttBrokers(30)
         here = f"tcp://127.0.0.1:{brokers[0].port}"
-        trips = await asyncio.gather(*(patient.round_trip_ms(here) for _ in range(5)))
+        trips = await asyncio.gather(*(patient.round_trip_ms(here, True) for _ in range(5)))
         assert all(trip is not None and trip > 0 for trip in trips)
-        assert await patient.announce(here, announcement) is True
+        assert await patient.announce(here, announcement, True) is True
         brokers[0].kill()
-        assert await patient.round_trip_ms(here) is None
+        assert await patient.round_trip_ms(here, True) is None
 
     asyncio.run(ask())
 
@@ -144,8 +144,10 @@ def test_a_broker_that_asks_for_a_password(tmp_path: Path) -> None:
     broker.start()
     try:
         url = f"tcp://127.0.0.1:{broker.port}"
-        assert asyncio.run(MqttBrokers(30).round_trip_ms(url)) is None
-        assert asyncio.run(MqttBrokers(30, "fed", b"word").round_trip_ms(url))
+        assert asyncio.run(MqttBrokers(30).round_trip_ms(url, True)) is None
+        assert asyncio.run(MqttBrokers(30, "fed", b"word").round_trip_ms(url, True))
+        # Where nobody vouches for the address, name and password stay here.
+        assert asyncio.run(MqttBrokers(30, "fed", b"word").round_trip_ms(url, False)) is None
     finally:
         broker.kill()
 
@@ -175,7 +177,7 @@ def test_a_broker_that_knows_no_mqtt_5(mosquitto: Broker) -> None:
     async def ask() -> None:
         server = await asyncio.start_server(receive, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        assert await MqttBrokers(30).round_trip_ms(f"tcp://127.0.0.1:{port}")
+        assert await MqttBrokers(30).round_trip_ms(f"tcp://127.0.0.1:{port}", True)
         server.close()
 
     asyncio.run(ask())

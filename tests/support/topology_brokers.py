@@ -15,14 +15,24 @@ class FakeBrokers:
         """Whether announcements find a subscriber."""
         self.on_probe: Callable[[str], Awaitable[None]] | None = None
         """What happens meanwhile."""
+        self.dialled: list[str] = []
+        self.logged_in: set[str] = set()
+        """Where the manager's name and password would be."""
 
-    async def round_trip_ms(self, ip: str) -> float | None:
+    def _dial(self, ip: str, logs_in: bool) -> None:
+        self.dialled.append(ip)
+        if logs_in:
+            self.logged_in.add(ip)
+
+    async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
+        self._dial(ip, logs_in)
         await asyncio.sleep(0)
         if self.on_probe is not None:
             await self.on_probe(ip)
         return self.round_trips.get(ip, 1.0)
 
-    async def announce(self, ip: str, announcement: Announcement) -> bool:
+    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
+        self._dial(ip, logs_in)
         await asyncio.sleep(0)
         self.told.append(announcement)
         return self.is_listening

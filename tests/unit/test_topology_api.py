@@ -31,7 +31,9 @@ OPERATOR = "operator-token-of-the-test"
 
 class Site:
     def __init__(self, file: Path, token: str) -> None:
-        settings = Settings(token=token, core_ann_interval="2s", beacon_interval="1m30s")
+        settings = Settings(
+            token=token, core_ann_interval="2s", beacon_interval="1m30s", brokers=("a", "b")
+        )
         self.brokers = FakeBrokers()
         self.manager = Manager(settings, SqliteStore(file), self.brokers)
         self.api = Api(self.manager)
@@ -409,3 +411,76 @@ async def test_answers_have_the_types_that_are_documented(site: Site) -> None:
         assert decoded.data is not None
     answer = await site.ask("POST", "/api/v1/join", {"ip": "tcp://z"})
     assert msgspec.json.decode(answer.content, type=Envelope[JoinAnswer]).data is not None
+
+
+# Where the manager connects, and logs in
+
+
+@pytest.mark.parametrize(
+    ("named", "username", "ip", "code"),
+    [
+        # Nobody vouches for it, and it is another machine's, or some inside address.
+        ((), "", "tcp://10.0.0.9:1883", 403),
+        ((), "", "tcp://127.0.0.1.example.org", 403),
+        ((), "", "tcp://localhost:1883", 403),
+        # The caller's own; but there it would learn the password.
+        ((), "", "tcp://127.0.0.1:1883", 200),
+        ((), "fed", "tcp://127.0.0.1:1883", 403),
+        (("10.0.0.0/24",), "fed", "tcp://10.0.0.9:1883", 200),
+        (("10.0.0.9:1883",), "fed", "tcp://10.0.0.9:1884", 403),
+        (("*.example.org",), "fed", "ssl://a.example.org:8883", 200),
+        (("*.example.org",), "fed", "ssl://example.org.evil.net:8883", 403),
+        # A name in a network today may be elsewhere tomorrow.
+        (("10.0.0.0/24",), "fed", "tcp://ten.example.org:1883", 403),
+        (("[fd00::]/8",), "fed", "tcp://[fd00::1]:1883", 200),
+    ],
+)
+def test_a_join_token_does_not_say_where_the_manager_logs_in(
+    tmp_path: Path, named: tuple[str, ...], username: str, ip: str, code: int
+) -> None:
+    async def test() -> None:
+        site = Site(tmp_path / "state.db", OPERATOR)
+        settings = Settings(token=OPERATOR, brokers=named, broker_username=username)
+        site.manager.settings = settings
+        made = await site.data("POST", "/api/v1/join-tokens", {})
+        answer = await site.ask("POST", "/api/v1/join", {"ip": ip}, token=made["token"])
+        assert answer.status_code == code, answer.json()
+        assert site.brokers.logged_in == ({ip} if code == 200 and username else set())
+        dialled = site.brokers.dialled
+        assert dialled == ([ip] if code == 200 else [])
+        # The operator vouches for what he joins himself.
+        body = {"ip": "tcp://10.9.9.9:1883"}
+        assert (await site.data("POST", "/api/v1/join", body))["id"] >= 0
+        await site.client.aclose()
+        await site.manager.stop()
+
+    asyncio.run(test())
+
+
+@with_site(OPERATOR)
+async def test_who_joined_unvouched_gets_no_password_later(site: Site) -> None:
+    made = await site.data("POST", "/api/v1/join-tokens", {})
+    body = {"ip": "tcp://127.0.0.1:1883", "uuid": "uuid-0009"}
+    joined = await site.data("POST", "/api/v1/join", body, token=made["token"])
+    await site.data("POST", "/api/v1/join", {"ip": "tcp://10.0.0.1:1883"})
+    site.brokers.logged_in.clear()
+    await Rounds(site.manager).probe_all()
+    assert site.brokers.logged_in == {"tcp://10.0.0.1:1883"}
+    # Nor by coming back, nor at another address.
+    await site.data("POST", "/api/v1/join", body, token=joined["token"])
+    elsewhere = body | {"ip": "tcp://10.0.0.77:1883"}
+    await site.refusal(403, "POST", "/api/v1/join", elsewhere, token=joined["token"])
+    await Rounds(site.manager).probe_all()
+    assert site.brokers.logged_in == {"tcp://10.0.0.1:1883"}
+
+
+@with_site()
+async def test_without_a_token_only_this_machine_is_the_operator(site: Site) -> None:
+    """With `allow_anonymous` others may join, at their own address."""
+    transport = httpx.ASGITransport(site.api.application(), client=("192.0.2.7", 5000))
+    async with httpx.AsyncClient(transport=transport, base_url="http://manager") as stranger:
+        for ip, code in (("tcp://10.0.0.1:1883", 403), ("tcp://192.0.2.7:1883", 200)):
+            answer = await stranger.post("/api/v1/join", content=json.dumps({"ip": ip}))
+            assert answer.status_code == code
+    assert site.brokers.dialled == ["tcp://192.0.2.7:1883"]
+    await site.data("POST", "/api/v1/join", {"ip": "tcp://10.0.0.1:1883"})

@@ -8,9 +8,12 @@ Several members may share a name; then each of them may speak for the others.
 import hmac
 from dataclasses import dataclass, replace
 from enum import Enum
+from ipaddress import ip_address
 from typing import Final
+from urllib.parse import urlsplit
 
 from holdfast.topology.desired import Federation, Member
+from holdfast.topology.dialling import is_named
 from holdfast.topology.manager import hash_of
 from holdfast.topology.settings import Settings
 
@@ -39,6 +42,8 @@ class Caller:
     """Name of the one that counts; empty: none does."""
     needs_token: bool = False
     """A certificate alone does not make it a member."""
+    is_anonymous: bool = False
+    """An operator because nobody is asked for anything."""
 
     @property
     def gives_token(self) -> bool:
@@ -75,7 +80,7 @@ def caller_of(
             name = f"{caller.name}, certificate {certificate}"
             return replace(caller, name=name, certificate=certificate)
     if not settings.token:
-        return Caller(Role.OPERATOR, "anonymous")
+        return Caller(Role.OPERATOR, "anonymous", is_anonymous=True)
     return _by_token(authorization, settings.token, state, now_s)
 
 
@@ -183,3 +188,33 @@ def _require_to_be(caller: Caller, member: Member) -> None:
         raise Forbidden(
             f"that is member {member.id} already: {error}; the operator can remove it"
         ) from None
+
+
+def require_broker(
+    caller: Caller, ip: str, remote: str, patterns: tuple[str, ...], has_password: bool
+) -> bool:
+    """Whether the operator vouches for it. `remote`: where the caller is. Raises Forbidden for an
+    address that the manager does not connect to."""
+    if is_named(ip, patterns):
+        return True
+    if caller.role is Role.OPERATOR and (not caller.is_anonymous or _is_loopback(remote)):
+        return True
+    name = "HOLDFAST_TOPOLOGY__BROKERS"
+    if has_password:
+        raise Forbidden(
+            f"the manager would log in at {ip}, for which nobody vouches: name it in {name}, or"
+            " join this member with the operator's token"
+        )
+    if (urlsplit(ip).hostname or "") != remote:
+        raise Forbidden(
+            f"{ip} is not at {remote}, where this comes from: name it in {name}, or join this"
+            " member with the operator's token"
+        )
+    return False
+
+
+def _is_loopback(remote: str) -> bool:
+    try:
+        return ip_address(remote).is_loopback
+    except ValueError:
+        return False

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.topology.brokers import Brokers
-from holdfast.topology.desired import Announcement
+from holdfast.topology.desired import Announcement, Member
 from holdfast.topology.graph import Link
 from holdfast.topology.messages import Report
 
@@ -70,7 +70,7 @@ class Schedule:
 
 
 async def announce_all(
-    brokers: Brokers, addresses: dict[int, str], due: list[Announcement]
+    brokers: Brokers, receivers: dict[int, Member], due: list[Announcement]
 ) -> list[Announcement]:
     """Send them, each member's in order; those that its broker took. Takes as long as the
     slowest member times its announcements, each within the timeout of `brokers`."""
@@ -83,7 +83,8 @@ async def announce_all(
     async def tell(receiver: int, announcements: list[Announcement]) -> None:
         async with slots:
             for announcement in announcements:
-                if not await brokers.announce(addresses[receiver], announcement):
+                member = receivers[receiver]
+                if not await brokers.announce(member.ip, announcement, member.is_vouched):
                     return
                 told.append(announcement)
 

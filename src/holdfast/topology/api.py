@@ -23,13 +23,14 @@ from holdfast.topology.access import (
     Role,
     Unauthorized,
     caller_of,
+    require_broker,
     require_join,
     require_member,
     require_operator,
 )
 from holdfast.topology.brokers import broker_url
 from holdfast.topology.changes import TooMany
-from holdfast.topology.desired import Refused, rules_of
+from holdfast.topology.desired import Member, Refused, rules_of
 from holdfast.topology.manager import Manager, NoSuchMember
 from holdfast.topology.messages import (
     AuditView,
@@ -191,11 +192,32 @@ class Api:
         return await self._manager.join(
             wanted,
             caller.name,
+            is_vouched=self._require_broker(request, caller, wanted),
             join_token=caller.join_token,
             certificate="" if caller.role is Role.OPERATOR else caller.certificate,
             gives_token=caller.gives_token,
             check=check,
         )
+
+    def _require_broker(self, request: Request, caller: Caller, wanted: JoinRequest) -> bool:
+        """Raises Forbidden."""
+        ip = broker_url(wanted.ip)
+        known = self._manager.state.by_ip(ip)
+        if known is not None and caller.role is Role.MEMBER and self._is(caller, known):
+            return known.is_vouched
+        join_token = self._manager.state.tokens.get(caller.join_token)
+        if join_token is not None and join_token.vouched_ip == ip:
+            return True
+        settings = self._manager.settings
+        remote = request.client.host if request.client is not None else ""
+        return require_broker(caller, ip, remote, settings.brokers, bool(settings.broker_username))
+
+    def _is(self, caller: Caller, member: Member) -> bool:
+        try:
+            require_member(caller, member)
+        except Forbidden:
+            return False
+        return True
 
     async def _nodes(self, request: Request, caller: Caller) -> object:
         return views.node_views(self._manager)

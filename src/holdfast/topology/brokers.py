@@ -24,10 +24,11 @@ _OTHER_LEVEL_REASONS: Final = {
 
 
 class Brokers(Protocol):
-    async def round_trip_ms(self, ip: str) -> float | None:
-        """Through the broker and back; None if that fails."""
+    async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
+        """Through the broker and back; None if that fails. `logs_in`: with the manager's name and
+        password."""
 
-    async def announce(self, ip: str, announcement: Announcement) -> bool:
+    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
         """Whether the broker took it, and did not say that nobody subscribes to it."""
 
 
@@ -46,14 +47,14 @@ class MqttBrokers:
         self._username = username
         self._password = password
 
-    async def round_trip_ms(self, ip: str) -> float | None:
+    async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._with_client(ip, _round_trip_ms)
+                return await self._with_client(ip, _round_trip_ms, logs_in)
         except (ClientError, TimeoutError, ValueError):
             return None
 
-    async def announce(self, ip: str, announcement: Announcement) -> bool:
+    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
         body = msgspec.json.encode(
             TopologyAnnouncement(Neighbor(announcement.about, announcement.ip), announcement.action)
         )
@@ -64,27 +65,27 @@ class MqttBrokers:
 
         try:
             async with asyncio.timeout(self._timeout_s):
-                reason = await self._with_client(ip, publish)
+                reason = await self._with_client(ip, publish, logs_in)
         except (ClientError, TimeoutError, ValueError):
             return False
         return reason != reasons.NO_MATCHING_SUBSCRIBERS
 
-    async def _with_client(self, ip: str, work: "_Work") -> float:
+    async def _with_client(self, ip: str, work: "_Work", logs_in: bool) -> float:
         """MQTT 5, or 3.1.1 with a broker that knows no other."""
         try:
-            return await self._at_level(ip, LEVEL_5, work)
+            return await self._at_level(ip, LEVEL_5, work, logs_in)
         except ConnectionRefused as error:
             if error.reason not in _OTHER_LEVEL_REASONS:
                 raise
-        return await self._at_level(ip, LEVEL_311, work)
+        return await self._at_level(ip, LEVEL_311, work, logs_in)
 
-    async def _at_level(self, ip: str, level: int, work: "_Work") -> float:
+    async def _at_level(self, ip: str, level: int, work: "_Work", logs_in: bool) -> float:
         options = Options(
             level=level,
             client_id=f"holdfast-topology-{token_hex(8)}",
             connect_timeout_s=self._timeout_s,
-            username=self._username,
-            password=self._password,
+            username=self._username if logs_in else None,
+            password=self._password if logs_in else None,
         )
         client = Client(servers=[ip], options=options)
         try:

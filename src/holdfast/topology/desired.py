@@ -39,11 +39,15 @@ class Member(Struct, frozen=True, kw_only=True):
     """Name of the one it showed when it joined; only who shows one of this name speaks for it."""
     joined_at_s: float = 0.0
     """Seconds since 1970."""
+    is_vouched: bool = True
+    """The operator vouches for `ip`: the manager logs in there."""
 
 
 class JoinToken(Struct, frozen=True, kw_only=True):
     expires_at_s: float
     used_by: int | None = None
+    vouched_ip: str = ""
+    """Of a member that was taken for dead: its broker, if the operator vouches for that."""
 
 
 class Announcement(Struct, frozen=True, kw_only=True):
@@ -167,11 +171,13 @@ def leave(
     passed over. Until `readmit_until_s` their tokens let them join anew, once."""
     for node in nodes:
         if node in state.members:
-            token_hash = state.members[node].token_hash
+            member = state.members[node]
+            token_hash = member.token_hash
             state = _without(state, node)
             if token_hash and readmit_until_s:
-                readmitted = {token_hash: JoinToken(expires_at_s=readmit_until_s)}
-                state = replace(state, tokens=state.tokens | readmitted)
+                vouched_ip = member.ip if member.is_vouched else ""
+                readmitted = JoinToken(expires_at_s=readmit_until_s, vouched_ip=vouched_ip)
+                state = replace(state, tokens=state.tokens | {token_hash: readmitted})
     return _relinked(state, repair(state.graph(), policy.rules(state), cost))
 
 

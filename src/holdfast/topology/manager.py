@@ -131,17 +131,18 @@ class Manager:
         certificate: str = "",
         gives_token: bool = False,
         check: Callable[[], None] = lambda: None,
+        is_vouched: bool = True,
     ) -> JoinAnswer:
         """`join_token`: the hash of the token that lets it in, used up by this; `certificate`: the
         name of the one it has shown; `gives_token`: it needs one; `check`: asked last, raises for
-        who may not. Raises ValueError for an address that is none, Refused, NoSuchMember, TooMany,
-        StoreError."""
+        who may not; `is_vouched`: the operator vouches for the address. Raises ValueError for an
+        address that is none, Refused, NoSuchMember, TooMany, StoreError."""
         ip = broker_url(request.ip)
         if 0 < request.capacity < DEGREE_MIN:
             raise ValueError(
                 f"capacity {request.capacity}: a member needs room for {DEGREE_MIN} neighbours"
             )
-        round_trip_ms = await self.brokers.round_trip_ms(ip)
+        round_trip_ms = await self.brokers.round_trip_ms(ip, is_vouched)
         token = secrets.token_urlsafe(32) if gives_token else ""
         wanted = Member(
             id=-1,
@@ -154,6 +155,7 @@ class Manager:
             token_hash=hash_of(token) if token else "",
             certificate=certificate,
             joined_at_s=time.time(),
+            is_vouched=is_vouched,
         )
         latency = self._latency(request)
 

@@ -42,7 +42,7 @@ class Rounds:
 
         async def probe(member: Member) -> tuple[Member, float | None]:
             async with slots:
-                return member, await manager.brokers.round_trip_ms(member.ip)
+                return member, await manager.brokers.round_trip_ms(member.ip, member.is_vouched)
 
         for member, trip_ms in await asyncio.gather(
             *(probe(each) for each in manager.state.members.values())
@@ -75,8 +75,8 @@ class Rounds:
         manager, state = self._manager, self._manager.state
         manager.changes.check_current()
         due = self._schedule.due(state.announcements, manager.clock())
-        addresses = {each.receiver: state.members[each.receiver].ip for each in due}
-        told = await announce_all(manager.brokers, addresses, due)
+        receivers = {each.receiver: state.members[each.receiver] for each in due}
+        told = await announce_all(manager.brokers, receivers, due)
         enough = []
         for announcement in due:
             is_enough = self._schedule.sent(announcement, announcement in told, manager.clock())

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 from typing import Final, TypeAlias
 
 from holdfast.config.first_line import UnreadableFile, first_word
+from holdfast.topology.dialling import broker_pattern
 from holdfast.topology.durations import duration_ns
 from holdfast.topology.stores import SQLITE, check_url
 
@@ -27,7 +28,7 @@ ACCESSES: Final = ("token", "certificate", "either", "both")
 TOKEN_CHARACTERS_MIN: Final = 16
 
 
-Value: TypeAlias = str | int | float | bool | frozenset[str]
+Value: TypeAlias = str | int | float | bool | frozenset[str] | tuple[str, ...]
 
 
 class SettingsError(Exception):
@@ -63,6 +64,9 @@ class Settings:
     broker_username: str = ""
     """How the manager logs in to the members' brokers; empty: without a name."""
     broker_password_file: str = ""
+    brokers: tuple[str, ...] = ()
+    """Hosts, addresses and networks where members' brokers are, with or without a port. Others are
+    taken from the operator, and without a broker_username at the caller's own address."""
     probe_interval_s: float = 5.0
     probe_timeout_s: float = 3.0
 
@@ -203,6 +207,11 @@ def _value(field: str, text: str) -> Value:
             raise ValueError(f"{text!r}: choose {', '.join(ACCESSES[:-1])} or {ACCESSES[-1]}")
         case "operators":
             return frozenset(name.strip() for name in text.split(",") if name.strip())
+        case "brokers":
+            names = tuple(name.strip() for name in text.split(",") if name.strip())
+            for name in names:
+                broker_pattern(name)
+            return names
         case "db_url":
             check_url(text)
     return text
