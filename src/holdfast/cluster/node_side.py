@@ -22,6 +22,7 @@ class NodeSide(Cluster):
         self._fabric = parts.fabric
         self._forwarding = parts.forwarding
         self._interest = parts.interest
+        self._images = parts.images
         self._opener = parts.opener
         self._shares = parts.groups.shares
         self._coordinator = parts.groups.coordinator
@@ -55,6 +56,12 @@ class NodeSide(Cluster):
             self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
             or self._fabric.journal.pending_bytes > self._state.config.pending_bytes_max // part
         )
+
+    def recorded_sessions(self) -> int:
+        return len(self._images.state.sessions)
+
+    def has_recorded(self, client_id: str) -> bool:
+        return client_id in self._images.state.sessions
 
     def spread(self, message: object, topic: str) -> None:
         assert isinstance(message, Message)

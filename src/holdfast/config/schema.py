@@ -207,6 +207,8 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     oldest of those with an incomplete CONNECT are closed."""
     pending_connects_per_address: Count = 10_000
     """Connections of one address whose CONNECT is not answered yet; 0: no limit."""
+    sessions: CountAboveZero = 1_000_000
+    """Sessions, connected or not; the CONNECT of one more is refused with 0x97 (Quota exceeded)."""
     connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 20.0
     """From the TCP connection to a complete CONNECT."""
     producers_max: CountAboveZero = 100_000

@@ -27,6 +27,7 @@ class NodeConfig:
     retained_bytes_max: int = 1_073_741_824
     subscriptions_per_session: int = 100_000
     connections: int = 1_000_000
+    sessions_max: int = 1_000_000
     connect_bytes: int = 524_288
     """What one connection may send before its CONNECT is answered."""
     pending_connect_bytes: int = 33_554_432

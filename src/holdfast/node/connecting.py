@@ -280,6 +280,11 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     if session is not None and not may_open(state, session, connection):
         refuse_other_user(state, connection)
         return
+    if session is None and not connection.is_internal and not _has_room(state, client_id):
+        state.stats.refused_quota += 1
+        text = f"there are {state.config.sessions_max} sessions, which is the limit"
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+        return
     if session is not None and session.connection is not None:
         take_over(state, session)
         session = state.sessions.get(client_id)
@@ -321,6 +326,17 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         state.hold(HeldConnack(connection, session, reply))
     else:
         HeldConnack(connection, session, reply).release(state)
+
+
+def _has_room(state: NodeState, client_id: str) -> bool:
+    """May there be one session more? Those that outlive their connections count in a cluster on
+    every node, the others where they are."""
+    count = state.client_sessions()
+    if state.cluster is not None:
+        if state.cluster.has_recorded(client_id):
+            return True
+        count = max(count, state.cluster.recorded_sessions())
+    return count < state.config.sessions_max
 
 
 def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:

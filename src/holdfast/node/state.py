@@ -117,6 +117,13 @@ class Cluster:
         """A QoS 0 message (session.message.Message) goes to the nodes with receivers for it."""
         raise NotImplementedError
 
+    def recorded_sessions(self) -> int:
+        """Sessions that the log knows, whichever node has them."""
+        raise NotImplementedError
+
+    def has_recorded(self, client_id: str) -> bool:
+        raise NotImplementedError
+
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
         """Become the owner of the session, then connecting.finish_open; `opening` is for that."""
         raise NotImplementedError
