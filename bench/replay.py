@@ -80,7 +80,7 @@ def _discarding(server: Server, ranges: list[OffsetRange]) -> Iterator[int]:
         ]:
             body = json.dumps({"ranges": wanted, "bytes": FETCH_BYTES}).encode()
             connection.sendall(
-                b"POST %b HTTP/1.1\r\nHost: bench\r\nContent-Length: %d\r\n\r\n%b"
+                b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b"
                 % (PATH.encode(), len(body), body)
             )
             head, left, told = _answer(connection)

@@ -236,7 +236,7 @@ def test_a_node_that_comes_back(journal: Journal, node: Holdfast) -> None:
 def ask(node: Holdfast, body: bytes, *, cut: int = 0) -> tuple[int, dict[str, Any]]:
     """Status and JSON of an answer; `cut`: the request comes in two pieces."""
     request = (
-        f"POST {log_sender.PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        f"POST {log_sender.PATH} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     ).encode() + body
     with socket.create_connection(("127.0.0.1", node.admin_port), timeout=20) as connection:

@@ -242,7 +242,7 @@ def test_https(tmp_path: Path) -> None:
 
 def test_sigterm_ends_it_while_somebody_watches(manager: ManagerProcess) -> None:
     with socket.create_connection(("127.0.0.1", manager.port), timeout=WAIT_S) as watcher:
-        watcher.sendall(b"GET /api/v1/watch?since=0&timeout=60 HTTP/1.1\r\nHost: h\r\n\r\n")
+        watcher.sendall(b"GET /api/v1/watch?since=0&timeout=60 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         # Answered on the same loop after the watch has begun.
         manager.ask("GET", "/nodes")
         assert manager.stop() == 0

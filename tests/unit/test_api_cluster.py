@@ -16,7 +16,7 @@ CHANGES = {
     "/cluster/rebalance": "rebalance",
     "/cluster/drain?node=n2": "drain n2",
     "/cluster/undrain?node=n2": "undrain n2",
-    "/cluster/unsafe-recover?node=n1": "unsafe-recover n1",
+    "/cluster/unsafe-recover?node=n1&accept_loss=true": "unsafe-recover n1",
     "/cluster/remove?node=n%202%26": "remove n 2&",
 }
 

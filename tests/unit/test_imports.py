@@ -16,6 +16,7 @@ ALLOWED = {
     "config": {"config", "topics"},
     "node": {"node", "session", "security", "mqtt", "topics", "log"},
     "websocket": {"websocket"},
+    "web": {"web"},
     "federation": {"federation", "mqtt", "topics"},
     "lease": {"lease", "log"},
     "replication": {"replication", "log"},
@@ -32,14 +33,14 @@ ALLOWED = {
     },
     "client": {"client", "mqtt", "topics", "security", "websocket"},
     "pipeline": {"pipeline", "log", "topics", "client", "mqtt"},
-    "topology": {"topology", "client", "mqtt", "security", "config"},
+    "topology": {"topology", "client", "mqtt", "security", "config", "web"},
     "federator": {
         "federator", "federation", "topology", "client", "drivers", "node", "session", "security",
         "config", "mqtt", "topics", "log",
     },
     "api": {
         "api", "federator", "federation", "drivers", "cluster", "replication", "node", "session",
-        "security", "config", "mqtt", "topics", "log", "lease",
+        "security", "config", "mqtt", "topics", "log", "lease", "web",
     },
     "cli": {
         "cli", "api", "federator", "federation", "drivers", "cluster", "replication", "client",

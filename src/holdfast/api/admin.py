@@ -7,13 +7,15 @@
   `holdfast.api.log_routes` and `holdfast.api.log_sender`.
 - /cluster...: the cluster, see `holdfast.api.cluster_admin`.
 - /api/v1/federation: see `holdfast.api.federation_routes`.
+
+403 to web pages and to names that are not this port's, see `holdfast.web.requests`.
 """
 
 import asyncio
 import socket
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Final, Protocol
 
 import uvicorn
 from starlette.applications import Starlette
@@ -24,15 +26,22 @@ from starlette.routing import Route
 from holdfast.api.cluster_admin import ClusterAdmin, ClusterRoutes
 from holdfast.api.federating import BrokerFederation
 from holdfast.api.federation_routes import FederationRoutes
-from holdfast.api.log_routes import BadRequest, LogRoutes, NotServing
-from holdfast.api.log_sender import LogSender, connections_for
+from holdfast.api.log_routes import BadRequest, Busy, LogRoutes, NotServing
+from holdfast.api.log_sender import LogConnections, LogSender
 from holdfast.api.maintenance import Maintenance
 from holdfast.api.metrics import registry_for, render
 from holdfast.api.readiness import obstacles
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config
+from holdfast.drivers import descriptors
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.failures import watched
+from holdfast.web.connections import bounded
+from holdfast.web.guard import Guard
+from holdfast.web.requests import Hosts
+
+CONNECTIONS_MAX: Final = 64
+"""Of the admin port, readers of the log not counted, where there are descriptors enough."""
 
 
 class Served(Protocol):
@@ -62,7 +71,11 @@ class Admin:
                 *ClusterRoutes(self._server).routes(),
                 *FederationRoutes(self._server).routes(),
             ],
-            exception_handlers={BadRequest: _bad_request, NotServing: _not_serving},
+            exception_handlers={
+                BadRequest: _bad_request,
+                NotServing: _not_serving,
+                Busy: _busy,
+            },
         )
 
     async def healthz(self, request: Request) -> Response:
@@ -115,6 +128,10 @@ async def _not_serving(request: Request, error: Exception) -> Response:
     return JSONResponse({"error": str(error)}, 503)
 
 
+async def _busy(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 503, {"Retry-After": "1"})
+
+
 class QuietServer(uvicorn.Server):
     """Leaves signals to who runs it."""
 
@@ -126,16 +143,19 @@ class QuietServer(uvicorn.Server):
 class AdminServer:
     """The HTTP server inside the broker's loop."""
 
-    def __init__(self, server: Served, bind: str, port: int) -> None:
-        """Binds at once. Raises OSError if the address cannot be had."""
+    def __init__(self, server: Served, bind: str, port: int, hosts: Iterable[str] = ()) -> None:
+        """Binds at once. Raises OSError if the address cannot be had. `hosts`: names by which it
+        may be addressed, besides those that need no setting."""
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         self._socket = socket.create_server((bind, port), family=family)
         self.port: int = self._socket.getsockname()[1]
-        self._sender = LogSender(lambda: server.broker)
+        known = Hosts([bind, socket.gethostname(), *hosts], "admin.hosts")
+        self._sender = LogSender(lambda: server.broker, known)
+        connections_max = descriptors.share(CONNECTIONS_MAX)
         self._server = QuietServer(
             uvicorn.Config(
-                Admin(server).application(),
-                http=connections_for(self._sender),
+                Guard(Admin(server).application(), known),
+                http=bounded(LogConnections, connections_max, sender=self._sender),
                 log_config=None,
                 log_level="warning",
                 access_log=False,

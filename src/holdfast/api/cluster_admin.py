@@ -5,8 +5,8 @@
   `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`: any node takes them, whoever
   leads the metadata.
 
-404 where there is no cluster; 409 with `{"error": text}` when it refuses; 403 to web pages: a
-browser on the operator's machine reaches the loopback address too.
+`/cluster/unsafe-recover` needs `accept_loss=true` as well. 404 where there is no cluster; 409 with
+`{"error": text}` when it refuses.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -104,6 +104,7 @@ OF_NODE: Final[Mapping[str, Callable[[ClusterAdmin, str], Awaitable[object]]]] =
     "unsafe-recover": lambda cluster, node: cluster.unsafe_recover(node),
 }
 """Last parts of paths."""
+UNSAFE: Final = "unsafe-recover"
 
 
 class ClusterRoutes:
@@ -135,6 +136,9 @@ class ClusterRoutes:
         node = request.query_params.get("node", "")
         if not node:
             return JSONResponse({"error": "parameter node is missing"}, 400)
+        if action == UNSAFE and request.query_params.get("accept_loss") != "true":
+            text = "acknowledged messages that the node does not have are lost: accept_loss=true"
+            return JSONResponse({"error": text}, 400)
         return await self._change(request, lambda cluster: OF_NODE[action](cluster, node))
 
     async def _change(
@@ -143,8 +147,6 @@ class ClusterRoutes:
         cluster = self._server.cluster
         if cluster is None:
             return _no_cluster()
-        if "origin" in request.headers:
-            return JSONResponse({"error": "web pages may not change the cluster"}, 403)
         try:
             answer = await carry_out(cluster)
         except ClusterError as error:

@@ -6,22 +6,37 @@
 - `GET /api/v1/log/offsets?timestamp_us=T` -> {"offsets": [...]}: per partition the first offset
   whose record is not older; the end if all are.
 - `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole raw batches that cover the offsets from A up to
-  at most B (the reader trims the first and the last), about M bytes; 410 below the retention floor.
+  at most B (the reader trims the first and the last), about M bytes; 410 below the retention floor;
+  503 while four others are answered.
 - `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
 """
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.drivers.broker import Broker
+from holdfast.log.record import Batch
+from holdfast.web.requests import shown, whole_number
 
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20
+
+
+SLICE_BYTES: Final = 1 << 20
+"""Read from the disk at a time, the rest of the last batch not counted, and only when the reader
+has taken what came before."""
+PIECE_BYTES: Final = 256 << 10
+"""Handed to the connection at a time."""
+READS_MAX: Final = 4
+"""Answers with batches at once; each holds a slice."""
 
 
 class BadRequest(Exception):
@@ -30,6 +45,10 @@ class BadRequest(Exception):
 
 class NotServing(Exception):
     """Asked of a standby what only the holder of the lease has."""
+
+
+class Busy(Exception):
+    """As many answers as may be are on their way: 503, come again."""
 
 
 class HasLog(Protocol):
@@ -41,13 +60,14 @@ class HasLog(Protocol):
 class LogRoutes:
     def __init__(self, server: HasLog) -> None:
         self._server = server
+        self._reads = 0
 
     def routes(self) -> list[Route]:
         return [
             Route("/api/v1/log", self._ranges),
             Route("/api/v1/log/offsets", self._offsets),
-            Route("/api/v1/log/{partition:int}", self._read),
-            Route("/api/v1/log/{partition:int}/offset", self._offset),
+            Route("/api/v1/log/{partition}", self._read),
+            Route("/api/v1/log/{partition}/offset", self._offset),
         ]
 
     @property
@@ -95,10 +115,11 @@ class LogRoutes:
         return str(status["cluster_id"]), leads
 
     def _partition(self, request: Request) -> int:
-        partition: int = request.path_params["partition"]
-        partitions = self._broker.node.state.config.partitions
-        if partition >= partitions:
-            raise BadRequest(f"partition {partition}: this node has 0 to {partitions - 1}")
+        text: str = request.path_params["partition"]
+        last = self._broker.node.state.config.partitions - 1
+        partition = whole_number(text, last)
+        if partition is None:
+            raise BadRequest(f"partition {shown(text)}: this node has 0 to {last}")
         return partition
 
     async def _read(self, request: Request) -> Response:
@@ -114,13 +135,28 @@ class LogRoutes:
             )
         if start >= end:
             return Response(b"", media_type="application/octet-stream")
+        if self._reads >= READS_MAX:
+            raise Busy(f"{READS_MAX} others read already: come again, or POST /api/v1/log/read")
+        self._reads += 1
+        try:
+            first_slice = await self._read_slice(partition, start, end, size)
+        except BaseException:
+            self._reads -= 1
+            raise
+        return _Slices(first_slice, partial(self._read_slice, partition), end, size, self._ended)
+
+    def _ended(self) -> None:
+        self._reads -= 1
+
+    async def _read_slice(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
+        """What was damaged is left out; another node has it."""
         reader = self._broker.reader
-        batches = await self._broker.in_reader_thread(
-            lambda: reader.read_batches(partition, start, end, size)
+        found = await self._broker.in_reader_thread(
+            lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))
         )
-        # What was damaged is left out; another node has it.
+        # Damage that was found meanwhile may make the whole node unfit.
         _ = self._broker
-        return Response(b"".join(batches), media_type="application/octet-stream")
+        return found
 
     async def _offset(self, request: Request) -> Response:
         partition = self._partition(request)
@@ -148,6 +184,57 @@ def _number(request: Request, name: str, default: int | None, maximum: int) -> i
         if default is None:
             raise BadRequest(f"parameter {name} is missing")
         return default
-    if not text.isdecimal() or int(text) > maximum:
-        raise BadRequest(f"{name}={text!r}: a whole number from 0 to {maximum}")
-    return int(text)
+    number = whole_number(text, maximum)
+    if number is None:
+        raise BadRequest(f"{name}={shown(text)}: a whole number from 0 to {maximum}")
+    return number
+
+
+class _Slices(Response):
+    """Whole batches, read while they are sent: memory does not grow with the answer, however slow
+    the reader is. uvicorn's `send` waits for the reader; `web.connections` cuts one that stops."""
+
+    def __init__(
+        self,
+        first: list[bytes],
+        read: Callable[[int, int, int], Awaitable[list[bytes]]],
+        end: int,
+        size: int,
+        on_ended: Callable[[], None],
+    ) -> None:
+        super().__init__(media_type="application/octet-stream")
+        # Its length is not known yet.
+        self.raw_headers = [each for each in self.raw_headers if each[0] != b"content-length"]
+        self._batches = first
+        self._read = read
+        self._end = end
+        self._left = size
+        self._on_ended = on_ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            while self._batches and not gone.done():
+                position = Batch(self._batches[-1], check=False).end_offset
+                # Popped: what is sent is not kept.
+                self._batches.reverse()
+                while self._batches and not gone.done():
+                    batch = self._batches.pop()
+                    self._left -= len(batch)
+                    for at in range(0, len(batch), PIECE_BYTES):
+                        piece = batch[at : at + PIECE_BYTES]
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                if position >= self._end or self._left <= 0:
+                    break
+                self._batches = await self._read(position, self._end, self._left)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            self._on_ended()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -31,12 +31,13 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, Protocol, runtime_checkable
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
+from holdfast.drivers import descriptors
 from holdfast.drivers.broker import Broker
 from holdfast.log.extents import Extent, Wanted
 from holdfast.log.topic_choice import TopicChoice
 from holdfast.topics.names import InvalidFilter, check_filter
+from holdfast.web.connections import BUSY, BoundedConnection
+from holdfast.web.requests import Hosts, page_refusal, whole_number
 
 logger = logging.getLogger("holdfast")
 
@@ -49,9 +50,16 @@ REQUEST_BYTES_MAX: Final = 1 << 20
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20
 FILTERS_MAX: Final = 1000
+BODIES_BYTES_MAX: Final = 8 << 20
+"""Of requests that are being read and planned, of all connections together."""
 IDLE_S: Final = 60.0
 """A reader that neither asks nor takes anything for so long is dropped."""
+REQUEST_S: Final = 10.0
+"""From a request's first byte to its last."""
+RATE_BYTES_PER_S: Final = 65_536
+"""A reader that takes an answer more slowly than this, IDLE_S not counted, is dropped."""
 PIECE_BYTES: Final = 256 << 10
+STRETCH_BYTES: Final = 4 << 20
 SEND_BUFFER_BYTES: Final = 256 << 10
 """Of the kernel, per connection. Without a bound it grows to megabytes, behind which what goes to
 the node's clients waits in the same queues: their p50 doubles."""
@@ -75,8 +83,11 @@ class Described(Protocol):
 class LogSender:
     """The threads that send; made with the admin port, closed with it."""
 
-    def __init__(self, find_broker: FindBroker) -> None:
+    def __init__(self, find_broker: FindBroker, hosts: Hosts) -> None:
         self._find_broker = find_broker
+        self._hosts = hosts
+        self._readers_max = descriptors.share(READERS_MAX)
+        self._bodies = Budget(BODIES_BYTES_MAX)
         self._lock = threading.Lock()
         self._sockets: dict[socket.socket, threading.Thread] = {}
         self._closing = False
@@ -85,7 +96,7 @@ class LogSender:
         """Serve a connection that has sent `received` so far."""
         connection.settimeout(IDLE_S)
         with self._lock:
-            full = self._closing or len(self._sockets) >= READERS_MAX
+            full = self._closing or len(self._sockets) >= self._readers_max
             if not full:
                 thread = threading.Thread(
                     target=self._serve,
@@ -97,7 +108,7 @@ class LogSender:
         if full:
             with contextlib.suppress(OSError), connection:
                 connection.settimeout(0)
-                connection.send(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n")
+                connection.send(BUSY)
             return
         thread.start()
 
@@ -118,7 +129,7 @@ class LogSender:
             with connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-                LogRequests(connection, received, self._find_broker)
+                LogRequests(connection, received, self._find_broker, self._hosts, self._bodies)
         except OSError:
             return  # the reader has gone, or is too slow
         except Exception as error:
@@ -128,19 +139,54 @@ class LogSender:
                 self._sockets.pop(connection, None)
 
 
+class Budget:
+    """Bytes that several threads share."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> bool:
+        with self._lock:
+            if size_bytes > self._left:
+                return False
+            self._left -= size_bytes
+            return True
+
+    def give_back(self, size_bytes: int) -> None:
+        with self._lock:
+            self._left += size_bytes
+
+
 class _Received(io.RawIOBase):
-    """A connection of which the first bytes were read before."""
+    """A connection of which the first bytes were read before. A request has REQUEST_S to arrive
+    from its first byte on; `rest` ends it."""
 
     def __init__(self, received: bytes, connection: socket.socket) -> None:
         self._received = received
         self._connection = connection
+        self._deadline = time.monotonic() + REQUEST_S
+
+    def rest(self) -> None:
+        """The request is complete."""
+        self._deadline = 0.0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Raises TimeoutError."""
         if not self._received:
-            return self._connection.recv_into(buffer)
+            wait_s = IDLE_S
+            if self._deadline:
+                wait_s = self._deadline - time.monotonic()
+                if wait_s <= 0:
+                    raise TimeoutError("the request takes too long")
+            self._connection.settimeout(wait_s)
+            count = self._connection.recv_into(buffer)
+            if not self._deadline:
+                self._deadline = time.monotonic() + REQUEST_S
+            return count
         count = min(len(buffer), len(self._received))
         buffer[:count] = self._received[:count]
         self._received = self._received[count:]
@@ -154,9 +200,18 @@ class LogRequests(BaseHTTPRequestHandler):
     server_version = "holdfast"
     sys_version = ""
 
-    def __init__(self, connection: socket.socket, received: bytes, find_broker: FindBroker) -> None:
-        self._received = received
+    def __init__(
+        self,
+        connection: socket.socket,
+        received: bytes,
+        find_broker: FindBroker,
+        hosts: Hosts,
+        bodies: Budget,
+    ) -> None:
+        self._input = _Received(received, connection)
         self._find_broker = find_broker
+        self._hosts = hosts
+        self._bodies = bodies
         self._filters: tuple[list[str], list[str]] = ([], [])
         self._choice: TopicChoice | None = None
         super().__init__(connection, ("", 0), None)  # type: ignore[arg-type]
@@ -164,18 +219,39 @@ class LogRequests(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self.rfile.close()
-        self.rfile = io.BufferedReader(_Received(self._received, self.connection))
+        self.rfile = io.BufferedReader(self._input)
 
     def log_message(self, format: str, *args: object) -> None:
         """Not logged."""
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > REQUEST_BYTES_MAX:
+        text = self._refusal()
+        if text:
+            self.close_connection = True
+            self._answer(403, {"error": text})
+            return
+        length = whole_number(self.headers.get("Content-Length", ""), REQUEST_BYTES_MAX)
+        if length is None:
             self.close_connection = True
             self._answer(400, {"error": f"a body of at most {REQUEST_BYTES_MAX} bytes is needed"})
             return
-        body = self.rfile.read(int(length))
+        if not self._bodies.take(length):
+            self.close_connection = True
+            self._answer(503, {"error": "too many requests are read: come again"})
+            return
+        try:
+            self._serve_body(self.rfile.read(length))
+        finally:
+            self._bodies.give_back(length)
+
+    def _refusal(self) -> str:
+        """See `holdfast.web.guard`: this connection does not come through it."""
+        headers = self.headers
+        text = page_refusal(headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", []))
+        return text or self._hosts.refusal(headers.get_all("Host", []))
+
+    def _serve_body(self, body: bytes) -> None:
+        self._input.rest()
         broker = self._find_broker()
         if self.path != PATH:
             self._answer(404, {"error": f"this connection serves {PATH} only"})
@@ -191,7 +267,7 @@ class LogRequests(BaseHTTPRequestHandler):
         request = _parse(body)
         wanted = _ranges(request, broker.node.state.config.partitions)
         size = request.get("bytes", READ_BYTES_DEFAULT)
-        if not isinstance(size, int) or not 0 <= size <= READ_BYTES_MAX:
+        if type(size) is not int or not 0 <= size <= READ_BYTES_MAX:
             raise BadRead(f"bytes is a number from 0 to {READ_BYTES_MAX}")
         choice = self._topics(request)
         reader = broker.reader
@@ -210,8 +286,9 @@ class LogRequests(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(plan.size_bytes))
         self.send_header("Holdfast-Log", json.dumps(told, separators=(",", ":")))
         self.end_headers()
+        deadline = time.monotonic() + IDLE_S + plan.size_bytes / RATE_BYTES_PER_S
         for extent in plan.extents:
-            _send(self.connection, extent)
+            _send(self.connection, extent, deadline)
 
     def _topics(self, request: dict[str, Any]) -> TopicChoice | None:
         filters, prefixes = _texts(request, "filters"), _texts(request, "prefixes")
@@ -232,32 +309,39 @@ class LogRequests(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
+        if status == 503:
+            self.send_header("Retry-After", "1")
         self.end_headers()
+        self.connection.settimeout(IDLE_S)
         self.wfile.write(data)
 
 
-def _send(connection: socket.socket, extent: Extent) -> None:
-    """Raises OSError."""
+def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
+    """Raises OSError, also when the reader has not taken it by the deadline."""
     file, position, left = extent.file, extent.position, extent.length
-    if isinstance(file, Described):
-        opened = io.FileIO(file.fileno(), "rb", closefd=False)
-        sent = connection.sendfile(opened, position, left)
-        if sent < left:
-            raise OSError("the segment became shorter")
-        return
+    opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, Described) else None
     while left:
-        data = file.read(position, min(left, PIECE_BYTES))
-        if not data:
+        wait_s = deadline - time.monotonic()
+        if wait_s <= 0:
+            raise TimeoutError("the reader is too slow")
+        connection.settimeout(min(wait_s, IDLE_S))
+        if opened is not None:
+            # In stretches, so that the deadline is looked at; each costs two system calls.
+            sent = connection.sendfile(opened, position, min(left, STRETCH_BYTES))
+        else:
+            data = file.read(position, min(left, PIECE_BYTES))
+            connection.sendall(data)
+            sent = len(data)
+        if not sent:
             raise OSError("the segment became shorter")
-        connection.sendall(data)
-        position += len(data)
-        left -= len(data)
+        position += sent
+        left -= sent
 
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
         request = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         request = None
     if not isinstance(request, dict):
         raise BadRead("a JSON object is needed")
@@ -268,7 +352,7 @@ def _ranges(request: dict[str, Any], partitions: int) -> list[Wanted]:
     found: dict[int, Wanted] = {}
     try:
         for partition, start, end in request["ranges"]:
-            if not all(isinstance(each, int) for each in (partition, start, end)):
+            if not all(type(each) is int for each in (partition, start, end)):
                 raise TypeError
             if not 0 <= partition < partitions or start < 0 or partition in found:
                 raise BadRead(
@@ -290,9 +374,9 @@ def _texts(request: dict[str, Any], name: str) -> list[str]:
     return texts
 
 
-class LogConnections(H11Protocol):
-    """uvicorn's HTTP, but for connections that begin as a reader's do. `sender` is set by a
-    subclass that is made with the admin port."""
+class LogConnections(BoundedConnection):
+    """The admin port's HTTP, but for connections that begin as a reader's do. `sender` is set by
+    `bounded`."""
 
     sender: LogSender
 
@@ -314,11 +398,13 @@ class LogConnections(H11Protocol):
 
     def _hand_over(self, data: bytes) -> None:
         # The loop closes its descriptor of the connection, the sender goes on with another.
-        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        except OSError as error:
+            # No descriptor is left.
+            logger.error("log_reader_refused error=%r", str(error))
+            self.transport.write(BUSY)
+            self.transport.close()
+            return
         self.transport.abort()
         self.sender.take_over(socket.socket(fileno=descriptor), data)
-
-
-def connections_for(sender: LogSender) -> type[LogConnections]:
-    """The protocol class for uvicorn."""
-    return type("LogConnections", (LogConnections,), {"sender": sender})

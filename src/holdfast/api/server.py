@@ -107,6 +107,12 @@ def node_config(config: Config) -> NodeConfig:
     )
 
 
+def admin_hosts(config: Config) -> list[str]:
+    """Names that the operator has given to this machine."""
+    advertised = (config.node.advertise, config.cluster.peer_advertise)
+    return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
+
+
 def authenticates_users(config: Config) -> bool:
     """Can a client prove a user name to this broker, on whichever listener?"""
     security = config.security
@@ -343,7 +349,10 @@ class Server:
         admin = self.config.admin
         if admin.enabled:
             try:
-                server = await self._when_free(lambda: AdminServer(self, admin.bind, admin.port))
+                hosts = admin_hosts(self.config)
+                server = await self._when_free(
+                    lambda: AdminServer(self, admin.bind, admin.port, hosts)
+                )
             except OSError as error:
                 raise StartError(f"cannot listen: {error}") from error
             self.admin = server

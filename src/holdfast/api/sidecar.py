@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from holdfast.api.admin import QuietServer
+from holdfast.api.admin import CONNECTIONS_MAX, QuietServer
 from holdfast.api.federating import mesh_fields
 from holdfast.api.federation_metrics import FederationCollector
 from holdfast.api.federation_routes import FederationRoutes
@@ -30,6 +30,9 @@ from holdfast.federator.edge_retaining import edge_for
 from holdfast.federator.edge_state import BadState
 from holdfast.federator.federator import Federator, FederatorError
 from holdfast.federator.sidecar_settings import SidecarSettings
+from holdfast.web.connections import BoundedConnection, bounded
+from holdfast.web.guard import Guard
+from holdfast.web.requests import hosts_of_bind
 
 logger = logging.getLogger("holdfast.federator")
 
@@ -107,7 +110,7 @@ async def run(settings: SidecarSettings) -> None:
     stopping = loop.create_task(stop.wait())
     failing = loop.create_task(_failed(federator, edge))
     serving: list[asyncio.Task[None]] = []
-    server = _server(SidecarPort(SidecarFederation(federator, edge)))
+    server = _server(SidecarPort(SidecarFederation(federator, edge)), settings.admin)
     if listener is not None:
         serving.append(loop.create_task(server.serve(sockets=[listener])))
     spare_the_collector()
@@ -165,10 +168,11 @@ def _listener(address: str) -> socket.socket | None:
         ) from None
 
 
-def _server(port: SidecarPort) -> QuietServer:
+def _server(port: SidecarPort, address: str) -> QuietServer:
     return QuietServer(
         uvicorn.Config(
-            port.application(),
+            Guard(port.application(), hosts_of_bind(address.rpartition(":")[0])),
+            http=bounded(BoundedConnection, CONNECTIONS_MAX),
             log_config=None,
             log_level="warning",
             access_log=False,

@@ -144,7 +144,7 @@ def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
             f"{args.node} would lead what nobody leads with what it has; acknowledged messages that"
             " it does not have are lost for good: say so with --accept-loss"
         )
-    port.change("unsafe-recover", args.node)
+    port.change("unsafe-recover", args.node, accept_loss="true")
     _report(args, f"accepted: {args.node} leads what nobody led", {"accepted": True})
     return 0
 

@@ -3,7 +3,7 @@
 import http.client
 import json
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -89,12 +89,12 @@ class AdminPort:
                 f"{self.address} answers what this version does not understand: {error}"
             ) from None
 
-    def change(self, action: str, node: str = "") -> None:
-        """Raises AdminError."""
+    def change(self, action: str, node: str = "", **more: str) -> None:
+        """Raises AdminError. `more`: further parameters."""
+        given = {"node": node, **more} if node else more
+        query = urlencode(given, quote_via=quote)
         try:
-            self._ask(
-                "POST", f"/cluster/{action}" + (f"?node={quote(node, safe='')}" if node else "")
-            )
+            self._ask("POST", f"/cluster/{action}" + (f"?{query}" if query else ""))
         except Unanswered as error:
             raise Unanswered(f"{error}: look at the status whether it was done") from None
 

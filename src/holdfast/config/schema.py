@@ -139,6 +139,10 @@ class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     enabled: bool = True
     bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 18083
+    hosts: list[str] = field(default_factory=list)
+    """Names by which the admin port may be addressed, besides IP addresses, localhost, this
+    machine's name and the advertised ones; "*": any. A web page whose own name comes to mean this
+    machine is refused by it."""
 
 
 class Retention(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):

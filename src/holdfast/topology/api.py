@@ -50,6 +50,7 @@ from holdfast.topology.messages import (
 from holdfast.topology.metrics import registry_for, render
 from holdfast.topology.openapi import Described, Parameter, document, schemes_of
 from holdfast.topology.store import StoreError
+from holdfast.web.requests import page_refusal
 
 T = TypeVar("T")
 
@@ -168,8 +169,10 @@ class Api:
 
     def _caller(self, request: Request, described: Described) -> Caller:
         """Raises Unauthorized, Forbidden."""
-        if request.method != "GET" and "origin" in request.headers:
-            raise Forbidden("web pages may not change the federation")
+        headers = request.headers
+        text = page_refusal(headers.getlist("origin"), headers.getlist("sec-fetch-site"))
+        if text:
+            raise Forbidden(text)
         if not described.needs_token:
             return Caller(Role.JOINER, "anybody")
         return caller_of(
@@ -320,6 +323,11 @@ def _refusal(code: int, text: str) -> Response:
     if code == 401:
         response.headers["www-authenticate"] = "Bearer"
     return response
+
+
+def envelope_of_refusal(text: str) -> object:
+    """Of a request that does not come to a route."""
+    return msgspec.to_builtins(Envelope("error", 403, None, text))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from holdfast.security.certificates import certificate_identity
 from holdfast.security.tls import server_context
-from holdfast.topology.api import CERTIFICATE_NAME, Api
+from holdfast.topology.api import CERTIFICATE_NAME, Api, envelope_of_refusal
 from holdfast.topology.brokers import MqttBrokers
 from holdfast.topology.manager import Manager
 from holdfast.topology.rounds import Rounds
 from holdfast.topology.settings import Settings
 from holdfast.topology.store import StoreError
 from holdfast.topology.stores import open_store
+from holdfast.web.connections import BoundedConnection, bounded
+from holdfast.web.guard import Guard
+from holdfast.web.requests import hosts_of_bind
 
 logger = logging.getLogger("holdfast.topology")
 
+CONNECTIONS_MAX: Final = 256
+"""A member has one, and another while it watches for changes."""
 SHUTDOWN_S: Final = 2
 """How long answers that are under way may take at the end."""
 
@@ -37,7 +41,7 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-class _CertifiedProtocol(H11Protocol):
+class _CertifiedProtocol(BoundedConnection):
     """Tells each request whose certificate its connection has."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -77,8 +81,8 @@ async def serve(settings: Settings) -> None:
         await manager.stop()
         raise
     config = uvicorn.Config(
-        Api(manager).application(),
-        http=_CertifiedProtocol,
+        Guard(Api(manager).application(), hosts_of_bind(bind), envelope_of_refusal),
+        http=bounded(_CertifiedProtocol, CONNECTIONS_MAX),
         log_config=None,
         log_level="warning",
         access_log=False,

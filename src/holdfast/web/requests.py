@@ -1,0 +1,94 @@
+"""Which requests a port without passwords answers. Pure.
+
+A browser on the operator's machine reaches loopback addresses, too. A page can make it send
+requests in two ways. It may name the port's address: then the browser adds Origin or
+Sec-Fetch-Site. Or its own name may change to that address (DNS rebinding): then the browser takes
+page and port for one site, but sends the page's name as Host. So both are looked at, for reads as
+for changes.
+"""
+
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+from typing import Final
+
+ANY_HOST: Final = "*"
+TEXT_CHARACTERS_MAX: Final = 100
+"""Of a header, in a refusal."""
+NUMBER_DIGITS_MAX: Final = 19
+"""Of the largest number of 63 bits."""
+
+
+class Hosts:
+    """The names by which a port may be addressed: any IP address, localhost, and those given.
+    An IP address is safe, because a page has it for its own only if it came from there."""
+
+    def __init__(self, names: Iterable[str], setting: str = "") -> None:
+        """`names` without ports; "*" allows all. `setting`: where the operator adds others, ""
+        where that is not possible."""
+        self._names = {name.strip("[]").rstrip(".").lower() for name in names} | {"localhost"}
+        self._setting = setting
+
+    def refusal(self, sent: Sequence[str]) -> str:
+        """Why a request with these Host headers is refused; "" if it is not. Browsers always send
+        one, so a request without any is nobody's page."""
+        if ANY_HOST in self._names or not sent:
+            return ""
+        if len(sent) > 1:
+            return "more than one Host header"
+        host = name_of(sent[0])
+        if host in self._names or _is_address(host):
+            return ""
+        more = f", or add the name to {self._setting}" if self._setting else ""
+        return (
+            f"the request is for {shown(sent[0])}, a name that this port does not have: address it"
+            f" by IP address{more}"
+        )
+
+
+def hosts_of_bind(bind: str) -> Hosts | None:
+    """Of a port without a setting: on a loopback address nobody needs a name for it. Elsewhere
+    others do, and any name is allowed (None)."""
+    name = bind.strip("[]")
+    is_loopback = ip_address(name).is_loopback if _is_address(name) else name == "localhost"
+    return Hosts([]) if is_loopback else None
+
+
+def name_of(host: str) -> str:
+    """The name in a Host header, without port and in lower case."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def page_refusal(origins: Sequence[str], sites: Sequence[str]) -> str:
+    """Why a request with these Origin and Sec-Fetch-Site headers is refused; "" if it is not. What
+    an operator types into the address bar has neither, or the site "none"."""
+    if origins:
+        return f"web pages are not served here, and this request is of {shown(origins[0])}"
+    for site in sites:
+        if site not in ("none", "same-origin"):
+            return f"web pages are not served here, and this request is {shown(site)}"
+    return ""
+
+
+def shown(text: str) -> str:
+    """Of a header: cut, and escaped."""
+    return repr(text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}...")
+
+
+def whole_number(text: str, maximum: int) -> int | None:
+    """A whole number from 0 to `maximum`, at most 63 bits; None if the text is none. Python takes
+    other scripts' digits and, up to a length, seconds for a number."""
+    if not text.isascii() or not text.isdecimal() or len(text) > NUMBER_DIGITS_MAX:
+        return None
+    number = int(text)
+    return number if number <= maximum else None
