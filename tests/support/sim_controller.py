@@ -344,8 +344,21 @@ class ControllerWorld:
         self.run(duration_s)
 
     def recover_lost(self) -> None:
-        for number in operations.lost_partitions(self.metadata):
-            node = next(n for n in self.metadata.partitions[number].replicas if self.is_serving(n))
+        replaced = [
+            name
+            for name, info in self.metadata.nodes.items()
+            if self.nodes[name].is_alive and self.nodes[name].incarnation != info.incarnation
+        ]
+        for number in operations.lost_partitions(self.metadata, replaced):
+            up = [name for name in self.eligible() if self.is_serving(name)]
+            if not up:
+                # Its old disk is given up, so that it is let in with the new one.
+                self.propose(operations.unsafe_recover(self.metadata, replaced[0], None, replaced))
+                self.run(2.0)
+                self.recover_lost()
+                return
+            members = self.metadata.partitions[number].members
+            node = next((name for name in up if name in members), up[0])
             self.propose(operations.unsafe_recover(self.metadata, node, [number]))
         self.run(1.0)
 

@@ -121,6 +121,7 @@ def test_readiness(
         "disk_stalled": False,
         "disk_damaged": False,
         "removed": False,
+        "older_copy": False,
     }
 
 
@@ -179,6 +180,7 @@ def test_metrics() -> None:
         failovers=3,
         forwarded_publishes=77,
         is_damaged=True,
+        clock_skews_s={"n2": -1.5},
     )
     with admin_port(cluster) as port:
         found = metrics(port)
@@ -197,6 +199,8 @@ def test_metrics() -> None:
         ("holdfast_partitions_moving", "n1"): 1,
         ("holdfast_disk_stalled", "n1"): 0,
         ("holdfast_disk_damaged", "n1"): 1,
+        ("holdfast_disk_older_copy", "n1"): 0,
+        ("holdfast_clock_skew_seconds", "n1", "n2"): -1.5,
         ("holdfast_failovers_total", "n1"): 3,
         ("holdfast_publish_forwarded_total", "n1"): 77,
         ("holdfast_peer_connected", "n1", "n2"): 1,

@@ -43,6 +43,8 @@ class Bench:
         self.session.expiry_s = 100
         self.session.will = Will(b"t", b"gone", 1, False, b"", -1, delay_s)
         self.images.sessions[CLIENT] = self.session
+        # Long after it was closed.
+        self.state.wall_us = self.images.wall_us = 1_000_000_000
 
     def pass_barrier(self) -> None:
         self.barriers.advance()
@@ -135,3 +137,26 @@ def test_what_another_node_has_not_done_is_done_by_the_next_that_decides() -> No
     bench.endings.stop_deciding(0)
     bench.endings.start_deciding(0)
     assert bench.appended() == ["will"]
+
+
+def test_a_session_whose_timer_went_by_a_wrong_clock_lives_on() -> None:
+    """This node was two days ahead when it armed the timers, and had not met the others yet."""
+    bench = Bench(delay_s=50)
+    bench.state.wall_us = bench.images.wall_us = 30_000_000
+    for kind, left_s in ((WILL_DUE, 20.0), (SESSION_EXPIRY, 70.0)):
+        bench.endings.due(bench.session, kind)
+        bench.endings.advance()
+        assert bench.appended() == []
+        assert [when for when, _, timer in bench.images.timers if timer.kind == kind] == [left_s]
+    bench.state.wall_us = bench.images.wall_us = 101_000_000
+    bench.endings.due(bench.session, SESSION_EXPIRY)
+    bench.pass_barrier()
+    assert bench.appended() == ["will"]
+
+
+def test_a_session_that_was_closed_in_the_future_ends_by_its_timer() -> None:
+    bench = Bench()
+    bench.session.will = None
+    bench.session.disconnected_us = 200_000 * 1_000_000
+    bench.endings.due(bench.session, SESSION_EXPIRY)
+    assert bench.appended() == ["end"]

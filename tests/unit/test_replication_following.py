@@ -11,6 +11,7 @@ from holdfast.replication.progress import IDLE, Led, Peer, Progress
 from holdfast.replication.replica_config import ReplicationConfig
 from holdfast.replication.replica_effects import (
     Diverged,
+    ProposeInSync,
     ReadBatches,
     Restarted,
     Truncated,
@@ -466,3 +467,33 @@ class TestMatching:
     )
     def test_where_a_follower_cuts(self, cut_epoch: int, offset: int, expected: int) -> None:
         assert cut_offset(self.LOG, 0, cut_epoch, offset) == expected
+
+
+def test_who_has_more_that_is_committed_than_the_leader_takes_over() -> None:
+    """The leader was put back from an older copy of its disk."""
+    cores = Cores()
+    cores.write("a", 1, 2)
+    disk = cores["a"].disk
+    disk.entries.clear()
+    disk.synced, disk.watermarks = 0, [0]
+    cores.restart("a")
+    cores.change(leader="a", epoch=2, in_sync=("a", "b", "c"))
+    cores["a"].core.handle_current(cores.now)
+    cores.tell()
+    for pair in ("ab", "ac"):
+        cores.connect(pair)
+    for name in ("b", "c"):
+        (diverged,) = cores[name].of(Diverged)
+        assert diverged.takes_over
+        wanted = cores[name].of(ProposeInSync)[-1].info
+        assert (wanted.leader, wanted.epoch) == (name, 3)
+        assert sorted(wanted.in_sync) == ["b", "c"]
+        assert cores.numbers(name) == [1, 2]
+    before = len(cores["b"].of(ProposeInSync))
+    cores.wait(3)
+    assert len(cores["b"].of(ProposeInSync)) > before, "until it is so"
+    cores.change(leader="b", epoch=3, in_sync=("b", "c"))
+    cores.tell()
+    cores.settle()
+    cores.write("b", 3)
+    assert [cores.numbers(name) for name in "abc"] == [[1, 2, 3]] * 3

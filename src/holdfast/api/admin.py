@@ -109,6 +109,7 @@ class Admin:
             body["disk_stalled"] = figures.is_disk_stalled
             body["disk_damaged"] = figures.is_damaged
             body["removed"] = figures.is_removed
+            body["older_copy"] = figures.is_older_copy
         if self._server.maintenance is not None:
             body["maintenance_failing"] = self._server.maintenance.failing
         return JSONResponse(body, 503 if found else 200)

@@ -57,6 +57,11 @@ class ClusterFigures:
     """From the cluster; others have told it so."""
     is_damaged: bool = False
     """What is on its disk is not what was written: it serves nobody, and begins anew."""
+    is_older_copy: bool = False
+    """What is on its disk is less than it had once: it takes part in nothing before it may begin
+    anew."""
+    clock_skews_s: Mapping[str, float] = field(default_factory=dict)
+    """Node, this one included -> how far its clock is ahead of what the cluster goes by."""
 
 
 class ClusterAdmin(Protocol):

@@ -27,6 +27,11 @@ GAUGES: Final[tuple[tuple[str, str, Read], ...]] = (
     ),
     ("disk_stalled", "1 while a write to the disk takes too long.", lambda f: f.is_disk_stalled),
     ("disk_damaged", "1 while this node's log is damaged.", lambda f: f.is_damaged),
+    (
+        "disk_older_copy",
+        "1 while this node's disk is an older copy, and it takes part in nothing.",
+        lambda f: f.is_older_copy,
+    ),
     ("partitions_leaderless", "Partitions that nobody leads.", lambda f: f.leaderless),
     ("partitions_moving", "Partitions that get new replicas.", lambda f: f.moving),
 )
@@ -61,6 +66,14 @@ class ClusterCollector(Collector):
         connected = GaugeMetricFamily(
             "holdfast_peer_connected", "1 while there is a link to it.", labels=["node", "peer"]
         )
+        skew = GaugeMetricFamily(
+            "holdfast_clock_skew_seconds",
+            "How far the wall clock of a node is ahead of the one that the cluster agrees on.",
+            labels=["node", "peer"],
+        )
+        for peer, skew_s in figures.clock_skews_s.items():
+            skew.add_metric([node, peer], skew_s)
+        yield skew
         for peer, is_connected in figures.peers.items():
             connected.add_metric([node, peer], int(is_connected))
         yield connected

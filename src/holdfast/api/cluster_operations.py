@@ -13,6 +13,7 @@ from holdfast.replication import operations
 from holdfast.replication.commands import Command
 from holdfast.replication.health import Presence
 from holdfast.replication.metadata import ClusterMetadata, NodeInfo
+from holdfast.replication.planning import last_copies
 from holdfast.replication.proposals import Accepted, Outcome, Refused
 from holdfast.replication.status import below_min_insync, cluster_status, under_replicated
 
@@ -36,6 +37,8 @@ class ClusterOperations:
         self._links = links
         self._loop = loop
         self._requests: dict[int, asyncio.Future[Outcome]] = {}
+        self.refused: dict[str, str] = {}
+        """Nodes of the cluster that came without the disk that they had, and were not let in."""
 
     def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
         """Of what was asked of the metadata: request, and what came of it."""
@@ -66,11 +69,17 @@ class ClusterOperations:
             "moving": 0,
             "sessions_here": len(member.state.sessions),
             "waits_s": round(self._broker.waits_s(), 3),
+            "older_copy": self._broker.older_copy,
+            "refused_by": self._refusals() if metadata is None else [],
         }
         if metadata is not None:
-            found.update(cluster_status(metadata, member.health(now)))
-            partitions = found["partitions"]
+            found.update(cluster_status(metadata, member.health(now), self._replaced()))
+            partitions, nodes = found["partitions"], found["nodes"]
             assert isinstance(partitions, list)
+            assert isinstance(nodes, list)
+            skews_s = member.clock.skews_s()
+            for node in nodes:
+                node["clock_skew_s"] = round(skews_s.get(node["node"], 0.0), 3)
             for number, partition in enumerate(partitions):
                 partition["high_watermark"] = member.fabric.journal.high_watermark[number]
         return found
@@ -103,7 +112,16 @@ class ClusterOperations:
             self._broker.disk.is_stalled,
             self._broker.is_removed,
             self._broker.is_damaged,
+            bool(self._broker.older_copy),
+            member.clock.skews_s(),
         )
+
+    def _refusals(self) -> list[str]:
+        """Of nodes that this one has reached, and that will not have it."""
+        return [
+            f"{address} {refusal.text}"
+            for address, refusal in sorted(self._links.refused_by.items())
+        ]
 
     async def init(self) -> dict[str, object]:
         member = self._member
@@ -120,6 +138,17 @@ class ClusterOperations:
                     f"{peer.node_id} belongs to the cluster {peer.cluster_id} already: this node"
                     " is about to join it"
                 )
+        refusals = self._refusals()
+        if refusals:
+            raise ClusterError(
+                f"{refusals[0]}. A second cluster would be made: mend that, or take the address out"
+                " of cluster.join"
+            )
+        if self._links.identity.cluster_id:
+            raise ClusterError(
+                f"this node belongs to the cluster {self._links.identity.cluster_id}, and waits for"
+                " its other nodes"
+            )
         info = NodeInfo(
             self._config.node.id,
             self._presence.incarnation,
@@ -149,7 +178,20 @@ class ClusterOperations:
         await self._operate(lambda: operations.rebalance(self._metadata()))
 
     async def unsafe_recover(self, node: str) -> None:
-        await self._operate(lambda: operations.unsafe_recover(self._metadata(), node))
+        await self._operate(
+            lambda: operations.unsafe_recover(self._metadata(), node, None, self._replaced())
+        )
+
+    def _replaced(self) -> dict[str, str]:
+        """Of `refused`, those of which it still holds."""
+        metadata = self._member.fabric.metadata
+        if metadata is None:
+            return {}
+        return {
+            node: text
+            for node, text in self.refused.items()
+            if node not in self._member.fabric.connected and last_copies(metadata, (node,))
+        }
 
     async def remove(self, node: str) -> None:
         try:

@@ -17,6 +17,7 @@ from holdfast.cluster.images import Images
 from holdfast.cluster.member import Member
 from holdfast.cluster.parts import MemberConfig
 from holdfast.config.schema import Config
+from holdfast.drivers import older_copy
 from holdfast.drivers.cluster_broker import ClusterBroker
 from holdfast.drivers.failures import watched
 from holdfast.drivers.peer_auth import PeerAuth
@@ -25,9 +26,11 @@ from holdfast.drivers.raft_files import DamagedRaft, RaftFiles
 from holdfast.drivers.raft_writer import RaftWriter
 from holdfast.drivers.storage import Storage, StorageError, report_damage
 from holdfast.log.journal import Journal
+from holdfast.log.opening import DataDirectoryError
 from holdfast.log.scan import Damage
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState
+from holdfast.replication import disk_position
 from holdfast.replication.controller import ControllerConfig
 from holdfast.replication.detector import DetectorConfig
 from holdfast.replication.health import Presence
@@ -37,8 +40,16 @@ from holdfast.replication.metadata import (
 )
 from holdfast.replication.metastate import member_id
 from holdfast.replication.metastore import MetaStore
+from holdfast.replication.operations import empty_disk_text
+from holdfast.replication.planning import last_copies
 from holdfast.replication.replica_config import ReplicationConfig
 from holdfast.security.passwords import PasswordFile
+from holdfast.security.peer_handshake import (
+    LAST_COPY,
+    OLDER_COPY,
+    OLDER_COPY_WAITS,
+    Refusal,
+)
 
 logger = logging.getLogger("holdfast")
 
@@ -76,7 +87,15 @@ class Clustering:
         # Starts the process anew; the server sets it.
         self.start_anew: Callable[[], None]
         self._forgetting: asyncio.Task[None] | None = None
-        self._replacement = Replacement(Path(config.node.data), config.node.id)
+        self._begins_anew = False
+        self._reviewed: ClusterMetadata | None = None
+        root = Path(config.node.data)
+        self._replacement = Replacement(root, config.node.id)
+        try:
+            if older_copy.begin_anew_at(root):
+                logger.warning("older_copy_begins_anew text='it fetches what is missing'")
+        except (OSError, DataDirectoryError) as error:
+            raise StorageError(f"{root}: the older copy cannot be used: {error}") from error
         storage = Storage.open(
             Path(config.node.data),
             config.node.id,
@@ -150,6 +169,7 @@ class Clustering:
                 peer_address=self.presence.peer_address,
                 client_address=self.presence.client_address,
                 admin_address=self.presence.admin_address,
+                features=disk_position.FEATURE,
             ),
             auth,
             self.broker,
@@ -157,6 +177,9 @@ class Clustering:
             cluster.peer_port,
         )
         self.broker.links = self.links
+        self.links.memory = self.member.disk_memory
+        self.links.own_disk = self._own_disk
+        self.links.objection = self._objection
         self.operations = ClusterOperations(
             config, self.presence, self.member, self.broker, self.links, self._loop
         )
@@ -168,7 +191,8 @@ class Clustering:
         if self._replacement.has_aside:
             self._forgetting = watched(self._forget_aside())
         self.broker.touch()
-        if not self.config.cluster.wait_for_init and self.member.meta.metadata is None:
+        is_new = not self.storage.directory.manifest.cluster_id
+        if not self.config.cluster.wait_for_init and is_new and self.member.meta.metadata is None:
             await self.operations.init()
 
     async def wait_until_ready(self) -> None:
@@ -203,12 +227,18 @@ class Clustering:
                 self.storage.directory.join_cluster(metadata.cluster_id)
                 self.links.set_cluster(metadata.cluster_id)
             self.links.set_removed(metadata.removed)
+            member.disk_memory.forget(frozenset(metadata.nodes))
+            member.clock.forget(metadata.nodes.keys())
             self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
+        if self._reviewed is not member.fabric.metadata:
+            self._reviewed = member.fabric.metadata
+            self.links.review()
         self._redirect()
         if self.broker.is_damaged and self._replacement.step(
-            member.fabric.metadata, member.is_dispensable
+            member.fabric.metadata, member.is_dispensable, has_diverged=member.has_diverged
         ):
             self.start_anew()
+        self._step_older_copy()
         outcomes = member.outcomes
         member.outcomes = []
         self.operations.settle(outcomes)
@@ -222,6 +252,46 @@ class Clustering:
             not any(member.fabric.leading) or not member.fabric.connected
         ):
             self._relieved.set()
+
+    def _own_disk(self) -> str:
+        """For the handshake. What damage has taken away is no sign of an older copy."""
+        if self.broker.is_damaged or self.storage.journal.unsure:
+            return ""
+        return self.member.disk_claim().text()
+
+    def _objection(self, peer: PeerIdentity, known: disk_position.Known) -> Refusal | None:
+        metadata = self.member.fabric.metadata
+        info = metadata.nodes.get(peer.node_id) if metadata is not None else None
+        if metadata is None or info is None:
+            return None
+        lost = disk_position.lost_since(known, peer.node_id, peer.incarnation, peer.disk)
+        if lost:
+            meta = self.member.meta
+            is_needed = not meta.has_majority(self._loop.time()) or meta.leader_id == peer.node_id
+            text = f"the disk of {peer.node_id} is an older copy: it lacks {lost}"
+            text += ", and the others are no majority without it" * is_needed
+            return Refusal(OLDER_COPY_WAITS if is_needed else OLDER_COPY, text)
+        if info.incarnation != peer.incarnation:
+            partitions = last_copies(metadata, (peer.node_id,))
+            if partitions:
+                text = empty_disk_text(peer.node_id, partitions)
+                self.operations.refused[peer.node_id] = text
+                return Refusal(LAST_COPY, text)
+        self.operations.refused.pop(peer.node_id, None)
+        return None
+
+    def _step_older_copy(self) -> None:
+        """As soon as the others can do without it, this node begins anew."""
+        broker = self.broker
+        if not broker.may_begin_anew or self._begins_anew:
+            return
+        self._begins_anew = True
+        try:
+            older_copy.mark(self.storage.directory.files, secrets.token_hex(8))
+        except OSError as error:
+            logger.critical("older_copy_not_marked error=%r", str(error))
+            return
+        self.start_anew()
 
     async def _forget_aside(self) -> None:
         await self._ready.wait()
@@ -290,6 +360,8 @@ class Clustering:
         text = ""
         if self.broker.is_removed:
             text = "this node was removed from the cluster"
+        elif self.broker.older_copy:
+            text = "the disk of this node is an older copy"
         elif self.broker.is_damaged:
             text = "the disk of this node is damaged"
         elif self.broker.disk.is_stalled:

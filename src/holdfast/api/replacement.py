@@ -36,8 +36,11 @@ class Replacement:
         except (OSError, DataDirectoryError) as error:
             raise StorageError(f"{root}: the damaged log cannot be put aside: {error}") from error
 
-    def step(self, metadata: ClusterMetadata | None, is_dispensable: bool) -> bool:
-        """The directory is damaged. True, once: it is to be put aside at the next start, which
+    def step(
+        self, metadata: ClusterMetadata | None, is_dispensable: bool, *, has_diverged: bool = False
+    ) -> bool:
+        """The directory is damaged, or `has_diverged`: it has what the others went on without.
+        True, once: it is to be put aside at the next start, which
         should be now. `is_dispensable`: see Member."""
         if self._is_decided:
             return False
@@ -54,7 +57,7 @@ class Replacement:
             return False
         self._is_decided = True
         try:
-            set_aside.mark(self._root)
+            set_aside.mark(self._root, keep=has_diverged)
         except OSError as error:
             logger.critical("disk_not_put_aside error=%r", str(error))
             return False
@@ -86,11 +89,15 @@ class Replacement:
         while not self._is_in_sync(metadata()):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         try:
-            await asyncio.to_thread(set_aside.forget, self._root)
+            kept = await asyncio.to_thread(set_aside.forget, self._root)
         except OSError as error:
             logger.error("aside_not_removed error=%r", str(error))
             return
         self.has_aside = False
+        if kept is not None:
+            text = "it has committed records that the others went on without: remove it when read"
+            logger.warning("aside_kept directory=%s text=%r", kept, text)
+            return
         logger.info("aside_removed text='this node has everything again'")
 
     def _is_in_sync(self, metadata: ClusterMetadata | None) -> bool:

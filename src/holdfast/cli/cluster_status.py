@@ -7,6 +7,9 @@ import msgspec
 
 from holdfast.cli.log_text import count_text
 
+CLOCK_SKEW_S: Final = 5.0
+"""A clock that is off by more is told."""
+
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     node: str
@@ -27,6 +30,10 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Replicas that are being made on it."""
     disk_full: bool = False
     """It says that it has no room for more of the log."""
+    clock_skew_s: float = 0.0
+    """How far its clock is ahead of what the cluster goes by."""
+    refused: str = ""
+    """Why it was not let in: it came without the disk that it had."""
 
     @property
     def held(self) -> int:
@@ -67,6 +74,10 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How long the oldest acknowledgement of the node that was asked has been waiting."""
     lost: int = 0
     """Of the leaderless ones, those of which every disk that had all is gone."""
+    older_copy: str = ""
+    """What the disk of the node that was asked lacks and had once; it takes part in nothing."""
+    refused_by: list[str] = []
+    """Of a node that is in no cluster: who will not have it, and why."""
 
     def node_status(self, node: str) -> NodeStatus | None:
         return next((each for each in self.nodes if each.node == node), None)
@@ -92,6 +103,11 @@ class Verdict:
 
 def verdict(status: ClusterStatus) -> Verdict:
     """One line. A node that is being drained and replicas on the move are no defect."""
+    if status.older_copy:
+        return Verdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
+    if status.refused_by:
+        text = f"{status.node} is in no cluster: {'; '.join(status.refused_by)}"
+        return Verdict(DEGRADED, text)
     if not status.initialised:
         text = f"no cluster yet: {status.node} waits for `holdfast cluster init`"
         return Verdict(DEGRADED, text)
@@ -108,7 +124,9 @@ def verdict(status: ClusterStatus) -> Verdict:
         # Without the seconds: `watch` prints what has changed.
         wrong.append(f"publishes at {status.node} wait for longer than {WAITS_S:g} s")
     for node in status.nodes:
-        if node.state == "down":
+        if node.refused:
+            wrong.append(f"{node.node} was not let in: {node.refused}")
+        elif node.state == "down":
             wrong.append(f"{node.node} is down" + ": its disk is full" * node.disk_full)
         elif node.disk_full:
             wrong.append(f"the disk of {node.node} is full")
@@ -133,6 +151,11 @@ def verdict(status: ClusterStatus) -> Verdict:
     if status.moving:
         parts.append(f"{status.moving} getting new replicas")
     parts += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
+    parts += [
+        f"the clock of {node.node} is off by {node.clock_skew_s:+.0f} s"
+        for node in status.nodes
+        if abs(node.clock_skew_s) > CLOCK_SKEW_S
+    ]
     return Verdict(HEALTHY, "healthy: " + ", ".join(parts))
 
 

@@ -2,6 +2,7 @@
 connection. Timers of the images tell when they are due, on every node; whoever decides acts."""
 
 from collections.abc import Callable
+from typing import Final
 
 from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.images import Images
@@ -9,7 +10,11 @@ from holdfast.log.partition import partition_of
 from holdfast.node.closing import log_end
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.node.wills import publish_will
+from holdfast.replication.cluster_clock import TOLERANCE_S
 from holdfast.session.session import Session, Will
+
+CLOCK_SLACK_S: Final = 2 * TOLERANCE_S
+"""Two nodes whose clocks are right may differ by that."""
 
 
 class Endings:
@@ -48,6 +53,15 @@ class Endings:
         if not self._decides(self._home(client_id)) or self._is_opening(client_id):
             self._overdue[client_id] = kind
             return
+        left_s = self._left_s(session, kind)
+        if left_s > 0:
+            state = self._images.state
+            timer = state.arm(state.now + left_s, kind, session)
+            if kind == WILL_DUE:
+                session.will_timer = timer
+            else:
+                session.expiry_timer = timer
+            return
         will = session.will
         if will is not None and not self._images.has_fired(client_id, session.epoch):
             # The end is logged behind it: it must not be lost between the two.
@@ -59,6 +73,20 @@ class Endings:
             self._ending.discard(client_id)
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
+
+    def _left_s(self, session: Session, kind: int) -> float:
+        """Until it is due by the clock that the cluster agrees on: the timer was armed by another
+        one, if this node had just started then, and its own was wrong. 0 also where the session
+        ended after now: whoever wrote that was ahead, and the timer is all there is to go by."""
+        if session.expiry_s == 0:
+            return 0.0
+        will = session.will
+        lasts_s = session.expiry_s
+        if kind == WILL_DUE and will is not None:
+            lasts_s = min(lasts_s, will.delay_s)
+        gone_s = (self._state.wall_us - session.disconnected_us) / 1_000_000
+        left_s = lasts_s - gone_s
+        return left_s if gone_s >= 0 and left_s > CLOCK_SLACK_S else 0.0
 
     def _is_confirmed(self, session: Session) -> bool:
         """Nobody had the session when its will was due, as far as anybody knew then. A node that

@@ -24,8 +24,9 @@ from holdfast.mqtt import reasons
 from holdfast.node.closing import close_connection
 from holdfast.node.node import Node
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE
-from holdfast.replication import kinds
+from holdfast.replication import disk_position, kinds
 from holdfast.replication.detector import Beat, HeardAgain, Suspected
+from holdfast.replication.disk_position import DiskPosition, decode_report, encode_report
 from holdfast.replication.health import Health, Presence
 from holdfast.replication.kinds import BadFrame
 from holdfast.replication.metadata import DATA, ClusterMetadata
@@ -83,11 +84,16 @@ class Member(Parts):
         self.outcomes: list[tuple[int, Outcome]] = []
         # The metadata's nodes have changed: whom to be connected with.
         self.nodes_changed = False
+        self.has_diverged = False
+        """What is committed here is not what the others have gone on with."""
         # What was agreed before this node started: known once it is passed.
         self._first_read = self.metadata_reads.begin()
         self._is_current = False
         self._tidy_at = now
         self._applied = False
+        # Connected nodes that understand POSITION, each with its incarnation.
+        self._reporting: dict[str, str] = {}
+        self._position = DiskPosition()
         self._is_late = False
         # The metadata.
         self._may_lead = True
@@ -116,6 +122,11 @@ class Member(Parts):
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
         self._drop_frames(node)
         self.fabric.connected.add(node)
+        self._reporting.pop(node, None)
+        if disk_position.FEATURE in presence.features.split(","):
+            self._reporting[node] = presence.incarnation
+            # The clock first: what is judged by it may come at once.
+            self.fabric.outgoing.append((node, kinds.POSITION, self._report(now)))
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
         self.replication.handle_connected(node, now)
@@ -132,6 +143,7 @@ class Member(Parts):
             return
         self._drop_frames(node)
         self.fabric.connected.discard(node)
+        self._reporting.pop(node, None)
         self.governing.disconnected(node)
         self.detector.closed(node, False, now)
         self.replication.handle_disconnected(node, now)
@@ -162,6 +174,9 @@ class Member(Parts):
             self._run()
             return
         self.detector.heard(node, now)
+        if kind == kinds.POSITION:
+            self._handle_position(node, payload, now)
+            return
         if kinds.REPLICATE <= kind <= kinds.COMMIT:
             self.replication.handle_frame(node, kind, payload, now)
         elif kinds.RAFT <= kind <= kinds.PROPOSAL_RESULT:
@@ -185,6 +200,32 @@ class Member(Parts):
         else:
             self._handle_session_frame(node, kind, payload)
         self._run()
+
+    def _handle_position(self, node: str, payload: bytes, now: float) -> None:
+        wall_us, agreed_us, position = decode_report(payload)
+        incarnation = self._reporting.get(node)
+        metadata = self.fabric.metadata
+        if incarnation is not None and metadata is not None and node in metadata.nodes:
+            self.disk_memory.note(node, incarnation, position)
+            self.clock.heard(node, wall_us, agreed_us, now)
+
+    def _report(self, now: float) -> bytes:
+        clock = self.clock
+        return encode_report(clock.own_us(now), clock.agreed_us(now), self.disk_position())
+
+    def disk_position(self) -> DiskPosition:
+        """What will be found on the disk here whatever happens. Never less than before."""
+        journal = self.fabric.journal
+        durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
+        position = DiskPosition(*self.meta.durable, sum(map(min, durable)))
+        self._position = position.reached(self._position)
+        return self._position
+
+    def disk_claim(self) -> DiskPosition:
+        """How far the disk here has got, uncommitted records and entries included: after a restart
+        it is not known which are committed."""
+        durable = self.fabric.journal.durable_offset
+        return DiskPosition(*self.meta.durable_end, sum(durable)).reached(self._position)
 
     def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
         if kind == kinds.SESSION_OPEN:
@@ -292,6 +333,7 @@ class Member(Parts):
         self.opener.take_local()
         if not self._is_current and self.metadata_reads.has_passed(self._first_read):
             self._is_current = True
+            self.clock.is_settled = True
             self.replication.handle_current(now)
         self.doubt.ask()
         is_passed = self.barriers.advance()
@@ -362,10 +404,16 @@ class Member(Parts):
             for session in self.images.settle_some(SETTLE_SESSIONS):
                 self.homes.endings.due(session, SESSION_EXPIRY)
             self.governing.admit_all(now)
+            self._note_clocks()
         self.governing.is_changed = True
         self._run()
 
     # Inside
+
+    def _note_clocks(self) -> None:
+        for node, skew_s, begins in self.clock.take_changes():
+            event = "clock_skewed" if begins else "clock_agrees"
+            self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
 
     def _look_at_itself(self, now: float) -> None:
         """Is this node good for nothing, in the others' eyes?"""
@@ -449,6 +497,7 @@ class Member(Parts):
         elif isinstance(effect, StoppedLeading):
             self.leadership.stop_leading(effect.partition)
         elif isinstance(effect, Diverged):
+            self.has_diverged = self.has_diverged or not effect.takes_over
             self.state.note(
                 "error",
                 "replica_diverged",
@@ -456,6 +505,9 @@ class Member(Parts):
                     "partition": effect.partition,
                     "leader": effect.leader,
                     "error": effect.text,
+                    "text": "this node takes over"
+                    if effect.takes_over
+                    else "the others have gone on without this node",
                 },
             )
         elif isinstance(effect, Restarted):
@@ -473,6 +525,10 @@ class Member(Parts):
         if isinstance(effect, Beat):
             for node in self.fabric.connected:
                 self.fabric.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
+            if self._reporting:
+                report = self._report(self.state.now)
+                for node in self._reporting:
+                    self.fabric.outgoing.append((node, kinds.POSITION, report))
             return
         self.governing.is_changed = True
         if isinstance(effect, Suspected):

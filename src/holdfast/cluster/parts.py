@@ -23,9 +23,11 @@ from holdfast.log.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState
+from holdfast.replication.cluster_clock import ClusterClock
 from holdfast.replication.commands import ChangePartitions
 from holdfast.replication.controller import ControllerConfig
 from holdfast.replication.detector import Detector, DetectorConfig
+from holdfast.replication.disk_position import DiskMemory
 from holdfast.replication.health import Presence
 from holdfast.replication.metastore import MetaStore
 from holdfast.replication.replica_config import ReplicationConfig
@@ -60,6 +62,8 @@ class Parts:
         self.state: NodeState = node.state
         self.images = images
         self.meta = meta
+        self.disk_memory = DiskMemory()
+        self.clock = ClusterClock(meta.node_id)
         self.presence = presence
         self.config = config
         self.log = ApplyingLog(journal)

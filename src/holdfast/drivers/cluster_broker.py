@@ -69,6 +69,10 @@ class ClusterBroker(Broker):
         self._is_undecided = False
         self.is_removed = False
         """From the cluster, and for good: the others have said so."""
+        self.older_copy = ""
+        """What another node misses on the disk here, which had it once."""
+        self.may_begin_anew = False
+        """Because of that: the others can do without this node."""
         self._standing_changed = False
         self.is_watched = True
         # When the member's timers are due, as it said last.
@@ -82,6 +86,7 @@ class ClusterBroker(Broker):
         if not self.turn_scheduled:
             super().touch()
             state = self.node.state
+            state.wall_us = self.member.clock.tick(state.now, state.wall_us)
             images = self.images.state
             images.now = state.now
             images.wall_us = state.wall_us
@@ -155,7 +160,7 @@ class ClusterBroker(Broker):
         ):
             self._standing_changed = False
             self.on_turn()
-        if self._is_undecided:
+        if self._is_undecided or (member.has_diverged and not self.is_damaged):
             self.distrust_disk()
         self._checkpoint()
 
@@ -276,6 +281,7 @@ class ClusterBroker(Broker):
             identity.peer_address,
             identity.client_address,
             identity.admin_address,
+            identity.features,
         )
         member, now = self.member, self.node.state.now
         self._link_changed(
@@ -336,6 +342,17 @@ class ClusterBroker(Broker):
             self.touch()
             self.is_removed = self._standing_changed = True
             logger.error("node_removed text='the others go on without this node: stop it'")
+
+    def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        self.touch()
+        self._standing_changed = True
+        self.may_begin_anew = self.may_begin_anew or may_begin_anew
+        if not self.older_copy:
+            self.older_copy = text
+            logger.error("older_copy text=%r", text)
+            if self.links is not None:
+                # It has lost votes and acknowledgements: it must not give others.
+                self.links.isolate("the disk of this node is an older copy")
 
     def close(self) -> None:
         if self.raft is not None:

@@ -6,12 +6,13 @@ asyncio's own loop takes it for a Protocol then.
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
 from holdfast.drivers.peer_dialing import configure
 from holdfast.drivers.peer_frames import HEADER, FrameReader, FrameTooLong
+from holdfast.replication.disk_position import Known
 from holdfast.replication.kinds import BadFrame
 from holdfast.security.certificates import certificate_names
 from holdfast.security.peer_handshake import CLUSTER, Handshake, PeerIdentity, Realm, Refusal
@@ -92,9 +93,12 @@ class PeerLink:
         frame_bytes_max: int,
         send_bytes_max: int,
         realm: Realm = CLUSTER,
+        disk: Callable[[], str] | None = None,
+        known: Known | None = None,
     ) -> None:
         """`remote`: the other end for the log; `expected`: the node id that was dialled, "" for
-        whoever is there."""
+        whoever is there. `disk`: see Handshake; `known`: of the disks of others, until now."""
+        self.known: Known = known or {}
         self.remote = remote
         self.expected = expected
         self.dials = dials
@@ -110,7 +114,7 @@ class PeerLink:
         self._owner = owner
         self._loop = loop
         self._handshake: Handshake | None = Handshake(
-            dials, identity, secret, nonce, self._judge, realm
+            dials, identity, secret, nonce, self._judge, realm, disk
         )
         self._greeting = memoryview(bytearray(HANDSHAKE_READ_BYTES))
         self._reader: FrameReader | None = None

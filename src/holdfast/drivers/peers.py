@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, cast
 
@@ -17,8 +17,11 @@ from holdfast.drivers.peer_complaints import Complaints
 from holdfast.drivers.peer_dialing import Dialer, connect
 from holdfast.drivers.peer_link import CLOSE_TIMEOUT_S, PeerLink, PeerMetrics, failure
 from holdfast.drivers.peer_listening import PeerListener
+from holdfast.replication.disk_position import DiskMemory, Known
 from holdfast.security.peer_handshake import (
     NONCE_BYTES,
+    OLDER_COPY_THERE,
+    OLDER_COPY_WAITS_THERE,
     REMOVED_THERE,
     PeerIdentity,
     Refusal,
@@ -32,6 +35,8 @@ FRAME_BYTES_MAX: Final = 268_435_460 + (1 << 20)
 """Payload of a frame: the largest MQTT packet as a record, and what is around it."""
 SEND_BYTES_MAX: Final = FRAME_BYTES_MAX + 67_108_864
 """Unsent to one peer; one frame more than that may be queued."""
+_NOBODY_THERE: Final = ("nobody", "reset", "unreachable", "timeout", "cancelled")
+"""Reasons of a dial that say nothing about what a node there thinks."""
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 2 * CLOSE_TIMEOUT_S
 LASTING_S: Final = 1.0
@@ -52,6 +57,10 @@ class PeerHandler(Protocol):
 
     def on_removed(self) -> None:
         """Another node knows that this one was removed from the cluster. Each time it says so."""
+
+    def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        """Another node knows that the disk here had more once. Each time it says so.
+        `may_begin_anew`: the others are a majority without this node."""
 
 
 class PeerLinks:
@@ -98,6 +107,14 @@ class PeerLinks:
         )
         self._complaints = Complaints(loop.time)
         self._stopped = False
+        self._isolated = ""
+        self.memory = DiskMemory()
+        self.own_disk: Callable[[], str] | None = None
+        """See Handshake."""
+        self.objection: Callable[[PeerIdentity, Known], Refusal | None] | None = None
+        """Why a peer, by what was known of disks when the connection was opened, is refused."""
+        self.refused_by: dict[str, Refusal] = {}
+        """By address: why the dial before did not become a link although a node was there."""
 
     async def start(self) -> None:
         """Listen. Raises OSError."""
@@ -151,6 +168,22 @@ class PeerLinks:
             if link.peer.cluster_id not in ("", cluster_id):
                 self.close(node_id, f"belongs to the cluster {link.peer.cluster_id}")
 
+    def review(self) -> None:
+        """More is known than when the links were made: those to whom there is an objection now are
+        closed, and on_disconnected is called before this returns."""
+        for node_id, link in list(self._links.items()):
+            assert link.peer is not None
+            objection = None if self.objection is None else self.objection(link.peer, {})
+            if objection is not None:
+                self.close(node_id, objection.text)
+
+    def isolate(self, text: str) -> None:
+        """From now on there is no link to anybody: on_disconnected is called for those that there
+        are before this returns. Others are still dialled, for what they say."""
+        self._isolated = text
+        for node_id in list(self._links):
+            self.close(node_id, text)
+
     def set_removed(self, removed: Collection[tuple[str, str]]) -> None:
         """Nodes that were members, each with its incarnation, and are not to come back: links to
         them are closed, and on_disconnected is called before this returns."""
@@ -169,6 +202,7 @@ class PeerLinks:
         wanted += [("", address) for address in self._join if address not in known]
         for key in self._dialers.keys() - set(wanted):
             self._dialers.pop(key).stop()
+            self.refused_by.pop(key[1], None)
         for key in wanted:
             if key not in self._dialers:
                 self._dialers[key] = Dialer(key[1], key[0], self._dial, self._loop)
@@ -240,6 +274,12 @@ class PeerLinks:
             )
         if self._stopped:
             return Refusal("stopping", f"{own.node_id} is stopping", quiet=True)
+        if self._isolated:
+            return Refusal("isolated", self._isolated)
+        if self.objection is not None and not last:
+            objection = self.objection(peer, link.known)
+            if objection is not None:
+                return objection
         known = self._links.get(peer.node_id)
         if known is None or known.peer is None or known.closing:
             return None
@@ -327,6 +367,9 @@ class PeerLinks:
         refusal = self._failure(link)
         if link.refusal is not None and link.refusal.reason == "self":
             self._own_addresses.add(dialer.address)
+        self.refused_by.pop(dialer.address, None)
+        if refusal is not None and refusal.reason not in _NOBODY_THERE:
+            self.refused_by[dialer.address] = refusal
         self._arrange()
         if refusal is None:
             return
@@ -375,6 +418,8 @@ class PeerLinks:
             expected,
             self._frame_bytes_max,
             self._send_bytes_max,
+            disk=self.own_disk,
+            known=dict(self.memory.known),
         )
 
     def _failure(self, link: PeerLink) -> Refusal | None:
@@ -385,6 +430,8 @@ class PeerLinks:
         self._count(refusal.reason)
         if refusal.reason == REMOVED_THERE:
             self._handler.on_removed()
+        elif refusal.reason in (OLDER_COPY_THERE, OLDER_COPY_WAITS_THERE):
+            self._handler.on_older_copy(refusal.text, refusal.reason == OLDER_COPY_THERE)
         return None if refusal.quiet else refusal
 
     def _count(self, reason: str) -> None:

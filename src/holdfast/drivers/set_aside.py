@@ -17,6 +17,9 @@ from holdfast.log.opening import DirectoryLock
 
 MARK: Final = "begin-anew"
 _STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, "lost+found"})
+KEPT: Final = "diverged"
+"""Committed records that the other nodes have gone on without: for an operator to look at."""
+_KEEP: Final = b"diverged: to be put aside and kept, and fetched anew from the other nodes\n"
 _TEXT: Final = b"damaged: to be put aside, and fetched anew from the other nodes of the cluster\n"
 
 
@@ -25,9 +28,10 @@ def exists(root: Path) -> bool:
     return (root / ASIDE).exists()
 
 
-def mark(root: Path) -> None:
-    """Durable on return: the directory is put aside at the next start."""
-    write_whole(OsFileSystem(root), MARK, [_TEXT])
+def mark(root: Path, *, keep: bool = False) -> None:
+    """Durable on return: the directory is put aside at the next start. `keep`: it is whole, and not
+    removed by `forget`."""
+    write_whole(OsFileSystem(root), MARK, [_KEEP if keep else _TEXT])
 
 
 def begin_anew(root: Path) -> bool:
@@ -40,8 +44,10 @@ def begin_anew(root: Path) -> bool:
         aside = root / ASIDE
         aside.mkdir(mode=0o750, exist_ok=True)
         for name in sorted(os.listdir(root)):
-            if name not in _STAYS:
+            if name not in _STAYS and not name.startswith(f"{KEPT}-"):
                 (root / name).rename(aside / name)
+        if (root / MARK).read_bytes() == _KEEP:
+            write_whole(OsFileSystem(aside), KEPT, [_KEEP])
         # The new names first: nothing may be in neither place.
         OsFileSystem(aside).sync_folder("")
         OsFileSystem(root).sync_folder("")
@@ -52,5 +58,16 @@ def begin_anew(root: Path) -> bool:
     return True
 
 
-def forget(root: Path) -> None:
-    shutil.rmtree(root / ASIDE)
+def forget(root: Path) -> Path | None:
+    """What was put aside is removed; where it is to be kept, it gets another name, which is
+    returned."""
+    aside = root / ASIDE
+    if not (aside / KEPT).exists():
+        shutil.rmtree(aside)
+        return None
+    number = 1
+    while (kept := root / f"{KEPT}-{number}").exists():
+        number += 1
+    aside.rename(kept)
+    OsFileSystem(root).sync_folder("")
+    return kept

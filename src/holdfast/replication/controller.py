@@ -27,6 +27,7 @@ from holdfast.replication.planning import (
     begun,
     is_led_by_another,
     lacks_replica,
+    last_copies,
     led_by,
     relieved,
     settled,
@@ -163,6 +164,7 @@ class Controller:
         """What the entries of nodes become: down, up again, or with another disk. One whose disk
         does not answer, or is damaged, is as good as dead, whatever else of it runs."""
         changes = {}
+        wiped: set[str] = set()
         ill = useless(metadata, health)
         for node, info in metadata.nodes.items():
             if node in self._pending_nodes:
@@ -187,6 +189,13 @@ class Controller:
             if changed.incarnation != info.incarnation and self._is_in_sync_in_pending(node):
                 # It must leave all of these in one command with that.
                 continue
+            if changed.incarnation != info.incarnation:
+                wiped.add(node)
+                if last_copies(metadata, wiped):
+                    # The disk that it had may only not be mounted. An operator decides, see
+                    # operations.unsafe_recover.
+                    wiped.discard(node)
+                    continue
             changes[node] = changed
         return changes
 

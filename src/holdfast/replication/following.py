@@ -11,12 +11,19 @@ an epoch has one leader, in one life of its process, and leaders only append.
 - The high watermark here is never above what is durable here.
 """
 
+from dataclasses import replace
 from typing import Final
 
 from holdfast.log.record import Batch
 from holdfast.replication.kinds import FOLLOW, REPLICATE_ACK, BadFrame
 from holdfast.replication.log_matching import cut_offset
-from holdfast.replication.replica_effects import Diverged, Restarted, Send, Truncated
+from holdfast.replication.replica_effects import (
+    Diverged,
+    ProposeInSync,
+    Restarted,
+    Send,
+    Truncated,
+)
 from holdfast.replication.replica_state import ReplicaState
 from holdfast.replication.replica_wire import (
     ASK,
@@ -53,6 +60,8 @@ class Followed:
         # The end that the leader knows to be durable here.
         self.acknowledged = 0
         self.leader_watermark = 0
+        # Under which its leader was found to lack what is committed here.
+        self.diverged_epoch = 0
         # Its log goes on above what is durable or acknowledged.
         self.is_dirty = False
 
@@ -207,11 +216,34 @@ class Following:
             self.hold(partition)
 
     def _diverged(self, followed: Followed, what: str) -> None:
-        watermark = self._state.log.high_watermark[followed.partition]
+        """The leader has lost what it had acknowledged: it was put back from an older copy. Whoever
+        is in sync has all that is committed, so as long as this node is, it must lead instead, and
+        the leader is out. The one with most of all that are in sync leads in the end: each that
+        has more asks the same."""
+        partition = followed.partition
+        state = self._state
+        watermark = state.log.high_watermark[partition]
         text = f"the leader {what}, below what is committed here, {watermark}"
-        self._state.effects.append(Diverged(followed.partition, followed.leader, text))
-        self._asking.pop(followed.partition, None)
         followed.state = STUCK
+        info = state.info(partition)
+        takes_over = (
+            info is not None
+            and info.leader == followed.leader
+            and info.epoch == followed.epoch
+            and state.node_id in info.in_sync
+            and state.node_id in info.replicas
+        )
+        if not takes_over:
+            self._asking.pop(partition, None)
+        if followed.diverged_epoch != followed.epoch or not takes_over:
+            followed.diverged_epoch = followed.epoch
+            state.effects.append(Diverged(partition, followed.leader, text, takes_over))
+        if takes_over:
+            # It is asked again and proposed again: the partition may have changed meanwhile.
+            assert info is not None
+            in_sync = tuple(node for node in info.in_sync if node != info.leader)
+            changed = replace(info, leader=state.node_id, epoch=info.epoch + 1, in_sync=in_sync)
+            state.effects.append(ProposeInSync(partition, info.version, changed))
 
     def handle_replicate(self, node: str, batches: list[tuple[int, Batch]], now: float) -> None:
         source = self._sources.get(node)

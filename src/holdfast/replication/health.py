@@ -12,6 +12,8 @@ class Presence:
     peer_address: str
     client_address: str = ""
     admin_address: str = ""
+    features: str = ""
+    """See PeerIdentity."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ RAFT: Final = 11
 PROPOSAL: Final = 12
 """A change of the metadata, on its way to the Raft leader."""
 PROPOSAL_RESULT: Final = 13
+POSITION: Final = 14
+"""With each heartbeat, to nodes that name the feature: the sender's wall clock and how far its disk
+has got (disk_position)."""
 
 REPLICATE: Final = 20
 """Leader to follower: batches."""

@@ -152,6 +152,16 @@ class MetaStore:
         """Of members: a node and its disk."""
         return self._raft.membership
 
+    @property
+    def durable(self) -> tuple[int, int]:
+        """The Raft term, and the last committed entry, on the disk here."""
+        return self._raft.durable
+
+    @property
+    def durable_end(self) -> tuple[int, int]:
+        """The same with the last entry, committed or not."""
+        return self._raft.durable_end
+
     def has_majority(self, now: float) -> bool:
         """Changes can be agreed, as far as this node can tell."""
         return self._raft.has_majority(now)

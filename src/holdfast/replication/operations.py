@@ -4,12 +4,12 @@ Each function checks the wish against the metadata and raises OperationError wit
 the operator. The controller does the rest.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from holdfast.replication.commands import ChangePartitions, Command, RemoveNode
 from holdfast.replication.metadata import DATA, ClusterMetadata, NodeInfo, NodeState
-from holdfast.replication.planning import is_led_by_another, led_by
+from holdfast.replication.planning import is_led_by_another, last_copies, led_by
 
 
 class OperationError(Exception):
@@ -88,25 +88,54 @@ def rebalance(metadata: ClusterMetadata) -> Command | None:
     return ChangePartitions(changes) if changes else None
 
 
-def lost_partitions(metadata: ClusterMetadata) -> list[int]:
+def lost_partitions(metadata: ClusterMetadata, replaced: Collection[str] = ()) -> list[int]:
     """The disks of all who were in sync are gone: only `unsafe_recover` brings them back, and the
-    records that nobody else had are lost."""
-    return [number for number, info in enumerate(metadata.partitions) if not info.in_sync]
+    records that nobody else had are lost. `replaced`: nodes that are here with another disk, and
+    were not admitted, because the one before was the last in sync."""
+    gone = [number for number, info in enumerate(metadata.partitions) if not info.in_sync]
+    return sorted((*gone, *last_copies(metadata, replaced)))
+
+
+def empty_disk_text(node: str, partitions: list[int]) -> str:
+    """To who starts a node without the disk that it had."""
+    named = ", ".join(map(str, partitions[:3])) + ", ..." * (len(partitions) > 3)
+    # A text of the handshake has 256 characters at most.
+    return (
+        f"{node} has another data directory than the last one in sync for {len(partitions)}"
+        f" partitions ({named}): start it with that one, or give that one up: holdfast cluster"
+        " unsafe-recover NODE --accept-loss"
+    )
 
 
 def unsafe_recover(
-    metadata: ClusterMetadata, node: str, partitions: Iterable[int] | None = None
+    metadata: ClusterMetadata,
+    node: str,
+    partitions: Iterable[int] | None = None,
+    replaced: Collection[str] = (),
 ) -> Command:
     """Makes the node lead partitions with what it has, whatever others had: acknowledged records
-    may be lost. By default all without a leader that it is a replica of. Raises OperationError."""
+    may be lost. By default all without a leader that it is a replica of, or that are lost. A node
+    that is one of `replaced` (see lost_partitions) only gives up the disk that it had, and is let
+    in with the new one. Raises OperationError."""
     info = node_of(metadata, node)
+    if node in replaced:
+        given_up = last_copies(metadata, (node,))
+        return ChangePartitions(
+            tuple(
+                (number, one.version, replace(one, leader="", in_sync=()))
+                for number in given_up
+                for one in (metadata.partitions[number],)
+            ),
+            accept_loss=True,
+        )
     if info.role != DATA or info.state == NodeState.DOWN:
         raise OperationError(f"{node} is a {info.role} node and {info.state}: it cannot lead")
     if partitions is None:
+        lost = set(lost_partitions(metadata, replaced))
         chosen = [
             number
             for number, partition in enumerate(metadata.partitions)
-            if not partition.leader and node in partition.members
+            if not partition.leader and (node in partition.members or number in lost)
         ]
     else:
         chosen = sorted(set(partitions))

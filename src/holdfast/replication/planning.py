@@ -91,6 +91,15 @@ def wanted_replicas(
     return tuple(padded)
 
 
+def last_copies(metadata: ClusterMetadata, nodes: Collection[str]) -> list[int]:
+    """Partitions of which only the disks of these nodes had everything that was acknowledged."""
+    return [
+        number
+        for number, info in enumerate(metadata.partitions)
+        if info.in_sync and all(node in nodes for node in info.in_sync)
+    ]
+
+
 def is_led_by_another(info: PartitionInfo) -> bool:
     """Than the preferred leader, who could."""
     preferred = info.replicas[0]

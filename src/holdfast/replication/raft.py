@@ -106,6 +106,17 @@ class RaftNode:
         return self._raft.log.last_index
 
     @property
+    def durable(self) -> tuple[int, int]:
+        """The term, and the last entry that is committed, on the disk: neither ever falls there."""
+        raft = self._raft
+        return raft.durable_term, min(raft.durable_index, raft.commit)
+
+    @property
+    def durable_end(self) -> tuple[int, int]:
+        """The same with the last entry, committed or not."""
+        return self._raft.durable_term, self._raft.durable_index
+
+    @property
     def is_new(self) -> bool:
         """It has never heard of a cluster."""
         return not (self._raft.term or self.last_index or self.membership.members)

@@ -89,6 +89,7 @@ class Raft:
         """Up to here entries were handed out to be applied."""
         self.durable_index = self.log.last_index
         """Up to here the log in memory is on the disk."""
+        self.durable_term = state.term
 
         self.heard = NEVER
         """When the leader was heard of."""
@@ -216,6 +217,7 @@ class Raft:
     def note_written(self, write: Write) -> None:
         """What is on the disk may have been replaced in memory meanwhile, by entries that are
         written after it: only what is the same counts."""
+        self.durable_term = max(self.durable_term, write.term)
         if write.entries:
             last = write.entries[-1]
             index, term = last.index, last.term

@@ -88,10 +88,12 @@ class StoppedLeading(ReplicationEffect):
 
 
 class Diverged(ReplicationEffect):
-    """This node and the leader disagree about committed records: a disk has lied, or was restored
-    from a copy. The partition is not followed any more; an operator must look."""
+    """The leader lacks committed records that this node has: a disk has lied, or was put back from
+    a copy. `takes_over`: this node is in sync, and asks to lead (a ProposeInSync follows). Else the
+    others have gone on without it, and what it has is not what the partition is any more."""
 
-    def __init__(self, partition: int, leader: str, text: str) -> None:
+    def __init__(self, partition: int, leader: str, text: str, takes_over: bool) -> None:
         self.partition = partition
         self.leader = leader
         self.text = text
+        self.takes_over = takes_over

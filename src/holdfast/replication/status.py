@@ -1,6 +1,7 @@
 """The state of the cluster for people and programs: values that JSON has."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from holdfast.replication.health import Health
 from holdfast.replication.metadata import ClusterMetadata, NodeState, PartitionInfo
@@ -8,20 +9,29 @@ from holdfast.replication.operations import lost_partitions
 from holdfast.replication.planning import is_led_by_another
 
 
-def cluster_status(metadata: ClusterMetadata, health: Health) -> dict[str, object]:
-    """`connected` of a node is what the answering node sees; all else is agreed."""
+def cluster_status(
+    metadata: ClusterMetadata, health: Health, refused: Mapping[str, str] | None = None
+) -> dict[str, object]:
+    """`connected` of a node is what the answering node sees; all else is agreed. `refused`: nodes
+    that came with another disk than the metadata has, and why they were not let in."""
     partitions = metadata.partitions
+    refused = refused or {}
+    replaced = {
+        node
+        for node, info in metadata.nodes.items()
+        if node in health.present and health.present[node].incarnation != info.incarnation
+    }
     return {
         "cluster_id": metadata.cluster_id,
         "version": metadata.version,
         "replication_factor": metadata.replication_factor,
         "min_insync": metadata.min_insync,
-        "nodes": _nodes(metadata, health),
+        "nodes": _nodes(metadata, health, refused),
         "partitions": [_partition(number, info) for number, info in enumerate(partitions)],
         "under_replicated": under_replicated(metadata),
         "below_min_insync": below_min_insync(metadata),
         "leaderless": sum(not info.leader for info in partitions),
-        "lost": len(lost_partitions(metadata)),
+        "lost": len(lost_partitions(metadata, replaced.union(refused))),
         "moving": sum(bool(info.adding) for info in partitions),
         "not_preferred": sum(is_led_by_another(info) for info in partitions),
     }
@@ -56,7 +66,9 @@ def _partition(number: int, info: PartitionInfo) -> dict[str, object]:
     }
 
 
-def _nodes(metadata: ClusterMetadata, health: Health) -> list[dict[str, object]]:
+def _nodes(
+    metadata: ClusterMetadata, health: Health, refused: Mapping[str, str]
+) -> list[dict[str, object]]:
     leaders = Counter(info.leader for info in metadata.partitions)
     replicas = Counter(node for info in metadata.partitions for node in info.replicas)
     in_sync = Counter(node for info in metadata.partitions for node in info.in_sync)
@@ -73,6 +85,7 @@ def _nodes(metadata: ClusterMetadata, health: Health) -> list[dict[str, object]]
             "disk_stalled": node in health.stalled,
             "disk_damaged": node in health.damaged,
             "disk_full": node in health.full,
+            "refused": refused.get(node, ""),
             "peer_address": info.peer_address,
             "client_address": info.client_address,
             "admin_address": info.admin_address,

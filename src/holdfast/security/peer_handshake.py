@@ -28,7 +28,7 @@ import hmac
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from re import fullmatch
 from typing import Final
@@ -47,6 +47,20 @@ QUIET_REASONS: Final = ("linked", "self")
 """Refusals that are no mistake of anybody's."""
 REMOVED_THERE: Final = "removed_there"
 """The peer knows that this node is no member of the cluster any more."""
+OLDER_COPY: Final = "older_copy"
+OLDER_COPY_WAITS: Final = "older_copy_waits"
+"""The peer had more on its disk once. It waits where the others cannot do without its vote."""
+LAST_COPY: Final = "last_copy"
+"""The peer comes with an empty disk, and the one before is the last that was in sync."""
+_SAID_THERE: Final = {
+    "removed": REMOVED_THERE,
+    OLDER_COPY: "older_copy_there",
+    OLDER_COPY_WAITS: "older_copy_waits_there",
+    LAST_COPY: "last_copy_there",
+}
+"""Reasons that mean something to who is refused."""
+OLDER_COPY_THERE: Final = _SAID_THERE[OLDER_COPY]
+OLDER_COPY_WAITS_THERE: Final = _SAID_THERE[OLDER_COPY_WAITS]
 
 PROOF: Final = 1
 IDENTITY: Final = 2
@@ -54,6 +68,8 @@ ACCEPT: Final = 3
 ESTABLISH: Final = 4
 REFUSE: Final = 5
 
+_LATER_FIELDS: Final = ("features", "disk")
+"""Of the identity; older versions do not send them."""
 _VERSION: Final = struct.Struct(">H")
 _HEADER: Final = struct.Struct(">HB")
 _MAC_BYTES: Final = 32
@@ -94,6 +110,10 @@ class PeerIdentity:
     admin_address: str = ""
     process: str = ""
     """Made at every start of the process."""
+    features: str = ""
+    """Frames that not every version understands, by name, with commas between."""
+    disk: str = ""
+    """How far its disk has got, see holdfast.replication.disk_position; "" if it does not say."""
 
 
 class Refusal(Exception):
@@ -123,7 +143,10 @@ class Handshake:
         nonce: bytes,
         judge: Callable[[PeerIdentity, bool], Refusal | None],
         realm: Realm = CLUSTER,
+        disk: Callable[[], str] | None = None,
     ) -> None:
+        """`disk`: what the identity says of the disk when it is sent, which is after the peer has
+        opened the connection."""
         assert len(nonce) == NONCE_BYTES
         self.peer: PeerIdentity | None = None
         self.authenticated = False
@@ -139,6 +162,7 @@ class Handshake:
         self._secret = secret
         self._judge = judge
         self._realm = realm
+        self._disk = disk
         self._buffer = b""
         self._transcript = sha256()
         self._own_preamble = realm.magic + _VERSION.pack(identity.wire_version) + nonce
@@ -251,7 +275,7 @@ class Handshake:
         if kind == REFUSE:
             raise _refused(body, self._realm.node)
         if kind == PROOF:
-            self._say(IDENTITY, _encode(self._identity))
+            self._say_identity()
             self._expected = IDENTITY
         elif kind == IDENTITY:
             self.peer = _decode(body, self._identity.wire_version)
@@ -266,7 +290,7 @@ class Handshake:
     def _go_on(self, peer: PeerIdentity) -> None:
         decides = self._identity.node_id < peer.node_id
         if self._dials:
-            self._say(IDENTITY, _encode(self._identity))
+            self._say_identity()
             self._expected = ACCEPT if decides else ESTABLISH
         elif decides:
             self._establish(peer)
@@ -284,6 +308,12 @@ class Handshake:
         if refusal is not None:
             self._say(REFUSE, json.dumps({"reason": refusal.reason, "text": refusal.text}).encode())
             raise refusal
+
+    def _say_identity(self) -> None:
+        identity = self._identity
+        if self._disk is not None:
+            identity = replace(identity, disk=self._disk())
+        self._say(IDENTITY, _encode(identity))
 
     def _say(self, kind: int, body: bytes = b"") -> None:
         message = _HEADER.pack(len(body), kind) + self._code(self._dials, kind, body) + body
@@ -303,7 +333,7 @@ def _encode(identity: PeerIdentity) -> bytes:
 def _decode(body: bytes, wire_version: int) -> PeerIdentity:
     fields = _json_object(body)
     texts = {
-        name: fields.get(name)
+        name: fields.get(name, "" if name in _LATER_FIELDS else None)
         for name in PeerIdentity.__dataclass_fields__
         if name != "wire_version"
     }
@@ -325,8 +355,8 @@ def _refused(body: bytes, node: str) -> Refusal:
         raise Refusal("handshake", "sent a refusal that says nothing")
     if reason in QUIET_REASONS:
         return Refusal(reason, text, quiet=True)
-    if reason == "removed":
-        return Refusal(REMOVED_THERE, text)
+    if reason in _SAID_THERE:
+        return Refusal(_SAID_THERE[reason], text)
     return Refusal("refused_there", f"refuses this {node}: {text}")
 
 

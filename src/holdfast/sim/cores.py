@@ -15,6 +15,7 @@ from holdfast.log.opening import create, read_manifest
 from holdfast.node.config import NodeConfig
 from holdfast.node.node import Node
 from holdfast.node.state import NodeState
+from holdfast.replication import disk_position
 from holdfast.replication.controller import ControllerConfig
 from holdfast.replication.detector import DetectorConfig
 from holdfast.replication.health import Presence
@@ -77,7 +78,9 @@ class Cores:
             random=chance.random,
             now=self.state.now,
         )
-        self.presence = Presence(self.incarnation, f"{host.name}:1", f"{host.name}:2", "")
+        self.presence = Presence(
+            self.incarnation, f"{host.name}:1", f"{host.name}:2", "", disk_position.FEATURE
+        )
         self.member: Member = Member(
             self.node,
             self.images,

@@ -80,6 +80,7 @@ class Process:
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self.node.tick(self.host.clock(), self.host.wall_us())
+            self.state.wall_us = self.member.clock.tick(self.state.now, self.state.wall_us)
             images = self.images.state
             images.now = self.state.now
             images.wall_us = self.state.wall_us

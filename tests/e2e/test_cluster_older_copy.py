@@ -1,0 +1,186 @@
+"""Data directories that went back: one node, or all of them, put back from copies."""
+
+import shutil
+import threading
+from pathlib import Path
+
+from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
+from tests.e2e.wire import Wire
+
+SETTINGS = {"cluster": {"partitions": 12}, "log": {"segment_bytes": 1 << 16}}
+TOPICS = 24
+
+
+def publish(cluster: ClusterProcesses, name: str, text: str, topics: int = TOPICS) -> None:
+    """One message to each topic, each acknowledged."""
+    with Wire(cluster.nodes[name].port, timeout_s=20.0) as writer:
+        writer.connect(f"writer-{name}")
+        for number in range(topics):
+            payload = f"{text} {number} ".encode() + b"x" * 300
+            assert writer.publish(f"t/{number}", payload, 1) < 0x80, (text, number)
+
+
+def ends(cluster: ClusterProcesses, name: str) -> list[int]:
+    return [each["high_watermark"] for each in cluster.status(name)["partitions"]]
+
+
+def wait_all_vote(cluster: ClusterProcesses) -> None:
+    until(lambda: all(each["voter"] for each in cluster.status()["nodes"]), "all vote")
+
+
+def copy(cluster: ClusterProcesses, name: str) -> Path:
+    data = cluster.nodes[name].data
+    kept = data.with_name("copy")
+    shutil.copytree(data, kept)
+    return kept
+
+
+def put_back(cluster: ClusterProcesses, name: str, kept: Path) -> None:
+    data = cluster.nodes[name].data
+    shutil.rmtree(data)
+    kept.rename(data)
+
+
+def test_a_node_put_back_from_an_older_copy_catches_up(tmp_path: Path) -> None:
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        publish(cluster, "n1", "before")
+        assert cluster.stop("n3") == 0
+        kept = copy(cluster, "n3")
+        cluster.restart("n3")
+        cluster.wait_healthy()
+        publish(cluster, "n1", "between")
+        publish(cluster, "n3", "between")
+        assert cluster.stop("n3") == 0
+        put_back(cluster, "n3", kept)
+        cluster.restart("n3")
+        until(lambda: "older_copy" in cluster.nodes["n3"].log_text(), "n3 notices")
+        cluster.wait_healthy()
+        for name in cluster.nodes:
+            publish(cluster, name, "after")
+        wanted = 6 * TOPICS
+        until(
+            lambda: all(sum(ends(cluster, name)) >= wanted for name in cluster.nodes), "all there"
+        )
+        versions = {cluster.status(name)["version"] for name in cluster.nodes}
+        assert len(versions) == 1
+        assert not list(tmp_path.glob("*/data/damaged"))
+
+
+def test_a_machine_put_back_while_the_others_run(tmp_path: Path) -> None:
+    """As a snapshot of a virtual machine: nothing was stopped in good order."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        publish(cluster, "n1", "before")
+        kept = copy(cluster, "n2")
+        for round_ in range(4):
+            publish(cluster, "n1", f"between {round_}")
+        cluster.kill9("n2")
+        put_back(cluster, "n2", kept)
+        cluster.restart("n2")
+        until(lambda: "older_copy" in cluster.nodes["n2"].log_text(), "n2 notices")
+        cluster.wait_healthy()
+        for name in cluster.nodes:
+            publish(cluster, name, "after")
+
+
+def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> None:
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        publish(cluster, "n1", "before")
+        stop = threading.Event()
+
+        def load() -> None:
+            with Wire(cluster.ports["n1"], timeout_s=20.0) as writer:
+                writer.connect("load")
+                number = 0
+                while not stop.is_set():
+                    writer.publish(f"t/{number % TOPICS}", b"load %d" % number, 1)
+                    number += 1
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        kept = {}
+        try:
+            for name in ("n2", "n1", "n3"):
+                watermarks = cluster.nodes[name].data / "watermarks"
+                written = watermarks.read_bytes()
+                # So it knows nearly everything as committed.
+                until(lambda: watermarks.read_bytes() != written, "they are written")  # noqa: B023
+                kept[name] = copy(cluster, name)
+                begun = sum(ends(cluster, "n1"))
+                until(lambda: sum(ends(cluster, "n1")) > begun + 300, "time goes by")  # noqa: B023
+        finally:
+            stop.set()
+            thread.join()
+        cluster.kill9(*cluster.nodes)
+        for name, each in kept.items():
+            put_back(cluster, name, each)
+        cluster.restart(*cluster.nodes)
+        cluster.wait_healthy()
+        for name in cluster.nodes:
+            publish(cluster, name, "after")
+
+
+def test_a_node_that_is_refused_makes_no_second_cluster(tmp_path: Path) -> None:
+    """Two are named n2: neither the wish for a cluster nor a restart makes one of the second."""
+    with ClusterProcesses(tmp_path, 2, SETTINGS | {"cluster": {"partitions": 4}}) as cluster:
+        first = cluster.nodes["n1"]
+        second = ClusterNode(tmp_path / "again", "n2", cluster.secret_file, cluster.settings)
+        second.join = [first.peer_address]
+        second.start()
+        try:
+            until(lambda: bool(second.cluster().get("refused_by")), "it knows who refuses it")
+            (refusal,) = second.cluster()["refused_by"]
+            assert first.peer_address in refusal
+            assert "another node is connected as n2" in refusal
+            status, body = second.admin("/cluster/init", "POST")
+            assert status == 409, body
+            assert refusal in body
+            assert not second.cluster()["initialised"]
+            assert cluster.is_healthy()
+        finally:
+            second.kill()
+
+
+def test_an_empty_directory_in_place_of_the_last_copy(tmp_path: Path) -> None:
+    """As of a disk that is not mounted: nothing is given up before an operator says so."""
+    settings = {"cluster": {"partitions": 4, "replication_factor": 2, "min_insync": 1}}
+    with ClusterProcesses(tmp_path, 3, settings, witnesses=1) as cluster:
+        node = cluster.nodes["n2"]
+        publish(cluster, "n1", "before")
+        wait_all_vote(cluster)
+        cluster.kill9("n1")
+        cluster.wait_healthy(without=["n1"])
+        publish(cluster, "n2", "what n1 lacks")
+        cluster.kill9("n2")
+        mounted = node.data.with_name("mounted")
+        node.data.rename(mounted)
+        cluster.restart("n1", "n2")
+        until(lambda: bool(node.cluster().get("refused_by")), "the empty one is refused")
+        assert "than the last one in sync" in node.cluster()["refused_by"][0]
+        assert node.admin("/cluster/init", "POST")[0] == 409
+        until(lambda: cluster.status("n1").get("lost") == 4, "n1 says so")
+        assert all(each["in_sync"] == ["n2"] for each in cluster.status("n1")["partitions"])
+        cluster.kill9("n2")
+        shutil.rmtree(node.data)
+        mounted.rename(node.data)
+        cluster.restart("n2")
+        cluster.wait_healthy()
+        assert sum(ends(cluster, "n1")) >= 2 * TOPICS
+
+
+def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -> None:
+    settings = {"cluster": {"partitions": 4, "replication_factor": 2, "min_insync": 1}}
+    with ClusterProcesses(tmp_path, 3, settings, witnesses=1) as cluster:
+        wait_all_vote(cluster)
+        cluster.kill9("n1")
+        cluster.wait_healthy(without=["n1"])
+        cluster.kill9("n2")
+        shutil.rmtree(cluster.nodes["n2"].data)
+        cluster.restart("n1", "n2")
+        until(lambda: cluster.status("n1").get("lost") == 4, "n1 says so")
+
+        def is_given_up() -> bool:
+            """Not before n1 counts as up."""
+            return cluster.nodes["n1"].admin("/cluster/unsafe-recover?node=n1", "POST")[0] == 200
+
+        until(is_given_up, "what n2 had is given up")
+        cluster.wait_healthy()

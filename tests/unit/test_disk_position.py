@@ -1,0 +1,159 @@
+"""What a node remembers of the disks of others, and a node that goes on from an older copy."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from holdfast.drivers import older_copy, set_aside
+from holdfast.drivers.raft_files import RaftFiles
+from holdfast.log.files import Manifest
+from holdfast.log.filesystem import OsFileSystem
+from holdfast.log.opening import create, read_manifest
+from holdfast.replication.disk_position import (
+    DiskMemory,
+    DiskPosition,
+    decode_position,
+    decode_report,
+    encode_report,
+    lost_since,
+)
+from holdfast.replication.kinds import BadFrame
+from holdfast.replication.operations import empty_disk_text
+from holdfast.replication.raft import Write
+from holdfast.replication.raft_log import Entry, EntryKind, Membership
+from holdfast.security import peer_handshake
+from holdfast.security.peer_handshake import PeerIdentity
+
+KNOWN = DiskPosition(term=5, index=40, records=900)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "lost"),
+    [
+        (DiskPosition(5, 40, 900), ""),
+        (DiskPosition(6, 41, 901), ""),
+        (DiskPosition(5, 40, 890), "10 of 900 committed records"),
+        (DiskPosition(5, 38, 900), "changes 39 to 40 of the metadata"),
+        (DiskPosition(4, 40, 900), "its votes since term 4"),
+    ],
+)
+def test_a_disk_that_went_back(claimed: DiskPosition, lost: str) -> None:
+    memory = DiskMemory()
+    memory.note("n3", "disk1", KNOWN)
+    assert lost_since(memory.known, "n3", "disk1", claimed.text()) == lost
+
+
+def test_another_disk_and_older_versions_claim_nothing() -> None:
+    memory = DiskMemory()
+    memory.note("n3", "disk1", KNOWN)
+    for node, incarnation, claimed in [
+        ("n3", "disk2", "0.0.0"),
+        ("n2", "disk1", "0.0.0"),
+        ("n3", "disk1", ""),
+        ("n3", "disk1", "1.2"),
+        ("n3", "disk1", "1.2.-3"),
+        ("n3", "disk1", "9" * 40 + ".1.1"),
+    ]:
+        assert lost_since(memory.known, node, incarnation, claimed) == ""
+
+
+def test_nothing_that_was_known_is_forgotten_by_what_comes_late() -> None:
+    memory = DiskMemory()
+    memory.note("n3", "disk1", KNOWN)
+    memory.note("n3", "disk1", DiskPosition(1, 50, 1))
+    assert memory.known["n3"] == ("disk1", DiskPosition(5, 50, 900))
+    memory.note("n3", "disk2", DiskPosition(1, 1, 1))
+    assert memory.known["n3"] == ("disk2", DiskPosition(1, 1, 1))
+    memory.forget(frozenset({"n1"}))
+    assert not memory.known
+
+
+def test_texts_and_frames() -> None:
+    assert decode_position(KNOWN.text()) == KNOWN
+    frame = encode_report(123, 456, KNOWN)
+    assert decode_report(frame) == (123, 456, KNOWN)
+    assert decode_report(frame + b"of a later version") == (123, 456, KNOWN)
+    with pytest.raises(BadFrame):
+        decode_report(frame[:-1])
+
+
+def test_an_identity_of_an_older_version_is_understood() -> None:
+    fields = asdict(PeerIdentity("n1", "disk1"))
+    del fields["features"], fields["disk"]
+    body = peer_handshake.json.dumps(fields).encode()
+    assert peer_handshake._decode(body, 1) == PeerIdentity("n1", "disk1")
+
+
+def test_texts_for_who_is_refused_fit_into_the_handshake() -> None:
+    text = empty_disk_text("n" * 32, list(range(10_000, 20_000)))
+    assert len(text) <= peer_handshake.TEXT_CHARACTERS_MAX
+
+
+def directory(root: Path) -> OsFileSystem:
+    root.mkdir()
+    files = OsFileSystem(root)
+    create(files, Manifest("n3", 4, "", "cluster", "disk1"))
+    raft = RaftFiles(files, "n3.disk1", is_new=True)
+    entry = Entry(1, 3, EntryKind.MEMBERS, Membership(("n3.disk1",)).encode())
+    raft.write(Write(3, "n3.disk1", 1, (entry,), must_sync=True))
+    raft.close()
+    return files
+
+
+def test_a_node_on_an_older_copy_becomes_another_raft_member(tmp_path: Path) -> None:
+    files = directory(tmp_path / "data")
+    (tmp_path / "data/journal/1.log").write_bytes(b"kept")
+    assert not older_copy.begin_anew_at(tmp_path / "data")
+    older_copy.mark(files, "disk2")
+    assert older_copy.begin_anew_at(tmp_path / "data")
+    manifest = read_manifest(files, tmp_path)
+    assert (manifest.incarnation, manifest.cluster_id) == ("disk2", "cluster")
+    state = RaftFiles(files, "n3.disk2", is_new=False).state
+    assert (state.term, state.vote, state.entries) == (0, "", [])
+    assert (tmp_path / "data/journal/1.log").read_bytes() == b"kept"
+    assert not older_copy.begin_anew_at(tmp_path / "data")
+
+
+@pytest.mark.parametrize("steps", range(1, 6))
+def test_it_is_carried_out_however_often_it_is_interrupted(
+    tmp_path: Path, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = directory(tmp_path / "data")
+    older_copy.mark(files, "disk2")
+    left = [steps]
+
+    class Interrupted(Exception):
+        pass
+
+    def interrupting(name: str) -> None:
+        original = getattr(OsFileSystem, name)
+
+        def call(self: OsFileSystem, *arguments: object, **options: object) -> object:
+            left[0] -= 1
+            if not left[0]:
+                raise Interrupted
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(OsFileSystem, name, call)
+
+    for name in ("remove", "rename", "open_write"):
+        interrupting(name)
+    with pytest.raises(Interrupted):
+        older_copy.begin_anew_at(tmp_path / "data")
+    monkeypatch.undo()
+    assert older_copy.begin_anew_at(tmp_path / "data")
+    assert RaftFiles(files, "n3.disk2", is_new=False).state.term == 0
+
+
+def test_what_the_others_went_on_without_is_kept(tmp_path: Path) -> None:
+    for number in (1, 2):
+        (tmp_path / "journal").mkdir()
+        (tmp_path / "journal/1.log").write_bytes(b"%d" % number)
+        set_aside.mark(tmp_path, keep=True)
+        assert set_aside.begin_anew(tmp_path)
+        assert not (tmp_path / "journal").exists()
+        kept = set_aside.forget(tmp_path)
+        assert kept == tmp_path / f"diverged-{number}"
+        assert (kept / "journal/1.log").read_bytes() == b"%d" % number
+    assert not set_aside.exists(tmp_path)
