@@ -947,3 +947,76 @@ def test_sys_topics_tell() -> None:
         name: values[f"producers/{name}"] for name in ("count", "duplicates", "fenced", "evicted")
     }
     assert shown == {"count": "1", "duplicates": "1", "fenced": "1", "evicted": "1"}
+
+
+# ------------------------------------------------------------------------------- holders
+
+
+def test_a_client_that_numbers_ever_new_producers_pushes_out_its_own() -> None:
+    bench = Bench(limited(producers_max=20))
+    victims = [bench.connect(f"v{number}") for number in range(10)]
+    for number, victim in enumerate(victims):
+        assert publish(victim, f"v{number}:0:1") == 0x10
+    attacker = bench.connect("attacker")
+    for number in range(200):
+        assert publish(attacker, f"a{number}:0:1") == 0x10
+    table = bench.node.state.producers
+    assert table.places == 20
+    for number, victim in enumerate(victims):
+        assert publish(victim, f"v{number}:0:1") == 0, "stored a second time"
+    # So after a restart, from the log or a snapshot.
+    for taken in (None, bench.snapshot()):
+        bench.crash(snapshot=taken)
+        attacker = bench.connect("attacker")
+        for number in range(200, 400):
+            publish(attacker, f"a{number}:0:1")
+        victim = bench.connect("v")
+        for number in range(10):
+            assert publish(victim, f"v{number}:0:1") == 0, "stored a second time"
+
+
+def test_users_count_and_not_their_clients() -> None:
+    table = ProducerTable(10, DAY_S)
+    for number in range(4):
+        table.store(b"v%d" % number, 0, 0, 1, number + 1, b"victim")
+        table.bind(b"v%d" % number, 0, "victim", number + 1)
+    for number in range(50):
+        name = b"a%d" % number
+        table.bind(name, 0, "attacker", 100 + number)
+        table.store(name, 0, 0, 1, 100 + number, b"client%d" % number)
+    assert all(table.find(b"v%d" % number, 200) for number in range(4))
+    assert table.places == 10
+    assert table.holders[b"uattacker"].places == 6
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["store", "store", "bind", "remove", "restore"]),
+            st.sampled_from([b"p%d" % number for number in range(12)]),
+            st.integers(0, 3),
+            st.sampled_from([b"", b"c1", b"c2"]),
+            st.sampled_from(["", "u1", "u2"]),
+        ),
+        max_size=60,
+    )
+)
+def test_places_of_holders_add_up(steps: list[tuple[str, bytes, int, bytes, str]]) -> None:
+    table = ProducerTable(8, DAY_S)
+    for now, (kind, name, partition, client, owner) in enumerate(steps):
+        if kind == "store":
+            table.store(name, partition, 0, 1, now, client)
+        elif kind == "bind":
+            table.bind(name, partition, owner, now)
+        elif kind == "remove":
+            table.remove(name, partition)
+        else:
+            for data in list(table.snapshot(now)):
+                table.restore(data)
+        counted = {id(producer.holder): 0 for producer in table.by_id.values()}
+        for producer in table.by_id.values():
+            counted[id(producer.holder)] += len(producer.places())
+        assert {id(holder): holder.places for holder in table.holders.values()} == counted
+        assert sum(counted.values()) == table.places
+        assert table.places <= 8 or len(table.by_id) == 1 or kind == "bind"

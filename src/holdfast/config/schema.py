@@ -216,7 +216,8 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 20.0
     """From the TCP connection to a complete CONNECT."""
     producers_max: CountAboveZero = 100_000
-    """Producers whose last sequence is remembered; one counts once per partition it writes to."""
+    """Producers whose last sequence is remembered; one counts once per partition it writes to.
+    Above it the user, or client, with the most loses one."""
     producer_expiry_s: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)] = 604_800
     """How long a producer that stores nothing is remembered."""
     pending_bytes_max: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 67_108_864

@@ -9,12 +9,17 @@ Invariants
 - A place is what the newest record of its producer in its partition says; nothing else moves it.
   So replay in log order ends with the same places, whatever a snapshot already contained.
 - Partitions are independent: a crash may leave sequence 8 in one and take 7 from another.
-- `places_max` bounds the memory. The producers that stored nothing for longest go first.
+- `places_max` bounds the memory. Above it the holder with the most places loses one. A holder is a
+  user or, where users are not verified, the client that began the producer. So a client that
+  numbers ever new producers pushes out its own; without holders it would push out everybody's, and
+  with them their exactly once. Among equals the producer goes that stored nothing for longest.
 """
 
+import hashlib
 import struct
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 from holdfast.mqtt.properties import user_property_at
@@ -28,6 +33,10 @@ EPOCH_MAX: Final = (1 << 32) - 1
 SEQUENCE_MAX: Final = (1 << 63) - 1
 EPOCH_DIGITS_MAX: Final = 10
 SEQUENCE_DIGITS_MAX: Final = 19
+
+CANDIDATES_MAX: Final = 32
+"""Producers that are looked at to find the one to be forgotten."""
+_HOLDER_BYTES: Final = 16
 
 _ENTRY: Final = struct.Struct("<BHH")
 _PLACE: Final = struct.Struct("<HIQq")
@@ -102,12 +111,22 @@ class Place:
         self.stored_us = 0
 
 
+class Holder:
+    """A user, or a client, with its producers, in the order of their beginning."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.places = 0
+        self.producers: dict[bytes, None] = {}
+
+
 class Producer:
     """`owner`: the user it is bound to, "" while it is anybody's. Most producers write to one
     partition, so the first place needs no dict."""
 
     def __init__(self, first: Place) -> None:
         self.owner = ""
+        self.holder: Holder | None = None
         self.first = first
         self.others: dict[int, Place] | None = None
 
@@ -134,6 +153,10 @@ class ProducerTable:
         # The one whose newest record is oldest comes first.
         self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
         self.places = 0
+        self.holders: dict[bytes, Holder] = {}
+        # Those with so many places each; and the largest such number, or a larger one.
+        self._by_places: dict[int, dict[Holder, None]] = {}
+        self._places_top = 0
         # A producer was bound to a user; from then on the log tells whose each new one is.
         self.binds = False
 
@@ -158,24 +181,34 @@ class ProducerTable:
         place.stored_us = stored_us
 
     def store(
-        self, producer_id: bytes, partition: int, epoch: int, sequence: int, stored_us: int
+        self,
+        producer_id: bytes,
+        partition: int,
+        epoch: int,
+        sequence: int,
+        stored_us: int,
+        client_id: bytes = b"",
     ) -> int:
-        """A record was appended, or is replayed in log order. Returns how many places of other
-        producers had to go for it."""
+        """A record of the client (b"": unknown) was appended, or is replayed in log order. Returns
+        how many places of other producers had to go for it."""
         producer = self.by_id.get(producer_id)
         place = None if producer is None else producer.place(partition)
         if place is None:
-            place = self._place(producer_id, partition, stored_us)
+            place = self._place(producer_id, partition, stored_us, client_id)
         self.advance(producer_id, place, epoch, sequence, stored_us)
-        return self._evict() if self.places > self.places_max else 0
+        return self._evict(producer_id) if self.places > self.places_max else 0
 
     def bind(self, producer_id: bytes, partition: int, owner: str, stored_us: int) -> None:
         """The producer, new in this partition or not, is `owner`'s from now on; "": anybody's."""
         producer = self.by_id.get(producer_id)
         if producer is None or producer.place(partition) is None:
-            self._place(producer_id, partition, stored_us)
+            self._place(producer_id, partition, stored_us, b"")
             producer = self.by_id[producer_id]
         producer.owner = owner
+        key = b"u" + owner.encode()
+        if producer.holder is None or producer.holder.key != key:
+            # Where users are verified, all that belong to nobody have one holder.
+            self._give(producer_id, producer, key)
         if owner:
             self.binds = True
 
@@ -192,9 +225,10 @@ class ProducerTable:
         self._forget(producer_id)
         self.by_id[producer_id] = producer
         self.places += len(producer.places())
+        self._give(producer_id, producer, _holder_key(producer_id, producer.owner, b""))
         if producer.owner:
             self.binds = True
-        self._evict()
+        self._evict(producer_id)
 
     def remove(self, producer_id: bytes, partition: int) -> None:
         """Forget one of its places."""
@@ -208,19 +242,64 @@ class ProducerTable:
         producer.first = kept[0]
         producer.others = {place.partition: place for place in kept[1:]} or None
         self.places -= 1
+        self._count(producer, -1)
 
-    def _place(self, producer_id: bytes, partition: int, stored_us: int) -> Place:
+    def _give(self, producer_id: bytes, producer: Producer, key: bytes) -> None:
+        """The holder has the producer from now on."""
+        count = len(producer.places())
+        self._take(producer_id, producer)
+        holder = self.holders.get(key)
+        if holder is None:
+            holder = Holder(key)
+            self.holders[key] = holder
+        holder.producers[producer_id] = None
+        producer.holder = holder
+        self._count(producer, count)
+
+    def _take(self, producer_id: bytes, producer: Producer) -> None:
+        holder = producer.holder
+        if holder is None:
+            return
+        self._count(producer, -len(producer.places()))
+        del holder.producers[producer_id]
+        producer.holder = None
+        if not holder.producers:
+            del self.holders[holder.key]
+
+    def _count(self, producer: Producer, change: int) -> None:
+        holder = producer.holder
+        assert holder is not None
+        if holder.places:
+            equals = self._by_places[holder.places]
+            del equals[holder]
+            if not equals:
+                del self._by_places[holder.places]
+        holder.places += change
+        if holder.places:
+            self._by_places.setdefault(holder.places, {})[holder] = None
+            self._places_top = max(self._places_top, holder.places)
+
+    def _largest(self) -> Holder:
+        """Of those with the most places, one. Each step down was a step up before."""
+        while self._places_top not in self._by_places:
+            self._places_top -= 1
+        return next(iter(self._by_places[self._places_top]))
+
+    def _place(self, producer_id: bytes, partition: int, stored_us: int, client_id: bytes) -> Place:
         """A new place, of a producer that is new or known."""
         place = Place(partition)
         place.stored_us = stored_us
         producer = self.by_id.get(producer_id)
         if producer is None:
             self._forget_oldest(stored_us - self.expiry_us)
-            self.by_id[producer_id] = Producer(place)
-        elif producer.others is None:
-            producer.others = {partition: place}
+            producer = Producer(place)
+            self.by_id[producer_id] = producer
+            self._give(producer_id, producer, _holder_key(producer_id, "", client_id))
         else:
+            if producer.others is None:
+                producer.others = {}
             producer.others[partition] = place
+            self._count(producer, 1)
         self.places += 1
         return place
 
@@ -232,17 +311,51 @@ class ProducerTable:
                 return
             self._forget(oldest)
 
-    def _evict(self) -> int:
+    def _evict(self, newest: bytes) -> int:
+        """`newest` stays, even if it alone has more places than there may be."""
         before = self.places
-        # The newest stays, even if it alone has more places than there may be.
         while self.places > self.places_max and len(self.by_id) > 1:
-            self._forget(next(iter(self.by_id)))
+            self._forget(self._least(newest))
         return before - self.places
+
+    def _least(self, newest: bytes) -> bytes:
+        """The producer to be forgotten. Of the ones that stored nothing for longest the first whose
+        holder has no fewer places than any other; if there is none, one that is old in that
+        holder."""
+        largest = self._largest()
+        if len(largest.producers) == 1 and newest in largest.producers:
+            # It may have all of its own.
+            return next(each for each in self.by_id if each != newest)
+        for producer_id in islice(self.by_id, CANDIDATES_MAX):
+            holder = self.by_id[producer_id].holder
+            assert holder is not None
+            if holder.places >= largest.places and producer_id != newest:
+                return producer_id
+        found = b""
+        found_us = 0
+        for producer_id in islice(largest.producers, CANDIDATES_MAX):
+            producer = self.by_id[producer_id]
+            stored_us = max(place.stored_us for place in producer.places())
+            if producer_id != newest and (not found or stored_us < found_us):
+                found = producer_id
+                found_us = stored_us
+        return found
 
     def _forget(self, producer_id: bytes) -> None:
         producer = self.by_id.pop(producer_id, None)
         if producer is not None:
+            self._take(producer_id, producer)
             self.places -= len(producer.places())
+
+
+def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:
+    """Client ids may be long, so a digest stands for them. A producer without user and client, from
+    a snapshot, is by itself."""
+    if owner:
+        return b"u" + owner.encode()
+    if client_id:
+        return b"c" + hashlib.blake2b(client_id, digest_size=_HOLDER_BYTES).digest()
+    return b"p" + producer_id
 
 
 def encode_producer(producer_id: bytes, producer: Producer) -> bytes:

@@ -102,6 +102,7 @@ class Recovery:
                     record.producer_epoch,
                     record.sequence,
                     record.timestamp_us,
+                    record.client_id,
                 )
         elif kind == log_record.RETAINED:
             self._set_retained(record)

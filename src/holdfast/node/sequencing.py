@@ -136,7 +136,14 @@ def admit(
     if place is not None:
         table.advance(sequencer.producer_id, place, epoch, sequence, state.wall_us)
         return STORE
-    evicted = table.store(sequencer.producer_id, partition, epoch, sequence, state.wall_us)
+    evicted = table.store(
+        sequencer.producer_id,
+        partition,
+        epoch,
+        sequence,
+        state.wall_us,
+        connection.client_id.encode(),
+    )
     if evicted:
         note_evicted(state, evicted)
     return STORE
