@@ -1,6 +1,9 @@
 """No operation that a packet asks for is quadratic, and none of them keeps the event loop for
 long. Counted in operations and passes of the timers, never in time."""
 
+import sys
+from collections.abc import Callable
+
 import pytest
 
 from holdfast.mqtt import packets as m
@@ -8,7 +11,7 @@ from holdfast.mqtt.encode import encode
 from holdfast.mqtt.publish import Publish
 from holdfast.node import routing
 from holdfast.node.config import NodeConfig
-from holdfast.node.node import TIMERS_PER_TURN
+from holdfast.node.node import PACKETS_PER_TURN, TIMERS_PER_TURN
 from holdfast.node.state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
 from holdfast.session.session import Inflight, Subscription
 from tests.support.node_bench import NodeBench, Peer, check_routing
@@ -251,3 +254,92 @@ def test_a_session_with_many_subscriptions_ends_in_slices(kind: str) -> None:
     assert other.payloads() == []
     assert state.subscription_count == 1
     assert not state.ended
+
+
+def calls(work: Callable[[], object]) -> int:
+    """How many functions it calls, built in ones too. In the compiled form few of them show."""
+    count = 0
+
+    def note(_frame: object, event: str, _argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_catching_up_costs_records_plus_filters() -> None:
+    """Not records times filters."""
+    filters, records = 2000, 100
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=100)
+    half = filters // 2
+    for kind in ("c/{}", "+/c/{}"):
+        peer.send(subscribe(*(kind.format(number) for number in range(half))))
+    peer.lose()
+    publisher = bench.connect("p")
+    for number in range(records):
+        publisher.send(publish(f"c/{number}", b"x", 1, number + 1))
+    bench.delay_reads = True
+    again = bench.connect("c", clean=False, expiry_s=100)
+    (effect,) = bench.delayed
+    found = bench.messages()
+    limits = list(effect.limits)
+
+    def read() -> None:
+        bench.node.handle_read(effect, found, limits, True, 0)
+        bench.run()
+
+    assert calls(read) < 20 * (filters + records)
+    assert len(again.publishes()) == records
+
+
+def test_catching_up_with_overlapping_filters_goes_on_in_slices() -> None:
+    records = 100
+    bench = NodeBench()
+    peer = bench.connect("c", expiry_s=100)
+    for number in range(64):
+        levels = ["+" if number >> bit & 1 else "x" for bit in range(6)]
+        peer.send(subscribe("/".join([*levels, "+"])))
+    peer.lose()
+    publisher = bench.connect("p")
+    for number in range(records):
+        publisher.send(publish(f"x/x/x/x/x/x/{number}", b"x", 1, number + 1))
+    bench.delay_reads = True
+    again = bench.connect("c", clean=False, expiry_s=100)
+    session = bench.node.state.sessions["c"]
+    (effect,) = bench.delayed
+    bench.node.handle_read(effect, bench.messages(), list(effect.limits), True, 0)
+    assert session.reading
+    count, _ = passes(bench)
+    assert count > 1
+    assert not session.reading
+    bench.run()
+    assert len(again.publishes()) == records
+
+
+@pytest.mark.parametrize("packet", [m.Pingreq(), m.Ack(m.PUBREL, 7)])
+def test_what_one_read_brings_is_processed_over_several_turns(packet: object) -> None:
+    count = 3 * PACKETS_PER_TURN
+    bench = NodeBench()
+    peer = bench.connect("c")
+    peer.take()
+    feed(peer, *[packet] * count)
+    assert peer.connection.input_paused
+    assert len(peer.connection.out) <= PACKETS_PER_TURN
+    bench.run()
+    assert len(peer.take()) == count
+    assert not peer.connection.input_paused
+
+
+def test_filters_of_one_read_are_taken_over_several_turns() -> None:
+    bench = NodeBench()
+    peer = bench.connect("c")
+    feed(peer, *(subscribe(*(f"f{a}/{b}" for b in range(500))) for a in range(20)))
+    assert bench.node.state.subscription_count <= 2 * PACKETS_PER_TURN
+    bench.run()
+    assert bench.node.state.subscription_count == 10_000

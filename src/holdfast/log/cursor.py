@@ -29,6 +29,9 @@ WORK_BYTES_MAX: Final = 16 << 20
 WORK_SEGMENTS_MAX: Final = 8
 """And after so many segments."""
 WINDOW_BYTES: Final = 256 << 10
+INTERESTS_KEPT_MIN: Final = 256
+MATCHERS_MAX: Final = 4
+"""Readers with many filters whose tries are kept from one read to the next."""
 
 
 class ReadResult:
@@ -93,6 +96,7 @@ class LogReader:
         self._journal = journal
         self._store = store
         self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
+        self._matchers: list[tuple[list[Interest], Matcher]] = []
 
     def extents(self) -> Extents:
         """For readers of whole stretches; shares files and indexes with this one."""
@@ -114,7 +118,7 @@ class LogReader:
         """
         journal = self._journal
         ends = [min(limit, end) for limit, end in zip(limits, journal.written, strict=True)]
-        reading = _Reading(list(positions), ends, Matcher(interests), records_max, bytes_max)
+        reading = _Reading(list(positions), ends, self._matcher(interests), records_max, bytes_max)
         self._pass_removed(reading)
         visited = 0
         for segment in journal.segments:
@@ -138,6 +142,19 @@ class LogReader:
             if position < limit:
                 done = False
         return ReadResult(reading.records, reading.positions, done, reading.lost)
+
+    def _matcher(self, interests: list[Interest]) -> Matcher:
+        """A reader with many filters passes the same list again: what was made of it is kept."""
+        if len(interests) < INTERESTS_KEPT_MIN:
+            return Matcher(interests, self._store)
+        for kept, matcher in self._matchers:
+            if kept is interests:
+                return matcher
+        matcher = Matcher(interests, self._store)
+        self._matchers.append((interests, matcher))
+        if len(self._matchers) > MATCHERS_MAX:
+            self._matchers.pop(0)
+        return matcher
 
     def fetch(self, partition: int, offset: int) -> Record | None:
         """The message at an offset; None if it is not there (any more). Raises OSError."""

@@ -11,9 +11,14 @@ from holdfast.log.index import (
 )
 from holdfast.log.store import SegmentStore
 from holdfast.topics.names import has_wildcard, matches
+from holdfast.topics.trie import SubscriptionTrie
 
 TOPICS_MERGED_MAX: Final = 512
 """With more matching topics than this in a segment, its batches are read one after the other."""
+WILD_MAX: Final = 64
+EXACT_MAX: Final = 1000
+"""With more filters in a read the topics of a segment are matched with all of them at once."""
+KNOWN_TOPICS_MAX: Final = 10_000
 
 
 class Interest:
@@ -25,27 +30,52 @@ class Interest:
 
 
 class Matcher:
-    """The interests of one read, by topic."""
+    """The interests of one reader, by topic. Filters with wildcards are looked at one by one while
+    they are few; many are in a trie. `store`: gets a pause now and then, as this may run in a
+    thread that has 100,000 of them."""
 
-    def __init__(self, interests: list[Interest]) -> None:
+    def __init__(self, interests: list[Interest], store: SegmentStore) -> None:
         self.exact: dict[bytes, list[Interest]] = {}
         self.wild: list[Interest] = []
+        self.trie: SubscriptionTrie | None = None
+        self._store = store
+        self._steps = 0
         self._known: dict[bytes, list[Interest]] = {}
+        # Of many filters, what they match in the segment read last.
+        self._index: SegmentIndex | None = None
+        self._match = FilterMatch()
         for interest in interests:
+            self._step(1)
             if has_wildcard(interest.filter):
                 self.wild.append(interest)
             else:
                 self.exact.setdefault(interest.filter.encode(), []).append(interest)
+        if len(self.wild) > WILD_MAX:
+            self.trie = SubscriptionTrie()
+            for interest in self.wild:
+                self._step(1)
+                self.trie.add(interest.filter, interest, interest)
+
+    def is_many(self) -> bool:
+        """More than are worth a look-up of each in a segment's topics."""
+        return self.trie is not None or len(self.exact) > EXACT_MAX
 
     def matching(self, topic: bytes) -> list[Interest]:
         found = self._known.get(topic)
         if found is None:
             found = list(self.exact.get(topic, ()))
-            if self.wild:
+            if self.trie is not None:
+                for value in self.trie.match(topic.decode("utf-8", "replace")):
+                    assert isinstance(value, Interest)
+                    found.append(value)
+            elif self.wild:
                 text = topic.decode("utf-8", "replace")
                 for interest in self.wild:
                     if matches(interest.filter, text):
                         found.append(interest)
+            self._step(1 + len(found))
+            if len(self._known) >= KNOWN_TOPICS_MAX:
+                self._known.clear()
             self._known[topic] = found
         return found
 
@@ -56,9 +86,32 @@ class Matcher:
                 return True
         return False
 
+    def topics_of(self, index: SegmentIndex) -> FilterMatch:
+        """As _match_filter, for all filters together."""
+        if self._index is not index:
+            self._index = index
+            self._match = FilterMatch()
+        match = self._match
+        count = index.topic_count()
+        while match.seen < count and not match.overflow:
+            if self.matching(index.topic(match.seen)):
+                match.topics.append(match.seen)
+                match.overflow = len(match.topics) > TOPICS_MERGED_MAX
+            match.seen += 1
+        return match
+
+    def _step(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps >= TOPICS_BETWEEN_PAUSES:
+            self._steps = 0
+            self._store.pause()
+
 
 def matching_topics(index: SegmentIndex, matcher: Matcher, store: SegmentStore) -> list[int] | None:
     """Numbers of the topics of a segment that some interest matches; None if they are many."""
+    if matcher.is_many():
+        match = matcher.topics_of(index)
+        return None if match.overflow else list(match.topics)
     found: set[int] = set()
     for topic in matcher.exact:
         number = index.find_topic(topic)

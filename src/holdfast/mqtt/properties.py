@@ -78,7 +78,7 @@ STRING: Final = 5
 BINARY: Final = 6
 STRING_PAIR: Final = 7
 
-REPEATS_MAX: Final = 65_536
+REPEATS_MAX: Final = 10_000
 """More user properties or subscription identifiers in one packet are refused: decoded, each
 takes many times the memory it takes on the wire."""
 

@@ -27,13 +27,13 @@ from holdfast.node.delivery import (
 )
 from holdfast.node.effects import FetchInflight, ReadLog
 from holdfast.node.rights import may_read
-from holdfast.node.routing import subscription_for
+from holdfast.node.routing import subscription_at, subscriptions_of
 from holdfast.node.state import STEPS_AT_ONCE, Group, Held, NodeState, Work
 from holdfast.session.audience import decode_audience
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
-from holdfast.session.session import RECEIVED, Inflight, Member, Session
+from holdfast.session.session import RECEIVED, Inflight, Member, Session, Subscription
 from holdfast.topics.names import matches
 
 READ_RECORDS_MAX = 500
@@ -54,7 +54,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
         return
     positions = reader.positions
     assert positions is not None
-    interests = _interests(reader)
+    interests = _interests(state, reader)
     if not interests:
         reader.positions = None
         reader.tailing = True
@@ -121,14 +121,20 @@ def open_groups(state: NodeState, session: Session, connection: Connection) -> N
         state.begin(work)
 
 
-def _interests(reader: Session | Group) -> list[Interest]:
+def _interests(state: NodeState, reader: Session | Group) -> list[Interest]:
+    """The same list for one read after the other, until a subscription changes: the reader of the
+    log keeps what it makes of it."""
     if isinstance(reader, Group):
         return [Interest(reader.filter, None)]
-    return [
-        Interest(subscription.filter, subscription.start)
-        for subscription in reader.subscriptions.values()
-        if subscription.qos > 0 and subscription.group is None
-    ]
+    interests = state.interests.get(reader)
+    if interests is None:
+        interests = [
+            Interest(subscription.filter, subscription.start)
+            for subscription in reader.subscriptions.values()
+            if subscription.qos > 0 and subscription.group is None
+        ]
+        state.interests[reader] = interests
+    return interests
 
 
 def message_of(record: Record) -> Message:
@@ -168,26 +174,24 @@ def handle_read(
     if isinstance(reader, Session):
         if reader.connection is not effect.connection:
             return
-        _queue_for_session(state, reader, records)
-        reader.finish_read(positions, done)
-        if reader.tailing:
-            _forget_starts(reader)
-        if reader.is_durable():
-            note_progress(state, reader)
-        pump(state, reader)
-    else:
-        assert isinstance(reader, Group)
-        if state.cluster is not None:
-            state.cluster.group_read(reader, records, positions, done)
-            return
-        for record in records:
-            message = message_of(record)
-            audience = message.audience
-            if message.qos > 0 and (audience is None or reader.key in audience.groups):
-                _queue(reader, Delivery(message, message.qos, message.retain, ()))
-        reader.finish_read(positions, done)
-        note_group_progress(state, reader)
-        pump_group(state, reader)
+        work = QueueRead(reader, effect.connection, records, positions, done)
+        # As much as few filters need for all records of a read.
+        state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)
+        if work.goes_on:
+            state.begin(work)
+        return
+    assert isinstance(reader, Group)
+    if state.cluster is not None:
+        state.cluster.group_read(reader, records, positions, done)
+        return
+    for record in records:
+        message = message_of(record)
+        audience = message.audience
+        if message.qos > 0 and (audience is None or reader.key in audience.groups):
+            _queue(reader, Delivery(message, message.qos, message.retain, ()))
+    reader.finish_read(positions, done)
+    note_group_progress(state, reader)
+    pump_group(state, reader)
     if not reader.tailing:
         continue_reading(state, reader)
 
@@ -199,42 +203,93 @@ def reader_name(reader: object) -> str:
     return reader.key
 
 
-def _queue_for_session(state: NodeState, session: Session, records: list[Record]) -> None:
-    known = {
-        (entry.partition, entry.offset)
-        for entry in session.inflight.values()
-        if not entry.is_retained and not entry.group_tag
-    }
-    if session.done is not None:
-        known |= session.done
-    for record in records:
+class QueueRead(Work):
+    """What a read has brought for a session, on its way to the outbox. A step is a record, or a
+    subscription that is looked at for it. `Cursor.reading` is on until the last record."""
+
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection | None,
+        records: list[Record],
+        positions: list[int],
+        done: bool,
+    ) -> None:
+        super().__init__()
+        self.session = session
+        self.connection = connection
+        self.records = records
+        self.positions = positions
+        self.done = done
+        self.next = 0
+        self.deliveries: list[Delivery] = []
+        # By topic, for those of this read.
+        self.matching: dict[bytes, list[Subscription]] = {}
+        # Sent before a crash, and the packet id was logged before the position moved.
+        self.known = {
+            (entry.partition, entry.offset)
+            for entry in session.inflight.values()
+            if not entry.is_retained and not entry.group_tag
+        }
+        if session.done is not None:
+            self.known |= session.done
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        self.goes_on = False
+        if not session.reading or session.connection is not self.connection:
+            return 0
+        done = 0
+        while self.next < len(self.records):
+            if done >= steps:
+                self.goes_on = True
+                return done
+            done += self._queue(state, self.records[self.next])
+            self.next += 1
+        for delivery in self.deliveries:
+            _queue(session, delivery)
+        session.finish_read(self.positions, self.done)
+        if session.tailing:
+            _forget_starts(session)
+            state.interests.pop(session, None)
+        if session.is_durable():
+            note_progress(state, session)
+        pump(state, session)
+        if not session.tailing:
+            continue_reading(state, session)
+        return done
+
+    def _queue(self, state: NodeState, record: Record) -> int:
+        session = self.session
         if record.flags & log_record.FLAG_QOS_MASK == 0:
-            continue
+            return 1
         if not may_read(session, record.topic):
             state.stats.reads_denied += 1
-            continue
-        # Sent before a crash, and its packet id was logged before the position moved.
-        if (record.partition, record.offset) in known:
-            continue
-        subscription = subscription_for(
-            session, record.topic.decode(), record.partition, record.offset
-        )
+            return 1
+        if (record.partition, record.offset) in self.known:
+            return 1
+        matching = self.matching.get(record.topic)
+        if matching is None:
+            matching = subscriptions_of(state, session, record.topic.decode())
+            self.matching[record.topic] = matching
+        steps = 1 + len(matching)
+        subscription = subscription_at(matching, record.partition, record.offset)
         if subscription is None or subscription.qos == 0:
-            continue
+            return steps
         if subscription.no_local and record.client_id == session.key:
-            continue
+            return steps
         message = message_of(record)
         if message.audience is not None and not message.audience.is_plain:
-            continue
-        _queue(
-            session,
+            return steps
+        self.deliveries.append(
             Delivery(
                 message,
                 min(message.qos, subscription.qos),
                 message.retain and subscription.retain_as_published,
                 subscription.subscription_ids,
-            ),
+            )
         )
+        return steps
 
 
 def _queue(reader: Session | Group, delivery: Delivery) -> None:
@@ -459,9 +514,8 @@ def _send_again(
     """False: it is larger than the client takes."""
     subscription_ids: tuple[int, ...] = ()
     retain = is_retained
-    subscription = subscription_for(
-        session, message.topic.decode(), message.partition, message.offset
-    )
+    matching = subscriptions_of(state, session, message.topic.decode())
+    subscription = subscription_at(matching, message.partition, message.offset)
     if subscription is not None:
         subscription_ids = subscription.subscription_ids
         retain = retain or (message.retain and subscription.retain_as_published)

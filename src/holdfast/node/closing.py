@@ -181,6 +181,7 @@ def _settle_cursor(state: NodeState, session: Session) -> None:
         leave_groups(state, session, session.groups)
         session.blocked = None
     session.resuming = False
+    state.interests.pop(session, None)
     for packet_id in session.unsent or ():
         unsent = session.inflight.get(packet_id)
         if unsent is not None:
@@ -227,19 +228,19 @@ class EndedSession(Work):
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
+        self.filters = list(session.subscriptions)
+        self.next = 0
 
     def step(self, state: NodeState, steps: int) -> int:
-        session = self.session
-        subscriptions = session.subscriptions
-        done = 0
-        while subscriptions and done < steps:
-            # From the end: a dict skips what was deleted at its beginning again and again.
-            remove_subscription(state, session, next(reversed(subscriptions)))
-            done += 1
-        self.goes_on = len(subscriptions) > 0
+        start = self.next
+        end = min(len(self.filters), start + steps)
+        for index in range(start, end):
+            remove_subscription(state, self.session, self.filters[index])
+        self.next = end
+        self.goes_on = end < len(self.filters)
         if not self.goes_on:
-            state.ended.pop(session, None)
-        return done
+            state.ended.pop(self.session, None)
+        return end - start
 
 
 def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:

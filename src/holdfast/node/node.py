@@ -60,6 +60,7 @@ from holdfast.node.state import (
     WORK,
     NodeState,
     Timer,
+    Work,
 )
 from holdfast.node.subscribing import handle_subscribe, handle_unsubscribe
 from holdfast.node.sys_topics import SysTopics
@@ -68,6 +69,23 @@ from holdfast.session.session import Session
 
 TIMERS_PER_TURN: Final = 200
 """A hundred thousand sessions may expire in one second."""
+PACKETS_PER_TURN: Final = 2000
+"""Of one connection: a read may bring 130,000 PINGREQs. A filter of a SUBSCRIBE counts as one."""
+FILTER_BYTES_MIN: Final = 8
+
+
+class Input(Work):
+    """What a connection has sent and was too much for one turn."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def step(self, state: NodeState, steps: int) -> int:
+        self.goes_on = False
+        if not self.connection.closing:
+            state.effects.append(ResumeInput(self.connection))
+        return steps
 
 
 class Node:
@@ -218,6 +236,7 @@ class Node:
             state.stall(connection)
             return
         appended = state.appended
+        left = PACKETS_PER_TURN
         while not connection.input_paused and not connection.closing and reader.next():
             stats.packets_received += 1
             packet_type = reader.first >> 4
@@ -244,10 +263,15 @@ class Node:
                 self._acknowledge(connection, session, packet_type)
             else:
                 self._control(connection, session, packet_type)
+                left -= (reader.end - reader.begin) // FILTER_BYTES_MIN
             if state.appended != appended:
                 appended = state.appended
                 if state.is_congested():
                     state.stall(connection)
+            left -= 1
+            if left <= 0 and not connection.input_paused and not connection.closing:
+                connection.input_paused = True
+                state.begin(Input(connection))
 
     def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
         state = self.state

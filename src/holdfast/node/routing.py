@@ -131,17 +131,24 @@ def merge(subscriptions: list[Subscription]) -> Subscription:
     return both
 
 
-def subscription_for(
-    session: Session, topic: str, partition: int, offset: int
-) -> Subscription | None:
-    """What the session's own (not shared) subscriptions say about a record read from the log;
-    None: no longer, or not yet at that offset, subscribed with QoS > 0."""
+def subscriptions_of(state: NodeState, session: Session, topic: str) -> list[Subscription]:
+    """The session's own (not shared) subscriptions that match: by the routing, and not by a look at
+    each of what may be 100,000 filters."""
     found: list[Subscription] = []
-    for subscription in session.subscriptions.values():
-        if subscription.group is not None or not matches(subscription.filter, topic):
-            continue
+    for value in state.subscriptions.match_of(topic, session):
+        assert isinstance(value, Subscription)
+        found.append(value)
+    return found
+
+
+def subscription_at(
+    matching: list[Subscription], partition: int, offset: int
+) -> Subscription | None:
+    """What the matching subscriptions of a session say about a record read from the log; None: no
+    longer, or not yet at that offset, subscribed with QoS > 0."""
+    counting: list[Subscription] = []
+    for subscription in matching:
         start = subscription.start
-        if start is not None and offset < start[partition]:
-            continue
-        found.append(subscription)
-    return merge(found) if found else None
+        if start is None or offset >= start[partition]:
+            counting.append(subscription)
+    return merge(counting) if counting else None

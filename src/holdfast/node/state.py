@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from holdfast.log.interest import Interest
 from holdfast.log.journal import Journal
 from holdfast.log.record import Record
 from holdfast.node.config import NodeConfig
@@ -330,6 +331,8 @@ class NodeState:
         self.route_version = 0
         # The filters of the last changes of it.
         self.route_changes: list[str] = []
+        # Of sessions that read the log; node.catching_up makes them.
+        self.interests: dict[Session, list[Interest]] = {}
 
         self.held: deque[Held] = deque()
         # Records appended, by whatever way: who makes it grow is paused when too many wait.

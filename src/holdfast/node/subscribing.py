@@ -304,6 +304,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         if state.watch_interest is not None:
             state.watch_interest(filter, True)
     session.subscriptions[filter] = subscription
+    state.interests.pop(session, None)
     if state.cluster is not None and old is None:
         state.cluster.subscribed(filter)
     if not is_shared(filter):
@@ -338,6 +339,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     subscription = session.subscriptions.pop(filter, None)
     if subscription is None:
         return False
+    state.interests.pop(session, None)
     if not session.is_internal:
         state.subscription_count -= 1
         if state.watch_interest is not None:

@@ -101,9 +101,31 @@ class SubscriptionTrie:
     def match(self, topic: str) -> list[object]:
         """The values of all filters that match, one for each (filter, key), in no order."""
         found: list[object] = []
+        for entry in self._matching(topic):
+            if entry.many is None:
+                found.append(entry.value)
+            else:
+                found.extend(entry.many.values())
+        return found
+
+    def match_of(self, topic: str, key: object) -> list[object]:
+        """The values of one key: the filters that match are looked at, however many others the key
+        or the matching filters have."""
+        found: list[object] = []
+        for entry in self._matching(topic):
+            many = entry.many
+            if many is None:
+                if entry.key is key:
+                    found.append(entry.value)
+            elif key in many:
+                found.append(many[key])
+        return found
+
+    def _matching(self, topic: str) -> list[Entry]:
+        found: list[Entry] = []
         entry = self._entries.get(topic)
         if entry is not None:
-            _collect(entry, found)
+            found.append(entry)
         if self._root:
             self._match_wildcards(topic, found)
         return found
@@ -121,7 +143,7 @@ class SubscriptionTrie:
         """All filters, as a copy: the trie may change while the caller walks it."""
         return list(self._entries)
 
-    def _match_wildcards(self, topic: str, found: list[object]) -> None:
+    def _match_wildcards(self, topic: str, found: list[Entry]) -> None:
         levels = topic.split("/")
         nodes: list[dict[str, object]] = []
         root = self._root
@@ -209,26 +231,19 @@ def _step(
     levels: list[str],
     depth: int,
     nodes: list[dict[str, object]],
-    found: list[object],
+    found: list[Entry],
 ) -> None:
     """Levels before `depth` match on the way to `child`."""
     if isinstance(child, Entry):
         if levels_match(child.filter.split("/"), levels, depth):
-            _collect(child, found)
+            found.append(child)
     else:
         assert isinstance(child, dict)
         nodes.append(child)
 
 
-def _collect_below(node: dict[str, object], key: str, found: list[object]) -> None:
+def _collect_below(node: dict[str, object], key: str, found: list[Entry]) -> None:
     entry = node.get(key)
     if entry is not None:
         assert isinstance(entry, Entry)
-        _collect(entry, found)
-
-
-def _collect(entry: Entry, found: list[object]) -> None:
-    if entry.many is None:
-        found.append(entry.value)
-    else:
-        found.extend(entry.many.values())
+        found.append(entry)
