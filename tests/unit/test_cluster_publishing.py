@@ -31,6 +31,12 @@ class Refusing(Cluster):
         session.epoch = 1
         finish_open(self.state, connection, session, False, opening)
 
+    def has_recorded(self, client_id: str) -> bool:
+        return False
+
+    def recorded_sessions(self) -> int:
+        return 0
+
     def append(self, record: Record) -> None:
         raise AssertionError("it is refused")
 

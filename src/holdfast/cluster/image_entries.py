@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from typing import Final
 
-from holdfast.cluster.images import Images
+from holdfast.cluster.images import NOBODY, Images
 from holdfast.log.partition import partition_of
 from holdfast.node.producers import Place, Producer, decode_producer, encode_producer
 from holdfast.node.recovery import (
@@ -29,7 +29,8 @@ from holdfast.session.message import Message
 INBOUND: Final = 5
 """JSON: a client's packet ids that are stored and not released, each with its session epoch."""
 FIRED: Final = 6
-"""JSON: clients with the session epoch of their newest will that was published."""
+"""JSON: clients with the session epoch of their newest will that was published; NOBODY with the
+newest epoch of all sessions."""
 ENDED: Final = 7
 """JSON: clients with the epoch of their newest session that has ended."""
 
@@ -45,6 +46,7 @@ Entry = tuple[int, int, bytes]
 def entries(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
     """Everything that belongs to the partitions; None now and then, where the caller may stop for
     a while."""
+    yield 0, FIRED, _dump([(NOBODY, images.newest_epoch)])
     yield from _epochs(images, partitions, FIRED, images.fired)
     yield from _sessions(images, partitions)
     yield from _inbound(images, partitions)

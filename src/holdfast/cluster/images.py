@@ -39,6 +39,8 @@ FIRED_MAX: Final = 20_000
 """Wills remembered as published. Of one that is older nobody asks again."""
 ENDED_MAX: Final = 20_000
 """Sessions remembered that have ended. Of one that is older nothing is on its way any more."""
+NOBODY: Final = ""
+"""No client has this id."""
 NO_ID: Final = 0
 """No packet has this id."""
 REQUESTS_MAX: Final = 8
@@ -69,6 +71,8 @@ class Images(Recovery):
         self.fired: OrderedDict[str, int] = OrderedDict()
         # Per client id the epoch of the newest session that has ended.
         self.ended: OrderedDict[str, int] = OrderedDict()
+        # Of all sessions that there were. One that nobody remembers had no later epoch.
+        self.newest_epoch = 0
         self.groups = GroupImages(state, self.group_positions)
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
@@ -76,6 +80,7 @@ class Images(Recovery):
             fields = json.loads(data)
             self.fired = OrderedDict(fields["fired"])
             self.ended = OrderedDict(fields["ended"])
+            self._note_epoch(int(fields.get("newest", 0)))
         elif kind == SNAPSHOT_INBOUND:
             fields = json.loads(data)
             self.inbound[fields["client"]] = {
@@ -181,6 +186,7 @@ class Images(Recovery):
                 # By a leader before, which did not know what the next one has decided.
                 return
             self._note_request(client_id, int(str(fields.get("request", 0))))
+            self._note_epoch(epoch)
         self._note_sent(before, fields, epoch)
         super()._change_session(fields, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
@@ -201,6 +207,10 @@ class Images(Recovery):
             self._forget_inbound(client_id, epoch)
         else:
             self.born[client_id] = after.epoch
+
+    def _note_epoch(self, epoch: int) -> None:
+        if epoch > self.newest_epoch:
+            self.newest_epoch = epoch
 
     def _note_sent(self, before: Session | None, fields: dict[str, object], epoch: int) -> None:
         if before is None or epoch < before.epoch:
@@ -227,6 +237,7 @@ class Images(Recovery):
     def _restore_session(self, fields: dict[str, object]) -> Session:
         session = super()._restore_session(fields)
         self.born[session.client_id] = int(str(fields.get("born", session.epoch)))
+        self._note_epoch(session.epoch)
         requests = fields.get("requests", [])
         assert isinstance(requests, list)
         self._requests[session.client_id] = list(requests)
@@ -255,11 +266,14 @@ class Images(Recovery):
         return [session for session in touched if not self.settle_one(session)]
 
     def note_fired(self, client_id: str, epoch: int) -> None:
-        """As another node knows."""
-        self._will_done(client_id, epoch)
+        """As another node knows. NOBODY: its newest epoch."""
+        self._note_epoch(epoch)
+        if client_id != NOBODY:
+            self._will_done(client_id, epoch)
 
     def note_ended(self, client_id: str, epoch: int) -> None:
         """As another node knows."""
+        self._note_epoch(epoch)
         _remember(self.ended, client_id, epoch, ENDED_MAX)
 
     def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
@@ -309,7 +323,11 @@ class Images(Recovery):
         for kind, entry in snapshot_entries(self.state):
             if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
                 yield kind, entry
-        epochs = {"fired": list(self.fired.items()), "ended": list(self.ended.items())}
+        epochs = {
+            "fired": list(self.fired.items()),
+            "ended": list(self.ended.items()),
+            "newest": self.newest_epoch,
+        }
         yield SNAPSHOT_EPOCHS, json.dumps(epochs, separators=(",", ":")).encode()
 
 

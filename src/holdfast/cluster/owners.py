@@ -15,8 +15,8 @@ from holdfast.node.state import NodeState
 from holdfast.session.session import Session
 
 EPOCH_ORIGIN_S: Final = 1_577_836_800
-"""2020. Epochs of a session that nobody remembers begin with the seconds since then, so that they
-lie above those of an earlier life."""
+"""2020. Epochs of a session that nobody remembers begin with the seconds since then, or behind the
+newest epoch of any session, so that they lie above those of an earlier life."""
 GIVEN_MAX: Final = 20_000
 """Clients whose newest epoch is remembered though no record tells it."""
 
@@ -86,7 +86,9 @@ class Owners:
         )
         epoch = known + 1
         if not known:
-            epoch = max(1, self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S)
+            # Above what was forgotten of the client, also if the clock was set back since.
+            seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
+            epoch = max(1, seconds, self._images.newest_epoch + 1)
         self._given[client_id] = epoch
         self._given.move_to_end(client_id)
         if len(self._given) > GIVEN_MAX:

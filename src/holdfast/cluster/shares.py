@@ -30,6 +30,10 @@ FINISHED_MAX: Final = 100_000
 oldest out again."""
 QUEUE_WAIT_S: Final = 0.5
 """How long an assigned record waits for a member that is ready; then others may have it."""
+KEPT_WAIT_S: Final = 60.0
+"""How long a QoS 2 record waits to be known as kept by a session whose home partition has no
+leader. Then it goes to another member, unless the log has it by then: a record that comes twice, if
+the leader that was lost is back with the session's, is better than one that never comes."""
 ASK_AGAIN_S: Final = 0.1
 """After a TELL without an answer: the next leader may know later than we that it is one."""
 
@@ -96,6 +100,8 @@ class Shares:
         # With something that `tidy` looks after.
         self._untidy: dict[Share, None] = {}
         self._waiting: list[Waiting] = []
+        # What sessions may have kept: client and since when, oldest first.
+        self._kept: dict[tuple[Share, Place], tuple[str, float]] = {}
         # Of the images, when these were looked through last.
         self._version = 0
         self._number = 0
@@ -217,12 +223,18 @@ class Shares:
             return
         home = partition_of(session.key, self._state.config.partitions)
         client_id = session.client_id
+        self._kept.pop((share, place), None)
+        self._kept[(share, place)] = (client_id, self._state.now)
         self._forwarding.after_newest(home, lambda: self._settle_kept(share, client_id, place))
 
     def _settle_kept(self, share: Share, client_id: str, place: Place) -> None:
         """The session's record that has the place is applied; it counts for nothing if another node
         had the session by then. Unless the group has finished: the session may have completed the
         record at that node, so that its packet id is free again."""
+        if self._kept.get((share, place), ("", 0.0))[0] != client_id:
+            # It waited too long, and is another session's by now.
+            return
+        del self._kept[(share, place)]
         if place not in share.held:
             return
         is_finished = self._images.groups.is_finished(share.key, *place)
@@ -451,8 +463,23 @@ class Shares:
         share.tells_start = False
         self._send_report(leader, report)
 
+    def _give_up_kept(self) -> None:
+        limit = self._state.now - KEPT_WAIT_S
+        for (share, place), (client_id, since) in list(self._kept.items()):
+            if since > limit:
+                return
+            home = partition_of(client_id.encode(), self._state.config.partitions)
+            if place not in share.held:
+                del self._kept[(share, place)]
+            elif not self._fabric.leader(home):
+                self._settle_kept(share, client_id, place)
+                fields = {"group": share.key, "partition": place[0], "offset": place[1]}
+                self._state.note("warning", "kept_record_settled", {"client": client_id, **fields})
+
     def tidy(self) -> None:
         """Now and then."""
+        if self._kept:
+            self._give_up_kept()
         if self._waiting:
             self._settle_waiting()
         untidy = self._untidy

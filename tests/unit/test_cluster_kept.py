@@ -1,0 +1,116 @@
+"""A QoS 2 record of a shared group whose member has gone: whether its session has kept it is known
+when the session's home partition says so, which may have no leader for long."""
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.cluster.fabric import Fabric
+from holdfast.cluster.forwarding import Appender, Forwarding
+from holdfast.cluster.images import Images
+from holdfast.cluster.shares import KEPT_WAIT_S, Shares
+from holdfast.log.journal import Journal
+from holdfast.log.partition import partition_of
+from holdfast.log.record import CURSOR, SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.recording import session_opened
+from holdfast.node.state import NodeState
+from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.session.session import Inflight, Session
+from holdfast.session.state import encode_cursor, tag_of
+
+KEY = "$share/g/t"
+PLACE = (1, 7)
+PARTITIONS = 2
+HOME = partition_of(b"c", PARTITIONS)
+
+
+class Bench:
+    """The session c has got the record here, and its connection is gone. Its last record waits for
+    a leader of its home."""
+
+    def __init__(self) -> None:
+        journal = Journal(PARTITIONS, replicated=True)
+        config = NodeConfig(node_id="n1", partitions=PARTITIONS)
+        self.state = NodeState(config, journal)
+        self.images = Images(NodeState(config, journal))
+        self.fabric = Fabric("n1", journal)
+        self.lead("")
+        self.forwarding = Forwarding(self.state, self.fabric, Appender())
+        self.shares = Shares(
+            self.state, self.fabric, self.forwarding, self.images, lambda *_: None, lambda *_: None
+        )
+        self.share = self.shares._share(KEY)
+        self.session = Session("c", b"c")
+        self.session.epoch = 1
+        self.session.expiry_s = 3600
+        self.keep(self.session)
+
+    def lead(self, node: str) -> None:
+        """All partitions."""
+        info = PartitionInfo(("n1", "n2"), (), node, 1, ("n1", "n2"))
+        nodes = {name: NodeInfo(name, "i1", f"{name}:1", "", "") for name in ("n1", "n2")}
+        metadata = ClusterMetadata("c", 2, 1, nodes, (info, info), 1, tuple(nodes))
+        self.fabric.metadata = replace(metadata, partitions=(info,) * PARTITIONS)
+
+    def keep(self, session: Session) -> None:
+        home = partition_of(session.key, PARTITIONS)
+        self.forwarding.append(Record(home, CURSOR, client_id=session.key, sequence=1))
+        self.newest = max(self.forwarding.pending)
+        self.share.held[PLACE] = None
+        self.shares.kept(KEY, session, PLACE)
+
+    def has_inflight(self) -> None:
+        """By the log."""
+        opened = session_opened(self.session, False, "n1")
+        self.images.apply(Record(HOME, SESSION, client_id=b"c", sequence=1, payload=opened))
+        entry = Inflight(*PLACE, 2, False)
+        entry.group_tag = tag_of(KEY)
+        payload = encode_cursor([], {1: entry}, [])
+        self.images.apply(Record(HOME, CURSOR, client_id=b"c", sequence=1, payload=payload))
+
+    def pass_time(self, seconds: float) -> None:
+        self.state.now += seconds
+        self.shares.tidy()
+
+
+def test_it_waits_for_the_leader_of_the_home_for_a_bounded_time() -> None:
+    bench = Bench()
+    bench.pass_time(KEPT_WAIT_S - 1)
+    assert PLACE in bench.share.held
+    bench.pass_time(1)
+    assert bench.share.returned == [PLACE]
+    assert not bench.share.held
+
+
+def test_it_stays_with_the_session_if_the_log_says_so() -> None:
+    bench = Bench()
+    bench.has_inflight()
+    bench.pass_time(KEPT_WAIT_S)
+    assert bench.share.done == [PLACE]
+    assert not bench.share.held
+
+
+@pytest.mark.parametrize("seconds", [KEPT_WAIT_S, 10 * KEPT_WAIT_S])
+def test_with_a_leader_it_waits_for_the_record(seconds: float) -> None:
+    bench = Bench()
+    bench.lead("n2")
+    bench.pass_time(seconds)
+    assert PLACE in bench.share.held
+    bench.has_inflight()
+    bench.forwarding.settle(bench.newest, HOME, b"c")
+    assert bench.share.done == [PLACE]
+
+
+def test_a_record_that_comes_late_takes_nothing_from_the_next_member() -> None:
+    bench = Bench()
+    bench.pass_time(KEPT_WAIT_S)
+    late = bench.newest
+    bench.share.held[PLACE] = None
+    bench.forwarding.settle(late, HOME, b"c")
+    assert PLACE in bench.share.held
+    other = Session("d", b"d")
+    other.expiry_s = 3600
+    bench.keep(other)
+    bench.forwarding.settle(bench.newest, partition_of(b"d", PARTITIONS), b"d")
+    assert PLACE not in bench.share.held

@@ -1,0 +1,70 @@
+"""Epochs of sessions: each above all that the client had before, also if nobody remembers it."""
+
+import pytest
+
+from holdfast.cluster import images as images_module
+from holdfast.cluster.home_requests import Request
+from holdfast.cluster.image_entries import entries, take
+from holdfast.cluster.images import Images
+from holdfast.cluster.owners import EPOCH_ORIGIN_S, Owners
+from holdfast.log.journal import Journal
+from holdfast.log.record import SESSION, Record
+from holdfast.node.config import NodeConfig
+from holdfast.node.recording import session_opened
+from holdfast.node.state import NodeState
+from holdfast.session.session import Session
+
+TODAY_US = 1_760_000_000_000_000
+YEAR_US = 365 * 86_400 * 1_000_000
+
+
+def new_images() -> Images:
+    state = NodeState(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
+    state.wall_us = TODAY_US
+    return Images(state)
+
+
+def give(images: Images, client_id: str, wall_us: int) -> int:
+    images.state.wall_us = wall_us
+    owners = Owners(images.state, images)
+    fields: dict[str, object] = {
+        "request": 1, "client": client_id, "clean": False, "expiry_s": 60, "username": None,
+    }  # fmt: skip
+    return owners.give(Request("n1", fields), None)
+
+
+def live(images: Images, client_id: str, epoch: int) -> None:
+    """A session begins and ends."""
+    session = Session(client_id, client_id.encode())
+    session.epoch = epoch
+    session.expiry_s = 60
+    key = session.key
+    opened = session_opened(session, True, "n1")
+    images.apply(Record(0, SESSION, client_id=key, sequence=epoch, payload=opened))
+    ended = f'{{"op":"end","client":"{client_id}"}}'.encode()
+    images.apply(Record(0, SESSION, client_id=key, sequence=epoch, payload=ended))
+
+
+def test_a_clock_that_was_set_back_gives_no_epoch_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images_module, "ENDED_MAX", 2)
+    images = new_images()
+    first = give(images, "c", TODAY_US)
+    assert first == TODAY_US // 1_000_000 - EPOCH_ORIGIN_S
+    live(images, "c", first)
+    for number in range(3):
+        live(images, f"other{number}", 5)
+    assert "c" not in images.ended
+    assert give(images, "c", TODAY_US - YEAR_US) > first
+    assert give(images, "c", TODAY_US + YEAR_US) == first + YEAR_US // 1_000_000
+
+    restarted = new_images()
+    for kind, data in images.snapshot():
+        restarted.apply_snapshot_entry(kind, data)
+    assert give(restarted, "c", TODAY_US - YEAR_US) > first
+
+    replaced = new_images()
+    for entry in entries(images, {0}):
+        if entry is not None:
+            take(replaced, *entry)
+    assert give(replaced, "c", TODAY_US - YEAR_US) > first
+    assert "" not in replaced.fired
