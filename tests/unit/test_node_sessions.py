@@ -5,6 +5,7 @@ import pytest
 
 from holdfast.mqtt import packets as m
 from holdfast.mqtt import reasons
+from holdfast.mqtt.encode import encode
 from holdfast.mqtt.publish import Publish
 from holdfast.node.config import NodeConfig
 from holdfast.node.retained import SessionScans
@@ -352,6 +353,39 @@ def test_keep_alive() -> None:
     (packet,) = peer.take(m.Disconnect)
     assert isinstance(packet, m.Disconnect)
     assert packet.reason == reasons.KEEP_ALIVE_TIMEOUT
+
+
+def test_bytes_one_by_one_are_no_sign_of_life() -> None:
+    """[MQTT-3.1.2-22] Control packets count, and a packet that does not end is none."""
+    bench = NodeBench()
+    peer = bench.connect("c", keep_alive_s=10)
+    peer.send_bytes(b"\x30\xff\xff\x03\x00\x01t")
+    for _ in range(20):
+        if not peer.closed:
+            peer.send_bytes(b"x")
+            bench.advance(1)
+    assert peer.closed
+    (packet,) = peer.take(m.Disconnect)
+    assert isinstance(packet, m.Disconnect)
+    assert packet.reason == reasons.KEEP_ALIVE_TIMEOUT
+
+
+def test_a_large_packet_may_take_longer_than_the_keep_alive() -> None:
+    bench = NodeBench()
+    subscriber = bench.connect("s")
+    subscriber.send(subscribe("t", 0))
+    subscriber.take()
+    peer = bench.connect("c", keep_alive_s=2)
+    payload = bytes(20_000)
+    data = encode(publish("t", payload, 0), 5)
+    for at in range(0, len(data), 500):
+        peer.send_bytes(data[at : at + 500])
+        bench.advance(1)
+        assert not peer.closed
+    assert subscriber.payloads() == [payload]
+    # And then it is as silent as any other.
+    bench.advance(4)
+    assert peer.closed
 
 
 def test_connect_timeout() -> None:

@@ -67,6 +67,9 @@ from holdfast.node.sys_topics import SysTopics
 from holdfast.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
 from holdfast.session.session import Session
 
+PROGRESS_BYTES_PER_S: Final = 100
+"""What a packet that is not complete must grow by to count as a sign of life: [MQTT-3.1.2-22] is
+about whole packets, and a byte now and then would keep a connection for ever."""
 TIMERS_PER_TURN: Final = 200
 """A hundred thousand sessions may expire in one second."""
 PACKETS_PER_TURN: Final = 2000
@@ -172,7 +175,6 @@ class Node:
 
     def handle_data(self, connection: Connection, data: bytes) -> None:
         state = self.state
-        connection.last_received = state.now
         state.stats.bytes_received += len(data)
         if connection.closing:
             return
@@ -237,6 +239,7 @@ class Node:
             return
         appended = state.appended
         left = PACKETS_PER_TURN
+        received = stats.packets_received
         while not connection.input_paused and not connection.closing and reader.next():
             stats.packets_received += 1
             packet_type = reader.first >> 4
@@ -272,6 +275,8 @@ class Node:
             if left <= 0 and not connection.input_paused and not connection.closing:
                 connection.input_paused = True
                 state.begin(Input(connection))
+        if stats.packets_received != received:
+            connection.last_received = state.now
 
     def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
         state = self.state
@@ -418,6 +423,12 @@ class Node:
             return
         deadline = connection.last_received + connection.keep_alive_s * 1.5
         if deadline > state.now:
+            connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
+            return
+        silent_s = state.now - connection.last_received
+        if connection.reader.waiting_bytes() >= silent_s * PROGRESS_BYTES_PER_S:
+            # A large packet is on its way.
+            deadline = state.now + connection.keep_alive_s * 1.5
             connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
             return
         state.stats.keep_alive_timeouts += 1
