@@ -37,6 +37,9 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     ca: str = ""
     """PEM file; a peer must present a certificate that is signed by one of these and has its
     id for a common name or DNS name."""
+    signatures: Literal["off", "send", "required"] = "send"
+    """With a certificate: sign what this member announces with its key, and check others' where
+    they sign. `required`: nothing unsigned is believed of any member."""
     peers: list[Annotated[str, Meta(pattern=PEER, description="host:port or id@host:port")]] = (
         field(default_factory=list)
     )
@@ -69,6 +72,8 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     queue_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 256 << 20
     queue_age_s: Annotated[float, Meta(ge=1, le=1e9)] = 86_400.0
     """Older messages are dropped."""
+    forget_s: Annotated[float, Meta(ge=7200, le=1e9)] = 604_800.0
+    """A member that was not heard of for so long is none any more: what waits for it is dropped."""
     when_full: Literal["drop-oldest", "wait"] = "drop-oldest"
     """What happens to a message for a member whose queue is full: the oldest there go, or it
     waits and so do those behind it, for whomever they are."""
@@ -133,6 +138,8 @@ def _credential_problems(settings: Federation) -> Iterator[Problem]:
             f"needs {' and '.join(missing)} too: both ends of a link show a certificate and check"
             " the other's",
         )
+    if settings.signatures == "required" and not settings.certificate:
+        yield "signatures", "needs certificate, key and ca: announcements are signed with that key"
     host = settings.listen.rpartition(":")[0]
     if host and not settings.secret_file and not settings.ca and not is_loopback(host):
         yield (

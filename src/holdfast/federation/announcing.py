@@ -41,9 +41,6 @@ FRAME_ENTRIES_MAX: Final = 256
 FRAME_FILTERS_MAX: Final = 4 * FILTERS_MAX
 AGE_TOLD_S: Final = 60.0
 """A younger version counts as heard just now."""
-RECALLED_S: Final = 3600.0
-"""What a member remembers from before its start counts for so long at least: the clock on the wall
-may have been set, and members that live announce twice in this time."""
 
 NEVER: Final = float("inf")
 
@@ -301,14 +298,19 @@ class Announcing:
             voucher = vouchers.get(key_of(news))
             if voucher is not None:
                 entry = self._database.entries[news.origin]
-                entry.heard_at = now - min(voucher.age_s, self._config.forget_s - RECALLED_S)
+                entry.heard_at = now - min(voucher.age_s, self._oldest_s())
                 entry.voucher = voucher if voucher.signature else None
 
     def _age(self, away_s: float) -> None:
         for entry in self._database.entries.values():
             if entry.origin != self._identity.node:
-                oldest = self._now_at_start - (self._config.forget_s - RECALLED_S)
+                oldest = self._now_at_start - self._oldest_s()
                 entry.heard_at = max(min(entry.heard_at, oldest), entry.heard_at - away_s)
+
+    def _oldest_s(self) -> float:
+        """What is remembered from before the start counts for a while in any case: the clock on the
+        wall may have been set. Members that live announce twice in this time."""
+        return self._config.forget_s - 2 * self._config.refresh_s
 
     def memory(self, now: float, wall_s: float) -> list[bytes]:
         entries = self._database.entries.values()

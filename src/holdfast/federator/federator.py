@@ -39,6 +39,7 @@ from holdfast.federator.noticing import Noticing
 from holdfast.federator.publications import Publications
 from holdfast.federator.retention import Retention
 from holdfast.federator.settings import Settings
+from holdfast.federator.signing import signing_of
 from holdfast.federator.status import status_of
 from holdfast.federator.store import Store as CustodyStore
 from holdfast.federator.store import aged
@@ -173,6 +174,7 @@ class Federator:
         assert identity is not None
         assert kept is not None
         auth = await asyncio.to_thread(PeerAuth.load, settings)
+        signing = await asyncio.to_thread(signing_of, settings)
         self._links = Links(
             self,
             identity_of(identity.node, settings.name, settings.address),
@@ -193,6 +195,7 @@ class Federator:
             kept.memory,
             kept.retained.values(),
             time.time() if isinstance(self._edge, RetainingEdge) else None,
+            signing,
         )
         if isinstance(self._edge, RetainingEdge):
             self._retention = Retention(self._edge, self.store, kept.retained, self._tell)

@@ -54,6 +54,7 @@ class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True
             queue_messages_max=self.queue_messages,
             queue_bytes_max=self.queue_bytes,
             queue_age_max_s=self.queue_age_s,
+            forget_s=self.forget_s,
         )
 
     def link_policy(self) -> LinkPolicy:
