@@ -1,5 +1,6 @@
 """`python -m bench`: the comparison with Mosquitto, the Publish Queue, then, in a short form, the
-failover of a pair and of a cluster, the curves of metadata, topics and Spark, and federations."""
+failover of a pair and of a cluster, the curves of metadata, topics and Spark, how long one packet
+holds the loop, and federations."""
 
 import argparse
 import json
@@ -20,6 +21,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "cluster": ("--quick",),
     "metadata": (),
     "topics": (),
+    "worst_packet": ("--rounds", "2"),
     "spark": (),
     "pipeline": ("--quick",),
     "federation": ("--quick",),

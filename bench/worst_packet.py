@@ -23,16 +23,22 @@ from pathlib import Path
 
 from bench import brokers
 from holdfast.mqtt import packets as m
+from holdfast.mqtt.decode import FILTERS_MAX
 from holdfast.mqtt.encode import encode
 from holdfast.mqtt.fields import binary_field, string_field, varint
+from holdfast.mqtt.properties import REPEATS_MAX
 from holdfast.mqtt.publish import Publish
+from holdfast.node.config import NodeConfig
 
 LIMIT_MS = 50.0
 RETAINED = 20_000
 SUBSCRIPTIONS = 100_000
 SESSIONS = 10
-FILTERS = 1_000
-"""In one SUBSCRIBE or UNSUBSCRIBE; --filters for brokers with another limit."""
+FILTERS = min(FILTERS_MAX, 30_000)
+"""In one SUBSCRIBE or UNSUBSCRIBE."""
+PACKET_BYTES = min(getattr(NodeConfig(), "packet_bytes_max", 1 << 28), 16 << 20)
+CONNECT_BYTES = min(getattr(NodeConfig(), "connect_bytes", 1 << 28), PACKET_BYTES)
+PROPERTIES = min(REPEATS_MAX, 65_000, (CONNECT_BYTES - 1000) // 7)
 READ_BYTES = 256 << 10
 QUIET_S = 0.25
 QUIET_MS = 5.0
@@ -193,13 +199,14 @@ Shot = tuple[Client, bytes]
 
 
 def connect_with_properties(world: World) -> Shot:
-    block = user_properties(65_000)
+    block = user_properties(PROPERTIES)
     body = string_field("MQTT") + b"\x05\x02\x00\x00" + varint(len(block)) + block
     return Client(world.port, connects=False), raw(0x10, body + string_field("properties"))
 
 
 def connect_with_will(world: World) -> Shot:
-    block = user_properties(65_000)
+    block = user_properties(PROPERTIES)
+    block = block[: 7 * ((CONNECT_BYTES - 200_000) // 7)]
     body = string_field("MQTT") + b"\x05\x06\x00\x00\x00" + string_field("w" * 65_000)
     body += varint(len(block)) + block + string_field("t" * 65_535) + binary_field(b"p" * 65_535)
     return Client(world.port, connects=False), raw(0x10, body)
@@ -210,11 +217,11 @@ def publish_long_topic(world: World) -> Shot:
 
 
 def publish_with_properties(world: World) -> Shot:
-    return Client(world.port), publish("a", b"x", 1, 1, properties=user_properties(65_000))
+    return Client(world.port), publish("a", b"x", 1, 1, properties=user_properties(PROPERTIES))
 
 
 def publish_large(world: World) -> Shot:
-    return Client(world.port), publish("a", bytes(16 << 20), 1, 1)
+    return Client(world.port), publish("a", bytes(PACKET_BYTES - 100), 1, 1)
 
 
 def publish_flood(world: World) -> Shot:
@@ -265,7 +272,10 @@ def subscribe_flood(world: World) -> Shot:
 
 
 def subscribe_long(world: World) -> Shot:
-    filters = [f"{n}/" + "/".join(["f" * 320] * 199) for n in range(min(world.filters, 500))]
+    filters = [
+        f"{n}/" + "/".join(["f" * 320] * 199)
+        for n in range(min(world.filters, PACKET_BYTES // 65_000 - 1, 500))
+    ]
     return Client(world.port), subscribe(filters)
 
 
@@ -344,12 +354,12 @@ def disconnect(kind: str) -> Callable[[World], Shot]:
 
 
 def disconnect_with_properties(world: World) -> Shot:
-    block = user_properties(65_000)
+    block = user_properties(PROPERTIES)
     return Client(world.port), raw(0xE0, b"\x00" + varint(len(block)) + block)
 
 
 def auth(world: World) -> Shot:
-    block = b"\x15\x00\x01x" + user_properties(65_000)
+    block = b"\x15\x00\x01x" + user_properties(PROPERTIES)
     return Client(world.port), raw(0xF0, b"\x18" + varint(len(block)) + block)
 
 
@@ -396,11 +406,11 @@ def expire_together(world: World) -> Shot:
 
 
 SHOTS: dict[str, Callable[[World], Shot]] = {
-    "CONNECT, 65,000 user properties": connect_with_properties,
-    "CONNECT, will with 65,000 user properties": connect_with_will,
+    "CONNECT, user properties": connect_with_properties,
+    "CONNECT, will with user properties": connect_with_will,
     "PUBLISH, topic of 65,399 bytes": publish_long_topic,
-    "PUBLISH, 65,000 user properties": publish_with_properties,
-    "PUBLISH, 16 MiB": publish_large,
+    "PUBLISH, user properties": publish_with_properties,
+    "PUBLISH, largest": publish_large,
     "PUBLISH flood": publish_flood,
     "PUBLISH, alias storm": alias_storm,
     "PUBLISH, 32,768 filters of one session match": overlap,
@@ -418,8 +428,8 @@ SHOTS: dict[str, Callable[[World], Shot]] = {
     "PUBREC flood": flood(0x50, two),
     "PUBREL flood": flood(0x62, two),
     "PUBACK of a full window, 10,000 groups": acknowledge_in_groups,
-    "AUTH, 65,000 user properties": auth,
-    "DISCONNECT, 65,000 user properties": disconnect_with_properties,
+    "AUTH, user properties": auth,
+    "DISCONNECT, user properties": disconnect_with_properties,
     "DISCONNECT ends 100,000 subscriptions": disconnect(""),
     "DISCONNECT ends 100,000 $share": disconnect("$share/g/"),
     "CONNECT resumes 100,000 subscriptions": resume,

@@ -343,3 +343,18 @@ def test_filters_of_one_read_are_taken_over_several_turns() -> None:
     assert bench.node.state.subscription_count <= 2 * PACKETS_PER_TURN
     bench.run()
     assert bench.node.state.subscription_count == 10_000
+
+
+def test_filters_of_a_session_are_bounded_in_bytes_and_number() -> None:
+    config = NodeConfig(
+        partitions=2, sys_interval_s=0, filter_bytes_per_session=100, subscriptions_per_session=3
+    )
+    bench = NodeBench(config)
+    peer = bench.connect("c")
+    peer.take()
+    long = "\u00fc" * 40
+    peer.send(subscribe(long, "a" * 21, "b", "b", "c", "d"), m.Unsubscribe(2, [long]))
+    peer.send(subscribe("a" * 21), subscribe("e" * 99), subscribe("e" * 98, "b"))
+    codes = [each.reasons for each in peer.take(m.Suback) if isinstance(each, m.Suback)]
+    assert codes == [[1, 0x97, 1, 1, 1, 0x97], [1], [0x97], [0x97, 1]]
+    assert bench.node.state.sessions["c"].filter_bytes == 23

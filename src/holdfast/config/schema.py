@@ -202,6 +202,8 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Memory of the retained store. Above it, or `retained_max`, a message is delivered and not
     retained; what its topic had is removed."""
     subscriptions_per_session: CountAboveZero = 100_000
+    filter_bytes_per_session: Annotated[int, Meta(ge=65535, le=1 << 40)] = 16_777_216
+    """Of the filters of all its subscriptions together."""
     connections: Count = 0
     """Clients at once; 0: as many as the process may have file descriptors for, but a reserve."""
     connect_bytes: Annotated[int, Meta(ge=1024, le=PACKET_BYTES_LIMIT)] = 524_288

@@ -30,9 +30,9 @@ from holdfast.mqtt.reasons import (
     connack_reason,
 )
 
-FILTERS_MAX: Final = 65_536
-"""More filters in one SUBSCRIBE or UNSUBSCRIBE are refused: decoded, each takes many times the
-memory it takes on the wire."""
+FILTERS_MAX: Final = 8192
+"""More filters in one SUBSCRIBE or UNSUBSCRIBE are refused. Such a packet is carried out at once,
+and its filters, shared ones above all, must not hold the event loop for long."""
 
 # One bit a packet type. DISCONNECT from a server and AUTH came with MQTT 5.
 _FROM_CLIENT: Final = (
@@ -345,7 +345,9 @@ def _check_authentication(properties: Properties, packet_type: int) -> None:
 
 def _check_filters(count: int) -> None:
     if count >= FILTERS_MAX:
-        raise ProtocolViolation(QUOTA_EXCEEDED, f"more than {FILTERS_MAX} filters in a packet")
+        raise ProtocolViolation(
+            QUOTA_EXCEEDED, f"more than {FILTERS_MAX} filters in one packet: send several"
+        )
 
 
 def _check_end(position: int, end: int, packet_type: int) -> None:

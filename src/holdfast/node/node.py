@@ -72,7 +72,7 @@ PROGRESS_BYTES_PER_S: Final = 100
 about whole packets, and a byte now and then would keep a connection for ever."""
 TIMERS_PER_TURN: Final = 200
 """A hundred thousand sessions may expire in one second."""
-PACKETS_PER_TURN: Final = 2000
+PACKETS_PER_TURN: Final = 1000
 """Of one connection: a read may bring 130,000 PINGREQs. A filter of a SUBSCRIBE counts as one."""
 FILTER_BYTES_MIN: Final = 8
 

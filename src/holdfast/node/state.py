@@ -243,6 +243,11 @@ class Group(Cursor):
         """It leaves, or its connection is gone."""
         if member.slot < 0:
             return
+        if len(self.connected) == 1:
+            self.connected.clear()
+            self.ready = 0
+            member.slot = -1
+            return
         self.block(member)
         last = self.connected.pop()
         if last is not member:

@@ -152,8 +152,18 @@ def handle_subscribe(
     accepted: list[Subscription] = []
     codes: list[int] = []
     invalid: list[str] = []
+    added: dict[str, None] = {}
+    size_bytes = session.filter_bytes
     for request in packet.subscriptions:
+        filter = request.filter
         reason = _check(state, session, connection, request, invalid)
+        if reason < 0x80 and filter not in session.subscriptions and filter not in added:
+            if _has_room_for(state, session, len(added), size_bytes + _bytes_of(filter)):
+                added[filter] = None
+                size_bytes += _bytes_of(filter)
+            else:
+                state.stats.refused_quota += 1
+                reason = reasons.QUOTA_EXCEEDED
         if reason < 0x80:
             subscription = new_subscription(
                 session,
@@ -285,13 +295,19 @@ def _check(
         return min(request.qos, config.qos_max)
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
         return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-    if (
-        len(session.subscriptions) >= config.subscriptions_per_session
-        and request.filter not in session.subscriptions
-    ):
-        state.stats.refused_quota += 1
-        return reasons.QUOTA_EXCEEDED
     return min(request.qos, config.qos_max)
+
+
+def _has_room_for(state: NodeState, session: Session, added: int, size_bytes: int) -> bool:
+    config = state.config
+    return session.is_internal or (
+        len(session.subscriptions) + added < config.subscriptions_per_session
+        and size_bytes <= config.filter_bytes_per_session
+    )
+
+
+def _bytes_of(filter: str) -> int:
+    return len(filter) if filter.isascii() else len(filter.encode())
 
 
 def add_subscription(state: NodeState, subscription: Subscription) -> None:
@@ -303,6 +319,8 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         state.subscription_count += 1
         if state.watch_interest is not None:
             state.watch_interest(filter, True)
+    if old is None:
+        session.filter_bytes += _bytes_of(filter)
     session.subscriptions[filter] = subscription
     state.interests.pop(session, None)
     if state.cluster is not None and old is None:
@@ -339,6 +357,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     subscription = session.subscriptions.pop(filter, None)
     if subscription is None:
         return False
+    session.filter_bytes -= _bytes_of(filter)
     state.interests.pop(session, None)
     if not session.is_internal:
         state.subscription_count -= 1

@@ -169,6 +169,7 @@ class Session(Cursor):
         self.epoch = 0
         self.disconnected_us = 0
         self.subscriptions: dict[str, Subscription] = {}
+        self.filter_bytes = 0
         self.inflight: dict[int, Inflight] = {}
         self.inflight_max = 0
         # Resumed packet ids that are inflight but not sent on this connection yet.
