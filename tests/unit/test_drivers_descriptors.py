@@ -126,6 +126,27 @@ def test_every_opening_of_the_file_system_waits() -> None:
     assert not {"open", "listdir", "scandir", "walk", "fdopen", "dup"} & set(calls)
 
 
+def test_no_limit_is_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlimited = resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (unlimited, unlimited))
+    assert descriptors.for_clients() > 1 << 20
+
+
+def test_the_limit_is_raised_as_far_as_the_system_lets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS: the hard limit is none, and cannot be had."""
+    have = [256]
+
+    def set_limit(which: int, limits: tuple[int, int]) -> None:
+        if limits[0] < 0 or limits[0] > 12_000:
+            raise ValueError("too many")
+        have[0] = limits[0]
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (have[0], resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    assert descriptors.raise_limit() == 10_240
+    assert descriptors.raise_limit() == 10_240
+
+
 @pytest.mark.parametrize(
     ("limit", "reserve"), [(100, 50), (120, 60), (256, 64), (1024, 256), (1 << 20, 512)]
 )

@@ -17,6 +17,7 @@ from holdfast.api.readiness import obstacles
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config
 from holdfast.drivers.broker import Broker
+from holdfast.log.filesystem import DESCRIPTORS
 
 COUNTERS = {
     "bytes_received": "Bytes received from clients.",
@@ -135,6 +136,10 @@ class NodeCollector(Collector):
             figures = self._server.cluster.figures()
             refused.add_metric([node, "min_insync"], figures.refused_min_insync)
         yield refused
+        name, text = "descriptor_waits", "Openings of files that waited for a file descriptor."
+        waits = CounterMetricFamily(f"holdfast_{name}", text, labels=labels)
+        waits.add_metric([node], DESCRIPTORS.waits)
+        yield waits
         for name, text, value in self._gauges():
             gauge = GaugeMetricFamily(f"holdfast_{name}", text, labels=labels)
             gauge.add_metric([node], value)
@@ -154,8 +159,12 @@ class NodeCollector(Collector):
         broker = self._broker
         state = broker.node.state
         journal = state.journal
+        pending = state.pending_connects
         return [
             ("connections", "Open client connections.", state.connections),
+            ("pending_connects", "Connections without an answered CONNECT.", len(pending)),
+            ("pending_connect_bytes", "What they have sent and is kept.", pending.bytes),
+            ("passwords_waiting", "Password checks that wait.", len(broker.password_queue)),
             ("sessions", "Sessions, connected or not.", state.client_sessions()),
             ("subscriptions", "Subscriptions.", state.subscription_count),
             ("shared_groups", "Shared subscription groups.", len(state.groups)),

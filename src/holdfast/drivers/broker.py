@@ -23,6 +23,7 @@ from holdfast.log.record import Record
 from holdfast.log.segment import WriteGroup
 from holdfast.node.effects import (
     CheckPassword,
+    Cut,
     Effect,
     FetchInflight,
     Note,
@@ -303,6 +304,10 @@ class Broker:
             logger.log(LEVELS[effect.level], text, *effect.fields.values())
         elif isinstance(effect, FetchInflight):
             self.fetch(effect)
+        elif isinstance(effect, Cut):
+            transport = effect.connection.transport
+            if isinstance(transport, ClientTransport):
+                transport.cut()
         else:
             assert isinstance(effect, CheckPassword)
             self.check_password(effect)

@@ -19,22 +19,29 @@ RESERVE_MAX: Final = 512
 """Enough for 32 open segments, 64 readers of the log, 64 requests on the admin port, 64 nodes that
 introduce themselves, a federation's links, and the broker's own files."""
 RESERVE_MIN: Final = 64
+UNLIMITED: Final = 1 << 30
 
 
 def raise_limit() -> int:
     """Raise the soft limit to the hard one. Returns the descriptors that the process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    # Some systems have a limit of their own below "unlimited".
+    for wanted in (hard, 1 << 20, 10_240):
+        if soft in (hard, resource.RLIM_INFINITY) or soft >= wanted > 0:
+            break
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         except (ValueError, OSError) as error:
-            # Systems that have a limit of their own below "unlimited".
-            logger.warning("descriptor_limit_not_raised limit=%d error=%r", soft, str(error))
+            logger.info("descriptor_limit_not_raised to=%d error=%r", wanted, str(error))
+        else:
+            break
     return limit()
 
 
 def limit() -> int:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    """Of this process, by now."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def reserve() -> int:

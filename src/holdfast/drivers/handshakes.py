@@ -15,6 +15,7 @@ from typing import Final
 
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.failures import watched
+from holdfast.drivers.tcp import CLOSE_TIMEOUT_S
 
 logger = logging.getLogger("holdfast")
 
@@ -94,6 +95,7 @@ class TlsServer:
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=broker.node.state.config.connect_timeout_s,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
             )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError; so is a connection that is reset.

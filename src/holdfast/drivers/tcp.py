@@ -114,6 +114,11 @@ class TcpConnection(ClientTransport):
         self.flush(connection)
         self.broker.node.handle_writable(connection)
 
+    def cut(self) -> None:
+        # A TLS connection that is closed in good order waits for its peer.
+        if self.transport is not None:
+            self.transport.abort()
+
     def has_left(self) -> bool:
         transport = self.transport
         if transport is None or transport.is_closing():

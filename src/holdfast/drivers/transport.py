@@ -10,6 +10,9 @@ class ClientTransport:
         """Write what the node queued; close the socket after the last bytes if it says so."""
         raise NotImplementedError
 
+    def cut(self) -> None:
+        """Close the socket without waiting for anything."""
+
     def has_left(self) -> bool:
         """True if the peer has closed the connection, which nobody sees while reading is paused."""
         return False

@@ -70,6 +70,13 @@ class ResumeInput(Effect):
         self.connection = connection
 
 
+class Cut(Effect):
+    """Close the socket at once: its descriptor is needed, and nothing waits to be sent."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+
 class Note(Effect):
     """A line for the log. `level`: logging's names in lower case."""
 

@@ -44,7 +44,7 @@ from holdfast.node.closing import (
     handle_will_due,
 )
 from holdfast.node.config import NodeConfig
-from holdfast.node.effects import FetchInflight, ReadLog, ResumeInput
+from holdfast.node.effects import Cut, FetchInflight, ReadLog, ResumeInput
 from holdfast.node.pending_connects import CONNECT_FIRST_BYTE
 from holdfast.node.publishing import handle_publish, handle_pubrel
 from holdfast.node.recording import log_progress
@@ -159,6 +159,7 @@ class Node:
         state.note("info", "connection_displaced", {"remote": connection.remote})
         state.pending_connects.leave(connection)
         handle_connection_lost(state, connection)
+        state.effects.append(Cut(connection))
 
     def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
         """A WebSocket that is not open yet buffers so many bytes of its HTTP request."""
