@@ -307,6 +307,19 @@ def test_nobody_leaves_a_will_to_the_brokers_topics_without_rules_either() -> No
     assert connack(bench.connect("c", will=m.Will("t", b"x", 0, True))).reason == 0
 
 
+def test_a_bridge_comes_in_without_its_will() -> None:
+    bench = Bench()
+    topic = "$SYS/broker/connection/bridge/state"
+    for version in (4, 5):
+        bridge = bench.login("alice", version=version, will=m.Will(topic, b"0", 1, True))
+        assert connack(bridge).reason == 0
+        bridge.lose()
+    bench.settle()
+    assert bench.node.state.retained.get(topic) is None
+    stats = bench.node.state.stats
+    assert (stats.wills_denied, stats.wills_published) == (2, 0)
+
+
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("delay_s", [0, 10])
 def test_a_will_is_asked_for_again_when_it_is_published(delay_s: int, qos: int) -> None:

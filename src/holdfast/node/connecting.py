@@ -15,7 +15,13 @@ from holdfast.node.closing import close_connection, end_session, refuse
 from holdfast.node.delivery import append_state
 from holdfast.node.effects import CheckPassword, ResumeInput
 from holdfast.node.recording import session_opened
-from holdfast.node.rights import attach, may_leave, may_open, proves_names
+from holdfast.node.rights import (
+    attach,
+    is_bridge_notice,
+    may_leave,
+    may_open,
+    proves_names,
+)
 from holdfast.node.state import KEEP_ALIVE, Held, NodeState
 from holdfast.security.enhanced import Continue, Failure, Success
 from holdfast.session.connection import (
@@ -344,6 +350,9 @@ def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -
     if will is None or may_leave(state, connection.username, connection.client_id, will.topic):
         return True
     state.stats.wills_denied += 1
+    if is_bridge_notice(will.topic):
+        packet.will = None
+        return True
     text = "the client may not publish to the topic of its will"
     refuse(state, connection, reasons.NOT_AUTHORIZED, text)
     return False

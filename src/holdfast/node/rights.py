@@ -62,6 +62,12 @@ def is_reserved(topic: str) -> bool:
     return topic.startswith("$SYS/") or topic == "$SYS"
 
 
+def is_bridge_notice(topic: str) -> bool:
+    """Mosquitto's bridges leave a will here, unless told not to, and give up a broker that refuses
+    them for it. So the broker lets them in, and forgets the will."""
+    return topic.startswith("$SYS/broker/connection/") and topic.endswith("/state")
+
+
 def may_read(session: Session, topic: bytes) -> bool:
     """May the session's client be handed a message of this topic? (Subscribing is always
     allowed.) Of a session that was connected since this process has started."""
