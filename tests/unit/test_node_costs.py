@@ -11,7 +11,12 @@ from holdfast.mqtt.encode import encode
 from holdfast.mqtt.publish import Publish
 from holdfast.node import routing
 from holdfast.node.config import NodeConfig
-from holdfast.node.node import PACKETS_PER_TURN, TIMERS_PER_TURN
+from holdfast.node.node import (
+    PACKETS_PER_TURN,
+    PROGRESS_STEPS_PER_TURN,
+    RECEIVERS_PER_PACKET,
+    TIMERS_PER_TURN,
+)
 from holdfast.node.state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
 from holdfast.session.session import Inflight, Subscription
 from tests.support.node_bench import NodeBench, Peer, check_routing
@@ -358,3 +363,35 @@ def test_filters_of_a_session_are_bounded_in_bytes_and_number() -> None:
     codes = [each.reasons for each in peer.take(m.Suback) if isinstance(each, m.Suback)]
     assert codes == [[1, 0x97, 1, 1, 1, 0x97], [1], [0x97], [0x97, 1]]
     assert bench.node.state.sessions["c"].filter_bytes == 23
+
+
+def test_fan_out_counts_for_how_much_one_read_may_bring() -> None:
+    receivers = 64
+    bench = NodeBench()
+    for number in range(receivers):
+        bench.connect(f"c{number}").send(subscribe("t"))
+    publisher = bench.connect("p")
+    feed(publisher, *[publish("t", b"x", 0)] * PACKETS_PER_TURN)
+    limit = PACKETS_PER_TURN * RECEIVERS_PER_PACKET
+    assert bench.node.state.stats.publish_sent <= limit
+    bench.run()
+    assert bench.node.state.stats.publish_sent == PACKETS_PER_TURN * receivers
+
+
+def test_progress_of_many_sessions_is_logged_over_several_passes() -> None:
+    count = 2 * PROGRESS_STEPS_PER_TURN
+    bench = NodeBench()
+    state = bench.node.state
+    for number in range(count):
+        bench.connect(f"c{number}", expiry_s=100).send(subscribe("t"))
+    bench.advance(1)
+    bench.connect("p").send(publish("t", b"x", 1, 1))
+    assert len(state.sessions_in_progress) == count
+    bench.now += 1
+    lengths = []
+    while state.sessions_in_progress:
+        bench.node.tick(bench.now, bench.wall_us)
+        bench.node.handle_timers()
+        lengths.append(len(state.sessions_in_progress))
+    assert len(lengths) >= 2
+    assert not state.progress_armed

@@ -364,6 +364,7 @@ def handle_fetched(
     reader.resuming = False
     connection = reader.connection
     assert connection is not None
+    by_tag: dict[int, list[Group]] = {}
     for packet_id, record in found:
         entry = reader.inflight.get(packet_id)
         if entry is None or entry.state == RECEIVED:
@@ -378,7 +379,7 @@ def handle_fetched(
             _give_up(state, connection, reader, packet_id, entry)
         elif not may_read(reader, entry.message.topic):
             state.stats.reads_denied += 1
-            _hand_back(state, connection, reader, packet_id, entry)
+            _hand_back(state, connection, reader, packet_id, entry, by_tag)
     send_unsent(state, reader)
 
 
@@ -404,10 +405,15 @@ def _give_up(
 
 
 def _hand_back(
-    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    packet_id: int,
+    entry: Inflight,
+    by_tag: dict[int, list[Group]],
 ) -> None:
     """The client may not read the message any more. Other members may have it, of the shared group
-    that gave it, if one did."""
+    that gave it, if one did. `by_tag`: takes the groups of the session, for the next call."""
     message = entry.message
     assert message is not None
     entry.message = None
@@ -415,9 +421,12 @@ def _hand_back(
     if entry.qos == 2 or not entry.group_tag or session.groups is None:
         return
     topic = message.topic.decode()
-    for group in session.groups:
-        assert isinstance(group, Group)
-        if group.tag == entry.group_tag and matches(group.filter, topic):
+    if not by_tag:
+        for each in session.groups:
+            assert isinstance(each, Group)
+            by_tag.setdefault(each.tag, []).append(each)
+    for group in by_tag.get(entry.group_tag, ()):
+        if matches(group.filter, topic):
             group.returned.append(entry)
             pump_group(state, group)
             return

@@ -37,6 +37,7 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
         targets = targets if audience.is_plain else []
         groups = [group for group in groups if group.key in audience.groups]
     receivers = len(targets) + len(groups)
+    state.spent += receivers
     if message.qos == 0:
         for target in targets:
             if target.session.connection is not None:
@@ -530,7 +531,7 @@ def note_progress(state: NodeState, session: Session) -> None:
     if not session.progress_due:
         session.progress_due = True
         state.sessions_in_progress.append(session)
-        _arm_progress(state)
+        arm_progress(state, state.config.progress_interval_s)
 
 
 def note_group_progress(state: NodeState, group: Group) -> None:
@@ -540,13 +541,13 @@ def note_group_progress(state: NodeState, group: Group) -> None:
     elif not group.progress_due:
         group.progress_due = True
         state.groups_in_progress.append(group)
-        _arm_progress(state)
+        arm_progress(state, state.config.progress_interval_s)
 
 
-def _arm_progress(state: NodeState) -> None:
+def arm_progress(state: NodeState, wait_s: float) -> None:
     if not state.progress_armed:
         state.progress_armed = True
-        state.arm(state.now + state.config.progress_interval_s, PROGRESS, None)
+        state.arm(state.now + wait_s, PROGRESS, None)
 
 
 def log_changes(state: NodeState, session: Session) -> None:

@@ -75,6 +75,9 @@ TIMERS_PER_TURN: Final = 200
 PACKETS_PER_TURN: Final = 1000
 """Of one connection: a read may bring 130,000 PINGREQs. A filter of a SUBSCRIBE counts as one."""
 FILTER_BYTES_MIN: Final = 8
+RECEIVERS_PER_PACKET: Final = 8
+"""So many receivers of messages count as one packet."""
+PROGRESS_STEPS_PER_TURN: Final = 500
 
 
 class Input(Work):
@@ -240,6 +243,7 @@ class Node:
             return
         appended = state.appended
         left = PACKETS_PER_TURN
+        state.spent = 0
         received = stats.packets_received
         while not connection.input_paused and not connection.closing and reader.next():
             stats.packets_received += 1
@@ -273,6 +277,9 @@ class Node:
                 if state.is_congested():
                     state.stall(connection)
             left -= 1
+            if state.spent >= RECEIVERS_PER_PACKET:
+                left -= state.spent // RECEIVERS_PER_PACKET
+                state.spent = 0
             if left <= 0 and not connection.input_paused and not connection.closing:
                 connection.input_paused = True
                 state.begin(Input(connection))
@@ -396,7 +403,7 @@ class Node:
         kind = timer.kind
         subject = timer.subject
         if kind == PROGRESS:
-            log_progress(state)
+            log_progress(state, PROGRESS_STEPS_PER_TURN)
         elif kind == KEEP_ALIVE:
             assert isinstance(subject, Connection)
             self._check_keep_alive(subject)

@@ -5,7 +5,7 @@ import json
 from typing import Final
 
 from holdfast.log import record as log_record
-from holdfast.node.delivery import append_state, log_cursor
+from holdfast.node.delivery import append_state, arm_progress, log_cursor
 from holdfast.node.state import Group, NodeState
 from holdfast.session.session import SENT, Session, Will
 from holdfast.session.state import encode_cursor
@@ -93,34 +93,45 @@ def is_durable_group(group: Group) -> bool:
     return any(session.expiry_s > 0 for session in group.members)
 
 
-def log_progress(state: NodeState) -> None:
-    """Write the cursors that moved since the last call. Groups first: if a crash cuts between
-    the two, a record is delivered twice rather than not at all."""
+def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
+    """Write the cursors that moved since the last call, about `steps` of them; the rest follows in
+    the next pass of the timers. All groups before any session: if a crash cuts between the two, a
+    record is delivered twice rather than not at all."""
     state.progress_armed = False
     groups = state.groups_in_progress
-    state.groups_in_progress = []
-    for group in groups:
+    while groups and steps > 0:
+        group = groups.popleft()
+        steps -= 1 + len(group.members) // 16
         group.progress_due = False
-        if state.groups.get(group.key) is not group or not is_durable_group(group):
-            continue
-        positions = group_positions(state, group)
-        changed = changed_positions(group.logged_positions, positions)
-        if changed:
-            append_state(
-                state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, [])
-            )
-            group.logged_positions = positions
+        _log_group(state, group)
     sessions = state.sessions_in_progress
-    state.sessions_in_progress = []
-    for session in sessions:
+    while sessions and steps > 0:
+        session = sessions.popleft()
+        steps -= 1
         session.progress_due = False
-        if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
-            continue
-        positions = session.resume_positions(state.delivered)
-        log_cursor(state, session, changed_positions(session.logged_positions, positions))
-        session.logged_positions = positions
-        if session.replaying:
-            _forget_passed(session, positions)
+        _log_session(state, session)
+    if groups or sessions:
+        arm_progress(state, 0.0)
+
+
+def _log_group(state: NodeState, group: Group) -> None:
+    if state.groups.get(group.key) is not group or not is_durable_group(group):
+        return
+    positions = group_positions(state, group)
+    changed = changed_positions(group.logged_positions, positions)
+    if changed:
+        append_state(state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, []))
+        group.logged_positions = positions
+
+
+def _log_session(state: NodeState, session: Session) -> None:
+    if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
+        return
+    positions = session.resume_positions(state.delivered)
+    log_cursor(state, session, changed_positions(session.logged_positions, positions))
+    session.logged_positions = positions
+    if session.replaying:
+        _forget_passed(session, positions)
 
 
 def _forget_passed(session: Session, positions: list[int]) -> None:

@@ -82,7 +82,9 @@ def _resolve(state: NodeState, route: Route) -> None:
     overlapping: dict[int, list[Subscription]] = {}
     raw = route.raw
     ended = state.ended
-    for value in state.subscriptions.match(route.topic):
+    matching = state.subscriptions.match(route.topic)
+    state.spent += len(matching)
+    for value in matching:
         if isinstance(value, Group):
             groups.append(value)
             continue

@@ -354,12 +354,14 @@ class NodeState:
         self.timers_cancelled = 0
         self.work: deque[Work] = deque()
         self.is_working = False
+        # Receivers that were looked up or handed a message since Node._process set it to 0.
+        self.spent = 0
         # Sessions that are in no table any more, with subscriptions that still are.
         self.ended: dict[Session, None] = {}
         # What may be done at once in this turn, before it becomes Work.
         self.steps_left = STEPS_PER_TURN
-        self.sessions_in_progress: list[Session] = []
-        self.groups_in_progress: list[Group] = []
+        self.sessions_in_progress: deque[Session] = deque()
+        self.groups_in_progress: deque[Group] = deque()
         self.progress_armed = False
 
         self.acl: AclFile | None = None
