@@ -523,6 +523,27 @@ def test_a_group_does_not_stand_still_for_what_nobody_may_read() -> None:
     assert bench.node.state.stats.dropped_unreadable == 1999
 
 
+@pytest.mark.parametrize("qos", [0, 1])
+def test_many_members_without_rights_are_looked_up_once(qos: int) -> None:
+    """And again once a member has come that may read."""
+    bench = Bench()
+    team(bench, "mallory")
+    strangers = [bench.login("mallory", f"m{number}") for number in range(40)]
+    for stranger in strangers:
+        subscribe(stranger, "$share/g/#")
+    source = bench.login("bob")
+    source.send(publication("secret/x", b"1", qos))
+    bench.settle()
+    group = bench.node.state.groups["$share/g/#"]
+    assert group.readable == {b"secret/x": False}
+    assert group.readable_at == group.changes
+    (alice,) = team(bench, "alice")
+    source.send(publication("secret/x", b"2", qos, packet_id=2))
+    bench.settle()
+    assert payloads(alice) == [b"2"]
+    assert not any(payloads(stranger) for stranger in strangers)
+
+
 def test_a_member_that_may_not_read_takes_nothing_from_those_that_are_away() -> None:
     """As much as the group has in memory and more: it waits rather than lose anything."""
     bench = Bench()

@@ -352,7 +352,7 @@ class Coordinator:
         good."""
         group = self._images.state.groups.get(coordination.key)
         changes = -1 if group is None else group.changes
-        if coordination.aside and changes != coordination.changes:
+        if coordination.aside and (coordination.retries or changes != coordination.changes):
             coordination.retry()
             self._dirty[coordination] = None
         coordination.changes = changes

@@ -91,6 +91,8 @@ class Coordination:
         # Place -> nodes none of whose members may read the record.
         self.denied: dict[Place, set[str]] = {}
         self.aside: dict[Place, None] = {}
+        # It is to be looked at again, now and then.
+        self.retries = False
         # Of the members that the log knows, `Group.changes` when what is aside was last looked at.
         self.changes = -1
         self._fetch: Group | None = None
@@ -215,10 +217,12 @@ class Coordination:
             nodes.discard(node)
             if not nodes:
                 del self.denied[place]
-        self.retry()
+        # Not at once: members that come and go all the time would have it all read each time.
+        self.retries = True
 
     def retry(self) -> None:
         """Hand out again what is aside, or finish it."""
+        self.retries = False
         self.wanted.update(self.aside)
         self.aside = {}
 

@@ -25,6 +25,11 @@ READ_BYTES_MAX: Final = 1 << 20
 FETCH_RECORDS_MAX: Final = 100
 
 
+PASSED_MAX: Final = 16
+"""Members of a group that are passed over for a message before it is looked up, and remembered by
+topic, whether any may read it."""
+
+
 def deliver(state: NodeState, route: Route, message: Message) -> int:
     """Hand a message to everyone of its audience who subscribed to its topic; the number of
     receivers."""
@@ -324,6 +329,8 @@ def ready_member(state: NodeState, group: Group, topic: bytes) -> Member | None:
         if may_read(session, topic):
             return member
         passed += 1
+        if passed == PASSED_MAX and not may_any_read(state, group, topic):
+            return None
     return None
 
 
@@ -380,7 +387,9 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
 def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
     """False: no member is connected that may read it."""
     connected = group.connected
-    for _ in range(len(connected)):
+    for passed in range(len(connected)):
+        if passed == PASSED_MAX and not may_any_read(state, group, message.topic):
+            return False
         if group.turn >= len(connected):
             group.turn = 0
         member = connected[group.turn]

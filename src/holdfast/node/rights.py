@@ -23,6 +23,10 @@ from holdfast.session.session import Session
 
 TOPICS_BYTES_MAX: Final = 1 << 20
 """Of the topics that are remembered for one client, in each direction."""
+READABLE_MAX: Final = 1000
+"""Topics of which is remembered for a group whether any member may read them."""
+READABLE_TOPIC_BYTES: Final = 1000
+"""Longer topics are looked up each time."""
 TOPIC_BYTES: Final = 100
 """What it costs to remember a topic, but for its name."""
 
@@ -111,7 +115,15 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
     """May any member of the group, connected or not, be handed a message of this topic?"""
     if state.acl is None:
         return True
-    return any(may_read_later(state, session, topic) for session in group.members)
+    if group.readable_at != group.changes or len(group.readable) >= READABLE_MAX:
+        group.readable.clear()
+        group.readable_at = group.changes
+    known = group.readable.get(topic)
+    if known is None:
+        known = any(may_read_later(state, session, topic) for session in group.members)
+        if len(topic) <= READABLE_TOPIC_BYTES:
+            group.readable[topic] = known
+    return known
 
 
 def has_rules(state: NodeState) -> bool:

@@ -211,6 +211,9 @@ class Group(Cursor):
         self.aside_bytes = 0
         # Grows when a member joins, leaves or connects: others may read now.
         self.changes = 0
+        # By topic, as of `readable_at` changes: may any member read it, connected or not?
+        self.readable: dict[bytes, bool] = {}
+        self.readable_at = 0
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         # In a cluster this is either the cursor for all nodes' members (then whose it is), or a
