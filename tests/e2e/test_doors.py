@@ -26,16 +26,27 @@ TAKEN = (0x00, 0x10)
 class Limited(Holdfast):
     """A broker that may have 120 file descriptors."""
 
+    uses_uvloop = True
+
     def command(self) -> list[str]:
-        return ["/bin/sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *super().command()]
+        shell = f"ulimit -n {DESCRIPTORS};"
+        if not self.uses_uvloop:
+            hidden = self.directory / "hidden"
+            hidden.mkdir(exist_ok=True)
+            (hidden / "uvloop.py").write_text("raise ImportError")
+            shell += f" PYTHONPATH={hidden}:$PYTHONPATH"
+        return ["/bin/sh", "-c", shell + ' exec "$@"', "sh", *super().command()]
 
 
 @pytest.fixture
 def limited(tmp_path: Path) -> Iterator[Callable[..., Limited]]:
     brokers: list[Limited] = []
 
-    def start(settings: dict[str, dict[str, object]] | None = None) -> Limited:
+    def start(
+        settings: dict[str, dict[str, object]] | None = None, uses_uvloop: bool = True
+    ) -> Limited:
         broker = Limited(tmp_path, settings)
+        broker.uses_uvloop = uses_uvloop
         brokers.append(broker)
         broker.start()
         return broker
@@ -82,10 +93,11 @@ def metric(broker: Holdfast, name: str) -> float:
     raise AssertionError(f"no metric {name}")
 
 
+@pytest.mark.parametrize("uses_uvloop", [True, False])
 def test_silent_sockets_leave_descriptors_for_the_log(
-    limited: Callable[..., Limited],
+    limited: Callable[..., Limited], uses_uvloop: bool
 ) -> None:
-    broker = limited({"log": {"segment_bytes": 65_536}})
+    broker = limited({"log": {"segment_bytes": 65_536}}, uses_uvloop)
     with wire.Wire(broker.port) as early:
         early.connect("early")
         sockets = silent_sockets(broker.port, 150)

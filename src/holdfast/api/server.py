@@ -24,9 +24,9 @@ from holdfast.api.readiness import Readiness
 from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config, Listener
 from holdfast.drivers import descriptors
+from holdfast.drivers.accepting import AcceptLoop
 from holdfast.drivers.broker import Broker
 from holdfast.drivers.failures import stop_on_unexpected, watched
-from holdfast.drivers.handshakes import TlsServer
 from holdfast.drivers.listeners import listen, reserve
 from holdfast.drivers.storage import Storage, StorageError
 from holdfast.federator.federator import FederatorError
@@ -150,7 +150,7 @@ class Server:
         self.cluster: ClusterAdmin | None = None
         self.federation: BrokerFederation | None = None
         self._clustering: Clustering | None = None
-        self.listeners: list[asyncio.Server | TlsServer] = []
+        self.listeners: list[asyncio.Server | AcceptLoop] = []
         self.ports: list[int] = []
         self.admin_port = 0
         self._contexts: list[ssl.SSLContext | None] = []

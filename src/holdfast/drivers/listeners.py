@@ -7,8 +7,9 @@ from typing import cast
 
 from holdfast.config.schema import Listener
 from holdfast.drivers import descriptors
+from holdfast.drivers.accepting import BACKLOG, AcceptLoop
 from holdfast.drivers.broker import Broker
-from holdfast.drivers.handshakes import BACKLOG, TlsServer
+from holdfast.drivers.loop import is_uvloop
 from holdfast.drivers.tcp import ListenerCount, TcpConnection
 from holdfast.drivers.websocket import Admission, WebSocketConnection
 
@@ -46,12 +47,13 @@ async def listen(
     listener: Listener,
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
-) -> list[asyncio.Server | TlsServer]:
+) -> list[asyncio.Server | AcceptLoop]:
     """On what `reserve` has returned; with TLS if there is a context. Raises OSError."""
     name = f"{listener.bind}:{listener.port}"
     sockets_max = descriptors.for_clients()
-    # With TLS a connection that is made has had its place since it was accepted.
-    count = ListenerCount(name, listener.max_connections, sockets_max + (context is not None))
+    accepts = context is not None or not is_uvloop(broker.loop)
+    # A connection of an AcceptLoop has had its place since it was accepted.
+    count = ListenerCount(name, listener.max_connections, sockets_max + accepts)
     admission = Admission(listener.path, listener.allowed_origins)
 
     def accept() -> asyncio.BaseProtocol:
@@ -61,6 +63,6 @@ async def listen(
         # Duck-typed.
         return cast(asyncio.BaseProtocol, connection)
 
-    if context is not None:
-        return [TlsServer(broker, name, sockets_max, accept, context, one) for one in sockets]
+    if accepts:
+        return [AcceptLoop(broker, name, sockets_max, accept, context, one) for one in sockets]
     return [await broker.loop.create_server(accept, sock=one, backlog=BACKLOG) for one in sockets]

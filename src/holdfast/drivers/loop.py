@@ -13,6 +13,10 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
+    return type(loop).__module__.partition(".")[0] == "uvloop"
+
+
 def spare_the_collector() -> None:
     """Once everything is loaded. What is kept lives long, and what a message allocates is freed by
     its reference count: full collections would only cost pauses that grow with what is kept."""

@@ -1,8 +1,8 @@
-"""Accepting the connections of a TLS listener.
+"""Accepting connections one by one, so that each counts from accept() on.
 
-asyncio's own server shows a connection only after its handshake, so silent sockets could take every
-descriptor unseen. Here a connection counts from accept() on, and the oldest handshake makes room
-for another connection.
+asyncio's own server shows a connection only after its TLS handshake, so silent sockets could take
+every descriptor unseen. Without TLS it accepts all that wait before it shows the first, and pauses
+for a second when no descriptor is left. uvloop does neither without TLS, and is faster there.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ ACCEPT_PAUSE_S: Final = 0.1
 """After an error of accept, as when the process has no descriptors left."""
 
 
-class TlsServer:
+class AcceptLoop:
     """What of an asyncio.Server the broker uses, on one socket."""
 
     def __init__(
@@ -33,7 +33,7 @@ class TlsServer:
         name: str,
         sockets_max: int,
         connection: Callable[[], asyncio.BaseProtocol],
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         listener: socket.socket,
     ) -> None:
         self.sockets = (listener,)
@@ -42,6 +42,13 @@ class TlsServer:
         self._sockets_max = sockets_max
         self._connection = connection
         self._context = context
+        # Of TLS: neither may be given without it.
+        self._timeouts: dict[str, float] = {}
+        if context is not None:
+            self._timeouts = {
+                "ssl_handshake_timeout": broker.node.state.config.connect_timeout_s,
+                "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
+            }
         self._handshakes: dict[asyncio.Task[None], None] = {}
         """The oldest first."""
         listener.listen(BACKLOG)
@@ -94,8 +101,7 @@ class TlsServer:
                 self._connection,
                 accepted,
                 ssl=self._context,
-                ssl_handshake_timeout=broker.node.state.config.connect_timeout_s,
-                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+                **self._timeouts,
             )
         except (OSError, asyncio.IncompleteReadError) as error:
             # ssl.SSLError is an OSError; so is a connection that is reset.
