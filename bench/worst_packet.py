@@ -4,9 +4,10 @@
 
 A broker with its default limits holds 20,000 retained messages and 100,000 subscriptions of ten
 sessions. Each row plays the worst that one packet, or one read of packets, can ask for. Meanwhile
-another connection, the canary, sends PINGREQ after PINGREQ: its slowest answer is how long the
-event loop was held. A row's figure is the best of its rounds, because other processes can only
-make it worse. Ends with 1 if a figure is above LIMIT_MS.
+another connection, the canary, sends PINGREQ after PINGREQ. The hold is the CPU time that the
+broker spends until an answer comes, at worst. Unlike the time that passes, which is shown beside
+it, it hardly grows with what else runs on the machine. It counts the broker's other threads as
+well. A row's figures are the best of its rounds. Ends with 1 if a hold is above LIMIT_MS.
 """
 
 import argparse
@@ -87,28 +88,32 @@ class Client:
 
 
 class Canary:
-    def __init__(self, port: int) -> None:
-        self.client = Client(port, "canary")
-        self.client.socket.close()
+    def __init__(self, port: int, pid: int) -> None:
+        # As bench.process.cpu_s, of this process alone.
+        self.clock = (~pid << 3) | 2
         self.socket = socket.create_connection(("127.0.0.1", port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.sendall(encode(m.Connect(5, True, 0, "canary", None, None, None, {}), 5))
         self.socket.recv(4096)
         self.worst_ms = 0.0
+        self.worst_cpu_ms = 0.0
         self.slow_at = time.monotonic()
         self.answered_at = time.monotonic()
         threading.Thread(target=self._ping, daemon=True).start()
 
     def _ping(self) -> None:
         while True:
+            used = time.clock_gettime(self.clock)
             sent = time.perf_counter()
             self.socket.sendall(PING)
             if not self.socket.recv(2):
                 return
             waited_ms = (time.perf_counter() - sent) * 1e3
+            used_ms = (time.clock_gettime(self.clock) - used) * 1e3
             self.worst_ms = max(self.worst_ms, waited_ms)
+            self.worst_cpu_ms = max(self.worst_cpu_ms, used_ms)
             self.answered_at = time.monotonic()
-            if waited_ms > QUIET_MS:
+            if used_ms > QUIET_MS:
                 self.slow_at = time.monotonic()
             time.sleep(0.001)
 
@@ -125,7 +130,7 @@ class Canary:
 
 
 class World:
-    def __init__(self, port: int, filters: int) -> None:
+    def __init__(self, port: int, pid: int, filters: int) -> None:
         self.port = port
         self.filters = filters
         self.crowd: list[Client] = []
@@ -143,7 +148,7 @@ class World:
             count = SUBSCRIPTIONS // SESSIONS
             subscribe_all(client, [f"plant{session}/+/line{n}/#" for n in range(count)], 500)
             self.crowd.append(client)
-        self.canary = Canary(port)
+        self.canary = Canary(port, pid)
         self.canary.wait_for_quiet()
 
 
@@ -397,14 +402,6 @@ def catch_up(world: World) -> Shot:
     return Client(world.port, connects=False), encode(packet, 5)
 
 
-def expire_together(world: World) -> Shot:
-    clients = [Client(world.port, expiry_s=1) for _ in range(2000)]
-    for client in clients:
-        client.close()
-    client = Client(world.port)
-    return client, PING
-
-
 SHOTS: dict[str, Callable[[World], Shot]] = {
     "CONNECT, user properties": connect_with_properties,
     "CONNECT, will with user properties": connect_with_will,
@@ -436,30 +433,29 @@ SHOTS: dict[str, Callable[[World], Shot]] = {
     "CONNECT, clean start over 100,000": take_over("", 60),
     "CONNECT, clean start over 100,000 $share": take_over("$share/g/", 60),
     "CONNECT, 100,000 filters behind by 500": catch_up,
-    "2,000 sessions expire": expire_together,
     "will to 1,000 clients": wide_fan_out,
 }
 
 
-def measure(world: World, shot: Callable[[World], Shot], rounds: int) -> tuple[int, float]:
-    """Bytes sent, and the least of the rounds' worst answers in ms."""
-    best_ms = float("inf")
+def measure(world: World, shot: Callable[[World], Shot], rounds: int) -> tuple[int, float, float]:
+    """Bytes sent, and the least of the rounds' holds and slowest answers in ms."""
+    canary = world.canary
+    hold_ms = answer_ms = float("inf")
     size = 0
     for _ in range(rounds):
         client, data = shot(world)
-        world.canary.wait_for_quiet()
-        world.canary.worst_ms = 0.0
+        canary.wait_for_quiet()
+        canary.worst_ms = canary.worst_cpu_ms = 0.0
         client.send(data)
         size = len(data)
-        if shot is expire_together:
-            time.sleep(1.2)
-        world.canary.wait_for_quiet()
-        best_ms = min(best_ms, world.canary.worst_ms)
+        canary.wait_for_quiet()
+        hold_ms = min(hold_ms, canary.worst_cpu_ms)
+        answer_ms = min(answer_ms, canary.worst_ms)
         client.close()
-        world.canary.wait_for_quiet()
-        if best_ms > 1000:
+        canary.wait_for_quiet()
+        if hold_ms > 1000:
             break
-    return size, best_ms
+    return size, hold_ms, answer_ms
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -474,20 +470,24 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         broker = brokers.start_holdfast(Path(directory), "fsync", arguments.python)
         try:
-            world = World(broker.port, arguments.filters)
-            print(f"{'packet':46} {'bytes':>11} {'worst hold, ms':>15}", flush=True)
+            world = World(broker.port, broker.pid, arguments.filters)
+            print(f"{'packet':46} {'bytes':>11} {'hold, ms':>9} {'answer, ms':>11}", flush=True)
             for name, shot in SHOTS.items():
                 if arguments.only.lower() not in name.lower():
                     continue
-                size, worst_ms = measure(world, shot, arguments.rounds)
-                mark = "  too long" if worst_ms > LIMIT_MS else ""
-                print(f"{name:46} {size:>11,} {worst_ms:>15.1f}{mark}", flush=True)
-                figures[name] = {"bytes": size, "worst_hold_ms": round(worst_ms, 1)}
+                size, hold_ms, answer_ms = measure(world, shot, arguments.rounds)
+                mark = "  too long" if hold_ms > LIMIT_MS else ""
+                print(f"{name:46} {size:>11,} {hold_ms:>9.1f} {answer_ms:>11.1f}{mark}", flush=True)
+                figures[name] = {
+                    "bytes": size,
+                    "hold_ms": round(hold_ms, 1),
+                    "answer_ms": round(answer_ms, 1),
+                }
         finally:
             broker.stop()
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-    return 1 if any(each["worst_hold_ms"] > LIMIT_MS for each in figures.values()) else 0
+    return 1 if any(each["hold_ms"] > LIMIT_MS for each in figures.values()) else 0
 
 
 if __name__ == "__main__":

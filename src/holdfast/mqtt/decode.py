@@ -30,7 +30,7 @@ from holdfast.mqtt.reasons import (
     connack_reason,
 )
 
-FILTERS_MAX: Final = 8192
+FILTERS_MAX: Final = 5000
 """More filters in one SUBSCRIBE or UNSUBSCRIBE are refused. Such a packet is carried out at once,
 and its filters, shared ones above all, must not hold the event loop for long."""
 

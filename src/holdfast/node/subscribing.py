@@ -401,10 +401,14 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
     own = session.groups
     if own is None or not groups:
         return
+    blocked = session.blocked
     idle: list[Group] = []
     for each in groups:
         assert isinstance(each, Group)
-        _detach(each, own[each])
+        member = own[each]
+        each.detach(member)
+        if blocked is not None:
+            blocked.pop(member, None)
         if each.outbox and not each.connected and each.tailing and not each.reading:
             idle.append(each)
     returned: dict[Group, list[Inflight]] = {}
