@@ -70,6 +70,8 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     queue_messages: Annotated[int, Meta(ge=1, le=1 << 32)] = 100_000
     """In custody for one other member, as `queue_bytes`."""
     queue_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 256 << 20
+    custody_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 42)] = 1 << 30
+    """In custody for all other members together, in memory and on disk."""
     queue_age_s: Annotated[float, Meta(ge=1, le=1e9)] = 86_400.0
     """Older messages are dropped."""
     forget_s: Annotated[float, Meta(ge=7200, le=1e9)] = 604_800.0

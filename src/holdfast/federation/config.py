@@ -68,6 +68,8 @@ class FederationConfig:
     queue_messages_max: int = 100_000
     """In custody for one destination; beyond it the oldest go."""
     queue_bytes_max: int = 256 << 20
+    custody_bytes_max: int = 1 << 30
+    """In custody for all destinations together; beyond it the oldest of the longest queue go."""
     queue_age_max_s: float = 86_400.0
     ack_delay_s: float = 0.02
     ack_messages: int = 64

@@ -111,6 +111,9 @@ class Custody:
         # Entries with a group's share; the values are the same.
         self._granted: dict[MessageId, Entry] = {}
 
+        # Of all entries, each once.
+        self.bytes = 0
+
     def __len__(self) -> int:
         return len(self._entries)
 
@@ -138,6 +141,7 @@ class Custody:
         entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
         for entry in entries:
             self._entries[entry.id] = entry
+            self.bytes += entry.size
             self._note_grants(entry)
             for node in entry.places:
                 self._queue(node, entry)
@@ -181,11 +185,16 @@ class Custody:
             entry.places[node] = stream.next_place
             stream.next_place += 1
         self._entries[entry.id] = entry
+        self.bytes += entry.size
         self._note_grants(entry)
         self._store(entry, now, entry.may_go and entry.message.done_may_wait)
         for node in list(entry.places):
             self._queue(node, entry)
             self._bound(node)
+        while self.bytes > self._config.custody_bytes_max and len(self._entries) > 1:
+            # Who waits for most pays: a queue that is cut off costs no other destination.
+            longest = max(self._streams, key=lambda node: self._streams[node].bytes)
+            self._drop(longest, self._streams[longest], "custody full")
 
     def _store(self, entry: Entry, now: float, may_wait: bool = False) -> None:
         destinations = [(node, place, place) for node, place in entry.places.items()]
@@ -386,6 +395,7 @@ class Custody:
             self._note_grants(entry)
         if not entry.places:
             del self._entries[entry.id]
+            self.bytes -= entry.size
             self._let_follow(entry.id)
             self._effects.append(Delete(entry.id))
 

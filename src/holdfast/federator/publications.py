@@ -5,6 +5,8 @@
 - With `waits`, a message for a member whose queue is full is held, and so are those behind it;
   otherwise the member makes room in that queue by dropping the oldest, which it counts.
 
+- While the disk is full and enough waits for it, messages of QoS 1 and 2 are held in any case.
+
 What is held is bounded by the edge, whose broker waits for `done`.
 """
 
@@ -92,11 +94,16 @@ class Publications:
             done()
 
     def _fits(self, message: Message) -> bool:
-        if not self._waits or not message.qos:
+        if not message.qos:
             return True
         assert self._member is not None
+        assert self._store is not None
+        if not self._store.has_room():
+            return False
+        if not self._waits:
+            return True
         custody, config = self._member.custody, self._member.config
-        return all(
+        return custody.bytes < config.custody_bytes_max and all(
             custody.queued(node) < config.queue_messages_max
             and custody.queued_bytes(node) < config.queue_bytes_max
             for node in self._member.interested(message.topic)

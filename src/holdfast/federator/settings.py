@@ -53,6 +53,7 @@ class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True
             redundancy=self.redundancy,
             queue_messages_max=self.queue_messages,
             queue_bytes_max=self.queue_bytes,
+            custody_bytes_max=self.custody_bytes,
             queue_age_max_s=self.queue_age_s,
             forget_s=self.forget_s,
         )

@@ -62,6 +62,7 @@ def status_of(
         },
         "custody": {
             "messages": len(member.custody),
+            "bytes": member.custody.bytes,
             "queued": dict(longest[:QUEUES_MAX]),
             "unconfirmed": store.waiting(),
             "held": publications.held,

@@ -33,6 +33,9 @@ LAZY_MAX: Final = 4096
 UNHURRIED_MAX: Final = 64
 """So many messages do not."""
 FULL_RETRY_S: Final = 1.0
+FULL_BYTES_MAX: Final = 64 << 20
+"""Messages that wait in memory while the disk is full; what comes beyond it stays with the broker,
+which is not answered until there is room."""
 
 Result = TypeVar("Result")
 
@@ -126,6 +129,13 @@ class Store:
     def remember(self, memory: list[bytes]) -> None:
         self._next.memory = memory
         self._soon(False)
+
+    def has_room(self) -> bool:
+        """May more be added? While the disk is full, up to FULL_BYTES_MAX."""
+        if not self.is_full:
+            return True
+        added = (*self._next.added.values(), *self._writing.added.values())
+        return sum(map(len, added)) < FULL_BYTES_MAX
 
     def waiting(self) -> int:
         """Messages that are not stored yet."""
