@@ -24,6 +24,7 @@ from holdfast.federation.frames import (
     Announcement,
     AnnouncementRequest,
     Announcements,
+    Clock,
     Data,
     Frame,
     Goodbye,
@@ -114,6 +115,7 @@ def state_of(member: FederationMember) -> tuple[object, ...]:
         {node: (each.epoch, each.next_place) for node, each in member.receiving._sources.items()},
         [{key: (each.newest, bytes(each._bits)) for key, each in one.items()} for one in windows],
         [(message.topic, message.version) for message in store.matching("#", "")],
+        member.retained.clock.wall_us(0.2),
         member.database.forgotten,
         member._departures.due,
         member.routes.reached(),
@@ -250,6 +252,10 @@ FORGED: dict[type[Frame], tuple[Frame, dict[str, list[Any]]]] = {
                 for certificate in (b"", node, C)
             ]
         },
+    ),
+    Clock: (
+        Clock(0.0),
+        {"wall_s": [-1e12, 1.75e9, 4e9, 1e12]},
     ),
     Memory: (
         Memory(1.0, [(B, 1, 1)]),

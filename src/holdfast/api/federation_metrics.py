@@ -63,6 +63,7 @@ class FederationCollector(Collector):
 
     def _gauges(self, status: Mapping[str, object], edge: Mapping[str, object]) -> Iterable[Metric]:
         interest, custody = _table(status, "interest"), _table(status, "custody")
+        clock = _table(status, "clock")
         links = status["links"]
         assert isinstance(links, list)
         for name, text, value in (
@@ -72,6 +73,18 @@ class FederationCollector(Collector):
             ("interest_local", "Filters announced to others.", interest["local"]),
             ("interest_remote", "Filters that others want.", interest["remote"]),
             ("custody_messages", "Messages that others have yet to confirm.", custody["messages"]),
+            ("custody_bytes", "Of these.", custody["bytes"]),
+            (
+                "clock_wrong",
+                "1 while this member's clock is wrong by what it knows.",
+                int(bool(clock["wrong"])),
+            ),
+            (
+                "clock_disputed",
+                "1 while it is more than a day apart from a linked member's.",
+                int(bool(clock["disputed"])),
+            ),
+            ("clock_ahead_seconds", "Of the linked members' clocks.", clock["ahead_s"] or 0.0),
             ("custody_disk_full", "1 while custody has no room.", int(bool(custody["disk_full"]))),
             (
                 "waiting_for_broker",

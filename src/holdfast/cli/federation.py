@@ -71,6 +71,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     ]
     if custody["disk_full"]:
         lines.append("the disk is full: nothing more is taken into custody")
+    lines += status.get("problems", [])
     if not edge["is_up"]:
         lines.append("the broker's session is not open: nothing goes out or comes in")
     lines += [

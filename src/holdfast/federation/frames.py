@@ -131,6 +131,12 @@ class Memory(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Members, and the epoch and version that they had."""
 
 
+class Clock(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Of the peer itself, on the wall."""
+
+    wall_s: Annotated[float, Meta(ge=-1e12, le=1e12)]
+
+
 class AnnouncementRequest(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """Whatever is newer than this, please."""
 
@@ -267,6 +273,7 @@ Frame = (
     | Skip
     | Vouchers
     | Memory
+    | Clock
 )
 
 KINDS: Final[dict[int, type[Frame]]] = {
@@ -282,8 +289,9 @@ KINDS: Final[dict[int, type[Frame]]] = {
     10: Skip,
     11: Vouchers,
     12: Memory,
+    13: Clock,
 }
-CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9, 11))
+CONTROL: Final = frozenset((1, 2, 3, 6, 8, 9, 11, 13))
 _NUMBERS: Final = {kind: number for number, kind in KINDS.items()}
 _DECODERS: Final = {number: msgspec.msgpack.Decoder(kind) for number, kind in KINDS.items()}
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ from holdfast.federation.frames import (
     AnnouncementRequest,
     Announcements,
     BadFrame,
+    Clock,
     Data,
     Frame,
     Goodbye,
@@ -162,6 +163,7 @@ class FederationMember:
         self._announcing.linked(peer)
         self._repair.linked(peer, now)
         self._hello(peer, False)
+        self._tell_clock(peer, now)
         self._run(now)
 
     def link_down(self, peer: bytes, now: float) -> None:
@@ -169,6 +171,7 @@ class FederationMember:
             del self._forwarding.gates[peer]
             self._announcing.set_links(self.links.usable(now), now)
             self._announcing.unlinked(peer, now)
+            self.retained.clock.peer_gone(peer)
             self._repair.lost(peer, now)
             self._run(now)
 
@@ -225,7 +228,10 @@ class FederationMember:
 
     def wall_clock(self, wall_s: float, now: float) -> None:
         """It was set, or is told now and then."""
-        self.retained.set_wall(wall_s, now)
+        if self.retained.set_wall(wall_s, now):
+            for peer in self.links.peers():
+                self._tell_clock(peer, now)
+        self._run(now)
 
     def desired_topology(self, links: dict[bytes, str], now: float) -> None:
         """The topology manager's: members to be linked with, and where they are."""
@@ -339,6 +345,8 @@ class FederationMember:
             self._take_news(peer, frame, now)
         elif isinstance(frame, Vouchers):
             self._announcing.handle_vouchers(peer, frame)
+        elif isinstance(frame, Clock):
+            self.retained.peer_clock(peer, frame, now)
         elif isinstance(frame, Memory):
             self.counts["unknown kind"] += 1
         elif isinstance(frame, AnnouncementRequest):
@@ -375,6 +383,11 @@ class FederationMember:
     def _hello(self, peer: bytes, asks: bool) -> None:
         hello = Hello(self.identity.epoch, self.database.digest, asks)
         self._forwarding.send(peer, hello)
+
+    def _tell_clock(self, peer: bytes, now: float) -> None:
+        clock = self.retained.own_clock(now)
+        if clock is not None:
+            self._forwarding.send(peer, clock)
 
     def _close(self, peer: bytes, reason: str, now: float) -> None:
         self._effects.append(CloseLink(peer, reason))

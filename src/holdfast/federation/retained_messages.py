@@ -3,11 +3,12 @@ others say of theirs is relayed, and ignored here."""
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Final
 
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.effects import Effect, Message
 from holdfast.federation.forwarding import Forwarding, Passing
-from holdfast.federation.frames import Data, Retained, RetainedDigest
+from holdfast.federation.frames import Clock, Data, Retained, RetainedDigest
 from holdfast.federation.identity import MessageId
 from holdfast.federation.interest import RemoteInterest
 from holdfast.federation.link_state import Change
@@ -15,7 +16,10 @@ from holdfast.federation.reconciling import Reconciling
 from holdfast.federation.retained import RetainedStore
 from holdfast.federation.retaining import Retaining
 from holdfast.federation.routes import Routes
-from holdfast.federation.versions import HybridClock
+from holdfast.federation.versions import TOLD_S, HybridClock
+
+CLOCK_EVERY_S: Final = 600.0
+"""Between words to the linked members about the clock on the wall."""
 
 
 class RetainedMessages:
@@ -35,8 +39,10 @@ class RetainedMessages:
         self._counts = counts
         self.is_on = wall_s is not None
         self.store = RetainedStore(own, config, remote.members, effects)
-        clock = HybridClock(wall_s or 0.0, now)
-        self._retaining = Retaining(config, self.store, clock, counts, effects)
+        self.clock = HybridClock(wall_s or 0.0, now)
+        self._retaining = Retaining(own, config, self.store, self.clock, counts, effects)
+        self._told_at = now
+        self._own_wall_s = (wall_s or 0.0) - now
 
         def send(frame: Passing, at: float) -> None:
             forwarding.send_on(frame, None, at)
@@ -58,8 +64,25 @@ class RetainedMessages:
         if self.is_on:
             self._retaining.load(list(stored), now)
 
-    def set_wall(self, wall_s: float, now: float) -> None:
-        self._retaining.set_wall(wall_s, now)
+    def set_wall(self, wall_s: float, now: float) -> bool:
+        """Is it time to tell the linked members?"""
+        jumped_s = abs(wall_s - now - self._own_wall_s)
+        self._own_wall_s = wall_s - now
+        for topic in self._retaining.set_wall(wall_s, now):
+            self._reconciling.found(topic, now)
+        if jumped_s <= TOLD_S and now - self._told_at < CLOCK_EVERY_S:
+            return False
+        self._told_at = now
+        return True
+
+    def own_clock(self, now: float) -> Clock | None:
+        """For the linked members."""
+        return Clock(now + self._own_wall_s) if self.is_on else None
+
+    def peer_clock(self, peer: bytes, frame: Clock, now: float) -> None:
+        if self.is_on:
+            for topic in self._retaining.peer_clock(peer, frame.wall_s, now):
+                self._reconciling.found(topic, now)
 
     # Publications
 

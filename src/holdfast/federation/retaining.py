@@ -9,13 +9,15 @@ time; a member that is not given it takes no part in this, and messages pass as 
 from collections import Counter
 from typing import Final
 
+from msgspec.structs import replace
+
 from holdfast.federation.config import FederationConfig
 from holdfast.federation.custody import BadEntry
 from holdfast.federation.effects import Effect, Message, RetainLocally
 from holdfast.federation.frames import Data, Retained, RetainedMessage, decode
 from holdfast.federation.identity import MessageId
 from holdfast.federation.retained import RetainedStore
-from holdfast.federation.versions import UNKNOWN_AGE, HybridClock, version_of
+from holdfast.federation.versions import AHEAD_MAX_S, UNKNOWN_AGE, HybridClock, version_of
 
 GIVEN_S: Final = 5.0
 """What the broker is given has come to it by then."""
@@ -24,12 +26,14 @@ GIVEN_S: Final = 5.0
 class Retaining:
     def __init__(
         self,
+        own: bytes,
         config: FederationConfig,
         store: RetainedStore,
         clock: HybridClock,
         counts: Counter[str],
         effects: list[Effect],
     ) -> None:
+        self._own = own
         self._config = config
         self._store = store
         self._clock = clock
@@ -49,8 +53,34 @@ class Retaining:
                 if not self._store.put(message, now):
                     self._counts["retained full"] += 1
 
-    def set_wall(self, wall_s: float, now: float) -> None:
-        self._clock.set_wall(wall_s, now)
+    def set_wall(self, wall_s: float, now: float) -> list[str]:
+        """The topics that got another version by it."""
+        return self._stepped(self._clock.set_wall(wall_s, now), now)
+
+    def peer_clock(self, peer: bytes, wall_s: float, now: float) -> list[str]:
+        return self._stepped(self._clock.peer_says(peer, wall_s, now), now)
+
+    def _stepped(self, step_s: float, now: float) -> list[str]:
+        """What was published here by a clock that is known to be wrong now gets the stamp that it
+        would have. What others stamped so is let go: it comes from them, with a stamp that counts.
+        """
+        if abs(step_s) <= AHEAD_MAX_S:
+            return []
+        wall_us = self._clock.wall_us(now)
+        wrong = [
+            message
+            for message in self._store.matching("#", "")
+            if self._clock.is_of_no_time(message.version[0], now)
+        ]
+        for message in wrong:
+            stamp, origin, epoch, sequence = message.version
+            self._store.remove(message.topic)
+            if origin == self._own:
+                # Of an earlier life it is not known how long ago that was.
+                shifted = min(max(stamp + int(step_s * 1e6), UNKNOWN_AGE + 1), wall_us)
+                self._hold(replace(message, version=(shifted, origin, epoch, sequence)), now)
+        self._counts["stamps corrected"] += len(wrong)
+        return [message.topic for message in wrong]
 
     # Publications
 

@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
@@ -14,8 +15,12 @@ from typing import Final
 
 from holdfast.federation.effects import DeleteRetained, Message, RetainLocally, StoreRetained
 from holdfast.federation.member import FederationMember
+from holdfast.federation.versions import HybridClock
 from holdfast.federator.edge import RetainingEdge
+from holdfast.federator.status import clock_problem
 from holdfast.federator.store import Store
+
+logger = logging.getLogger("holdfast")
 
 CLOCK_S: Final = 60.0
 """Between words to the member about the wall clock."""
@@ -53,6 +58,7 @@ class Retention:
         self._generation = 0
         self._is_up = False
         self._is_stopped = False
+        self._complained = (False, False)
         self._clock: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
@@ -69,6 +75,16 @@ class Retention:
         return len(self._settings)
 
     # The broker
+
+    def _complain(self, clock: HybridClock) -> None:
+        """Once, until it is another problem."""
+        state = (clock.is_wrong, clock.is_disputed)
+        if state != self._complained:
+            self._complained = state
+            if any(state):
+                logger.error("federation: %s", clock_problem(clock))
+            else:
+                logger.info("federation: the clock agrees with the other members'")
 
     def up(self) -> None:
         self._is_up = True
@@ -176,5 +192,6 @@ class Retention:
 
     def _tell_clock(self) -> None:
         self._call(lambda member, now: member.wall_clock(time.time(), now))
+        self._call(lambda member, now: self._complain(member.retained.clock))
         if not self._is_stopped:
             self._clock = asyncio.get_running_loop().call_later(CLOCK_S, self._tell_clock)

@@ -3,6 +3,7 @@
 from typing import Final
 
 from holdfast.federation.member import FederationMember
+from holdfast.federation.versions import HybridClock
 from holdfast.federator.counters import Counters
 from holdfast.federator.deliveries import Deliveries
 from holdfast.federator.links import Links
@@ -13,6 +14,36 @@ from holdfast.federator.store import Store
 
 QUEUES_MAX: Final = 256
 """Destinations that are shown, the longest queues first."""
+
+
+def clock_problem(clock: HybridClock) -> str:
+    """Empty: there is none."""
+    if clock.is_wrong and clock.ahead_s is None:
+        return "the clock was never set: set it, as with NTP"
+    if clock.is_wrong:
+        return (
+            f"the clock is {_apart(clock.ahead_s)} of the other members': set it, as with NTP;"
+            " retained messages are stamped with their time until then"
+        )
+    if clock.is_disputed:
+        return (
+            f"the clock is {_apart(clock.ahead_s)} of a linked member's: one of the two is wrong,"
+            " and what is retained may differ until it is set"
+        )
+    return ""
+
+
+def _apart(ahead_s: float | None) -> str:
+    assert ahead_s is not None
+    return f"{abs(ahead_s) / 86_400:.1f} days {'ahead' if ahead_s > 0 else 'behind'}"
+
+
+def problems_of(member: FederationMember) -> list[str]:
+    problems = [clock_problem(member.retained.clock)] if member.retained.is_on else []
+    forged = member.counts["forged announcement"]
+    if forged:
+        problems.append(f"{forged} announcements had a false signature")
+    return [problem for problem in problems if problem]
 
 
 def status_of(
@@ -69,6 +100,12 @@ def status_of(
             "disk_full": store.is_full,
         },
         "delivering": len(deliveries),
+        "problems": problems_of(member),
+        "clock": {
+            "ahead_s": member.retained.clock.ahead_s,
+            "wrong": member.retained.is_on and member.retained.clock.is_wrong,
+            "disputed": member.retained.is_on and member.retained.clock.is_disputed,
+        },
         "manager": None
         if client is None
         else {"connected": client.is_connected, "id": client.id, "url": settings.manager},
