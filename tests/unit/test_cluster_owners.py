@@ -6,7 +6,7 @@ from holdfast.cluster import images as images_module
 from holdfast.cluster.home_requests import Request
 from holdfast.cluster.image_entries import entries, take
 from holdfast.cluster.images import Images
-from holdfast.cluster.owners import EPOCH_ORIGIN_S, Owners
+from holdfast.cluster.owners import EPOCH_ORIGIN_S, SECONDS_MAX, Owners
 from holdfast.log.journal import Journal
 from holdfast.log.record import SESSION, Record
 from holdfast.node.config import NodeConfig
@@ -68,3 +68,12 @@ def test_a_clock_that_was_set_back_gives_no_epoch_twice(monkeypatch: pytest.Monk
             take(replaced, *entry)
     assert give(replaced, "c", TODAY_US - YEAR_US) > first
     assert "" not in replaced.fired
+
+
+def test_a_clock_far_ahead_uses_up_no_epochs() -> None:
+    """They have 32 bits in a record. Each later session gets a higher one."""
+    images = new_images()
+    epoch = give(images, "c", TODAY_US + 500 * YEAR_US)
+    assert epoch == SECONDS_MAX
+    live(images, "c", epoch)
+    assert give(images, "d", TODAY_US) == SECONDS_MAX + 1

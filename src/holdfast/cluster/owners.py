@@ -17,6 +17,8 @@ from holdfast.session.session import Session
 EPOCH_ORIGIN_S: Final = 1_577_836_800
 """2020. Epochs of a session that nobody remembers begin with the seconds since then, or behind the
 newest epoch of any session, so that they lie above those of an earlier life."""
+SECONDS_MAX: Final = 1 << 31
+"""A clock beyond 2088 counts as this one. Records have 32 bits for an epoch, and it only grows."""
 GIVEN_MAX: Final = 20_000
 """Clients whose newest epoch is remembered though no record tells it."""
 
@@ -88,7 +90,7 @@ class Owners:
         if not known:
             # Above what was forgotten of the client, also if the clock was set back since.
             seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
-            epoch = max(1, seconds, self._images.newest_epoch + 1)
+            epoch = max(1, min(seconds, SECONDS_MAX), self._images.newest_epoch + 1)
         self._given[client_id] = epoch
         self._given.move_to_end(client_id)
         if len(self._given) > GIVEN_MAX:
