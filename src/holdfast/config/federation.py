@@ -66,7 +66,8 @@ class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     degree: Annotated[int, Meta(ge=0, le=16)] = 2
     """With fewer links a member dials others by itself."""
     redundancy: Annotated[int, Meta(ge=1, le=3)] = 1
-    """Paths by which a message is sent at once; the receivers drop what comes again."""
+    """Paths by which a message is sent at once, and taken from others; what comes again is
+    dropped."""
     queue_messages: Annotated[int, Meta(ge=1, le=1 << 32)] = 100_000
     """In custody for one other member, as `queue_bytes`."""
     queue_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 256 << 20

@@ -25,7 +25,10 @@ Invariants:
   the group.
 - By how many paths a message is sent does not show: it is delivered once.
 - What a link's policy holds back goes no further there, and holds nothing else up. No peer can make
-  a member keep more than its bounds.
+  a member keep more than its bounds, nor take the room that is another's.
+- A peer is believed what it can know (`provenance`): what comes over a path that leads past it, and
+  announcements of itself, or signed by their member. So a member that is not between two others
+  cannot lose or delay what they send each other.
 - A restart is a new epoch: newer than everything said before it, never a duplicate of it.
 - Traffic for control depends on links and changes, not on the number of topics.
 - Everything that waits is bounded, and what the bound costs is counted.
