@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e import wire
+from tests.e2e import websocket_wire, wire
 from tests.e2e.brokers import Holdfast
 from tests.support.certificates import Authority
 
@@ -268,3 +268,48 @@ def test_silent_connections_take_no_place_of_clients(
             assert third.connect("third").reason == 0x97
     for one in sockets:
         one.close()
+
+
+def test_incomplete_upgrades_share_the_bound(tmp_path: Path) -> None:
+    settings: dict[str, dict[str, object]] = {"limits": {"pending_connect_bytes": 1 << 20}}
+    with websocket_wire.websocket_broker(tmp_path, settings) as broker:
+        sockets = []
+        for _ in range(150):
+            one = socket.create_connection(("127.0.0.1", broker.websocket_port), timeout=5)
+            with contextlib.suppress(OSError):
+                one.sendall(b"GET /mqtt HTTP/1.1\r\nX: " + b"x" * 16_000)
+            sockets.append(one)
+        # 150 heads of 16 kB are more than twice the bound.
+        displaced = "holdfast_connections_displaced_total"
+        wait_for(lambda: metric(broker, displaced) >= 80, "none is displaced")
+        with websocket_wire.WebSocketWire(broker.websocket_port) as client:
+            assert client.connect("known").reason == 0
+        for one in sockets:
+            one.close()
+
+
+def test_a_websocket_is_bounded_before_connect(tmp_path: Path) -> None:
+    with websocket_wire.websocket_broker(tmp_path) as broker:
+        for payload in (b"\x30", b"\x10" + wire.varint(524_289)):
+            with websocket_wire.WebSocketWire(broker.websocket_port) as client:
+                client.send_raw(websocket_wire.frame(websocket_wire.BINARY, payload))
+                with pytest.raises(wire.Closed):
+                    client.receive()
+
+
+def test_websocket_pings_keep_no_connection(tmp_path: Path) -> None:
+    """[MQTT-3.1.2-22] is about control packets."""
+    with (
+        websocket_wire.websocket_broker(tmp_path) as broker,
+        websocket_wire.WebSocketWire(broker.websocket_port) as client,
+    ):
+        client.connect("pinger", keep_alive_s=1)
+        ping = websocket_wire.frame(websocket_wire.PING, b"x")
+        frame = None
+        with contextlib.suppress(wire.Closed, OSError):
+            while frame is None:
+                client.send_raw(ping)
+                with contextlib.suppress(TimeoutError):
+                    frame = client.receive(0.2)
+        assert frame is not None
+        assert (frame.kind, frame.reason) == (wire.DISCONNECT, 0x8D)

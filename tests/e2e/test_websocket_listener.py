@@ -420,7 +420,7 @@ def test_library_client_over_tls(tmp_path: Path) -> None:
             assert client.protocol.extensions == []
             await client.send(wire.connect("library") + wire.subscribe(1, [("l", 0)]))
             await (await client.ping())
-            payload = b"p" * 3_000_000
+            payload = b"p" * 2_000_000
             await client.send(wire.publish("l", payload))
             expected = len(wire.publish("l", payload))
             received = b""
