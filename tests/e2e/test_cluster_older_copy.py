@@ -180,7 +180,16 @@ def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -
 
         def is_given_up() -> bool:
             """Not before n1 counts as up."""
-            return cluster.nodes["n1"].admin("/cluster/unsafe-recover?node=n1", "POST")[0] == 200
+            answer = cluster.nodes["n1"].admin(
+                "/cluster/unsafe-recover?node=n1&accept_loss=true", "POST"
+            )
+            answers.append(answer)
+            return answer[0] == 200
 
-        until(is_given_up, "what n2 had is given up")
+        answers: list[tuple[int, str]] = []
+        try:
+            until(is_given_up, "what n2 had is given up", 20)
+        except AssertionError as error:
+            error.add_note(f"{answers[-1]} {cluster.status('n1')}")
+            raise
         cluster.wait_healthy()

@@ -95,9 +95,12 @@ def test_who_has_just_started_believes_the_one_that_runs() -> None:
     assert nodes.errors_s() == {"n1": 0, "n3": 0}
 
 
-def test_two_that_start_together_agree_on_one_of_them() -> None:
+@pytest.mark.parametrize(
+    ("wrong", "off_us"), [*itertools.product(("n1", "n2"), (DAY_US, -TRUE_US))]
+)
+def test_two_that_start_together_end_nothing_too_soon(wrong: str, off_us: int) -> None:
     nodes = Nodes("n1", "n2")
-    nodes.off_us["n2"] = DAY_US
+    nodes.off_us[wrong] = off_us
     nodes.meet("n1", "n2")
     nodes.settle()
     nodes.meet("n1", "n2")
@@ -137,5 +140,5 @@ def test_it_is_told_once_when_it_begins_and_when_it_ends() -> None:
     nodes.off_us["n1"] = -DAY_US
     nodes.meet("n1", "n2", "n3")
     assert clock.take_changes() == [("n1", -86_400, True)]
-    clock.forget({"n1", "n3"})
+    clock.forget({"n1", "n3"}, nodes.mono("n1"))
     assert set(clock.skews_s()) == {"n1", "n3"}

@@ -228,7 +228,7 @@ class Clustering:
                 self.links.set_cluster(metadata.cluster_id)
             self.links.set_removed(metadata.removed)
             member.disk_memory.forget(frozenset(metadata.nodes))
-            member.clock.forget(metadata.nodes.keys())
+            member.clock.forget(metadata.nodes.keys(), self._loop.time())
             self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
         if self._reviewed is not member.fabric.metadata:
             self._reviewed = member.fabric.metadata
@@ -238,6 +238,8 @@ class Clustering:
             member.fabric.metadata, member.is_dispensable, has_diverged=member.has_diverged
         ):
             self.start_anew()
+        if member.meta.diverged:
+            self.broker.on_older_copy(member.meta.diverged, may_begin_anew=True)
         self._step_older_copy()
         outcomes = member.outcomes
         member.outcomes = []

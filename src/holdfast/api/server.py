@@ -310,7 +310,7 @@ class Server:
         config = self.config
         if self.maintenance is None:
             self.maintenance = Maintenance(broker, storage, config)
-        broker.node.tick(broker.loop.time(), time.time_ns() // 1000)
+        broker.set_clock()
         broker.node.start()
         try:
             for listener, context, sockets in zip(

@@ -96,11 +96,14 @@ class Broker:
         self.nobody_left: asyncio.Future[None] | None = None
         self.idle_waiters: deque[asyncio.Future[None]] = deque()
 
+    def set_clock(self) -> None:
+        self.node.tick(self.loop.time(), time.time_ns() // 1000)
+
     def touch(self) -> None:
         """Call before handing anything to the node: sets its clock, schedules the turn."""
         if not self.turn_scheduled:
             self.turn_scheduled = True
-            self.node.tick(self.loop.time(), time.time_ns() // 1000)
+            self.set_clock()
             self.loop.call_soon(self.turn)
 
     def turn(self) -> None:

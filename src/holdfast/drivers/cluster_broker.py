@@ -82,11 +82,15 @@ class ClusterBroker(Broker):
         # The last attempt failed, and that was logged.
         self._is_unwritten = False
 
+    def set_clock(self) -> None:
+        super().set_clock()
+        state = self.node.state
+        state.wall_us = self.member.clock.tick(state.now, state.wall_us)
+
     def touch(self) -> None:
         if not self.turn_scheduled:
             super().touch()
             state = self.node.state
-            state.wall_us = self.member.clock.tick(state.now, state.wall_us)
             images = self.images.state
             images.now = state.now
             images.wall_us = state.wall_us
@@ -157,6 +161,7 @@ class ClusterBroker(Broker):
             or self.is_watched
             or wants_save
             or self._standing_changed
+            or (member.meta.diverged and not self.older_copy)
         ):
             self._standing_changed = False
             self.on_turn()

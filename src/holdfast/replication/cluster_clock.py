@@ -25,6 +25,8 @@ SKEW_S: Final = 5.0
 """A clock that is off by more is told in the log; half of it ends that."""
 SAMPLE_S: Final = 5.0
 """A sample that was under way for long seems too old: for so long the newest clock counts."""
+NEVER_SET_US: Final = 1_735_689_600_000_000
+"""2025-01-01: a machine that says an earlier time has none."""
 _TOLERANCE_US: Final = int(TOLERANCE_S * 1e6)
 
 
@@ -73,18 +75,18 @@ class ClusterClock:
         sample = self._samples.get(node)
         if sample is None or offset_us >= sample.offset_us or now - sample.taken_at > SAMPLE_S:
             self._samples[node] = _Sample(offset_us, now)
-        self._agree(agreed_us - now_us if agreed_us else None)
+        self._agree(agreed_us - now_us if agreed_us else None, now_us)
 
-    def forget(self, nodes: Collection[str]) -> None:
+    def forget(self, nodes: Collection[str], now: float) -> None:
         """All but these."""
         gone = self._samples.keys() - nodes
         for node in gone:
             del self._samples[node]
             self._skewed.discard(node)
         if gone:
-            self._agree(None)
+            self._agree(None, int(now * 1e6))
 
-    def _agree(self, told_us: int | None) -> None:
+    def _agree(self, told_us: int | None, now_us: int) -> None:
         if not self._samples:
             self._base_us = None
             return
@@ -97,8 +99,9 @@ class ClusterClock:
             elif told_us is not None:
                 base_us = told_us
             else:
-                first = min((self._node_id, *self._samples))
-                base_us = self._own_us if first == self._node_id else self._samples[first].offset_us
+                # Nobody knows what counted before. By the earlier clock nothing ends too soon, and
+                # it is the earlier one unless it was never set.
+                base_us = low if low + now_us >= NEVER_SET_US else high
         median_us = low if abs(low - base_us) <= abs(high - base_us) else high
         if abs(self._own_us - median_us) <= _TOLERANCE_US:
             base_us = self._own_us

@@ -27,7 +27,7 @@ from holdfast.replication.metastate import (
 )
 from holdfast.replication.proposals import Outcome, Proposals, Refused, Unknown
 from holdfast.replication.raft import RaftFailure, RaftNode, RaftTiming, Ready, Write
-from holdfast.replication.raft_core import Addressed
+from holdfast.replication.raft_core import Addressed, RaftDiverged
 from holdfast.replication.raft_log import Entry, EntryKind, Membership, RaftState
 from holdfast.replication.raft_wire import decode_message, encode_message
 from holdfast.replication.voters import HandOver, plan
@@ -123,6 +123,9 @@ class MetaStore:
         self._bytes_since_snapshot = 0
         self._due = now
         self._is_stalled = False
+        self.diverged = ""
+        """What the others have gone on without although it was agreed; this node must begin anew,
+        as another member."""
         # Attempts to hand over: the first of the others may not be able to lead, either.
         self._handed_over = 0
         self._drain(now)
@@ -261,7 +264,11 @@ class MetaStore:
             if node_of(sender) != node_id:
                 raise BadFrame(f"a Raft message of {sender} from node {node_id}")
             if receiver == self._raft.member and len(self._unwritten) < UNWRITTEN_MAX:
-                self._raft.handle_message(sender, message, now)
+                try:
+                    self._raft.handle_message(sender, message, now)
+                except RaftDiverged as error:
+                    self.diverged = str(error)
+                    self._raft.set_may_lead(False)
         elif kind == PROPOSAL:
             request_id, command = decode_request(payload)
             if not self._take_request(request_id, command, now):

@@ -26,6 +26,12 @@ class RaftFailure(Exception):
     stop before it does harm; the text says what was found."""
 
 
+class RaftDiverged(RaftFailure):
+    """The leader has another entry in the place of one that is committed here. A majority of the
+    voters has lost what it had: disks were put back from older copies. They have gone on, so this
+    member cannot."""
+
+
 @dataclass(frozen=True)
 class RaftTiming:
     heartbeat_s: float = 0.05
@@ -160,12 +166,17 @@ class Raft:
         self.log.append(entry)
         return entry
 
+    def require_same(self, index: int, term: int) -> None:
+        """An entry of the leader in the place of one that is committed here."""
+        if index >= self.log.base_index and self.log.term_at(index) != term:
+            raise RaftDiverged(
+                f"the others have another change {index} of the metadata than this node, where all"
+                f" up to {self.commit} were agreed: their disks are older copies"
+            )
+
     def truncate(self, index: int) -> None:
         if index <= self.commit:
-            raise RaftFailure(
-                f"the leader of term {self.term} has another entry {index} than this node, where "
-                f"everything up to {self.commit} is committed"
-            )
+            raise RaftFailure(f"entry {index} is committed, up to {self.commit}, and shall be cut")
         self.log.truncate(index)
         self.written_index = min(self.written_index, index - 1)
         self.durable_index = min(self.durable_index, index - 1)

@@ -10,7 +10,10 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
     log = raft.log
     prev_index, entries = message.prev_index, message.entries
     if prev_index < raft.commit:
-        # What is committed is the same everywhere.
+        # What is committed is the same everywhere, unless a majority has lost it.
+        raft.require_same(prev_index, message.prev_term)
+        for entry in entries[: raft.commit - prev_index]:
+            raft.require_same(entry.index, entry.term)
         entries = entries[raft.commit - prev_index :]
         prev_index = raft.commit
     elif log.term_at(prev_index) != message.prev_term:
