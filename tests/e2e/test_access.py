@@ -16,7 +16,9 @@ from holdfast.client.aio import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
 from holdfast.client.scram import ScramAuthentication
+from holdfast.mqtt import properties as p
 from holdfast.mqtt import reasons
+from tests.e2e import wire
 from tests.e2e.conftest import StartHoldfast
 
 TIMEOUT_S = 10.0
@@ -131,6 +133,35 @@ def test_passwords_and_permissions(start_holdfast: StartHoldfast, tmp_path: Path
     assert alice.arrived.wait(TIMEOUT_S)
     assert alice.payload == b"allowed"
     alice.close()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_session_is_its_users(
+    start_holdfast: StartHoldfast, tmp_path: Path, restarts: bool
+) -> None:
+    passwords = tmp_path / "passwords"
+    for number, user in enumerate(("alice", "mallory")):
+        assert main(["passwd", *["-c"][number:], "-b", str(passwords), user, user]) == 0
+    broker = start_holdfast(
+        {"security": {"password_file": str(passwords), "allow_anonymous": True}}
+    )
+
+    def connect(user: str, clean: bool) -> tuple[int, ...]:
+        """Is its session there, and the reason."""
+        with wire.Wire(broker.port) as client:
+            name = {"username": user, "password": user.encode()} if user else {}
+            expiry = ((p.SESSION_EXPIRY_INTERVAL, 1000),)
+            client.send(wire.connect("dev1", clean=clean, props=expiry, **name))
+            return tuple(client.expect(wire.CONNACK).body[:2])
+
+    assert connect("alice", True) == (0, reasons.SUCCESS)
+    if restarts:
+        broker.kill()
+        broker.start()
+    for user in ("mallory", ""):
+        for clean in (False, True):
+            assert connect(user, clean) == (0, reasons.CLIENT_IDENTIFIER_NOT_VALID)
+    assert connect("alice", False) == (1, reasons.SUCCESS)
 
 
 def test_names_without_proof(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
