@@ -91,6 +91,7 @@ HOT = [
     "cluster/owners.py",
     "cluster/parts.py",
     "cluster/promises.py",
+    "cluster/retained_updates.py",
     "cluster/shares.py",
     "cluster/taken_back.py",
     "cluster/transfer.py",

@@ -61,7 +61,7 @@ def party(name: str) -> Party:
     fabric.metadata = metadata()
     fabric.connected = {"a", "b", "c"} - {name}
     log = ApplyingLog(journal)
-    applier = Applier(state, images, log, {}, lambda *_: None, lambda _: None)
+    applier = Applier(state, images, log, {}, lambda *_: None, lambda _: None, lambda _: None)
     return Party(name, fabric, images, applier, Transfer(state, fabric, images, applier), state)
 
 

@@ -85,15 +85,18 @@ class Applier:
         pending: Mapping[int, object],
         settle: Callable[[int, int, bytes], None],
         on_session: Callable[[Record], None],
+        on_retained: Callable[[Record], None],
     ) -> None:
         """`settle(ticket, partition, client id)`: a record with a ticket of `pending` was applied.
-        `on_session`: a SESSION record was, or a will."""
+        `on_session`: a SESSION record was, or a will. `on_retained`: one that sets or clears what
+        is retained, and it is."""
         self._state = state
         self._images = images
         self._log = log
         self._pending = pending
         self._settle = settle
         self._on_session = on_session
+        self._on_retained = on_retained
         # Per partition: what lies before is in the images, whatever was delivered here.
         self.starts: list[int] = [0] * len(state.delivered)
 
@@ -124,6 +127,8 @@ class Applier:
                 record = batch.record(index)
                 if record.offset >= start:
                     self._images.apply(record)
+                    if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
+                        self._on_retained(record)
             if has_receivers and is_message and flags & log_record.FLAG_QOS_MASK:
                 self._deliver(batch, index, topics[index])
             delivered[partition] = batch.base_offset + index + 1

@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.cluster.fabric import Fabric, fields_of, number_of
 from holdfast.cluster.promises import Promise, enqueue, settled
+from holdfast.cluster.retained_updates import RetainedUpdates
 from holdfast.log import record as log_record
 from holdfast.log.record import Batch, BatchBuilder, CorruptBatch, Record
 from holdfast.mqtt.properties import expiry_of
@@ -71,8 +72,9 @@ def _key_and_node(found: object) -> tuple[str, str]:
 
 
 class Interest:
-    def __init__(self, state: NodeState, fabric: Fabric) -> None:
+    def __init__(self, state: NodeState, fabric: Fabric, retained_updates: RetainedUpdates) -> None:
         self._state = state
+        self._retained_updates = retained_updates
         self._fabric = fabric
         self._counts: dict[str, int] = {}
         # Grows with every change; `_changes` are those that are not told yet.
@@ -226,11 +228,13 @@ class Interest:
                 self._routes_bytes = SPREAD_BYTES + len(topic)
             route = self._find(topic)
             self._routes[topic] = route
+        # One with RETAIN concerns those who subscribe anywhere before its record is applied there.
+        nodes = list(self._fabric.connected) if message.retain else route.nodes
         if not route.picks:
-            for node in route.nodes:
+            for node in nodes:
                 self._send(node, message, b"")
             return
-        picked: dict[str, list[str]] = {node: [] for node in route.nodes}
+        picked: dict[str, list[str]] = {node: [] for node in nodes}
         for pick in route.picks:
             picked.setdefault(pick.next(), []).append(pick.key)
         for node, keys in picked.items():
@@ -329,6 +333,8 @@ class Interest:
             passed = record.sequence
             if not passed:
                 deliver(state, route, message)
+                if message.retain:
+                    self._retained_updates.delivered(route.topic, message)
             if record.producer:
                 keys = record.producer.decode(errors="replace").split("\0")
                 self._deliver_to_groups(keys, message, passed)

@@ -10,7 +10,7 @@ from holdfast.mqtt import reasons
 from holdfast.node.state import Cluster, Group, Held
 from holdfast.session.connection import Connection
 from holdfast.session.message import Message
-from holdfast.session.session import Inflight, Session
+from holdfast.session.session import Inflight, Session, Subscription
 
 UNAVAILABLE_S: Final = 2.0
 """Without a majority for so long, a node refuses what it would have to promise."""
@@ -23,6 +23,7 @@ class NodeSide(Cluster):
         self._forwarding = parts.forwarding
         self._interest = parts.interest
         self._images = parts.images
+        self._retained_updates = parts.retained_updates
         self._opener = parts.opener
         self._shares = parts.groups.shares
         self._coordinator = parts.groups.coordinator
@@ -66,6 +67,11 @@ class NodeSide(Cluster):
     def spread(self, message: object, topic: str) -> None:
         assert isinstance(message, Message)
         self._interest.spread(message, topic)
+        if message.retain:
+            self._retained_updates.delivered(topic, message)
+
+    def retained_wanted(self, subscriptions: list[Subscription]) -> None:
+        self._retained_updates.wanted(subscriptions)
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
         self._opener.open_session(connection, client_id, opening)

@@ -16,6 +16,7 @@ from holdfast.cluster.images import Images
 from holdfast.cluster.interest import Interest
 from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
 from holdfast.cluster.opening import Opener
+from holdfast.cluster.retained_updates import RetainedUpdates
 from holdfast.cluster.space import Space
 from holdfast.cluster.transfer import Transfer
 from holdfast.log import record as log_record
@@ -82,7 +83,8 @@ class Parts:
         self.barriers = Barriers(self.state, self.fabric, self.metadata_reads)
         self.homes = Homes(self.state, self.fabric, images, self.barriers)
         self.opener = Opener(self.state, self.fabric, self.homes, self.barriers)
-        self.interest = Interest(self.state, self.fabric)
+        self.retained_updates = RetainedUpdates(self.state)
+        self.interest = Interest(self.state, self.fabric, self.retained_updates)
         self.groups = Groups(self.state, self.fabric, self.forwarding, images, self.barriers)
         held_s = config.detector.suspect_s
         self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * held_s)
@@ -103,6 +105,7 @@ class Parts:
             self.forwarding.pending,
             self.forwarding.settle,
             self._session_applied,
+            self.retained_updates.applied,
         )
         self.transfer = Transfer(self.state, self.fabric, images, self.applier)
         self.space = Space(self.fabric, self.replication, self.transfer)

@@ -101,13 +101,23 @@ def send_late(state: NodeState, topic: str, message: Message) -> None:
         if session in served or session.connection is None:
             continue
         served.add(session)
-        scans = _scans_of(session)
-        scan = scans.by_filter.get(value.filter)
-        if scan is None:
-            scan = scans.add(value, state.retained.scan(value.filter))
-            scan.scan.done = True
-        scan.page.append(message)
-        continue_scans(state, session)
+        send_retained(state, value, message)
+
+
+def send_retained(state: NodeState, subscription: Subscription, message: Message) -> None:
+    """A message that became the retained one after the scan for the subscription had begun."""
+    session = subscription.session
+    if session.connection is None or not may_read(session, message.topic):
+        return
+    if session.subscriptions.get(subscription.filter) is not subscription:
+        return
+    scans = _scans_of(session)
+    scan = scans.by_filter.get(subscription.filter)
+    if scan is None:
+        scan = scans.add(subscription, state.retained.scan(subscription.filter))
+        scan.scan.done = True
+    scan.page.append(message)
+    continue_scans(state, session)
 
 
 def continue_scans(state: NodeState, session: Session) -> None:

@@ -125,6 +125,10 @@ class Cluster:
     def has_recorded(self, client_id: str) -> bool:
         raise NotImplementedError
 
+    def retained_wanted(self, subscriptions: list[Subscription]) -> None:
+        """Clients have subscribed, and are sent what is retained."""
+        raise NotImplementedError
+
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
         """Become the owner of the session, then connecting.finish_open; `opening` is for that."""
         raise NotImplementedError

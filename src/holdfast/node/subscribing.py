@@ -116,6 +116,8 @@ class HeldSuback(Held):
             start_scan(state, session, subscription)
         if self.scans:
             continue_scans(state, session)
+            if state.cluster is not None:
+                state.cluster.retained_wanted(self.scans)
         for subscription in self.accepted:
             group = subscription.group
             if isinstance(group, Group) and isinstance(subscription, Member):

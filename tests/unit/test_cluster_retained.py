@@ -1,0 +1,87 @@
+"""A QoS 0 message with RETAIN in a simulated cluster: a client that subscribes, on any node,
+between its delivery and the commit of its record gets it as retained."""
+
+import pytest
+
+from holdfast.cluster.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
+from holdfast.log.record import FLAG_RETAIN, RETAINED, Record
+from holdfast.mqtt import packets as m
+from holdfast.node.config import NodeConfig
+from holdfast.session.message import Message
+from holdfast.session.session import Session, Subscription
+from tests.support.node_bench import NodeBench
+from tests.unit.test_rights_cluster import Peer, Stage
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    found = Stage(monkeypatch)
+    for host in found.world.hosts.values():
+        assert host.process is not None
+        host.process.state.acl = None
+    return found
+
+
+def retain(peer: Peer, payload: bytes) -> None:
+    peer.send(m.Publish(b"public/t", payload, 0, True, False, 0, b"", 0, -1))
+
+
+@pytest.mark.parametrize("node", ["a", "b", "c"])
+def test_a_subscriber_in_between_gets_it(stage: Stage, node: str) -> None:
+    publisher = stage.login("a", "alice")
+    witness = stage.subscribe(stage.login("a", "bob", "witness"), "public/+")
+    # So the other nodes know the filter already, and SUBACK waits for none of them.
+    stage.subscribe(stage.login(node, "bob", "resident"), "public/+")
+    newcomers = [stage.login(node, "bob", f"new-{number}") for number in range(20)]
+    retain(publisher, b"old")
+    stage.until(lambda: "old" in witness.payloads)
+    stage.run(1.0)
+    retain(publisher, b"new")
+    while "new" not in witness.payloads:
+        stage.run(0.0001)
+    # From before the commit until long after it.
+    for newcomer in newcomers:
+        newcomer.send(m.Subscribe(9, [m.SubscriptionRequest("public/+", 0)]))
+        stage.run(0.0003)
+    stage.run(1.0)
+    assert node != "a" or any(newcomer.payloads[0] == "old" for newcomer in newcomers)
+    for newcomer in newcomers:
+        assert newcomer.payloads[-1] == "new", newcomer.payloads
+    process = stage.world.hosts[stage.names[node]].process
+    assert process is not None
+    assert len(process.member.retained_updates) == 0
+
+
+def message(payload: bytes, publisher: bytes = b"p") -> Message:
+    return Message(b"t", payload, 0, True, b"", -1, 1, publisher)
+
+
+def record(payload: bytes, publisher: bytes = b"p") -> Record:
+    return Record(0, RETAINED, FLAG_RETAIN, 1, b"t", publisher, b"", payload)
+
+
+def updates() -> tuple[RetainedUpdates, NodeBench, Subscription]:
+    bench = NodeBench(NodeConfig(partitions=2, sys_interval_s=0))
+    found = RetainedUpdates(bench.node.state)
+    return found, bench, Subscription(Session("c", b"c"), "+", 0, False, False, 0, 0)
+
+
+def test_records_of_others_and_earlier_ones_are_not_taken_for_it() -> None:
+    found, _, subscription = updates()
+    found.delivered("t", message(b"2"))
+    found.wanted([subscription])
+    for other in (record(b"1"), record(b"2", b"q")):
+        found.applied(other)
+        assert len(found) == 1
+    found.applied(record(b"2"))
+    assert len(found) == 0
+
+
+def test_updates_are_bounded_in_number_and_time() -> None:
+    found, bench, subscription = updates()
+    for number in range(UPDATES_MAX + 10):
+        found.delivered(f"t/{number}", message(b""))
+    assert len(found) == UPDATES_MAX
+    bench.node.state.now += UPDATE_S + 1
+    found.wanted([subscription])
+    assert len(found) == 0
