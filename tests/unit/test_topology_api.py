@@ -259,6 +259,35 @@ async def test_web_pages_are_turned_away(site: Site) -> None:
     )
     assert answer.status_code == 403
     assert not site.manager.state.members
+    for endpoint in site.api.endpoints:
+        described = endpoint.described
+        path = described.path.replace("{id}", "0")
+        for headers in (
+            {"origin": "http://evil.example"},
+            {"sec-fetch-site": "cross-site"},
+            {"sec-fetch-site": "same-site"},
+        ):
+            answer = await site.client.request(described.method, path, headers=headers)
+            assert answer.status_code == 403, described
+
+
+@with_site()
+async def test_garbage_is_refused_by_every_route(site: Site) -> None:
+    numbers = ["9" * 5000, "-1", "1e9", "%00", "%ff", "%D9%A1", "nan", "inf"]
+    names = ["since", "timeout", "limit", "lines", "from", "to", "before", "force"]
+    for endpoint in site.api.endpoints:
+        described = endpoint.described
+        names += [each.name for each in described.parameters]
+    for endpoint in site.api.endpoints:
+        described = endpoint.described
+        for number in numbers:
+            path = described.path.replace("{id}", number)
+            query = "&".join(f"{name}={number}" for name in sorted(set(names)))
+            for body in (b"", b"[" * 100_000, b'{"ip":' + b"9" * 5000 + b"}", b"\xff"):
+                answer = await site.client.request(
+                    described.method, f"{path}?{query}", content=body
+                )
+                assert answer.status_code < 500, (described, number[:10], body[:10])
 
 
 @with_site(OPERATOR)

@@ -65,9 +65,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
+    from holdfast.drivers.descriptors import raise_limit
     from holdfast.federator.settings import SettingsError
 
     set_up_plain_logging()
+    raise_limit()
     try:
         return _run_paper(args) if args.mode == "paper" else _run_links(args)
     except SettingsError as error:

@@ -105,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
+    from holdfast.drivers.descriptors import raise_limit
     from holdfast.security.tls import TlsError
     from holdfast.topology.server import serve
     from holdfast.topology.settings import SettingsError, load
@@ -117,6 +118,7 @@ def _serve(args: argparse.Namespace) -> int:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_CONFIG
     set_up_plain_logging()
+    raise_limit()
     try:
         asyncio.run(serve(settings))
     except TlsError as error:

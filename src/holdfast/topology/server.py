@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -27,8 +28,8 @@ from holdfast.web.requests import hosts_of_bind
 
 logger = logging.getLogger("holdfast.topology")
 
-CONNECTIONS_MAX: Final = 256
-"""A member has one, and another while it watches for changes."""
+CONNECTIONS_MAX: Final = 4096
+"""2,000 of them may watch for changes. At most three quarters of the process's descriptors."""
 SHUTDOWN_S: Final = 2
 """How long answers that are under way may take at the end."""
 
@@ -48,6 +49,11 @@ class _CertifiedProtocol(BoundedConnection):
         name = certificate_identity(transport.get_extra_info("peercert"))
         self.app_state = {**self.app_state, CERTIFICATE_NAME: name}
         super().connection_made(transport)
+
+
+def _connections_max() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft < 0 else min(CONNECTIONS_MAX, soft * 3 // 4)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
@@ -82,7 +88,7 @@ async def serve(settings: Settings) -> None:
         raise
     config = uvicorn.Config(
         Guard(Api(manager).application(), hosts_of_bind(bind), envelope_of_refusal),
-        http=bounded(_CertifiedProtocol, CONNECTIONS_MAX),
+        http=bounded(_CertifiedProtocol, _connections_max()),
         log_config=None,
         log_level="warning",
         access_log=False,
