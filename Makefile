@@ -37,7 +37,7 @@ help:
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make bench-federation  the federation papers' runs beside Mosquitto bridges, faults, a real manager, 500 members simulated: 40 minutes"
-	@echo "make fuzz      SECONDS=60 of mutated packets"
+	@echo "make fuzz      SECONDS=60 of mutated packets, and of each door of running processes beside a good client"
 	@echo "make sim       SEEDS=5000 of simulated sessions, of nodes on one directory, of clusters: fresh seeds each time"
 	@echo "make chaos     ROUNDS=20 of faults under load: one node, clusters of 3 and 5 (as root, with partitions)"
 	@echo "make pipeline  all tests of the Spark pipeline, the long ones too: clusters of Spark, kill -9 of all parts"
@@ -105,6 +105,7 @@ failover: setup
 
 fuzz: setup
 	$(BIN)/python tools/fuzz.py --seconds $(SECONDS)
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 chaos: setup
 	HOLDFAST_CHAOS_ROUNDS=$(ROUNDS) $(BIN)/python -m pytest -q -s tests/e2e/test_kill9.py tests/e2e/test_chaos_node.py tests/e2e/test_cluster_chaos.py
