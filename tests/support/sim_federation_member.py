@@ -27,6 +27,7 @@ from holdfast.topics.names import is_shared, matches
 if TYPE_CHECKING:
     from tests.support.sim_federation import World
 
+MAY_WAIT_S = 2.0
 WALL_S = 1_750_000_000.0
 """What clocks on walls say at the beginning."""
 
@@ -73,6 +74,8 @@ class SimMember:
         # What the broker's session has sent and not seen done, by number, with its first id and the
         # groups here that had it; no crash touches it.
         self.session: dict[int, tuple[Message, MessageId, list[str]]] = {}
+        # What the broker is to retain if nothing newer comes soon.
+        self._late: dict[str, RetainLocally] = {}
         self._published = 0
         self._numbers: dict[MessageId, int] = {}
         self._armed = float("inf")
@@ -88,6 +91,7 @@ class SimMember:
         self.disk.epoch += world.epoch_step
         world.step_epochs()
         self._armed = float("inf")
+        self._late.clear()
         self.core = FederationMember(
             Identity(self.node, self.disk.epoch),
             f"mqtt://{self.number}",
@@ -105,7 +109,10 @@ class SimMember:
             self.broker_has(topic, self.broker.get(topic, b""))
         for number, (message, first, had) in list(self.session.items()):
             missed = [group for group in self.groups(message.topic) if group not in had]
-            is_replaced = message.is_retained and message.topic in self.brought
+            is_replaced = message.is_retained and (
+                message.topic in self.brought
+                or (message.payload != b"" and message.topic not in self.broker)
+            )
             message = replace(message, missed_by=tuple(missed), is_replaced=is_replaced)
             self._hand_over(number, message, first, had)
 
@@ -190,7 +197,7 @@ class SimMember:
             self._sync(lambda: self.disk.custody.pop(effect.id, None))
             self._done(effect.id)
         elif isinstance(effect, RetainLocally):
-            self._sync(lambda: self.broker_retains(effect.message, True))
+            self._retain(effect)
         elif isinstance(effect, StoreRetained):
             self._sync(lambda: self._stored_retained(effect))
         elif isinstance(effect, DeleteRetained):
@@ -203,6 +210,22 @@ class SimMember:
             world.conflicts += 1
         else:
             world.dropped.append(effect)
+
+    def _retain(self, effect: RetainLocally) -> None:
+        topic = effect.message.topic
+        self._late.pop(topic, None)
+        if not effect.may_wait:
+            self._sync(lambda: self.broker_retains(effect.message, True))
+            return
+        self._late[topic] = effect
+        life = self.life
+
+        def give() -> None:
+            if life == self.life and self._late.get(topic) is effect:
+                del self._late[topic]
+                self._sync(lambda: self.broker_retains(effect.message, True))
+
+        self.world.at(self.world.now + MAY_WAIT_S, give)
 
     def _sync(self, then: Callable[[], object]) -> None:
         """In order: one disk."""
@@ -238,6 +261,8 @@ class SimMember:
         self.world.retained(effect)
 
     def _deliver(self, effect: DeliverLocally) -> None:
+        if effect.message.is_retained:
+            self._late.pop(effect.message.topic, None)
         self.world.check_delivery(self, effect)
         # Who leaves before the broker has it has left with it.
         groups = [

@@ -536,3 +536,44 @@ def test_what_is_handed_over_after_the_broker_got_another_version_replaces_that(
     told = [effect.message.payload for effect in effects if isinstance(effect, RetainLocally)]
     assert told == ([b"ours"] if is_replaced else [])
     assert held(one, "a/1") == b"ours"
+
+
+def crashed_while_a_removal_was_late(published: list[bytes]) -> tuple[World, list[bytes]]:
+    """Member 0's clients publish these to a topic that was removed. Its own broker gets the removal
+    once more behind them, as it comes from the federation, and the member dies before it has stored
+    anything. Also what the broker of member 0 was brought since."""
+    world = World(2, [(0, 1)], 1, subscriptions={0: ["#"], 1: ["#"]})
+    world.run_until(world.is_stable, 10.0)
+    for payload in (b"old", b""):
+        world.publish(0, "t", 1, payload, is_retained=True)
+        world.run(10.0)
+    for payload in published:
+        world.publish(0, "t", 1, payload, is_retained=True)
+    world.crash(0)
+    world.members[0].broker.pop("t", None)
+    brought: list[bytes] = []
+    retains = world.members[0].broker_retains
+
+    def noted(message: Message, is_brought: bool) -> None:
+        brought.append(message.payload)
+        retains(message, is_brought)
+
+    world.members[0].broker_retains = noted  # type: ignore[method-assign]
+    world.run(5.0)
+    world.restart(0)
+    world.run(10.0)
+    return world, brought
+
+
+def test_a_publication_that_lost_against_an_older_removal_comes_back_at_its_origin() -> None:
+    """It is handed over again, and reaches all others: its own broker is told, too."""
+    world, brought = crashed_while_a_removal_was_late([b"new"])
+    assert [member.broker for member in world.members] == [{"t": b"new"}] * 2
+    assert brought == [b"new"]
+
+
+def test_what_a_client_has_removed_does_not_come_back_for_a_moment() -> None:
+    """The publication is handed over again, and its removal behind it."""
+    world, brought = crashed_while_a_removal_was_late([b"new", b""])
+    assert [member.broker for member in world.members] == [{}] * 2
+    assert b"new" not in brought

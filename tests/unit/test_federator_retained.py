@@ -5,11 +5,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import uvloop
 
 from holdfast.federation.effects import DeleteRetained, Message, RetainLocally, StoreRetained
 from holdfast.federation.identity import MessageId
 from holdfast.federation.member import FederationMember
+from holdfast.federator import retention as retention_module
 from holdfast.federator.retention import TOLD_MAX, Retention
 from holdfast.federator.store import Store
 from holdfast.federator.store_file import StoreError, StoreFile
@@ -136,9 +138,9 @@ class Bench:
     def broker_has_retained(self, message: Message, now: float) -> None:
         self.told.append(message)
 
-    def wants(self, payload: bytes, topic: str = "t") -> None:
+    def wants(self, payload: bytes, topic: str = "t", may_wait: bool = False) -> None:
         message = Message(topic, payload, 1, True)
-        self.retention.carry_out(RetainLocally(MessageId(NODE, 1, 1), message))
+        self.retention.carry_out(RetainLocally(MessageId(NODE, 1, 1), message, may_wait))
         self.retention.carry_out(StoreRetained(topic, payload))
 
     async def stored(self) -> dict[str, bytes]:
@@ -183,6 +185,34 @@ def test_the_broker_has_it_before_the_store(tmp_path: Path) -> None:
         file = StoreFile(tmp_path / "s.db", NODE)
         assert file.open().retained == {}
         file.close()
+
+    run(tmp_path, test)
+
+
+def test_what_may_wait_gives_way_to_what_is_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention_module, "MAY_WAIT_S", 0.05)
+
+    async def test(site: Site) -> None:
+        bench = Bench(tmp_path)
+        await bench.store.open()
+        bench.retention.up()
+        for topic in ("replaced", "delivered", "alone"):
+            bench.wants(b"1", topic, may_wait=True)
+        assert bench.edge.waiting == []
+        bench.wants(b"2", "replaced")
+        bench.retention.delivered("delivered")
+        await until(lambda: len(bench.edge.waiting) == 2, "what nothing has replaced")
+        assert [(message.topic, message.payload) for message, _ in bench.edge.waiting] == [
+            ("replaced", b"2"),
+            ("alone", b"1"),
+        ]
+        for _, done in bench.edge.waiting:
+            done()
+        assert await bench.stored() == {"delivered": b"1", "replaced": b"2", "alone": b"1"}
+        assert bench.retention.waiting == 0
+        await bench.store.close()
 
     run(tmp_path, test)
 

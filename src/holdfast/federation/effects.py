@@ -28,8 +28,9 @@ class Message:
     done_may_wait: bool = False
     """Who hands it over does not wait for it to be stored, and goes on with others."""
     is_replaced: bool = False
-    """It is retained, but the broker retains what the federation brought since: handed over only
-    now, this is the newer version, which the broker is told."""
+    """It is retained, but the broker retains what the federation brought since, or nothing any more
+    although it was published before this start: handed over only now, this is the newer version,
+    which the broker is told."""
     missed_by: tuple[str, ...] = ()
     """`$share/group/filter` of groups of this member that began after it was published: another
     member's clients of the group may have it."""
@@ -92,6 +93,9 @@ class RetainLocally:
 
     id: MessageId
     message: Message
+    may_wait: bool = False
+    """For a while, in which a newer one for the topic, retained locally or delivered, takes its
+    place: a client may have removed it, which is about to be handed over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class Retaining:
         is_given = now - self._given.get(message.topic, -GIVEN_S) < GIVEN_S
         if is_given or message.is_replaced:
             # That may have come to the broker after this publication, which is the newer.
-            self._replay(retained, now)
+            self._replay(retained, now, may_wait=not is_given)
         return stamp
 
     def broker_has(self, id: MessageId, message: Message, now: float) -> bool:
@@ -168,7 +168,7 @@ class Retaining:
         else:
             self._counts["retained full"] += 1
 
-    def _replay(self, held: RetainedMessage, now: float) -> None:
+    def _replay(self, held: RetainedMessage, now: float, may_wait: bool = False) -> None:
         self._given[held.topic] = now
         expiry_s = None
         if held.expires_us is not None:
@@ -183,7 +183,7 @@ class Retaining:
             _id(held),
             held.version[0],
         )
-        self._effects.append(RetainLocally(_id(held), message))
+        self._effects.append(RetainLocally(_id(held), message, may_wait))
 
     def _of_data(self, data: Data, now: float) -> RetainedMessage:
         return RetainedMessage(

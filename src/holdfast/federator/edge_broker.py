@@ -89,6 +89,8 @@ class BrokerEdge:
         self._target: set[str] = set()
         self._is_on_target = True
         self._subscribed: set[str] = set()
+        # Of each partition: where it ended when the session was opened.
+        self._begun_at: list[int] = []
         # From the federation to the broker, in order.
         self._arrivals: deque[Arrival] = deque()
         self._finished: deque[Callable[[], None]] = deque()
@@ -277,6 +279,7 @@ class BrokerEdge:
         assert connection is not None
         assert isinstance(connection.session, Session)
         self._subscribed = set(connection.session.subscriptions)
+        self._begun_at = list(self._broker.node.state.delivered)
         self._is_up = True
         self._host.edge_up()
 
@@ -306,7 +309,7 @@ class BrokerEdge:
             publish,
             self._place_of(entry),
             self._missed_by(publish.topic, entry),
-            publish.retain and self._is_replaced(topic),
+            publish.retain and self._is_replaced(publish, topic, entry),
             self._window() >= 2 * UNHURRIED_MAX,
         )
         self._host.publish(message, done)
@@ -335,10 +338,17 @@ class BrokerEdge:
         assert isinstance(connection.session, Session)
         return connection.session.inflight_max
 
-    def _is_replaced(self, topic: str) -> bool:
-        """Did the federation bring what is retained? Were it older, the publication would be."""
+    def _is_replaced(self, publish: Publish, topic: str, entry: Inflight | None) -> bool:
+        """Did the federation bring what is retained? Were it older, the publication would be.
+
+        It may have brought a removal, of which nothing is left. What was published since this start
+        cannot have met one that the member does not remember. For what is older, a client's own
+        removal is handed over behind it, and counts."""
         kept = self._broker.node.state.retained.get(topic)
-        return isinstance(kept, BrokerMessage) and kept.publisher == FEDERATION.encode()
+        if isinstance(kept, BrokerMessage):
+            return kept.publisher == FEDERATION.encode()
+        is_older = entry is not None and entry.offset < self._begun_at[entry.partition]
+        return bool(publish.payload) and is_older
 
     def _missed_by(self, topic: bytes, entry: Inflight | None) -> tuple[str, ...]:
         """Of the groups here, as they are announced, those that begin behind it in the log."""

@@ -388,6 +388,8 @@ class Federator:
         elif isinstance(effect, DeliverLocally):
             self.counters.delivered += 1
             self.counters.hops[effect.hops] += 1
+            if effect.message.is_retained and self._retention is not None:
+                self._retention.delivered(effect.message.topic)
             self._deliveries.take(effect, self._now())
         elif isinstance(effect, Store):
             self.store.add(effect.id, effect.data, effect.may_wait)

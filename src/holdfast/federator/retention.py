@@ -24,6 +24,8 @@ logger = logging.getLogger("holdfast")
 
 CLOCK_S: Final = 60.0
 """Between words to the member about the wall clock."""
+MAY_WAIT_S: Final = 2.0
+"""For what may wait; what is about to be handed over by the broker comes within this time."""
 TOLD_MAX: Final = 500
 """Messages found in the broker that the member is told in one turn of the loop."""
 
@@ -155,8 +157,21 @@ class Retention:
     def _retain(self, effect: RetainLocally) -> None:
         setting = self._settings.setdefault(effect.message.topic, _Setting(effect))
         setting.effect = effect
-        if self._is_up and setting.given is None:
+        if effect.may_wait:
+            asyncio.get_running_loop().call_later(MAY_WAIT_S, self._give_late, setting, effect)
+        elif self._is_up and setting.given is None:
             self._give(setting)
+
+    def _give_late(self, setting: _Setting, effect: RetainLocally) -> None:
+        is_current = self._settings.get(effect.message.topic) is setting
+        if is_current and setting.effect is effect and setting.given is None and self._is_up:
+            self._give(setting)
+
+    def delivered(self, topic: str) -> None:
+        """A newer version, as a publication: what may wait does not come after it."""
+        setting = self._settings.get(topic)
+        if setting is not None and setting.effect.may_wait and setting.given is None:
+            self._settle(setting)
 
     def _keep(self, topic: str, data: bytes | None) -> None:
         """None: nothing any more."""
@@ -184,9 +199,12 @@ class Retention:
         if setting.given is not setting.effect:
             self._give(setting)
             return
+        setting.given = None
+        self._settle(setting)
+
+    def _settle(self, setting: _Setting) -> None:
         topic = setting.effect.message.topic
         del self._settings[topic]
-        setting.given = None
         if setting.is_stored:
             self._store.retain(topic, setting.data)
 
