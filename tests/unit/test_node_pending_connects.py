@@ -2,7 +2,9 @@
 
 import random
 
-from holdfast.node.pending_connects import PendingConnects
+import pytest
+
+from holdfast.node.pending_connects import PendingConnects, address_of
 from holdfast.session.connection import AUTHENTICATING, CLOSED, Connection
 
 
@@ -54,6 +56,24 @@ def test_the_oldest_makes_room_however_slowly_it_sends() -> None:
     pending.receive_connect(second, 50)
     assert pending.oldest_silent() is None
     assert pending.bytes == 11 + 60
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("10.0.0.1:1883", "10.0.0.1"),
+        ("2001:db8::1:1883", "20010db800000000::/64"),
+        ("2001:db8::ffff:1:1883", "20010db800000000::/64"),
+        ("2001:db8:0:1::1:1883", "20010db800000001::/64"),
+        ("fe80::1%eth0:1883", "fe80000000000000::/64"),
+        ("::1:1883", "0::/64"),
+        ("::ffff:10.0.0.1:1883", "10.0.0.1"),
+        ("?", ""),
+        ("a:b:c:1", "a:b:c"),
+    ],
+)
+def test_address_of(remote: str, address: str) -> None:
+    assert address_of(remote) == address
 
 
 def test_address_limit() -> None:

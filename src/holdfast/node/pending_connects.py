@@ -6,6 +6,7 @@ connection that has sent no CONNECT makes room: silent connections never keep a 
 """
 
 from collections.abc import Iterator
+from ipaddress import IPv6Address
 from typing import Final
 
 from holdfast.session.connection import NEW, Connection
@@ -15,8 +16,17 @@ CONNECT_FIRST_BYTE: Final = 0x10
 
 
 def address_of(remote: str) -> str:
-    """The address of host:port."""
-    return remote.rpartition(":")[0]
+    """The address of host:port, for what one peer may have. Of IPv6 the first 64 bits: the other
+    64 are the peer's own to choose."""
+    host = remote.rpartition(":")[0]
+    if ":" not in host:
+        return host
+    try:
+        address = IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    mapped = address.ipv4_mapped
+    return f"{int(address) >> 64:x}::/64" if mapped is None else str(mapped)
 
 
 class PendingConnects:
