@@ -108,6 +108,47 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
     asyncio.run(main())
 
 
+def test_what_the_federation_replaced_before_the_start_is_told(tmp_path: Path) -> None:
+    """Of a removal nothing is left: a publication from before the start that the broker retains
+    nothing of may have met one. A client's own removal is handed over behind it."""
+
+    async def main() -> None:
+        async with loop_broker(tmp_path) as broker:
+            site = await Site(broker).start()
+            site.host.takes = False
+            await site.want("#")
+            async with site.client("c") as client:
+                for topic in ("removed", "brought", "kept"):
+                    await client.publish(topic, "x", qos=1, retain=True)
+            await until(lambda: len(site.host.published) == 3)
+            assert not any(each.is_replaced for each in site.host.published)
+            for topic, payload in (("removed", b""), ("brought", b"y")):
+                id = MessageId(OTHER, 1, 1)
+                message = Message(topic, payload, 1, True)
+                site.edge.retain(id, message, lambda: site.done.append(b"done"))
+            await until(lambda: len(site.done) == 2)
+            await site.edge.stop()
+        async with loop_broker(tmp_path) as broker:
+            again = await Site(broker).start()
+            await again.want("#")
+            await until(lambda: len(again.host.published) == 3)
+            async with again.client("c") as client:
+                await client.publish("new", "x", qos=1, retain=True)
+                await client.publish("new", "", qos=1, retain=True)
+            await until(lambda: len(again.host.published) == 5)
+            found = {(one.topic, one.payload): one.is_replaced for one in again.host.published}
+            assert found == {
+                ("removed", b"x"): True,
+                ("brought", b"x"): True,
+                ("kept", b"x"): False,
+                ("new", b"x"): False,
+                ("new", b""): False,
+            }
+            await again.edge.stop()
+
+    asyncio.run(main())
+
+
 def test_a_federation_without_room_closes_the_window_and_loses_nothing(tmp_path: Path) -> None:
     async def scenario(site: Site) -> None:
         await site.start()
