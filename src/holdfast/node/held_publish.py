@@ -183,13 +183,14 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
             state.watch_removal(message)
         return
     retained = state.retained
-    before = retained.get(topic)
-    size_bytes = retained.size_bytes + retained_size(message)
-    if before is not None:
-        size_bytes -= retained_size(before)
-    is_full = before is None and len(retained) >= state.config.retained_max
-    if not is_full and size_bytes <= state.config.retained_bytes_max:
-        retained.set(topic, message.without_frames())
+    size_bytes = retained_size(message)
+    if _has_room(state, topic, size_bytes):
+        if message.qos == 0:
+            # It is in no outbox, so it is delivered.
+            message.drop_frames()
+            retained.set(topic, message, size_bytes)
+        else:
+            retained.set(topic, message.without_frames(), size_bytes)
         return
     # Nothing is retained then: the one before would be out of date.
     retained.remove(topic)
@@ -205,6 +206,18 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
             },
         )
     state.retained_noted_at = state.now
+
+
+def _has_room(state: NodeState, topic: str, size_bytes: int) -> bool:
+    config = state.config
+    retained = state.retained
+    after = retained.size_bytes + size_bytes
+    if after <= config.retained_bytes_max and len(retained) < config.retained_max:
+        return True
+    before = retained.get(topic)
+    if before is None:
+        return False
+    return after - retained_size(before) <= config.retained_bytes_max
 
 
 def retain_at_once(state: NodeState, topic: str, partition: int, message: Message) -> None:

@@ -49,7 +49,8 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
     if not may_write(connection, route):
         _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
         return
-    resolved(state, route)
+    if route.version != state.route_version:
+        resolved(state, route)
     qos = publish.qos
     if qos == 0:
         state.stats.publish_qos0_received += 1
@@ -98,11 +99,13 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
 def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
     if publish.topic_alias or not publish.topic:
         _resolve_alias(state, connection, publish)
-    try:
-        route = look_up(state, publish.topic)
-    except InvalidTopic as error:
-        # [MQTT-3.3.2-2] no wildcards, [MQTT-4.7.3-1] not empty
-        raise ProtocolViolation(reasons.TOPIC_NAME_INVALID, str(error)) from None
+    route = state.routes.get(publish.topic)
+    if route is None:
+        try:
+            route = look_up(state, publish.topic)
+        except InvalidTopic as error:
+            # [MQTT-3.3.2-2] no wildcards, [MQTT-4.7.3-1] not empty
+            raise ProtocolViolation(reasons.TOPIC_NAME_INVALID, str(error)) from None
     if publish.qos > state.config.qos_max:
         # [MQTT-3.2.2-11]
         raise ProtocolViolation(
@@ -171,7 +174,8 @@ def _publish_here(
 ) -> None:
     if publish.qos == 2:
         _note_inbound(session, publish.packet_id, record.partition)
-    state.append(record)
+    state.appended += 1
+    state.journal.append(record)
     state.hold(HeldPublish(record, route, connection, publish.packet_id))
 
 

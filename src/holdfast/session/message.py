@@ -59,6 +59,15 @@ class Message:
         else:
             self._frame_v5 = frame
 
+    def drop_frames(self) -> None:
+        """Of a message that is delivered, and kept: see `without_frames`."""
+        self._frame_v3 = None
+        self._frame_v5 = None
+        self._head_v3 = None
+        self._tail_v3 = b""
+        self._head_v5 = None
+        self._tail_v5 = b""
+
     def without_frames(self) -> "Message":
         """The same message to be kept for long: without the frames made for its receivers, which
         have its payload a second time."""

@@ -49,13 +49,14 @@ class RetainedTrie:
     def get(self, topic: str) -> object | None:
         return self.entries.get(topic)
 
-    def set(self, topic: str, entry: object) -> None:
+    def set(self, topic: str, entry: object, size_bytes: int = 0) -> None:
+        """`size_bytes`: of the entry, if it is known."""
         before = self.entries.get(topic)
         if before is None:
             self._insert(topic)
         self.entries[topic] = entry
         if self._size_of is not None:
-            self.size_bytes += self._size_of(entry)
+            self.size_bytes += size_bytes or self._size_of(entry)
             if before is not None:
                 self.size_bytes -= self._size_of(before)
 
