@@ -107,9 +107,12 @@ def send_late(state: NodeState, topic: str, message: Message) -> None:
 def send_retained(state: NodeState, subscription: Subscription, message: Message) -> None:
     """A message that became the retained one after the scan for the subscription had begun."""
     session = subscription.session
-    if session.connection is None or not may_read(session, message.topic):
+    if session.connection is None:
         return
     if session.subscriptions.get(subscription.filter) is not subscription:
+        return
+    if not may_read(session, message.topic):
+        state.stats.reads_denied += 1
         return
     scans = _scans_of(session)
     scan = scans.by_filter.get(subscription.filter)
