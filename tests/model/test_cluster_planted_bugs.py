@@ -19,6 +19,8 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Batch, Record
 from holdfast.node.recovery import Recovery
 from holdfast.node.state import Held
+from holdfast.replication.cluster_clock import ClusterClock
+from holdfast.replication.disk_position import DiskMemory
 from holdfast.replication.following import Following
 from holdfast.replication.in_sync import InSync
 from holdfast.replication.progress import Led
@@ -36,6 +38,7 @@ FOUND = {
     "what was refused is stored": "has acknowledged",
     "frames leave on the next link": "keeps frames of a lost link",
     "cursors are filled in when looked at": "the image of",
+    "a node's own clock counts": "was ended after",
     "a session that its node does not have stays open": "which has not had it",
 }
 """By the check that is there for it."""
@@ -231,6 +234,15 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
     return patch.object(Homes, "owned", believe)
 
 
+def an_older_copy_goes_on() -> AbstractContextManager[object]:
+    """Nobody remembers what was on it."""
+    return patch.object(DiskMemory, "note", lambda *_: None)
+
+
+def a_nodes_own_clock_counts() -> AbstractContextManager[object]:
+    return patch.object(ClusterClock, "tick", lambda _, now, wall_us: wall_us)
+
+
 def settings(*faults: str, mean_s: float = 0.4, min_insync: int = 1, **other: Any) -> Settings:
     return Settings(
         faults=faults,
@@ -266,6 +278,16 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         0,
     ),
     "sent again without alignment": (sent_again_without_alignment, settings("kill", "reset"), 8),
+    "an older copy of a disk goes on": (
+        an_older_copy_goes_on,
+        settings("go-back", "kill", min_insync=2),
+        1,
+    ),
+    "a node's own clock counts": (
+        a_nodes_own_clock_counts,
+        settings("wrong-clock", "leave", casts=(TIMED,), skew_s=0.02),
+        1,
+    ),
     "home decides too early": (home_decides_before_it_has_applied, settings("kill", "outage"), 0),
     "leader forgets the tail": (leader_forgets_the_tail, settings("kill", "slow-disk"), 26),
     "owners are not asked": (owners_are_not_asked, settings("kill", "outage"), 28),

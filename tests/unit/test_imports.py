@@ -60,7 +60,7 @@ FILE_MODULES = {"log/filesystem.py", "log/opening.py"}
 FILE_IMPORTS = {"os", "pathlib", "time"}
 SIMULATOR_IMPORTS = {"random", "pathlib"}
 """Of the simulator: randomness from its seed, and names of directories that do not exist."""
-SIMULATED_DRIVERS = {"disk", "raft_files", "storage"}
+SIMULATED_DRIVERS = {"disk", "older_copy", "raft_files", "storage"}
 """The drivers that work on any file system, and so on a simulated one."""
 WRITING_SIDE = {
     "active_index", "journal", "recovery", "retention", "compaction", "segment_list", "snapshot",

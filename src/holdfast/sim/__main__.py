@@ -14,7 +14,7 @@ import time
 from functools import partial
 
 from holdfast.sim.casts import CASTS
-from holdfast.sim.faults import ALL
+from holdfast.sim.faults import ALL, HOSTILE
 from holdfast.sim.running import Result, run
 
 FRESH_SEEDS = 100
@@ -27,7 +27,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, help="so many, from --seed on; default: 1, or 100")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="default: all cores")
     parser.add_argument("--nodes", type=int, default=0, help="default: 3 or 5, by the seed")
-    parser.add_argument("--faults", default="", help=f"of {','.join(ALL)}; none; default: by seed")
+    parser.add_argument(
+        "--faults",
+        default="",
+        help=f"of {','.join(dict.fromkeys(ALL + HOSTILE))}; none; default: by seed",
+    )
     parser.add_argument("--casts", default="", help=f"of {','.join(CASTS)}; default: by seed")
     parser.add_argument("--duration", type=float, default=6.0, help="of the faults, in seconds")
     parser.add_argument("-v", action="store_true", help="print every event; one seed at a time")

@@ -2,11 +2,12 @@
 api/clustering.py does it."""
 
 import random
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, cast
 
 from holdfast.cluster.member import Member
 from holdfast.cluster.parts import MemberConfig
+from holdfast.drivers import older_copy
 from holdfast.drivers.raft_files import RaftFiles
 from holdfast.drivers.storage import Storage
 from holdfast.log.files import MANIFEST, DataDirectory, Manifest
@@ -130,6 +131,7 @@ class Cores:
 
 def _directory(host: "Host") -> DataDirectory:
     files = host.disk
+    older_copy.begin_anew(files, cast("Path", PurePosixPath(host.name)))
     if MANIFEST not in files.list(""):
         incarnation = host.new_incarnation()
         manifest = Manifest(host.name, host.world.settings.partitions, "", "", incarnation)

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.sim.host import EPOCH_US
 from holdfast.sim.operating import Operator
 from holdfast.sim.process import LEAVE_S
 
@@ -32,6 +33,10 @@ SKEW: Final = "skew"
 LATE: Final = "late"
 WIPE: Final = "wipe"
 HANG_DISK: Final = "hang-disk"
+GO_BACK: Final = "go-back"
+"""A disk is put back from an earlier copy."""
+WRONG_CLOCK: Final = "wrong-clock"
+"""Of one node, by hours, years, or never set; it jumps."""
 LEAVE: Final = "leave"
 """A restart in good order."""
 OPERATE: Final = "operate"
@@ -44,6 +49,10 @@ PROCESSES: Final = (KILL, POWER, OUTAGE, LEAVE)
 DISKS: Final = (SLOW_DISK, FULL_DISK, HANG_DISK, POWER)
 NETWORK: Final = (ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, LATE)
 
+HOSTILE: Final = (GO_BACK, WRONG_CLOCK, KILL, ISOLATE, LEAVE, RESET)
+"""What operators do without meaning to."""
+
+WRONG_CLOCKS_S: Final = (0.0, 0.0, 3600.0, 172_800.0, 94_608_000.0, -EPOCH_US / 1e6)
 SKEW_MAX_S: Final = 60.0
 """Of one clock from the true time."""
 
@@ -57,6 +66,8 @@ class Faults:
         self._chance = world.schedule.chance("faults")
         self.is_over = False
         self._wiped = False
+        # Whose clock is the wrong one: one of them only.
+        self._skewed = self._chance.choice(list(world.hosts.values()))
         self.count = 0
         self._causes: dict[str, Callable[[Host], None]] = {
             KILL: self._kill,
@@ -73,6 +84,8 @@ class Faults:
             SKEW: self._skew,
             LATE: self._late,
             WIPE: self._wipe,
+            GO_BACK: self._go_back,
+            WRONG_CLOCK: self._wrong_clock,
             HANG_DISK: self._hang_disk,
             LEAVE: self._leave,
             OPERATE: self._operate,
@@ -237,6 +250,37 @@ class Faults:
     def _skew(self, host: "Host") -> None:
         host.skew_us = int((self._chance.random() - 0.5) * 2e6 * SKEW_MAX_S)
         self._world.schedule.note(host.name, f"wall clock is off by {host.skew_us / 1e6:.1f} s")
+
+    def _wrong_clock(self, _: "Host") -> None:
+        host = self._skewed
+        host.skew_us = int(self._chance.choice(WRONG_CLOCKS_S) * 1e6)
+        self._world.schedule.note(host.name, f"wall clock is off by {host.skew_us / 1e6:.1f} s")
+
+    def _go_back(self, host: "Host") -> None:
+        """Once, and only what the others have, as with `_wipe`. They run, so that they remember."""
+        if host.process is None or self._wiped:
+            return
+        earlier = host.disk.copy()
+        self._world.schedule.note(host.name, "its disk is copied")
+        number = host.incarnations
+
+        def put_back() -> None:
+            metadata = self._world.newest_metadata()
+            if self.is_over or self._wiped or metadata is None or not self._world.is_in_sync():
+                return
+            if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
+                return
+            if host.incarnations != number or any(
+                each.is_paused for each in self._world.hosts.values()
+            ):
+                return
+            self._wiped = True
+            host.kill(power=True)
+            self._world.schedule.note(host.name, "its disk is put back from the copy")
+            host.disk = earlier
+            self._restart(host, 0.5)
+
+        self._world.schedule.after(0.2 + self._chance.random() * 2, put_back)
 
     def _wipe(self, host: "Host") -> None:
         """Once, and only what the others have, its vote included."""

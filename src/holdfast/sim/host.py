@@ -3,6 +3,7 @@
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from holdfast.drivers import older_copy
 from holdfast.drivers.disk import DiskFullError
 from holdfast.replication.metadata import ClusterMetadata
 from holdfast.sim.disk import Crash, SimDisk
@@ -196,6 +197,14 @@ class Host:
             pass
         self.disk.crash_at = -1
 
+    def begin_anew(self) -> None:
+        """The others have said that the disk is an older copy."""
+        if self.process is not None:
+            older_copy.mark(self.disk, self.new_incarnation())
+            self.creates_cluster = False
+            self.kill(power=False)
+            self.schedule.after(0.05 + self.chance.random() * 0.2, self.start)
+
     def wipe(self) -> None:
         """Another disk, and empty."""
         assert self.process is None
@@ -210,7 +219,10 @@ class Host:
         return None if self.process is None else self.process.links.get(other)
 
     def shuns(self, other: str) -> bool:
-        return self.process is not None and self.process.has_removed(self.world.hosts[other])
+        process, host = self.process, self.world.hosts[other]
+        if process is None:
+            return False
+        return process.finds_older(host) or process.is_isolated or process.has_removed(host)
 
     def link_up(self, connection: PeerConnection, other: str) -> None:
         process = self.process

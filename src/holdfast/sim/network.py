@@ -254,7 +254,8 @@ class Network:
             return
         if first.is_paused or second.is_paused:
             return
-        if first.shuns(second.name) or second.shuns(first.name):
+        if any([first.shuns(second.name), second.shuns(first.name)]):
+            # Both are asked: each may have something to say.
             return
         for each in connections:
             if not each.is_of_running(first) or not each.is_of_running(second):

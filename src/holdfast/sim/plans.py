@@ -4,11 +4,23 @@ import random
 from typing import Final
 
 from holdfast.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
-from holdfast.sim.faults import ALL, DISKS, KILL, LEAVE, NETWORK, OPERATE, PAUSE, PROCESSES, SKEW
+from holdfast.sim.faults import (
+    ALL,
+    DISKS,
+    GO_BACK,
+    HOSTILE,
+    KILL,
+    LEAVE,
+    NETWORK,
+    OPERATE,
+    PAUSE,
+    PROCESSES,
+    SKEW,
+)
 from holdfast.sim.world import Settings
 
 FAULTS: Final = (
-    ALL, ALL, PROCESSES, NETWORK, DISKS, (PAUSE,), ("reset", KILL), (OPERATE, LEAVE, KILL),
+    ALL, ALL, PROCESSES, NETWORK, DISKS, (PAUSE,), ("reset", KILL), (OPERATE, LEAVE, KILL), HOSTILE,
 )  # fmt: skip
 PLAYING: Final = ((LOG,), (LOG,), (LOG, QOS0), (TIMED,), (GROUPS,), (LOG, TIMED), CASTS)
 TIMED_SKEW_S: Final = 0.02
@@ -27,7 +39,7 @@ def settings_for(
     count = nodes or chance.choice((3, 3, 3, 5))
     if faults is None:
         faults = chance.choice(FAULTS)
-    is_wiped = "wipe" in faults
+    is_wiped = "wipe" in faults or GO_BACK in faults
     min_insync = 2 if is_wiped else chance.choice((1, 2))
     mean_s = chance.choice((0.4, 1.0, 2.0))
     turn_s = chance.choice((0.0002, 0.001, 0.004))

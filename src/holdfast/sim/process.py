@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.log.record import Record
 from holdfast.node.effects import Effect, FetchInflight, Note, ReadLog, ResumeInput
+from holdfast.replication.disk_position import lost_since
 from holdfast.replication.health import Presence
 from holdfast.replication.kinds import IMAGE, BadFrame
 from holdfast.replication.metadata import DATA, WITNESS, ClusterMetadata, NodeState
@@ -39,6 +40,8 @@ class Process:
         self.links: dict[str, PeerConnection] = {}
         self.sockets: dict[Connection, ClientSocket] = {}
         self.is_ready = False
+        self.is_isolated = False
+        """Others have said that the disk is an older copy."""
         self._is_leaving = False
         self._turn_scheduled = False
         self._timer_at = float("inf")
@@ -203,6 +206,25 @@ class Process:
         """It does not talk to it."""
         metadata = self.member.fabric.metadata
         return metadata is not None and other.was_removed(metadata)
+
+    def finds_older(self, other: "Host") -> bool:
+        """The disk there is an older copy: it is told so, and takes part in nothing."""
+        process = other.process
+        if process is None or other.is_paused or self.host.is_paused:
+            return False
+        claim = process.member.disk_claim().text()
+        known = self.member.disk_memory.known
+        if not lost_since(known, other.name, process.cores.incarnation, claim):
+            return False
+        meta = self.member.meta
+        may_begin = meta.has_majority(self.host.clock()) and meta.leader_id != other.name
+        self.schedule.note(other.name, f"is an older copy, says {self.host.name}")
+        process.is_isolated = True
+        for peer in list(process.links):
+            process._close(peer)
+        if may_begin:
+            other.post(other.begin_anew)
+        return True
 
     def redirect(self) -> None:
         metadata = self.member.fabric.metadata

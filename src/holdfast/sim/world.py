@@ -4,10 +4,11 @@ and in the end nothing may be missing."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.replication.cluster_clock import TOLERANCE_S
 from holdfast.replication.metadata import ClusterMetadata
 from holdfast.sim.casts import LOG, parties
 from holdfast.sim.checks import Checks
-from holdfast.sim.faults import SKEW, SKEW_MAX_S, Faults
+from holdfast.sim.faults import SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
 from holdfast.sim.host import Host
 from holdfast.sim.network import Network
 from holdfast.sim.schedule import Schedule, Violation
@@ -85,7 +86,11 @@ class World:
     @property
     def skew_s(self) -> float:
         """How far two wall clocks may ever have been apart."""
-        return SKEW_MAX_S * 2 if SKEW in self.settings.faults else self.settings.skew_s * 2
+        faults = self.settings.faults
+        if WRONG_CLOCK in faults:
+            # Only by what the nodes do not agree on.
+            return self.settings.skew_s * 2 + 2 * TOLERANCE_S
+        return SKEW_MAX_S * 2 if SKEW in faults else self.settings.skew_s * 2
 
     @property
     def data_hosts(self) -> list[Host]:
