@@ -14,10 +14,12 @@ from holdfast.mqtt.encode import encode, encode_within
 from holdfast.mqtt.fields import FIELD_BYTES_MAX, VARINT_MAX
 from holdfast.mqtt.publish import Publish
 from holdfast.node.config import NodeConfig
+from holdfast.node.delivery import log_cursor
 from holdfast.security.enhanced import scram_factory
 from holdfast.security.scram import METHOD, make_credentials
 from holdfast.session.connection import ALIAS_TOPIC_BYTES_MAX
 from holdfast.session.message import Message
+from holdfast.session.session import Inflight
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import acks, publish, subscribe
 
@@ -232,6 +234,29 @@ def test_topics_with_an_alias_are_bounded_in_bytes() -> None:
     aliases = peer.connection.aliases_out
     assert aliases is not None
     assert 0 < sum(map(len, aliases.by_topic)) == aliases.topic_bytes <= ALIAS_TOPIC_BYTES_MAX
+
+
+def test_the_cursor_of_a_session_with_all_packet_ids_in_use() -> None:
+    """A CURSOR payload has room for 65,535 entries."""
+    bench = NodeBench(auto_commit=False)
+    bench.connect("c", clean=False, expiry_s=1000)
+    bench.settle()
+    session = bench.node.state.sessions["c"]
+    offsets = [(0, offset) for offset in range(70_000, 220_000)]
+    for packet_id in range(1, 65_536):
+        entry = Inflight(0, packet_id, 1, False)
+        session.inflight[packet_id] = entry
+        session.note_change(packet_id, entry)
+    for partition, offset in offsets:
+        session.note_done(partition, offset)
+    snapshot = bench.snapshot()
+    log_cursor(bench.node.state, session, [(0, 65_536)])
+    bench.settle()
+    for taken in (None, snapshot):
+        bench.crash(snapshot=taken)
+        found = bench.node.state.sessions["c"]
+        assert len(found.inflight) == 65_535
+        assert found.done == set(offsets)
 
 
 # Everything, in any order.

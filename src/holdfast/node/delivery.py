@@ -18,7 +18,7 @@ from holdfast.session.connection import OPEN, Connection
 from holdfast.session.cursor import Delivery
 from holdfast.session.message import Message
 from holdfast.session.session import Inflight, Member, Session, Subscription
-from holdfast.session.state import encode_cursor
+from holdfast.session.state import ENTRIES_MAX, encode_cursor
 
 READ_BYTES_MAX: Final = 1 << 20
 """Of one read of the log, or of unfinished messages that are fetched; and one larger record."""
@@ -591,7 +591,27 @@ def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, in
     for entry in changes.values():
         if entry is not None:
             entry.logged = True
-    payload = encode_cursor(positions, changes, [] if done is None else done)
+    if done is None:
+        done = []
+    if len(changes) + len(done) > ENTRIES_MAX:
+        # The positions come last: a crash that cuts before them sends a message twice, one that
+        # cuts behind them, before the ids of what they have passed, loses it.
+        _append_cursor(state, session, [], changes, [])
+        changes = {}
+        while len(done) > ENTRIES_MAX:
+            _append_cursor(state, session, [], changes, done[:ENTRIES_MAX])
+            done = done[ENTRIES_MAX:]
+    _append_cursor(state, session, positions, changes, done)
+
+
+def _append_cursor(
+    state: NodeState,
+    session: Session,
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+    done: list[tuple[int, int]],
+) -> None:
+    payload = encode_cursor(positions, changes, done)
     append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
 
 

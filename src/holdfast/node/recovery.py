@@ -26,7 +26,7 @@ from holdfast.session.session import (
     Session,
     new_subscription,
 )
-from holdfast.session.state import CursorState, decode_cursor, encode_cursor
+from holdfast.session.state import ENTRIES_MAX, CursorState, decode_cursor, encode_cursor
 from holdfast.topics.names import InvalidTopic, decode_topic
 
 SNAPSHOT_SESSION = 1
@@ -314,7 +314,11 @@ class Recovery:
         assert isinstance(inbound, list)
         if inbound:
             session.inbound = dict(inbound)
-        self._set_cursor(session, decode_cursor(base64.b64decode(str(fields["cursor"]))))
+        cursor = decode_cursor(base64.b64decode(str(fields["cursor"])))
+        done = fields.get("done")
+        if isinstance(done, list):
+            cursor.done += [(int(partition), int(offset)) for partition, offset in done]
+        self._set_cursor(session, cursor)
         return session
 
     def settle(self, sessions_max: int) -> None:
@@ -454,6 +458,9 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
         positions = []
     inflight: dict[int, Inflight | None] = dict(session.inflight)
     inbound = session.inbound
+    done = sorted(session.done or ())
+    # More than one payload has room for goes beside it.
+    is_beside = len(inflight) + len(done) > ENTRIES_MAX
     fields: dict[str, object] = {
         "client": session.client_id,
         "epoch": session.epoch,
@@ -468,9 +475,11 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
         ],
         "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
         "cursor": base64.b64encode(
-            encode_cursor(positions, inflight, sorted(session.done or ()))
+            encode_cursor(positions, inflight, [] if is_beside else done)
         ).decode(),
     }
+    if is_beside:
+        fields["done"] = done
     if session.will is not None:
         fields["will"] = will_fields(session.will)
     return fields

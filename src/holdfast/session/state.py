@@ -24,6 +24,9 @@ _COUNTS: Final = struct.Struct("<HH")
 _POSITION: Final = struct.Struct("<HQ")
 _ENTRY: Final = struct.Struct("<HBBBHQ")
 
+ENTRIES_MAX: Final = 65_535
+"""Of one payload."""
+
 FREE: Final = 0
 DONE: Final = 3
 
