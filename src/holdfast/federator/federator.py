@@ -50,6 +50,12 @@ from holdfast.security.tls import TlsError
 logger = logging.getLogger("holdfast")
 
 STORE: Final = "federation.db"
+MADE_UP: Final = {
+    "forged announcement": "had a false signature: a member on the way to here makes them up",
+    "absurd announcement": "had an epoch that no member has counted up to",
+    "unsigned announcement": 'were not signed: set signatures = "send" at all members first',
+}
+"""Counters of the member that are worth a line, and what they count."""
 Result = TypeVar("Result")
 
 
@@ -98,6 +104,8 @@ class Federator:
         self._failure: asyncio.Future[FederatorError] | None = None
         # The loop's, which is not looked for with each message.
         self._clock: Callable[[], float]
+        # What was said of announcements that are not believed.
+        self._made_up: Counter[str] = Counter()
         # What the edge says before there is a member.
         self._early_interest: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
@@ -451,3 +459,8 @@ class Federator:
     def _ring(self) -> None:
         self._timer = None
         self._call(lambda member, now: member.handle_timers(now))
+        for reason, text in MADE_UP.items():
+            count = self.member.counts[reason]
+            if count > self._made_up[reason]:
+                self._made_up[reason] = count
+                self._complaints.say(reason, reason, f"{count} announcements {text}")
