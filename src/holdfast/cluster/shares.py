@@ -392,8 +392,11 @@ class Shares:
             while topic in group.aside:
                 waiting.append(group.take_aside(topic))
         for message in waiting:
-            assert isinstance(message, Message | Inflight)
-            place = (message.partition, message.offset)
+            if isinstance(message, Inflight):
+                place = (message.partition, message.offset)
+            else:
+                assert isinstance(message, Message)
+                place = (message.partition, message.offset)
             if place in share.held:
                 self._give_back(share, place)
 
