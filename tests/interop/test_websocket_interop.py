@@ -32,13 +32,16 @@ class Place:
         self.url = f"ws://127.0.0.1:{websocket_port}/mqtt"
 
 
+LARGE_PACKETS = {"limits": {"packet_bytes": 8 << 20}}
+
+
 @pytest.fixture(scope="module", params=["holdfast", "mosquitto"])
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Place]:
     directory = tmp_path_factory.mktemp(request.param)
     if request.param == "holdfast":
-        with websocket_broker(directory) as broker:
+        with websocket_broker(directory, LARGE_PACKETS) as broker:
             yield Place(broker, broker.websocket_port)
         return
     if MOSQUITTO is None:
@@ -131,7 +134,7 @@ def test_five_megabytes(place: Place, unique: str) -> None:
 def test_five_megabytes_to_readers_over_websocket(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    with websocket_broker(tmp_path_factory.mktemp("large")) as broker:
+    with websocket_broker(tmp_path_factory.mktemp("large"), LARGE_PACKETS) as broker:
         place = Place(broker, broker.websocket_port)
         large = bytes(range(250)) * 20_000
 
