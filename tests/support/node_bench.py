@@ -1,10 +1,12 @@
 """Drives a Node without sockets, threads or files: the test decides when the disk is done, when
 it crashes, and what survives. Reads are answered by naive scans over the written batches."""
 
+import random
 from collections.abc import Callable, Iterable
 
 from holdfast.log.journal import Journal
 from holdfast.log.record import MESSAGE, Batch, Record
+from holdfast.log.scan import scan_segment
 from holdfast.log.segment import WriteGroup
 from holdfast.mqtt import packets as m
 from holdfast.mqtt.decode import decode
@@ -18,6 +20,7 @@ from holdfast.node.recovery import Recovery, snapshot_entries
 from holdfast.node.state import Group, NodeState
 from holdfast.session.connection import OPEN, Connection
 from holdfast.session.session import Session
+from holdfast.sim.disk import SimContent, SimReadFile
 from holdfast.topics.names import is_shared, matches
 
 PACKET_BYTES_MAX = 268_435_460
@@ -96,7 +99,10 @@ class NodeBench:
         self._boot([])
 
     def _boot(
-        self, batches: Iterable[bytes], snapshot: list[tuple[int, bytes]] | None = None
+        self,
+        batches: Iterable[bytes],
+        snapshot: list[tuple[int, bytes]] | None = None,
+        offsets: list[int] | None = None,
     ) -> None:
         self.log: list[bytes] = list(batches)
         next_offset = [0] * self.config.partitions
@@ -111,18 +117,20 @@ class NodeBench:
         recovery = Recovery(self.node.state)
         for kind, data in snapshot or []:
             recovery.apply_snapshot_entry(kind, data)
-        self._recover(recovery)
+        self._recover(recovery, offsets or [0] * self.config.partitions)
         assert recovery.damaged == 0
         self.node.start()
         self.in_flight = []
         self.delayed = []
         self.run()
 
-    def _recover(self, recovery: Recovery) -> None:
+    def _recover(self, recovery: Recovery, offsets: list[int]) -> None:
         ends = list(self.journal.next_offset)
         if self.settles is not None:
-            self.journal.next_offset[:] = [0] * len(ends)
+            self.journal.next_offset[:] = offsets
         for record in self.records():
+            if record.offset < offsets[record.partition]:
+                continue
             recovery.apply(record)
             if self.settles is not None:
                 self.journal.next_offset[record.partition] = record.offset + 1
@@ -142,15 +150,25 @@ class NodeBench:
         return list(snapshot_entries(self.node.state))
 
     def crash(
-        self, *, keep_uncommitted: bool = False, snapshot: list[tuple[int, bytes]] | None = None
+        self,
+        *,
+        keep_uncommitted: bool = False,
+        torn: random.Random | None = None,
+        snapshot: list[tuple[int, bytes]] | None = None,
+        offsets: list[int] | None = None,
     ) -> None:
         """All memory is lost; what was committed (or, as after a kill, all that was written)
-        survives."""
-        if keep_uncommitted:
+        survives. `torn`: of what was being written, any sectors or any bytes at the beginning; the
+        journal's own recovery says what is left. `offsets`: where the records after the snapshot
+        begin; None: all are applied over it."""
+        if keep_uncommitted or torn is not None:
             self.take()
+        if torn is not None:
+            self.log = survivors(self.log, self.in_flight, torn)
+        elif keep_uncommitted:
             for group in self.in_flight:
                 self.log.extend(split(group_bytes(group)))
-        self._boot(self.log, snapshot)
+        self._boot(self.log, snapshot, offsets)
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
@@ -341,6 +359,20 @@ def check_routing(state: NodeState) -> None:
 
 def group_bytes(group: WriteGroup) -> bytes:
     return b"".join(group.data)
+
+
+def survivors(log: list[bytes], in_flight: list[WriteGroup], chance: random.Random) -> list[bytes]:
+    """The batches that recovery finds. Of the groups only one is being written."""
+    written = [group_bytes(group) for group in in_flight]
+    complete = chance.randint(0, len(written))
+    content = SimContent(b"".join([*log, *written[:complete]]))
+    if complete < len(written):
+        content.write(len(content.now), written[complete])
+    left = content.surviving(chance.choice(["torn", "sectors"]), chance)
+    file = SimContent(left)
+    scan = scan_segment(SimReadFile(file), 0, [0] * 65_536, open_end=True)
+    assert not scan.damage
+    return split(left[: scan.end])
 
 
 def split(data: bytes) -> list[bytes]:

@@ -92,11 +92,10 @@ class Images(Recovery):
                 self.groups.restore(json.loads(data))
 
     def _move_cursor(self, record: Record) -> None:
-        key = record.client_id.decode()
-        if is_shared(key) and key not in self.state.sessions:
-            self.groups.apply(record)
-        else:
+        if not is_shared(record.client_id.decode()):
             super()._move_cursor(record)
+        elif not self._is_of_misnamed(record):
+            self.groups.apply(record)
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
         """What a lost node has said last counts, so that less is sent again. But not a QoS 2

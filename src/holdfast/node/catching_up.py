@@ -187,6 +187,8 @@ def handle_read(
     for record in records:
         message = message_of(record)
         audience = message.audience
+        if reader.given is not None and (record.partition, record.offset) in reader.given:
+            continue
         if message.qos > 0 and (audience is None or reader.key in audience.groups):
             _queue(reader, Delivery(message, message.qos, message.retain, ()))
     reader.finish_read(positions, done)
@@ -438,8 +440,13 @@ def await_pubcomp(
     """The message of a QoS 2 entry is done with; its packet id is not before PUBCOMP."""
     entry.state = RECEIVED
     entry.message = None
-    if state.cluster is not None and isinstance(entry.group, Group):
-        state.cluster.group_finished(entry.group, entry.partition, entry.offset)
+    group = entry.group
+    if isinstance(group, Group):
+        if state.cluster is not None:
+            state.cluster.group_finished(group, entry.partition, entry.offset)
+        else:
+            group.note_given(entry.partition, entry.offset)
+            note_group_progress(state, group)
     entry.group = None
     if session.expiry_s > 0:
         note_progress(state, session)

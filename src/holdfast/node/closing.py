@@ -247,6 +247,8 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
     """Forget a session without a connection. `in_slices`: what takes long goes on as Work."""
     if state.sessions.get(session.client_id) is session:
         del state.sessions[session.client_id]
+        if state.cluster is None and (session.recorded or session.epoch > 1):
+            state.note_ended(session)
     state.cancel(session.expiry_timer)
     state.cancel(session.will_timer)
     session.inflight.clear()

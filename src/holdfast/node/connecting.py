@@ -33,7 +33,7 @@ from holdfast.session.connection import (
     Connection,
 )
 from holdfast.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
-from holdfast.topics.names import InvalidTopic, decode_topic
+from holdfast.topics.names import InvalidTopic, decode_topic, is_shared
 
 SEQUENCES_ASKED: Final = ("hf-seq", "?")
 """A user property of CONNECT: does this broker look at producer sequences?"""
@@ -265,6 +265,10 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         text = f"the client id {FEDERATION} is the broker's own"
         refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
         return
+    if is_shared(client_id):
+        text = "client ids that begin with $share/ are those of shared groups: use another one"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+        return
     connection.client_id = client_id
     # Nothing of it is needed any more, and its user properties may be 20 times its size in memory.
     connection.connect = None
@@ -307,6 +311,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         session = None
     if session is None:
         session = Session(client_id, client_id.encode())
+        session.epoch = state.ended_epochs.pop(client_id, 0)
         state.sessions[client_id] = session
     else:
         # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]

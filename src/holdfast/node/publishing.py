@@ -81,7 +81,7 @@ def handle_publish(state: NodeState, connection: Connection, session: Session) -
         if connection.numbers_qos2 and _is_answered(state, connection, session, publish, record):
             return
         if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
-            _identify(state, session, publish.packet_id, record)
+            _identify(session, publish.packet_id, record)
     else:
         state.stats.publish_qos1_received += 1
         if publish.properties and _is_answered(state, connection, session, publish, record):
@@ -132,12 +132,13 @@ def _is_repeated(
     return True
 
 
-def _identify(state: NodeState, session: Session, packet_id: int, record: Record) -> None:
+def _identify(session: Session, packet_id: int, record: Record) -> None:
     record.flags |= log_record.FLAG_PACKET_ID
     record.sequence = packet_id
-    if state.cluster is not None:
-        # The leader of the partition looks for repetitions as well, by session.
-        record.producer_epoch = session.epoch
+    # The batches of a write group are not in the order of their records. Without the
+    # epoch, recovery takes the message of a session that has ended for one of the next: that
+    # one's new message with the same packet id would be acknowledged and not stored.
+    record.producer_epoch = session.epoch
 
 
 def _is_answered(

@@ -95,38 +95,64 @@ def is_durable_group(group: Group) -> bool:
 
 def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
     """Write the cursors that moved since the last call, about `steps` of them; the rest follows in
-    the next pass of the timers. All groups before any session: if a crash cuts between the two, a
-    record is delivered twice rather than not at all."""
+    the next pass of the timers.
+
+    A group and those of its members that moved go into one write group, which is atomic. With the
+    group's position alone in the log, a message that a member has inflight would be given to nobody
+    after a crash. Neither order of two write groups is safe: a message that a member has returned
+    is lost if the log knows of that before it knows that the group has it again."""
     state.progress_armed = False
     groups = state.groups_in_progress
     while groups and steps > 0:
         group = groups.popleft()
         steps -= 1 + len(group.members) // 16
         group.progress_due = False
+        for session in group.members:
+            if session.progress_due:
+                steps -= 1
+                _log_session(state, session)
         _log_group(state, group)
     sessions = state.sessions_in_progress
     while sessions and steps > 0:
         session = sessions.popleft()
         steps -= 1
-        session.progress_due = False
-        _log_session(state, session)
+        if session.progress_due:
+            _log_session(state, session)
     if groups or sessions:
         arm_progress(state, 0.0)
 
 
-def _log_group(state: NodeState, group: Group) -> None:
+def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> None:
+    """With its members, or (`lower_only`) with one of them: then the position moves back only,
+    because others may have records inflight of which the log does not know."""
     if state.groups.get(group.key) is not group or not is_durable_group(group):
         return
     positions = group_positions(state, group)
+    if lower_only:
+        if group.logged_positions is None:
+            return
+        positions = list(map(min, positions, group.logged_positions))
     changed = changed_positions(group.logged_positions, positions)
-    if changed:
-        append_state(state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, []))
+    given = [place for place in group.given_changes if place[1] >= positions[place[0]]]
+    group.given_changes = []
+    if changed or given:
+        append_state(
+            state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, given)
+        )
         group.logged_positions = positions
+    if group.given is not None:
+        ahead = {place for place in group.given if place[1] >= positions[place[0]]}
+        group.given = ahead or None
 
 
 def _log_session(state: NodeState, session: Session) -> None:
+    session.progress_due = False
     if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
         return
+    for group in session.groups or ():
+        assert isinstance(group, Group)
+        if group.progress_due:
+            _log_group(state, group, lower_only=True)
     positions = session.resume_positions(state.delivered)
     log_cursor(state, session, changed_positions(session.logged_positions, positions))
     session.logged_positions = positions

@@ -17,7 +17,7 @@ from holdfast.node.closing import drop_session, end_session
 from holdfast.node.held_publish import set_retained
 from holdfast.node.recording import group_positions, is_durable_group, will_fields, will_from
 from holdfast.node.rights import forget
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
 from holdfast.node.subscribing import add_subscription, remove_subscription, subscription_fields
 from holdfast.session.message import Message
 from holdfast.session.session import (
@@ -27,7 +27,10 @@ from holdfast.session.session import (
     new_subscription,
 )
 from holdfast.session.state import ENTRIES_MAX, CursorState, decode_cursor, encode_cursor
-from holdfast.topics.names import InvalidTopic, decode_topic
+from holdfast.topics.names import InvalidTopic, decode_topic, is_shared
+
+EARLY_MAX = 10_000
+"""Clients with packet ids whose session was not opened yet: more than a write group has."""
 
 SNAPSHOT_SESSION = 1
 """JSON: one session whole."""
@@ -50,12 +53,21 @@ class Recovery:
     def __init__(self, state: NodeState) -> None:
         self.state = state
         self.group_positions: dict[str, list[int]] = {}
+        self.group_given: dict[str, set[tuple[int, int]]] = {}
         # Not settled since they were changed.
         self.touched: set[Session] = set()
         # Settled but for their expiry, which came meanwhile: it is for `finish` to log.
         self.expired: set[Session] = set()
         # Sessions the log knows; `open` ones had a connection when the log ended.
         self.open: set[Session] = set()
+        # Per client id the epoch from which on records of packet ids are its session's. Of a
+        # session in a snapshot its own: what came before is in the snapshot, or was released.
+        self._first_epochs: dict[str, int] = {}
+        # Per client id the packet ids (with partition and epoch) of a session whose opening was not
+        # applied yet: it is in a later batch of the same write group.
+        self._early: dict[str, dict[int, tuple[int, int]]] = {}
+        # The newest epoch of sessions that have the name of a group, by that name.
+        self._misnamed: dict[str, int] = {}
         self.damaged = 0
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
@@ -63,10 +75,15 @@ class Recovery:
             record = Batch(data).record(0)
             self._set_retained(record)
         elif kind == SNAPSHOT_SESSION:
-            self._restore_session(json.loads(data))
+            fields = json.loads(data)
+            if not self._is_misnamed(fields):
+                self._restore_session(fields)
         elif kind == SNAPSHOT_GROUP:
             fields = json.loads(data)
             self.group_positions[fields["key"]] = list(fields["positions"])
+            given = fields.get("given")
+            if given:
+                self.group_given[fields["key"]] = {(place[0], place[1]) for place in given}
         elif kind == SNAPSHOT_PRODUCER:
             self.state.producers.restore(data)
 
@@ -117,19 +134,54 @@ class Recovery:
                 record.producer, record.partition, record.client_id.decode(), record.timestamp_us
             )
         elif kind == log_record.SESSION:
-            self._change_session(json.loads(record.payload), record.timestamp_us, record.sequence)
+            fields = json.loads(record.payload)
+            if not self._is_misnamed(fields):
+                self._change_session(fields, record.timestamp_us, record.sequence)
+
+    def _is_misnamed(self, fields: dict[str, object]) -> bool:
+        """Whether it is of a session with the name of a shared group: older versions let clients
+        choose such ids. The group's positions are under that name, so the session is left out."""
+        client_id = str(fields["client"])
+        if not is_shared(client_id):
+            return False
+        if "epoch" in fields:
+            self._misnamed[client_id] = int(str(fields["epoch"]))
+            self.state.note("warning", "session_with_the_name_of_a_group", {"client": client_id})
+        return True
 
     def _note_inbound(self, record: Record) -> None:
-        session = self.state.sessions.get(record.client_id.decode())
-        if session is not None:
+        """Records before there were epochs in them have 0, and are taken as they come."""
+        client_id = record.client_id.decode()
+        epoch = record.producer_epoch
+        session = self.state.sessions.get(client_id)
+        if epoch and (session is None or epoch > session.epoch):
+            if client_id not in self._early and len(self._early) >= EARLY_MAX:
+                del self._early[next(iter(self._early))]
+            ids = self._early.setdefault(client_id, {})
+            ids[record.sequence] = (record.partition, epoch)
+        elif session is not None and not 0 < epoch < self._first_epochs.get(client_id, 0):
             if session.inbound is None:
                 session.inbound = {}
             session.inbound[record.sequence] = record.partition
 
+    def _note_early(self, session: Session) -> None:
+        """The session was opened: packet ids that were used since."""
+        for packet_id, (partition, epoch) in self._early.pop(session.client_id, {}).items():
+            if epoch >= session.epoch:
+                if session.inbound is None:
+                    session.inbound = {}
+                session.inbound[packet_id] = partition
+
     def _release_inbound(self, record: Record) -> None:
-        session = self.state.sessions.get(record.client_id.decode())
-        if session is not None and session.inbound is not None:
-            session.inbound.pop(record.sequence, None)
+        client_id = record.client_id.decode()
+        session = self.state.sessions.get(client_id)
+        if session is None or session.inbound is None:
+            return
+        if 0 < record.producer_epoch < self._first_epochs.get(client_id, 0):
+            return
+        # In the meantime it may have been used again, for a message of another partition.
+        if session.inbound.get(record.sequence) == record.partition:
+            del session.inbound[record.sequence]
 
     def _set_retained(self, record: Record) -> None:
         try:
@@ -156,16 +208,32 @@ class Recovery:
     def _move_cursor(self, record: Record) -> None:
         cursor = decode_cursor(record.payload)
         key = record.client_id.decode()
+        if is_shared(key):
+            if not self._is_of_misnamed(record):
+                self._move_group(key, cursor)
+            return
         session = self.state.sessions.get(key)
         if session is None:
-            if key.startswith("$share/"):
-                known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
-                for partition, offset in cursor.positions:
-                    known[partition] = offset
             return
         # A node that has lost the session since: what it wrote counts for nothing.
         if not record.sequence or record.sequence >= session.epoch:
             self._advance(session, cursor)
+
+    def _is_of_misnamed(self, record: Record) -> bool:
+        """Whether a CURSOR record under the name of a group is a session's. In a cluster a group's
+        may look the same: to pass over that has messages delivered again, and none lost."""
+        if not self.state.journal.replicated:
+            return record.sequence != 0
+        return record.sequence == self._misnamed.get(record.client_id.decode(), -1)
+
+    def _move_group(self, key: str, cursor: CursorState) -> None:
+        known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
+        for partition, offset in cursor.positions:
+            known[partition] = offset
+        given = self.group_given.pop(key, set()).union(cursor.done)
+        ahead = {place for place in given if place[1] >= known[place[0]]}
+        if ahead:
+            self.group_given[key] = ahead
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
         """A record of the session's progress."""
@@ -204,8 +272,10 @@ class Recovery:
                 session = None
             if session is None:
                 session = self._new_session(client_id)
+                self._first_epochs[client_id] = int(str(fields["epoch"]))
             self.open.add(session)
             session.epoch = int(str(fields["epoch"]))
+            self._note_early(session)
             session.expiry_s = int(str(fields["expiry_s"]))
             session.username = None if fields["username"] is None else str(fields["username"])
             # Older versions, which also recorded names that nobody proved, do not say.
@@ -257,6 +327,7 @@ class Recovery:
         self._touch(session)
         self.touched.discard(session)
         self.open.discard(session)
+        self._first_epochs.pop(session.client_id, None)
         drop_session(self.state, session, in_slices=False)
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
@@ -294,6 +365,7 @@ class Recovery:
         client_id = str(fields["client"])
         session = self._new_session(client_id)
         session.epoch = int(str(fields["epoch"]))
+        self._first_epochs[client_id] = session.epoch
         session.expiry_s = int(str(fields["expiry_s"]))
         session.disconnected_us = int(str(fields["disconnected_us"]))
         username = fields["username"]
@@ -354,7 +426,13 @@ class Recovery:
                 group.positions = list(state.delivered)
             group.positions = _clamped(state, group.positions)
             group.logged_positions = list(group.positions)
+            for partition, offset in self.group_given.pop(group.key, ()):
+                group.note_given(partition, offset)
+            group.given_changes = []
+            if not state.journal.replicated:
+                _note_inflight(group, group.positions)
         self.group_positions = {}
+        self.group_given = {}
 
     def _settle(self, session: Session) -> None:
         state = self.state
@@ -388,6 +466,19 @@ class Recovery:
         session.expires_at = state.now + left_s
         session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
         return True
+
+
+def _note_inflight(group: Group, positions: list[int]) -> None:
+    """What members have inflight: a QoS 2 packet id is logged at once, the group's position
+    later."""
+    for session in group.members:
+        tags = [other.tag for other in session.groups or () if isinstance(other, Group)]
+        if tags.count(group.tag) > 1:
+            continue  # it may be the other group's record: twice is better than never
+        for entry in session.inflight.values():
+            is_given = entry.qos == 2 and entry.group_tag == group.tag
+            if is_given and entry.offset >= positions[entry.partition]:
+                group.note_given(entry.partition, entry.offset)
 
 
 def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
@@ -438,7 +529,11 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
             yield SNAPSHOT_SESSION, data.encode()
     for group in list(state.groups.values()):
         if is_durable_group(group):
-            place = {"key": group.key, "positions": group_positions(state, group)}
+            place = {
+                "key": group.key,
+                "positions": group_positions(state, group),
+                "given": sorted(group.given or ()),
+            }
             yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
     for entry in state.producers.snapshot(state.wall_us):
         yield SNAPSHOT_PRODUCER, entry

@@ -38,6 +38,10 @@ PROGRESS: Final = 5
 SYS: Final = 6
 WORK: Final = 7
 
+ENDED_EPOCHS_MAX: Final = 10_000
+"""More sessions than end before a write group is on the disk."""
+GIVEN_MAX: Final = 10_000
+"""Of Group.given: beyond them a crash may deliver a message twice."""
 HELD_BYTES: Final = 300
 """Memory of one promise that waits for the log, about."""
 
@@ -218,6 +222,11 @@ class Group(Cursor):
         # By topic, as of `readable_at` changes: may any member read it, connected or not?
         self.readable: dict[bytes, bool] = {}
         self.readable_at = 0
+        # (partition, offset) of QoS 2 records that members have, though the group's logged position
+        # has not passed them: after a restart no other member may be given them. Then those that
+        # the log does not know of.
+        self.given: set[tuple[int, int]] | None = None
+        self.given_changes: list[tuple[int, int]] = []
         self.logged_positions: list[int] | None = None
         self.progress_due = False
         # In a cluster this is either the cursor for all nodes' members (then whose it is), or a
@@ -278,6 +287,13 @@ class Group(Cursor):
         self.connected[slot] = other
         one.slot = other.slot
         other.slot = slot
+
+    def note_given(self, partition: int, offset: int) -> None:
+        if self.given is None:
+            self.given = set()
+        if len(self.given) < GIVEN_MAX:
+            self.given.add((partition, offset))
+            self.given_changes.append((partition, offset))
 
 
 class Route:
@@ -386,6 +402,15 @@ class NodeState:
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
         self.client_id_prefix = "auto-"
         self.client_id_count = 0
+        # Of sessions that have ended, the oldest first: the client's next session goes on with
+        # larger epochs, which tell its records from those of the old one in the same write group.
+        self.ended_epochs: dict[str, int] = {}
+
+    def note_ended(self, session: Session) -> None:
+        ended = self.ended_epochs
+        if session.client_id not in ended and len(ended) >= ENDED_EPOCHS_MAX:
+            del ended[next(iter(ended))]
+        ended[session.client_id] = session.epoch
 
     def client_sessions(self) -> int:
         """Sessions, connected or not, but for the broker's own."""

@@ -10,8 +10,9 @@ packed, since an active durable session writes up to twenty a second::
 source: 0 what a subscription of the session's own has matched, 1 retained when it subscribed, else
 the tag of the shared group that the record was given by.
 operation: 0 the packet id is free, 3 the offset was finished though no logged position has passed
-it (the packet id is 0), otherwise the Inflight state. Every field sets one key to a value, so
-replaying records that a snapshot already contains changes nothing.
+it (the packet id is 0; in a group's record a member has the message), otherwise the Inflight state.
+Every field sets one key to a value, so replaying records that a snapshot already contains changes
+nothing.
 """
 
 import struct
