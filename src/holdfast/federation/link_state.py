@@ -107,6 +107,8 @@ class LinkStateDatabase:
         # Members that went to make room; taken by who gives up what waits for them.
         self.displaced: list[bytes] = []
         self._own = own
+        # Members by the peer that introduced them.
+        self._introduced: Counter[bytes] = Counter()
         self._partials: dict[bytes, _Partial] = {}
         self._digest = 0
         self._filters = 0
@@ -168,11 +170,10 @@ class LinkStateDatabase:
         with the one that came last; that peer itself gets no more room."""
         if len(self.entries) < MEMBERS_MAX:
             return True
-        counts = Counter(entry.source for entry in self.entries.values() if entry.source)
-        if not counts:
+        if not self._introduced:
             return False
-        greediest, count = counts.most_common(1)[0]
-        if counts[source] >= count:
+        greediest = max(self._introduced, key=lambda peer: self._introduced[peer])
+        if self._introduced[source] >= self._introduced[greediest]:
             return False
         last = [origin for origin, entry in self.entries.items() if entry.source == greediest][-1]
         self._remove(last)
@@ -236,6 +237,8 @@ class LinkStateDatabase:
             self.graph_version += 1
         if before is not None:
             self._digest ^= _hash(before)
+        elif source:
+            self._introduced[source] += 1
         entry = Entry(
             news.origin,
             news.epoch,
@@ -277,6 +280,10 @@ class LinkStateDatabase:
 
     def _remove(self, origin: bytes) -> None:
         entry = self.entries.pop(origin)
+        if entry.source:
+            self._introduced[entry.source] -= 1
+            if not self._introduced[entry.source]:
+                del self._introduced[entry.source]
         self._digest ^= _hash(entry)
         self._drop_part(origin)
         self.graph_version += 1
