@@ -3,8 +3,10 @@ are in tests/model/test_log_crash.py."""
 
 import pytest
 
+from holdfast.log.files import snapshot_name
 from holdfast.log.record import CONTROL, SESSION, Batch
 from holdfast.log.recovery import open_journal, replay
+from holdfast.log.snapshot import SnapshotEncoder
 from tests.support.log_bench import LogBench, contents
 from tests.support.sim_disk import SimContent, SimDisk
 
@@ -179,3 +181,76 @@ def test_reading_only_changes_nothing() -> None:
     assert opened.journal.next_offset == bench.journal.next_offset
     assert opened.truncated is not None
     assert {name: bytes(content.now) for name, content in disk.files.items()} == before
+
+
+def write_snapshot(bench: LogBench) -> None:
+    """As of now; nothing in it but what it vouches for."""
+    sequence = bench.journal.committed_sequence
+    encoder = SnapshotEncoder(sequence, bench.journal.high_watermark, 0)
+    bench.directory.write_whole(snapshot_name(sequence), encoder.finish())
+
+
+@pytest.mark.parametrize("how", ["flipped", "cut", "zeros", "gone"])
+def test_an_end_below_the_newest_snapshot_is_damage(how: str) -> None:
+    disk = SimDisk()
+    bench = LogBench(disk)
+    for number in range(5):
+        bench.append("t", b"%d" % number)
+        bench.write()
+    (name,) = (name for name in disk.files if name.endswith(".log"))
+    bench.writer.close()
+    before = len(disk.files[name].now)
+    write_snapshot(bench)
+    bench.append("t", b"later")
+    bench.write()
+    bench.writer.close()
+    content = bytearray(disk.files[name].now)
+    end = len(content)
+    if how == "flipped":
+        content[before - 3] ^= 1
+        # What came after the snapshot is lost as well: a crash may have torn it.
+        del content[before:]
+    elif how == "cut":
+        del content[before - 3 :]
+    elif how == "zeros":
+        content[before - 96 :] = bytes(end - before + 96)
+    if how == "gone":
+        del disk.files[name]
+    else:
+        disk.files[name] = SimContent(bytes(content))
+    expected = list(bench.journal.next_offset)
+    partition = expected.index(6)
+    again = LogBench(disk)
+    assert again.journal.next_offset[partition] >= 5
+    if how != "gone":
+        assert again.opened.truncated is None
+        assert len(again.opened.damage) == 1
+        assert "snapshot" in again.opened.damage[0].reason
+        gaps = again.journal.segments[-1].gaps()
+        assert (partition, 4) in [(gap.partition, gap.start) for gap in gaps]
+    _, offset = again.append("t", b"next")
+    assert offset >= 5
+    again.write()
+    again.writer.close()
+    third = LogBench(disk)
+    assert third.opened.damage == []
+    assert third.journal.next_offset[partition] == offset + 1
+    assert third.records()[-1].payload == b"next"
+
+
+def test_a_torn_end_behind_the_newest_snapshot_is_none() -> None:
+    disk = SimDisk()
+    bench = LogBench(disk)
+    bench.append("t", b"0")
+    bench.write()
+    write_snapshot(bench)
+    bench.append("t", b"1")
+    bench.write()
+    bench.writer.close()
+    (name,) = (name for name in disk.files if name.endswith(".log"))
+    content = bytes(disk.files[name].now)
+    disk.files[name] = SimContent(content[:-3])
+    again = LogBench(disk)
+    assert again.opened.damage == []
+    assert again.opened.truncated is not None
+    assert sum(again.journal.next_offset) == 1

@@ -5,6 +5,8 @@ os, through files.
   segment); where that fails it is scanned and its index made anew.
 - The last segment is always scanned. Its torn end is cut off: nothing in there was acknowledged. A
   write group is kept whole or cut off whole, see holdfast.log.journal and holdfast.log.scan.
+- An end below the offsets of the newest snapshot is damage, too: a snapshot gets its name when all
+  records before it are on the disk. Otherwise rot in the last group would be taken for a torn end.
 - A damaged place that valid batches follow is copied to quarantine, reported, and stays where it
   is. The offsets it held are missing from then on, and never given to other records.
 
@@ -18,6 +20,7 @@ It never refuses to start because of damage; an OSError from the disk is passed 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import lt
 from typing import Final
 
 from holdfast.log.active_index import ActiveIndex
@@ -28,6 +31,7 @@ from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.log.record import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch, Record
 from holdfast.log.scan import Damage, SegmentScan, group_field, scan_segment
 from holdfast.log.segment import Segment
+from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 from holdfast.log.store import OnDamage, SegmentStore, quarantine
 
 READ_BYTES: Final = 1 << 20
@@ -100,6 +104,8 @@ class _Opener:
 
     def open(self) -> OpenedJournal:
         directory = self._directory
+        # Before the journal is looked at: in a directory that is served, both grow.
+        vouched = None if self._replica else self._newest_snapshot()
         if self._writes:
             directory.remove_temporary_files()
             # A process that was killed may not have come to it.
@@ -114,15 +120,19 @@ class _Opener:
             sequences = self._without_removed(sequences, start[0])
         result = self._result
         if not sequences:
-            if start is not None:
-                result.journal.begin_at(self._ends, start[0])
+            first = 0 if start is None else start[0]
+            if vouched is not None:
+                self._ends = [max(pair) for pair in zip(self._ends, vouched.offsets, strict=True)]
+                first = max(first, vouched.sequence)
+            if first or any(self._ends):
+                result.journal.begin_at(self._ends, first)
             return result
         self._known_start = start is not None or sequences[0] == 0
         for at, sequence in enumerate(sequences[:-1]):
             self._open_sealed(sequence, sequences[at + 1])
             self._known_start = True
         self._tag = self._find_tag(sequences[:-1])
-        self._open_last(sequences[-1])
+        self._open_last(sequences[-1], vouched)
         result.journal = Journal(
             directory.manifest.partitions,
             self._segment_bytes,
@@ -189,7 +199,22 @@ class _Opener:
         if self._writes and not scan.blind:
             self._directory.write_index(sequence, index.encode(self._result.store.pause))
 
-    def _open_last(self, sequence: int) -> None:
+    def _newest_snapshot(self) -> Snapshot | None:
+        try:
+            sequences = self._directory.snapshots()
+        except FileNotFoundError:
+            return None
+        for sequence in reversed(sequences):
+            try:
+                file = self._directory.open_snapshot(sequence)
+                snapshot = Snapshot(file.read, file.size())
+            except (OSError, CorruptSnapshot):
+                continue
+            if len(snapshot.offsets) == len(self._ends):
+                return snapshot
+        return None
+
+    def _open_last(self, sequence: int, vouched: Snapshot | None) -> None:
         file = self._directory.open_segment(sequence)
         size_bytes = file.size()
         scan = scan_segment(
@@ -204,7 +229,10 @@ class _Opener:
         )
         self._tag = scan.tag
         self._result.scanned_bytes += size_bytes
-        if scan.torn is not None:
+        ends = scan.index.head.end_offsets
+        if vouched is not None and any(map(lt, ends, vouched.offsets)):
+            self._note_missing(scan, vouched)
+        elif scan.torn is not None:
             self._result.truncated = scan.torn
         self._take_over(scan)
         self._note_shortened(sequence, size_bytes)
@@ -214,6 +242,22 @@ class _Opener:
         self._segments.append(Segment(sequence, scan.index.head, scan.index, scan.end))
         if self._writes:
             self._end_file(sequence, scan, size_bytes)
+
+    def _note_missing(self, scan: SegmentScan, vouched: Snapshot) -> None:
+        """The journal ends before records that a snapshot has seen. Their offsets stay empty, and
+        those of as many records as may have followed them."""
+        index = scan.index
+        for partition, end in enumerate(vouched.offsets):
+            if index.head.end_offsets[partition] < end:
+                index.add_gap(partition, end)
+        torn = scan.torn
+        reason = f"it ends before what snapshot {vouched.sequence:020d} has seen"
+        if torn is None:
+            scan.damage.append(Damage(index.head.sequence, scan.end, 0, reason))
+        else:
+            scan.note_uncertain(torn.length)
+            reason = f"{torn.reason}; {reason}"
+            scan.damage.append(Damage(torn.segment, torn.position, torn.length, reason))
 
     def _find_tag(self, sequences: list[int]) -> int | None:
         """The journal's, from the newest of these segments that begins with a marked group."""
@@ -237,7 +281,7 @@ class _Opener:
             self._blind.update(range(len(self._ends)))
 
     def _end_file(self, sequence: int, scan: SegmentScan, size_bytes: int) -> None:
-        if scan.torn is not None:
+        if scan.torn is not None and scan.torn is self._result.truncated:
             quarantine(self._directory, scan.torn)
         file = self._directory.append_to_segment(sequence)
         try:
