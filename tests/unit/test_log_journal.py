@@ -1,9 +1,18 @@
 """The journal's bookkeeping, without a disk."""
 
+import pytest
+
 from holdfast.log import journal as journal_module
 from holdfast.log.active_index import ActiveIndex
 from holdfast.log.journal import Journal
-from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
+from holdfast.log.record import (
+    ATTRIBUTE_STATE,
+    MESSAGE,
+    SESSION,
+    Batch,
+    BatchBuilder,
+    Record,
+)
 from holdfast.log.segment import WriteGroup
 
 TIME_US = 1_700_000_000_000_000
@@ -180,3 +189,27 @@ def test_going_on_with_segments() -> None:
     assert append(journal, 1) == 2
     group = take(journal)
     assert (group.segment, group.starts_segment, group.position) == (2, False, 96)
+
+
+@pytest.mark.parametrize("kind", [MESSAGE, SESSION])
+def test_a_large_record_does_not_join_a_batch(kind: int) -> None:
+    """Else a batch could be larger than a frame between nodes."""
+    journal = Journal(1)
+    sizes = [100, 40 << 20, 100, 1 << 20, 33 << 20]
+    for number, size in enumerate(sizes):
+        made = Record(0, kind, 0, 1000 + number, b"t", b"c", b"", bytes(size))
+        assert journal.append(made) == number
+        assert made.offset == number
+    group = journal.take()
+    assert group is not None
+    batches = [Batch(data) for data in group.data]
+    assert [batch.count for batch in batches] == [1, 1, 2, 1]
+    assert [batch.base_offset for batch in batches] == [0, 1, 2, 4]
+    found = [record for batch in batches for record in batch.records()]
+    assert [len(record.payload) for record in found] == sizes
+    assert [record.timestamp_us for record in found] == [1000, 1001, 1002, 1003, 1004]
+    states = [batch.attributes & ATTRIBUTE_STATE for batch in batches]
+    assert states == [ATTRIBUTE_STATE if kind == SESSION else 0] * 4
+    index = journal.segments[-1].index
+    assert index is not None
+    assert list(index.last_deltas_us) == [0, 0, 1, 0]
