@@ -193,3 +193,50 @@ def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -
             error.add_note(f"{answers[-1]} {cluster.status('n1')}")
             raise
         cluster.wait_healthy()
+
+
+def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None:
+    """It remembers their disks. Started again it does not, and all go on with what it has."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        publish(cluster, "n1", "before")
+        kept = {name: copy(cluster, name) for name in ("n2", "n3")}
+        publish(cluster, "n1", "between")
+        cluster.kill9("n2", "n3")
+        for name, each in kept.items():
+            put_back(cluster, name, each)
+        cluster.restart("n2", "n3")
+        until(lambda: all(cluster.status(name)["older_copy"] for name in kept), "they are refused")
+        assert all(cluster.nodes[name].readiness() == 503 for name in kept)
+        assert cluster.stop("n1") == 0
+        cluster.restart("n1")
+        # Who was refused takes part in nothing until it is started again, too.
+        for name in kept:
+            cluster.stop(name)
+        cluster.restart(*kept)
+        cluster.wait_healthy()
+        for name in cluster.nodes:
+            publish(cluster, name, "after")
+        assert sum(ends(cluster, "n2")) >= 5 * TOPICS, "n1 had what was between"
+
+
+def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:
+    """The others have gone on without what it has."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        publish(cluster, "n1", "before")
+        wait_all_vote(cluster)
+        kept = {name: copy(cluster, name) for name in ("n1", "n2")}
+        publish(cluster, "n1", "between")
+        assert cluster.stop("n3") == 0
+        cluster.kill9("n1", "n2")
+        for name, each in kept.items():
+            put_back(cluster, name, each)
+        cluster.restart("n1", "n2")
+        cluster.wait_healthy(without=["n3"])
+        publish(cluster, "n1", "others")
+        publish(cluster, "n1", "others")
+        cluster.restart("n3")
+        node = cluster.nodes["n3"]
+        cluster.wait_healthy()
+        until(lambda: (node.data / "diverged-1" / "journal").exists(), "what it had is kept")
+        for name in cluster.nodes:
+            publish(cluster, name, "after")

@@ -365,8 +365,9 @@ def test_another_entry_where_one_is_committed_stops_the_node() -> None:
         entries = tuple(Entry(index, term, EntryKind.COMMAND, b"") for index in range(count + 1, 9))
         with pytest.raises(RaftDiverged, match=f"all up to {commit} were agreed"):
             group.nodes["b"].handle_message("c", Append(term, count, 1, 1, entries), group.now)
-    with pytest.raises(RaftDiverged):
-        group.nodes["b"].handle_message("c", Append(term, commit - 1, term, 1), group.now)
+    for prev in (commit - 1, commit):
+        with pytest.raises(RaftDiverged):
+            group.nodes["b"].handle_message("c", Append(term, prev, term, 1), group.now)
     group.settle()
     assert group.applied["b"] == [b"x"]
 
@@ -464,3 +465,21 @@ def test_snapshots_come_back_and_do_not_grow_beyond_what_they_say() -> None:
         decode_snapshot(small)
     with pytest.raises(BadFrame, match="maximum"):
         decode_snapshot(bomb[:at] + b"\xff\xff\xff\xff" + bomb[at + 4 :])
+
+
+def test_who_has_more_than_the_leader_says_only_what_was_compared() -> None:
+    """A leader that was put back from an older copy must find out that the logs differ behind."""
+    group = elected()
+    group.propose(b"x")
+    group.propose(b"y")
+    node = group.nodes["b"]
+    assert node.commit > 2
+    while node.take_ready(group.now) is not None:
+        pass
+    term = node._raft.log.term_at(2)
+    node.handle_message("c", Append(node.term + 1, 2, term, 1), group.now)
+    ready = node.take_ready(group.now)
+    assert ready is not None
+    (reply,) = [message for _, message in ready.messages_after if isinstance(message, AppendReply)]
+    assert reply.is_accepted
+    assert reply.index == 2

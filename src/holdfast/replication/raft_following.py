@@ -9,7 +9,9 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
         return
     log = raft.log
     prev_index, entries = message.prev_index, message.entries
-    if prev_index < raft.commit:
+    # Up to there the logs are the same: not up to the commit index, which may be behind it.
+    match = prev_index + len(entries)
+    if prev_index <= raft.commit:
         # What is committed is the same everywhere, unless a majority has lost it.
         raft.require_same(prev_index, message.prev_term)
         for entry in entries[: raft.commit - prev_index]:
@@ -29,7 +31,6 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
                 continue
             raft.truncate(entry.index)
         log.append(entry)
-    match = prev_index + len(entries)
     raft.commit_to(max(raft.commit, min(message.commit, match)))
     raft.messages_after.append((sender, AppendReply(raft.term, True, match)))
 
@@ -43,7 +44,7 @@ def handle_install(raft: Raft, sender: str, message: Install, now: float) -> Non
             raft.commit_to(snapshot.index)
         else:
             raft.restore(snapshot)
-    raft.messages_after.append((sender, AppendReply(raft.term, True, raft.commit)))
+    raft.messages_after.append((sender, AppendReply(raft.term, True, snapshot.index)))
 
 
 def _follow(raft: Raft, sender: str, term: int, now: float) -> bool:
