@@ -119,3 +119,45 @@ def test_members_that_are_starved_keep_their_links(seed: int) -> None:
     world.run(5.0)
     assert world.links == links
     assert not world.missing()
+
+
+# A broker that is away, or a link that is back
+
+
+@pytest.mark.parametrize("loss", [0.0, 0.05])
+def test_what_waited_for_a_broker_comes_soon_after_it_is_back(loss: float) -> None:
+    """The wait after the broker's return has a bound that its absence does not change: the member
+    delivers what it has at once, and each confirmation brings the next messages."""
+    waits = []
+    for away_s in (10.0, 3600.0):
+        world = World(2, [(0, 1)], 1, subscriptions={1: ["t"]})
+        world.run_until(world.is_stable, 20.0)
+        # Nothing is stored there until then.
+        world.synced_at[1] = world.now + away_s
+        for _ in range(300):
+            world.publish(0, "t", 1)
+        world.weather.loss = loss
+        world.run(away_s - 0.1)
+        assert len(world.missing()) == 300
+        begin = world.now
+        world.settle(600.0)
+        waits.append(max(max(times.values()) for times in world.arrivals.values()) - begin)
+    # 300 syncs of at most 5 ms each, and perhaps one wait for what the link lost.
+    slack_s = world.config.retry_max_s if loss else 0.5
+    assert max(waits) < 0.1 + 300 * 0.005 + slack_s
+
+
+def test_a_message_from_a_lost_link_goes_when_the_link_is_back() -> None:
+    """A driver that is late announces the loss and the return together: no graph changes."""
+    config = FederationConfig(flood_delay_s=0.5)
+    world = World(2, [(0, 1)], 1, config=config, subscriptions={1: ["t"]})
+    world.run_until(world.is_stable, 20.0)
+    world.run(3.0)
+    version = world.members[0].member.database.graph_version
+    world.kill_link(0, 1)
+    id = world.publish(0, "t", 1)
+    assert id is not None
+    world.run(0.15)
+    world.connect(node_id(0), node_id(1))
+    world.run_until(lambda: 1 in world.arrivals[id], 1.0)
+    assert world.members[0].member.database.graph_version == version

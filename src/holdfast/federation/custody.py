@@ -256,6 +256,15 @@ class Custody:
             stream = self._streams[node]
             due = now + stream.patience.after_a_change(node in changes.broken)
             stream.retry_at = due if stream.retry_at is None else min(stream.retry_at, due)
+        self.wake()
+
+    def wake(self) -> None:
+        """A destination that `collect` could not reach may be reachable now.
+
+        Both a changed graph and a new link can make it so, so both wake. A change of the graph
+        alone is not enough: a link that is lost and back before its loss is announced changes no
+        graph, and a message from in between would wait for the next one.
+        """
         self._ready.update(node for node, stream in self._streams.items() if stream.entries)
 
     def give_up(self, node: bytes, reason: str) -> None:

@@ -162,6 +162,7 @@ class FederationMember:
         self._forwarding.gates[peer] = Gate(policy, now)
         self._announcing.linked(peer)
         self._repair.linked(peer, now)
+        self.custody.wake()
         self._hello(peer, False)
         self._tell_clock(peer, now)
         self._run(now)
