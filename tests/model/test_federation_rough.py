@@ -75,7 +75,7 @@ def nobody_compares() -> AbstractContextManager[object]:
 
 
 def a_replay_does_not_reach_the_broker() -> AbstractContextManager[object]:
-    return changed(Retaining, "_replay", lambda core, held, now: None)
+    return changed(Retaining, "_replay", lambda core, held, now, may_wait=False: None)
 
 
 def every_group_takes_what_comes() -> AbstractContextManager[object]:
