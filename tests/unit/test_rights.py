@@ -41,9 +41,9 @@ class Bench(NodeBench):
         config = NodeConfig(partitions=4, sys_interval_s=0, authenticates_users=proves)
         super().__init__(config)
 
-    def _recover(self, recovery: Recovery) -> None:
+    def _recover(self, recovery: Recovery, offsets: list[int]) -> None:
         self.change(self.rules)
-        super()._recover(recovery)
+        super()._recover(recovery, offsets)
 
     def change(self, rules: str) -> None:
         self.rules = rules

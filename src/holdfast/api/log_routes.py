@@ -11,7 +11,6 @@
 - `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final, Protocol
@@ -23,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.api.cluster_admin import ClusterAdmin
 from holdfast.drivers.broker import Broker
+from holdfast.drivers.failures import watched
 from holdfast.log.record import Batch
 from holdfast.web.requests import shown, whole_number
 
@@ -212,7 +212,7 @@ class _Slices(Response):
         self._on_ended = on_ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = watched(_disconnected(receive))
         try:
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)

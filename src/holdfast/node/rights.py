@@ -107,7 +107,7 @@ def may_leave(state: NodeState, username: str | None, client_id: str, topic: str
 def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
     """`may_read` of any session, also one that the log alone tells of."""
     if session.rights is None:
-        _look_up(state, session)
+        session.rights = _rights_of(state, session)
     return may_read(session, topic)
 
 
@@ -140,17 +140,18 @@ def attach(state: NodeState, session: Session, connection: Connection) -> None:
     """The session is this connection's client's from now on."""
     session.username = connection.username
     session.is_owned = connection.username is not None
-    session.rights = None
-    _look_up(state, session)
+    rights = _rights_of(state, session)
+    session.rights = rights
     for group in session.groups or ():
         assert isinstance(group, Group)
         group.changes += 1
-    connection.rights = session.rights
+    connection.rights = rights
 
 
-def _look_up(state: NodeState, session: Session) -> None:
-    if state.acl is not None and not session.is_internal:
-        session.rights = Rights(state.acl.for_client(session.username, session.client_id))
+def _rights_of(state: NodeState, session: Session) -> Rights | None:
+    if state.acl is None or session.is_internal:
+        return None
+    return Rights(state.acl.for_client(session.username, session.client_id))
 
 
 def proves_names(state: NodeState) -> bool:
