@@ -275,6 +275,8 @@ class Custody:
 
     def collect(self, can_reach: Callable[[bytes], bool], now: float) -> list[Data]:
         """What is to be sent now, in order; each message once for all its destinations."""
+        if not self._ready:
+            return []
         due: dict[MessageId, tuple[Entry, list[Place]]] = {}
         for node in sorted(self._ready):
             if can_reach(node):

@@ -100,6 +100,8 @@ class Receiving:
 
     def acks(self, now: float) -> list[Ack]:
         """What is due to be confirmed."""
+        if not self._answers and not self._unconfirmed:
+            return []
         found, self._answers = self._answers, []
         for node in sorted(self._unconfirmed):
             source = self._sources[node]
