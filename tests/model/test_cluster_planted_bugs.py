@@ -266,7 +266,11 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings("pause", "late", mean_s=0.3),
         9,
     ),
-    "release logged late": (release_logged_late, settings("kill"), 39),
+    "release logged late": (
+        release_logged_late,
+        settings("kill", "slow-disk", mean_s=0.2),
+        5,
+    ),
     "shrink before the metadata": (
         shrink_before_the_metadata,
         settings("isolate", "one-way", "kill"),
