@@ -36,7 +36,9 @@ WAIT_S: Final = 5.0
 """How long a message waits for a leader before it is refused."""
 TICKET_MAX: Final = (1 << 32) - 1
 FORWARD_BYTES_MAX: Final = 8 << 20
-"""A FORWARD frame is closed at this size; a single larger record makes one of its own."""
+"""A FORWARD frame is closed before a record that would take it past this size; a single larger
+record makes one of its own. Counter-example: a frame closed behind the record holds 8 MiB and the
+largest record, more than peers take in one frame, and is built anew after every failure."""
 
 REFUSED_MAX: Final = 1000
 """Clients per partition that had a message refused, before those are sorted out that have nothing
@@ -74,7 +76,16 @@ class Pending:
         # Grows with every record; tickets begin anew.
         self.number = number
         self.since = since
-        self.size_bytes = 200 + len(record.topic) + len(record.properties) + len(record.payload)
+        # No less than it takes in a frame, with a batch of its own.
+        self.size_bytes = (
+            200
+            + len(record.topic)
+            + len(record.client_id)
+            + len(record.producer)
+            + len(record.properties)
+            + len(record.payload)
+            + len(record.audience)
+        )
         # A leader may have it: whether it does is known once this node is aligned.
         self.in_doubt = False
         self.promise: Promise | None = None
@@ -205,15 +216,16 @@ class Forwarding:
             self._appender.append(pending)
             return
         self.forwarded += 1
+        self._outbound_bytes += pending.size_bytes
+        if self._outbound_bytes > FORWARD_BYTES_MAX:
+            self._send()
+            self._outbound_bytes = pending.size_bytes
         builder = self._open[partition]
         if builder is None:
             builder = BatchBuilder(partition, 0)
             self._open[partition] = builder
             self._outbound.append((target, self._attempts[partition], builder))
         builder.add(pending.record)
-        self._outbound_bytes += pending.size_bytes
-        if self._outbound_bytes > FORWARD_BYTES_MAX:
-            self._send()
 
     def flush(self) -> None:
         """End of a turn: one frame for each leader."""

@@ -291,6 +291,11 @@ class Interest:
         elif builder.body_bytes > QOS0_BYTES_MAX:
             self.dropped += 1
             return
+        elif len(message.payload) + len(message.properties) > QOS0_BYTES_MAX:
+            # Peers may not take both in one frame.
+            self._fabric.send(node, QOS0, builder.build(0))
+            builder = BatchBuilder(0, 0)
+            self._outbound[node] = builder
         if len(groups) > GROUPS_BYTES_MAX:
             self.dropped += 1
             groups = b""
