@@ -296,7 +296,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "a request opens twice": (
         a_request_opens_twice,
         settings("isolate", "pause", "one-way"),
-        3,
+        47,
     ),
     "wills can be refused": (wills_can_be_refused, settings("kill", "outage"), 2),
     "what was refused is stored": (
