@@ -352,4 +352,4 @@ class RandomReplica:
             self.snapshot = journal.settled_sequence(offsets), offsets
 
     def checkpoint(self, _: int) -> None:
-        self.bench.directory.write_watermarks(self.bench.journal.checkpoint(), sync=True)
+        self.bench.directory.write_watermarks(self.bench.journal.checkpoint())

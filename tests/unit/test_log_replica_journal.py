@@ -16,7 +16,7 @@ from holdfast.log.segment import WriteGroup
 from holdfast.log.snapshot import SnapshotEncoder
 from holdfast.log.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
 from tests.support.replica_bench import ReplicaBench, build_batch
-from tests.support.sim_disk import SimContent, SimDisk
+from tests.support.sim_disk import Crash, SimContent, SimDisk
 
 
 def follow(journal: Journal, partition: int, epoch: int, *payloads: bytes) -> None:
@@ -333,6 +333,32 @@ def test_a_lost_checkpoint_says_that_nothing_is_committed() -> None:
     assert bench.directory.read_watermarks() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("survival", ["none", "all", "torn", "sectors"])
+def test_a_power_cut_leaves_a_checkpoint_that_was_written(survival: str) -> None:
+    """Not an empty or a missing file, whatever of the replacement has reached the disk."""
+    for crash_at in range(1, 40):
+        disk = SimDisk()
+        bench = ReplicaBench(disk, 1, segment_bytes=1 << 20)
+        written = [Checkpoint([0], 0, 0)]
+        disk.steps, disk.crash_at = 0, crash_at
+        is_whole = False
+        try:
+            for number in range(3):
+                follow(bench.journal, 0, 1, b"%d" % number)
+                bench.flush()
+                bench.journal.advance(0, number + 1)
+                written.append(bench.journal.checkpoint())
+                is_whole = False
+                bench.directory.write_watermarks(written[-1])
+                is_whole = True
+        except Crash:
+            pass
+        for seed in range(4):
+            again = ReplicaBench(disk.after_crash(survival, seed), 1)
+            last = again.directory.read_checkpoint()
+            assert last in (written[-1:] if is_whole else written[-2:])
+
+
 def test_a_damaged_replica_stays_unsure_until_it_is_made_good() -> None:
     disk = SimDisk()
     bench = ReplicaBench(disk, 2, segment_bytes=1 << 20)
@@ -340,7 +366,7 @@ def test_a_damaged_replica_stays_unsure_until_it_is_made_good() -> None:
         follow(bench.journal, number % 2, 1, b"%d" % number)
         bench.flush()
         bench.journal.advance(number % 2, number // 2 + 1)
-    bench.directory.write_watermarks(bench.journal.checkpoint(), sync=True)
+    bench.directory.write_watermarks(bench.journal.checkpoint())
     content = disk.files[f"journal/{0:020d}.log"]
     # The last batch but one: of partition 0, at offset 2.
     length = len(content.now) // 6
@@ -350,7 +376,7 @@ def test_a_damaged_replica_stays_unsure_until_it_is_made_good() -> None:
     assert set(again.journal.unsure) == {0, 1}
     follow(again.journal, 1, 1, b"more")
     again.flush()
-    again.directory.write_watermarks(again.journal.checkpoint(), sync=True)
+    again.directory.write_watermarks(again.journal.checkpoint())
     again = ReplicaBench(disk)
     assert set(again.journal.unsure) == {0, 1}
     for partition in (0, 1):
@@ -359,7 +385,7 @@ def test_a_damaged_replica_stays_unsure_until_it_is_made_good() -> None:
             follow(again.journal, partition, 1, b"%d" % number)
     assert again.journal.unsure == {}
     again.flush()
-    again.directory.write_watermarks(again.journal.checkpoint(), sync=True)
+    again.directory.write_watermarks(again.journal.checkpoint())
     again = ReplicaBench(disk)
     assert again.journal.unsure == {}
     assert again.contents(0, 0, 3) == [(1, b"0"), (1, b"1"), (1, b"2")]
@@ -371,7 +397,7 @@ def test_synced_data_that_was_cut_off_is_missed() -> None:
     for number in range(3):
         follow(bench.journal, 0, 1, b"%d" % number)
         bench.flush()
-    bench.directory.write_watermarks(bench.journal.checkpoint(), sync=True)
+    bench.directory.write_watermarks(bench.journal.checkpoint())
     name = f"journal/{0:020d}.log"
     whole = bytes(disk.files[name].now)
     disk.files[name] = SimContent(whole[: len(whole) * 2 // 3])

@@ -128,7 +128,7 @@ def test_every_reader_agrees(
         bench.writes_indexes = chance.random() < 0.7
         checkpoint = bench.journal.checkpoint()
         known = checkpoint.offsets
-        bench.directory.write_watermarks(checkpoint, sync=False)
+        bench.directory.write_watermarks(checkpoint)
         assert mapped(growing, chance) == committed(replica.models, known)
         seen += sum(map(len, committed(replica.models, known).values()))
     assert seen > 50
@@ -158,7 +158,7 @@ def test_follow_shows_each_record_once(bench: ReplicaBench, seed: int) -> None:
     for _ in range(60):
         replica.step()
     bench.flush()
-    bench.directory.write_watermarks(bench.journal.checkpoint(), sync=False)
+    bench.directory.write_watermarks(bench.journal.checkpoint())
     log = ReplicaLog(bench.directory, _no_damage)
     shown: dict[tuple[int, int], bytes] = {}
     for record in log.records():
@@ -169,7 +169,7 @@ def test_follow_shows_each_record_once(bench: ReplicaBench, seed: int) -> None:
         for _ in range(15):
             replica.step()
         bench.flush()
-        bench.directory.write_watermarks(bench.journal.checkpoint(), sync=False)
+        bench.directory.write_watermarks(bench.journal.checkpoint())
         watermarks = bench.directory.read_watermarks()
         while True:
             newer = [each for each in bench.directory.segments() if each > reader.sequence]
@@ -205,12 +205,12 @@ def test_tail_shows_the_newest_committed(
     journal.truncate(0, 35)
     journal.append_batch(build_batch(0, 35, 2, [b"other"]))
     bench.flush()
-    bench.directory.write_watermarks(journal.checkpoint(), sync=False)
+    bench.directory.write_watermarks(journal.checkpoint())
     assert main(["log", "tail", "--json", "-n", "12", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["payload"] for line in lines] == [str(n) for n in range(18, 30)]
     journal.advance(0, 36)
-    bench.directory.write_watermarks(journal.checkpoint(), sync=False)
+    bench.directory.write_watermarks(journal.checkpoint())
     assert main(["log", "tail", "--json", "-n", "3", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line)["payload"] for line in lines] == ["33", "34", "other"]
@@ -250,7 +250,7 @@ def test_what_is_committed_but_not_in_the_file_is_not_shown(
     journal.append_batch(build_batch(0, 1, 2, [b"in its place"]))
     journal.advance(0, 2)
     assert journal.high_watermark[0] == 2
-    bench.directory.write_watermarks(journal.checkpoint(), sync=False)
+    bench.directory.write_watermarks(journal.checkpoint())
     expected: Shown = {0: [b"kept"], 1: [], 2: []}
     assert dumped(tmp_path, capsys) == expected
     assert mapped(JournalMap(str(tmp_path)), random.Random(0)) == expected

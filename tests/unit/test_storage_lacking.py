@@ -67,7 +67,7 @@ def test_a_crash_before_that_is_durable(tmp_path: Path) -> None:
     """The old log is there, with all that goes with it: the leader will begin it anew again."""
     storage = opened(tmp_path)
     storage.journal.reset(1, 100)
-    storage.directory.write_watermarks(storage.journal.checkpoint(), sync=True)
+    storage.directory.write_watermarks(storage.journal.checkpoint())
     storage.close()
     storage = opened(tmp_path)
     assert storage.journal.next_offset == [0, 0, 0, 0]

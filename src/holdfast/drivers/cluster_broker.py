@@ -190,14 +190,14 @@ class ClusterBroker(Broker):
                 written.set_result(None)
 
         watermarks = self.node.state.journal.checkpoint()
-        work = partial(self._write_watermarks, watermarks, sync=True)
+        work = partial(self._write_watermarks, watermarks)
         self.writer.housekeeping.submit(work, done)
         await written
 
-    def _write_watermarks(self, watermarks: Checkpoint, *, sync: bool = False) -> None:
+    def _write_watermarks(self, watermarks: Checkpoint) -> None:
         """In another thread. The older ones serve as well: a start takes a little longer."""
         try:
-            self.directory.write_watermarks(watermarks, sync=sync)
+            self.directory.write_watermarks(watermarks)
         except OSError as error:
             if not self._is_unwritten:
                 logger.warning("watermarks_not_written error=%r", str(error))

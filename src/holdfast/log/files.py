@@ -218,9 +218,11 @@ class DataDirectory:
         """Per partition, what is known to be committed."""
         return self.read_checkpoint().offsets
 
-    def write_watermarks(self, checkpoint: Checkpoint, *, sync: bool) -> None:
-        """See Journal.checkpoint. Without `sync` a power cut may leave none."""
-        self.write_whole(WATERMARKS, [encode_checkpoint(checkpoint)], sync=sync)
+    def write_watermarks(self, checkpoint: Checkpoint) -> None:
+        """See Journal.checkpoint. Durable when it returns: a power cut leaves this one or the one
+        before. Counter-example: it leaves an empty file, so nothing is known to have been synced,
+        and the next start takes rot in what was acknowledged for a torn end."""
+        self.write_whole(WATERMARKS, [encode_checkpoint(checkpoint)])
 
     # Snapshots and quarantine
 

@@ -202,7 +202,7 @@ class ProcessDisk:
             self._watermarks_at = now
             self._written_watermarks = watermarks
             try:
-                self._directory.write_watermarks(watermarks, sync=False)
+                self._directory.write_watermarks(watermarks)
             except OSError:
                 return
 
