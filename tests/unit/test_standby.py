@@ -13,7 +13,7 @@ from holdfast.lease.directory import LeaseDirectory, NodeInfo
 from holdfast.lease.tenure import LeaseLost, Tenure
 from holdfast.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
 from holdfast.log.epochs import CLAIMED_NAME, LEASE, Epoch, newest_epoch, write_epoch
-from holdfast.log.files import DataDirectory, Manifest, snapshot_name
+from holdfast.log.files import DataDirectory, Manifest, segment_name, snapshot_name
 from holdfast.log.filesystem import ReadFile
 from holdfast.log.following import FollowError, JournalFollower
 from holdfast.log.journal import Journal
@@ -263,3 +263,29 @@ def test_a_snapshot_that_cannot_be_read_now_is_not_done_without(
     assert not standby.is_loaded
     standby.load(Epoch(1))
     assert standby.is_loaded
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_takeover_writes_again_what_a_failed_sync_left_in_the_cache(
+    disk: SimDisk, follows: bool
+) -> None:
+    """The seal makes it count, and its sync alone writes nothing."""
+    holder = first_holder(disk)
+    holder.write(b"acknowledged")
+    standby = standby_on(disk)
+    standby.load(Epoch(1))
+    disk.fail_sync = True
+    with pytest.raises(OSError, match="error"):
+        holder.write(b"cached")
+    disk.fail_sync = False
+    if follows:
+        standby.follow(Epoch(1))
+    folder = link_epoch(disk, MANIFEST, Epoch(1), 2)
+    lock = disk.lock("lock")
+    assert lock is not None
+    storage = standby.take_over(Epoch(1), folder, lock)
+    end = storage.journal.segments[-1].size_bytes
+    name = segment_name(storage.journal.segments[-1].sequence)
+    content = next(each for path, each in disk.files.items() if path.endswith(name))
+    assert storage.journal.next_offset == [2]
+    assert bytes(content.durable[:end]) == bytes(content.now[:end])

@@ -71,6 +71,7 @@ class RaftFiles:
         self._file: WriteFile | None = None
         self._end = 0
         self._synced = 0
+        self._read = b""
         if LOG.rpartition("/")[2] in files.list(FOLDER):
             self.state = self._load()
         elif is_new:
@@ -83,7 +84,11 @@ class RaftFiles:
         self._file = files.open_write(LOG, create=False)
         if files.open_read(LOG).size() > self._end:
             self._file.truncate(self._end)
-        # What was read need not be durable yet, and the next group says that it is.
+        # What was read need not be durable yet, and the next group says that it is. If a sync had
+        # failed it is in the page cache alone, and the system takes it for written: so write it
+        # once more. Counter-example: a vote is read, a power cut takes it, and it is given again.
+        self._file.write(0, [self._read])
+        self._read = b""
         self._file.sync()
 
     def write(self, write: Write) -> None:
@@ -162,6 +167,7 @@ class RaftFiles:
         except (BadFrame, struct.error, IndexError, UnicodeDecodeError) as error:
             raise DamagedRaft(f"{LOG} is not understood at byte {at}, {error}: {_REMEDY}") from None
         self._end = self._synced = at
+        self._read = data[:at]
         _match_snapshot(state)
         return state
 

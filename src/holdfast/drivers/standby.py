@@ -14,7 +14,13 @@ from holdfast.log.filesystem import FileSystem, Lock
 from holdfast.log.following import FollowError, JournalFollower
 from holdfast.log.journal import Journal
 from holdfast.log.record import ATTRIBUTE_STATE, Batch
-from holdfast.log.recovery import OpenedJournal, open_journal, replay
+from holdfast.log.recovery import (
+    OpenedJournal,
+    last_group_start,
+    open_journal,
+    replay,
+    write_again,
+)
 from holdfast.log.store import SegmentStore, quarantine
 from holdfast.node.node import Node
 from holdfast.node.recovery import Recovery
@@ -176,6 +182,10 @@ class Standby:
             self._apply(follower.finish())
         journal = follower.journal
         self._drop_empty_segment(journal, directory)
+        if journal.segments:
+            # The old holder's last sync may have failed, and the system not try again.
+            last = journal.segments[-1]
+            write_again(directory, last, last_group_start(directory, last, journal.tag))
         opened = OpenedJournal(
             journal, SegmentStore(directory, writes=True, on_damage=report_damage)
         )

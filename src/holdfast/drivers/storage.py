@@ -126,11 +126,13 @@ class Storage:
                 torn.reason,
             )
         logger.info(
-            "journal_opened segments=%d bytes=%d records=%d scanned_bytes=%d seconds=%.3f",
+            "journal_opened segments=%d bytes=%d records=%d scanned_bytes=%d rewritten_bytes=%d"
+            " seconds=%.3f",
             len(opened.journal.segments),
             opened.journal.size_bytes(),
             opened.journal.sequence,
             opened.scanned_bytes,
+            opened.rewritten_bytes,
             time.monotonic() - started,
         )
         storage = cls(path, directory, lock, opened)

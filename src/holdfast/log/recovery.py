@@ -10,6 +10,12 @@ os, through files.
 - A damaged place that valid batches follow is copied to quarantine, reported, and stays where it
   is. The offsets it held are missing from then on, and never given to other records.
 
+- What a sync that failed should have written may be in the page cache, and nowhere else: the system
+  took it for written, and syncs it no more. So what is not known to be on the disk is written once
+  more, where it is, before it counts: the last group, as the one before was synced; in a replica
+  what lies behind the checkpoint. Counter-example: the group whose sync failed is read after the
+  restart, its repetition is acknowledged, and a power cut takes it.
+
 - In a replica's directory batches may override earlier ones, see holdfast.log.index. What is
   committed is taken from the checkpoint of the watermarks, and how far the last segment was synced:
   damage behind that is its torn end. Other damage makes partitions unsure, all of them if it does
@@ -18,18 +24,20 @@ os, through files.
 It never refuses to start because of damage; an OSError from the disk is passed on.
 """
 
+import errno
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
 from holdfast.log.active_index import ActiveIndex
-from holdfast.log.files import DataDirectory
+from holdfast.log.files import DataDirectory, segment_name
 from holdfast.log.index import Gap, IndexHead, SegmentIndex
 from holdfast.log.index_file import CorruptIndex
 from holdfast.log.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.log.record import ATTRIBUTE_STATE, HEADER_BYTES, Batch, CorruptBatch, Record
-from holdfast.log.scan import Damage, SegmentScan, group_field, scan_segment
+from holdfast.log.scan import Damage, SegmentScan, group_field, group_start, scan_segment
 from holdfast.log.segment import Segment
 from holdfast.log.snapshot import CorruptSnapshot, Snapshot
 from holdfast.log.store import OnDamage, SegmentStore, quarantine
@@ -52,6 +60,8 @@ class OpenedJournal:
     removed: list[int] = field(default_factory=list)
     """Segments that retention had given up before it was interrupted."""
     scanned_bytes: int = 0
+    rewritten_bytes: int = 0
+    """Of the end of the last segment, which need not have been on the disk."""
     tag: int | None = None
     """The journal's, if it has one: see holdfast.log.journal."""
     unsure: dict[int, int] = field(default_factory=dict)
@@ -239,9 +249,10 @@ class _Opener:
         if not self._replica:
             for partition, records in self._uncertain.items():
                 scan.index.add_gap(partition, self._ends[partition] + records)
-        self._segments.append(Segment(sequence, scan.index.head, scan.index, scan.end))
+        segment = Segment(sequence, scan.index.head, scan.index, scan.end)
+        self._segments.append(segment)
         if self._writes:
-            self._end_file(sequence, scan, size_bytes)
+            self._end_file(segment, scan, size_bytes)
 
     def _note_missing(self, scan: SegmentScan, vouched: Snapshot) -> None:
         """The journal ends before records that a snapshot has seen. Their offsets stay empty, and
@@ -280,18 +291,19 @@ class _Opener:
         if self._replica and checkpoint.segment == sequence and checkpoint.position > size_bytes:
             self._blind.update(range(len(self._ends)))
 
-    def _end_file(self, sequence: int, scan: SegmentScan, size_bytes: int) -> None:
+    def _end_file(self, segment: Segment, scan: SegmentScan, size_bytes: int) -> None:
         if scan.torn is not None and scan.torn is self._result.truncated:
             quarantine(self._directory, scan.torn)
-        file = self._directory.append_to_segment(sequence)
-        try:
-            if scan.end < size_bytes:
+        if scan.end < size_bytes:
+            file = self._directory.append_to_segment(segment.sequence)
+            try:
                 file.truncate(scan.end)
-            # A process that was killed may have left records in the page cache only. From now on
-            # they count as committed.
-            file.sync()
-        finally:
-            file.close()
+            finally:
+                file.close()
+        synced = self._synced_bytes(segment.sequence)
+        if synced is None:
+            synced = last_group_start(self._directory, segment, scan.tag)
+        self._result.rewritten_bytes = write_again(self._directory, segment, synced)
 
     def _trusted_head(self, sequence: int) -> IndexHead | None:
         """The head of a segment's index, if it goes together with what came before."""
@@ -353,6 +365,48 @@ class _Opener:
         if self._writes:
             for damage in scan.damage:
                 quarantine(self._directory, damage)
+
+
+def last_group_start(directory: DataDirectory, segment: Segment, tag: int | None) -> int:
+    """Where the last write group of a journal that is no replica's begins in its last segment; 0 if
+    the batches do not tell."""
+    index = segment.index
+    if index is None or not index.positions or tag is None:
+        return 0
+    position = index.positions[-1]
+    field = group_field(directory.open_segment(segment.sequence).read(position, HEADER_BYTES))
+    if field is None:
+        return 0
+    start = group_start(position, field, tag)
+    return start if start is not None and start in index.positions else 0
+
+
+def write_again(directory: DataDirectory, segment: Segment, start: int) -> int:
+    """Write the batches of the last segment from `start` on once more, and sync it. Returns how
+    many bytes. Whoever else may still write there writes the same. Raises OSError."""
+    index = segment.index
+    source = directory.open_segment(segment.sequence)
+    file = directory.append_to_segment(segment.sequence)
+    written = 0
+    try:
+        positions = () if index is None else index.positions
+        for number in range(bisect_left(positions, start), len(positions)):
+            assert index is not None
+            position = positions[number]
+            data = source.read(position, index.batch_end(number) - position)
+            try:
+                batch = Batch(data)
+            except CorruptBatch as error:
+                # It was whole a moment ago. What the cache had is lost: the next start finds that.
+                name = segment_name(segment.sequence)
+                raise OSError(errno.EIO, f"byte {position} has changed: {error}", name) from None
+            file.write(position, [data[: batch.length]])
+            written += batch.length
+        # A process that was killed may have left records in the page cache only.
+        file.sync()
+    finally:
+        file.close()
+    return written
 
 
 def replay(

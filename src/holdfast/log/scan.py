@@ -86,7 +86,7 @@ class SegmentScan:
         self.group_start = position
         self.is_group_open = False
         if batch.attributes & ATTRIBUTE_GROUPED:
-            start = _group_start(position, batch.group, self.tag)
+            start = group_start(position, batch.group, self.tag)
             if start is None or self.tag is None:
                 self.tag = batch.group
             else:
@@ -310,7 +310,7 @@ def group_field(header: bytes) -> int | None:
     return int(fields[11]) if fields[4] & ATTRIBUTE_GROUPED else None
 
 
-def _group_start(position: int, group: int, tag: int | None) -> int | None:
+def group_start(position: int, group: int, tag: int | None) -> int | None:
     """Where the group of a batch at `position` begins; None if the tag is another one."""
     start = position if tag is None else position - ((group - tag) & GROUP_MASK)
     return start if start >= 0 else None
@@ -329,7 +329,7 @@ def _later_group(window: _Window, scan: SegmentScan, position: int, at: int | No
             # Nothing tells. If these are batches of one group, it is the only one after the damage,
             # and nothing shows that it was ever synced.
             tag = (group - (at - position)) & GROUP_MASK
-        start = _group_start(at, group, tag)
+        start = group_start(at, group, tag)
         if start is not None and start > position:
             return True
         following = at + window.claimed_length(at)
@@ -382,7 +382,7 @@ def _has_tag(window: _Window, scan: SegmentScan, damage_at: int, at: int) -> boo
     if group is None:
         return False
     begins = scan.group_start if scan.is_group_open else damage_at
-    return _group_start(at, group, scan.tag) in (at, begins)
+    return group_start(at, group, scan.tag) in (at, begins)
 
 
 def _is_near(window: _Window, index: ActiveIndex, position: int, at: int) -> bool:

@@ -30,6 +30,8 @@ class SimContent:
         self.unsynced: list[tuple[int, bytes]] = []
         # The smallest size since the last sync: what was durable behind it is gone.
         self._smallest = len(durable)
+        # Part of `now` will not get to the disk by itself.
+        self.is_dropped = False
 
     def write(self, position: int, data: bytes) -> None:
         missing = position + len(data) - len(self.now)
@@ -59,9 +61,18 @@ class SimContent:
         self._smallest = len(durable)
         self.unsynced = []
 
+    def forget(self) -> None:
+        """A sync has failed: what it should have written is in the cache alone, and is not tried
+        again."""
+        self.unsynced = []
+        self.is_dropped = True
+
     def surviving(self, survival: str, chance: random.Random) -> bytes:
         """`survival`: "none" or "all" of the unsynced writes; "torn": a prefix of their bytes;
         "sectors": any of their sectors."""
+        if survival == "all" and self.is_dropped:
+            self.sync()
+            return bytes(self.durable)
         if survival == "all":
             return bytes(self.now)
         if survival == "none":
@@ -119,6 +130,7 @@ class SimWriteFile:
 
     def sync(self) -> None:
         if self._disk.fail_sync:
+            self._content.forget()
             raise OSError(errno.EIO, "Input/output error")
         if self._disk.step():
             raise Crash
