@@ -30,6 +30,7 @@ from holdfast.replication.metadata_wire import (
     encode_command,
     encode_metadata,
 )
+from holdfast.replication.status import lacks_voters
 
 
 def node(name: str, incarnation: str = "i1", role: str = "data") -> NodeInfo:
@@ -363,3 +364,17 @@ def test_metadata_comes_back_from_its_bytes() -> None:
     for end in range(0, len(encoded), 7):
         with pytest.raises(BadFrame):
             decode_metadata(encoded[:end])
+
+
+def test_whether_all_nodes_vote_that_will() -> None:
+    """Of two nodes one votes; a third one makes it three, and until it does one is too few."""
+    metadata = accepted(apply(None, InitCluster("c", 1, 3, 2, node("n1"))))
+    assert not lacks_voters(metadata.with_voters(("n1",)))
+    metadata = accepted(apply(metadata, PutNode(node("n2"), 0)))
+    assert not lacks_voters(metadata.with_voters(("n1",)))
+    metadata = accepted(apply(metadata, PutNode(node("n3"), 0)))
+    assert lacks_voters(metadata.with_voters(("n1",)))
+    assert lacks_voters(metadata.with_voters(("n1", "n2")))
+    assert not lacks_voters(metadata.with_voters(("n1", "n2", "n3")))
+    down = {**metadata.nodes, "n3": replace(metadata.nodes["n3"], state=NodeState.DOWN)}
+    assert not lacks_voters(replace(metadata.with_voters(("n1", "n2", "n3")), nodes=down))

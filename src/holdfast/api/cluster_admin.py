@@ -62,6 +62,8 @@ class ClusterFigures:
     anew."""
     clock_skews_s: Mapping[str, float] = field(default_factory=dict)
     """Node, this one included -> how far its clock is ahead of what the cluster goes by."""
+    lacks_voters: bool = False
+    """Not all nodes vote that will: one that fails now may take the majority along."""
 
 
 class ClusterAdmin(Protocol):

@@ -15,7 +15,12 @@ from holdfast.replication.health import Presence
 from holdfast.replication.metadata import ClusterMetadata, NodeInfo
 from holdfast.replication.planning import last_copies
 from holdfast.replication.proposals import Accepted, Outcome, Refused
-from holdfast.replication.status import below_min_insync, cluster_status, under_replicated
+from holdfast.replication.status import (
+    below_min_insync,
+    cluster_status,
+    lacks_voters,
+    under_replicated,
+)
 
 
 class ClusterOperations:
@@ -114,6 +119,7 @@ class ClusterOperations:
             self._broker.is_damaged,
             bool(self._broker.older_copy),
             member.clock.skews_s(),
+            lacks_voters(metadata),
         )
 
     def _refusals(self) -> list[str]:

@@ -89,6 +89,9 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
     if figures.lacking:
         text = f"sessions and retained messages of {figures.lacking} partitions are being fetched"
         found.append(Obstacle("lacking", text, is_expected=True))
+    if figures.lacks_voters:
+        text = "not all nodes vote yet: the loss of one may cost the majority"
+        found.append(Obstacle("lacks_voters", text, is_expected=True))
     if figures.is_witness:
         return found
     if figures.leaderless:

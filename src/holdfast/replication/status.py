@@ -4,7 +4,12 @@ from collections import Counter
 from collections.abc import Mapping
 
 from holdfast.replication.health import Health
-from holdfast.replication.metadata import ClusterMetadata, NodeState, PartitionInfo
+from holdfast.replication.metadata import (
+    VOTERS_MAX,
+    ClusterMetadata,
+    NodeState,
+    PartitionInfo,
+)
 from holdfast.replication.operations import lost_partitions
 from holdfast.replication.planning import is_led_by_another
 
@@ -45,6 +50,14 @@ def under_replicated(metadata: ClusterMetadata) -> int:
 def below_min_insync(metadata: ClusterMetadata) -> int:
     """Those with so few that their QoS 1 and 2 messages are not acknowledged."""
     return _with_fewer(metadata, metadata.min_insync)
+
+
+def lacks_voters(metadata: ClusterMetadata) -> bool:
+    """Do fewer nodes vote than could? So it is for a moment after nodes have joined. Two nodes that
+    are up and one voter are as they should be; of three, a voter alone is lost with its node."""
+    up = sum(info.state == NodeState.UP for info in metadata.nodes.values())
+    wanted = min(up, VOTERS_MAX)
+    return len(metadata.voters) < wanted - (wanted % 2 == 0)
 
 
 def _with_fewer(metadata: ClusterMetadata, wanted: int) -> int:
