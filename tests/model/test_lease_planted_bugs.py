@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.drivers import mastership
+from holdfast.drivers import mastership, standby
 from holdfast.drivers.disk import GroupWriter
 from holdfast.drivers.mastership import Renewal
 from holdfast.drivers.storage import Storage
@@ -148,7 +148,8 @@ def seal_not_durable() -> Iterator[None]:
         yield
 
 
-def end_not_durable() -> AbstractContextManager[object]:
+@contextmanager
+def end_not_durable() -> Iterator[None]:
     """The tail that the old holder had written and not synced."""
 
     def unsynced(
@@ -164,7 +165,8 @@ def end_not_durable() -> AbstractContextManager[object]:
             folder.sealed[last_segment] = end_bytes
         seal(directory, taken, folder, node_id, began, None, 0)
 
-    return changed(mastership, "seal", unsynced)
+    with changed(mastership, "seal", unsynced), changed(standby, "write_again", lambda *_: 0):
+        yield
 
 
 @contextmanager
