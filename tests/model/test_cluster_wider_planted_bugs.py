@@ -274,7 +274,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "a held-up node is sure": (
         a_held_up_node_is_sure,
         settings(TIMED, "kill", "isolate", "reset", "pause", mean_s=1.0, min_insync=2),
-        227,
+        12,
     ),
     "sessions expire at once": (sessions_expire_at_once, settings(TIMED), 0),
     "what was overdue is forgotten": (
@@ -314,7 +314,7 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
     "what hangs counts as written": (
         what_hangs_counts_as_written,
         settings(LOG, "hang-disk", "power", "outage"),
-        7,
+        2,
     ),
     "whom it hears does not matter": (
         whom_it_hears_does_not_matter,

@@ -42,7 +42,7 @@ def test_qos0() -> None:
 
 
 def test_wills_sessions_and_messages_in_time() -> None:
-    world = play(1, TIMED, faults=(KILL,))
+    world = play(2, TIMED, faults=(KILL,))
     checks = world.checks
     lives = [life for lives in checks.sessions.lives.values() for life in lives.values()]
     assert any(life.will_delay_s and life.fired_us >= 0 for life in lives)

@@ -164,7 +164,7 @@ class NodeBench:
         if keep_uncommitted or torn is not None:
             self.take()
         if torn is not None:
-            self.log = survivors(self.log, self.in_flight, torn)
+            self.log = survivors(self.log, self.in_flight, self.config.partitions, torn)
         elif keep_uncommitted:
             for group in self.in_flight:
                 self.log.extend(split(group_bytes(group)))
@@ -361,7 +361,9 @@ def group_bytes(group: WriteGroup) -> bytes:
     return b"".join(group.data)
 
 
-def survivors(log: list[bytes], in_flight: list[WriteGroup], chance: random.Random) -> list[bytes]:
+def survivors(
+    log: list[bytes], in_flight: list[WriteGroup], partitions: int, chance: random.Random
+) -> list[bytes]:
     """The batches that recovery finds. Of the groups only one is being written."""
     written = [group_bytes(group) for group in in_flight]
     complete = chance.randint(0, len(written))
@@ -370,7 +372,7 @@ def survivors(log: list[bytes], in_flight: list[WriteGroup], chance: random.Rand
         content.write(len(content.now), written[complete])
     left = content.surviving(chance.choice(["torn", "sectors"]), chance)
     file = SimContent(left)
-    scan = scan_segment(SimReadFile(file), 0, [0] * 65_536, open_end=True)
+    scan = scan_segment(SimReadFile(file), 0, [0] * partitions, open_end=True)
     assert not scan.damage
     return split(left[: scan.end])
 
