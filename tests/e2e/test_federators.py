@@ -294,7 +294,9 @@ def test_the_manager_is_away(site: Site, tmp_path: Path) -> None:
         assert here.status()["manager"]["connected"]
     finally:
         manager.kill()
-    assert here.payloads() == [str(number) for number in range(100)]
+    # It was killed right behind its first messages, which may come again.
+    assert set(here.payloads()) == {str(number) for number in range(100)}
+    check_order(here)
 
 
 def join_token(manager: ManagerProcess, operator: str) -> str:
