@@ -28,13 +28,14 @@ from holdfast.mqtt.framing import FrameReader, frame
 from holdfast.mqtt.packets import Connack, Connect, Packet, Pingresp
 from holdfast.mqtt.reasons import NAMES
 from tests.data.packets import CASES
+from tests.fuzz.mutation import INTERESTING, damage
 
 PACKET_BYTES_MAX = 1 << 20
 CLOSE_TIMEOUT_S = 10.0
 """A broker that has not closed by then counts as hung."""
 HEALTH_EVERY_CASES = 50
 REPORT_EVERY_S = 10.0
-INTERESTING = [0, 1, 2, 3, 4, 0x0B, 0x22, 0x26, 0x7F, 0x80, 0x81, 0xC0, 0xED, 0xFE, 0xFF]
+PACKETS = [case.data for case in CASES]
 
 
 class Failure(Exception):
@@ -65,40 +66,13 @@ class Mutator:
         """A packet with some damage, and in most cases a remaining length that fits it."""
         rng = self.random
         start = 3 if data[1] >= 128 else 2
-        first, body = data[0], bytearray(data[start:])
-        for _ in range(rng.choice((0, 1, 1, 1, 2, 3, 8))):
-            self.damage(body)
+        first, body = data[0], damage(rng, data[start:], PACKETS)
         if rng.random() < 0.05:
             first ^= 1 << rng.randrange(8)
         if rng.random() < 0.9:
-            return frame(first, bytes(body))
+            return frame(first, body)
         length = bytes(rng.choice(INTERESTING) for _ in range(rng.randrange(1, 6)))
-        return bytes((first,)) + length + bytes(body)
-
-    def damage(self, body: bytearray) -> None:
-        rng = self.random
-        at = rng.randrange(len(body) + 1)
-        kind = rng.randrange(8)
-        if kind == 0:
-            body.insert(at, rng.choice(INTERESTING))
-        elif kind == 1:
-            del body[at : at + rng.choice((1, 1, 2, 4, len(body)))]
-        elif kind == 2:
-            other = rng.choice(CASES).data
-            cut = rng.randrange(len(other) + 1)
-            body[at : at + rng.choice((0, len(body)))] = other[cut : cut + rng.randrange(40)]
-        elif kind == 3:
-            body[at:at] = body[at : at + rng.randrange(1, 20)] * rng.choice((1, 1, 2, 50))
-        elif at < len(body):
-            if kind == 4:
-                body[at] ^= 1 << rng.randrange(8)
-            elif kind == 5:
-                body[at] = rng.choice(INTERESTING)
-            elif kind == 6:
-                body[at] = rng.randrange(256)
-            else:
-                # A length that is off by a little.
-                body[at] = (body[at] + rng.choice((-2, -1, 1, 2))) & 255
+        return bytes((first,)) + length + body
 
 
 def read_packets(
