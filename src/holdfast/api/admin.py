@@ -41,7 +41,7 @@ from holdfast.web.guard import Guard
 from holdfast.web.requests import Hosts
 
 CONNECTIONS_MAX: Final = 64
-"""Of the admin port, readers of the log not counted, where there are descriptors enough."""
+"""The most connections of the admin port. Readers of the log have a limit of their own."""
 
 
 class Served(Protocol):

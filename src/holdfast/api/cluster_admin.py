@@ -58,8 +58,7 @@ class ClusterFigures:
     is_damaged: bool = False
     """What is on its disk is not what was written: it serves nobody, and begins anew."""
     is_older_copy: bool = False
-    """What is on its disk is less than it had once: it takes part in nothing before it may begin
-    anew."""
+    """The disk is an older copy: the node takes no part in the cluster until it may start empty."""
     clock_skews_s: Mapping[str, float] = field(default_factory=dict)
     """Node, this one included -> how far its clock is ahead of what the cluster goes by."""
     lacks_voters: bool = False

@@ -123,7 +123,7 @@ class ClusterOperations:
         )
 
     def _refusals(self) -> list[str]:
-        """Of nodes that this one has reached, and that will not have it."""
+        """The addresses of nodes that refused this one, each with its reason."""
         return [
             f"{address} {refusal.text}"
             for address, refusal in sorted(self._links.refused_by.items())
@@ -189,7 +189,7 @@ class ClusterOperations:
         )
 
     def _replaced(self) -> dict[str, str]:
-        """Of `refused`, those of which it still holds."""
+        """Refused nodes, not connected, whose old disk held the last copy of a partition."""
         metadata = self._member.fabric.metadata
         if metadata is None:
             return {}

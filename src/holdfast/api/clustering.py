@@ -283,7 +283,7 @@ class Clustering:
         return None
 
     def _step_older_copy(self) -> None:
-        """As soon as the others can do without it, this node begins anew."""
+        """Clears this node's disk once the other nodes no longer need what is on it."""
         broker = self.broker
         if not broker.may_begin_anew or self._begins_anew:
             return

@@ -48,7 +48,7 @@ class NotServing(Exception):
 
 
 class Busy(Exception):
-    """As many answers as may be are on their way: 503, come again."""
+    """The port sends as many answers as it may: the client gets 503 and tries again."""
 
 
 class HasLog(Protocol):
@@ -149,7 +149,7 @@ class LogRoutes:
         self._reads -= 1
 
     async def _read_slice(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
-        """What was damaged is left out; another node has it."""
+        """The batches from `start`, without damaged ones, which another node has."""
         reader = self._broker.reader
         found = await self._broker.in_reader_thread(
             lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))

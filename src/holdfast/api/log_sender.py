@@ -51,7 +51,7 @@ READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20
 FILTERS_MAX: Final = 1000
 BODIES_BYTES_MAX: Final = 8 << 20
-"""Of requests that are being read and planned, of all connections together."""
+"""The most bytes of requests that are being read and planned, over all connections."""
 IDLE_S: Final = 60.0
 """A reader that neither asks nor takes anything for so long is dropped."""
 REQUEST_S: Final = 10.0

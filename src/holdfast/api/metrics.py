@@ -197,7 +197,7 @@ class NodeCollector(Collector):
 
 
 class ReadinessCollector(Collector):
-    """Of every node, whether it serves or not."""
+    """Metrics of readiness, collected also from a node that does not serve."""
 
     def __init__(self, server: Observed) -> None:
         self._server = server

@@ -75,7 +75,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     """Of the leaderless ones, those of which every disk that had all is gone."""
     older_copy: str = ""
-    """What the disk of the node that was asked lacks and had once; it takes part in nothing."""
+    """The records the disk of this node has lost since; the node takes no part in the cluster."""
     refused_by: list[str] = []
     """Of a node that is in no cluster: who will not have it, and why."""
 
