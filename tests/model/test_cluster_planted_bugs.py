@@ -19,10 +19,10 @@ from holdfast.log import record as log_record
 from holdfast.log.record import Batch, Record
 from holdfast.node.recovery import Recovery
 from holdfast.replication.cluster_clock import ClusterClock
-from holdfast.replication.disk_position import DiskMemory
 from holdfast.replication.following import Following
 from holdfast.replication.in_sync import InSync
 from holdfast.replication.progress import Led
+from holdfast.sim import process
 from holdfast.sim.casts import TIMED
 from holdfast.sim.checks import Checks
 from holdfast.sim.schedule import Violation
@@ -232,8 +232,8 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
 
 
 def an_older_copy_goes_on() -> AbstractContextManager[object]:
-    """Nobody remembers what was on it."""
-    return patch.object(DiskMemory, "note", lambda *_: None)
+    """Nobody compares it with what is remembered."""
+    return patch.object(process, "lost_since", lambda *_: "")
 
 
 def a_nodes_own_clock_counts() -> AbstractContextManager[object]:

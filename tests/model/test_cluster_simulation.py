@@ -7,13 +7,16 @@ import argparse
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from holdfast.sim.__main__ import summarize
+from holdfast.sim.casts import LOG
 from holdfast.sim.plans import settings_for
 from holdfast.sim.running import Result
+from holdfast.sim.schedule import Violation
 from holdfast.sim.world import World
 from tests.support.seeds import block_of_seeds
 
@@ -45,6 +48,34 @@ def test_work_gets_done() -> None:
     assert checks.acknowledged > 80
     assert checks.wills
     assert checks.retained
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_disk_goes_back_while_all_others_have_what_was_agreed(restarts: bool) -> None:
+    """No cluster survives it otherwise. n3 is down while n1 and n2 agree on a change of the
+    metadata, and starts again. n1 goes back to before it while n2 is cut off: neither n1 nor n3
+    knows of the change, and they agree on another one."""
+    settings = replace(settings_for(1, 3, (), casts=(LOG,)), has_witness=True, min_insync=2)
+    world = World(1, settings)
+    n1, n3 = world.hosts["n1"], world.hosts["n3"]
+    for host in world.hosts.values():
+        host.start()
+    world.schedule.run(5.0)
+    assert n1.process is not None
+    assert len(n1.process.links) == 2
+    for party in world.parties:
+        party.is_active = True
+    world.faults._go_back(n1)
+    if restarts:
+        n3.kill(power=False)
+        world.schedule.run(world.schedule.now + 0.1)
+        for name in ("n1", "n2"):
+            world.network.cut(name, "n3")
+            world.network.cut("n3", name)
+        n3.start()
+    world.schedule.run(world.schedule.now + 3.0)
+    went_back = any("put back" in line for line in world.schedule.trace)
+    assert went_back is not restarts
 
 
 def test_a_seed_says_everything() -> None:
@@ -93,3 +124,16 @@ def test_a_wrong_run_is_told_with_its_command(capsys: pytest.CaptureFixture[str]
     assert "2 of 2 seeds: 1 well, 1 wrong, 9 s" in text
     command = "python -m holdfast.sim --seed 6 --nodes 3 --faults none --casts log --duration 0.5"
     assert command in text
+
+
+def test_a_node_that_the_others_went_on_without_is_a_finding() -> None:
+    """Without this the run would go on until nothing moves any more, and say nothing of why."""
+    world = World(1, settings_for(1, 3, (), casts=(LOG,)))
+    for host in world.hosts.values():
+        host.start()
+    world.schedule.run(5.0)
+    process = world.hosts["n2"].process
+    assert process is not None
+    process.member.meta.diverged = "the others have another change 33"
+    with pytest.raises(Violation, match="n2: the others have another change 33"):
+        world.schedule.run(world.schedule.now + 1.0)

@@ -117,6 +117,8 @@ class Checks:
 
     def turn_ended(self, process: "Process") -> None:
         self._note_down(process)
+        if process.member.meta.diverged:
+            self.fail(f"{process.host.name}: {process.member.meta.diverged}")
         journal = process.journal
         mirror = process.host.mirror
         key = (process.host.name, process.number)

@@ -2,13 +2,16 @@
 survive without losing anything.
 
 The budget: any number of processes and machines may stop at any time, their disks intact but for
-what was not synced; one node may lose its disk, once, while the others are in sync.
+what was not synced; one node may lose its disk, once, while the others are in sync. A disk may go
+back to an earlier copy in its place, while the others also have all that was agreed and remember
+that disk: an older copy does not know itself that it is one.
 """
 
 import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from holdfast.replication.disk_position import lost_since
 from holdfast.sim.host import EPOCH_US
 from holdfast.sim.operating import Operator
 from holdfast.sim.process import LEAVE_S
@@ -261,6 +264,7 @@ class Faults:
         if host.process is None or self._wiped:
             return
         earlier = host.disk.copy()
+        claim = host.process.member.disk_claim().text()
         self._world.schedule.note(host.name, "its disk is copied")
         number = host.incarnations
 
@@ -272,6 +276,11 @@ class Faults:
                 return
             if host.incarnations != number or any(
                 each.is_paused for each in self._world.hosts.values()
+            ):
+                return
+            if not all(
+                each is host or _can_do_without(each, host, claim)
+                for each in self._world.hosts.values()
             ):
                 return
             self._wiped = True
@@ -293,3 +302,17 @@ class Faults:
         host.kill(power=True)
         host.wipe()
         self._restart(host)
+
+
+def _can_do_without(other: "Host", host: "Host", claim: str) -> bool:
+    """The other one has the term and the changes that are on the host's disk, and has received that
+    this disk is further than `claim`. Smallest counter-example: two of three voters agree on a
+    change while the third is down. One of the two goes back to before it, the other one is cut off:
+    the older copy and the third one are a majority that knows nothing of the change."""
+    process, its = host.process, other.process
+    if process is None or its is None:
+        return False
+    wanted, found = process.member.meta.durable_end, its.member.meta.durable
+    known = its.member.disk_memory.known
+    has_all = found[0] >= wanted[0] and found[1] >= wanted[1]
+    return has_all and bool(lost_since(known, host.name, process.cores.incarnation, claim))
