@@ -114,7 +114,8 @@ def a_held_up_node_is_sure() -> AbstractContextManager[object]:
     return patch.object(Endings, "_is_confirmed", lambda *_: True)
 
 
-def sessions_expire_at_once() -> AbstractContextManager[object]:
+@contextmanager
+def sessions_expire_at_once() -> Iterator[None]:
     settle = Images.settle_one
 
     def expire(images: Images, session: Session) -> bool:
@@ -124,7 +125,18 @@ def sessions_expire_at_once() -> AbstractContextManager[object]:
             return False
         return is_there
 
-    return patch.object(Images, "settle_one", expire)
+    with (
+        patch.object(Images, "settle_one", expire),
+        # It judges again, and does not let it pass.
+        patch.object(Endings, "_is_armed", lambda *_: False),
+        patch.object(Endings, "_left_s", lambda *_: 0.0),
+    ):
+        yield
+
+
+def an_overdue_session_is_armed_twice() -> AbstractContextManager[object]:
+    """Though it was closed again since it was overdue."""
+    return patch.object(Endings, "_is_armed", lambda *_: False)
 
 
 def what_was_overdue_is_forgotten() -> AbstractContextManager[object]:
@@ -276,6 +288,11 @@ PLANTED: dict[str, tuple[Plant, Settings, int]] = {
         settings(TIMED, "kill", "isolate", "reset", "pause", mean_s=1.0, min_insync=2),
         12,
     ),
+    "an overdue session is armed twice": (
+        an_overdue_session_is_armed_twice,
+        settings(TIMED, "pause", "kill", "hang-disk", mean_s=0.3, duration_s=6.0),
+        4,
+    ),
     "sessions expire at once": (sessions_expire_at_once, settings(TIMED), 0),
     "what was overdue is forgotten": (
         what_was_overdue_is_forgotten,
@@ -342,3 +359,5 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert found is not None
     if name == "groups begin before where they stand":
         assert "goes back from offset" in found[1]
+    if name == "an overdue session is armed twice":
+        assert "has a second timer" in found[1]

@@ -1,14 +1,18 @@
 """The will and the end of a session without a connection, at the leader of its home."""
 
+import json
+
+import pytest
+
 from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.endings import Endings
 from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.images import Images
+from holdfast.cluster.images import CLOCK_SLACK_S, Images
 from holdfast.cluster.metadata_reads import MetadataReads
 from holdfast.log.journal import Journal
-from holdfast.log.record import FLAG_WILL, SESSION, Batch
+from holdfast.log.record import FLAG_WILL, SESSION, Batch, Record
 from holdfast.node.config import NodeConfig
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.node.state import CANCELLED, SESSION_EXPIRY, WILL_DUE, NodeState, Timer
 from holdfast.replication.commands import CHANGES_NOTHING
 from holdfast.replication.proposals import Refused
 from holdfast.session.session import Session, Will
@@ -31,9 +35,10 @@ class Bench:
         self.barriers = Barriers(self.state, fabric, self.reads)
         self.decides = True
         self.is_opening = False
+        self.replica = Images(self.images)
         self.endings = Endings(
             self.state,
-            Images(self.images),
+            self.replica,
             self.barriers,
             lambda partition: self.decides,
             lambda client_id: self.is_opening,
@@ -52,6 +57,41 @@ class Bench:
         assert self.reads.proposal_done(1, Refused(CHANGES_NOTHING), self.state.now)
         if self.barriers.advance():
             self.endings.advance()
+
+    def set_clock(self, now: float, wall_s: float) -> None:
+        for state in (self.state, self.images):
+            state.now = now
+            state.wall_us = int(wall_s * 1e6)
+
+    def close(self, at_s: float) -> None:
+        """A `close` record is applied, as `Homes.applied` does it."""
+        fields = {"op": "close", "client": CLIENT, "expiry_s": 100, "will": False}
+        payload = json.dumps(fields).encode()
+        at_us = int(at_s * 1e6)
+        self.replica.apply(
+            Record(
+                0,
+                SESSION,
+                timestamp_us=at_us,
+                client_id=CLIENT.encode(),
+                sequence=self.session.epoch,
+                payload=payload,
+            )
+        )
+        if not self.replica.settle_one(self.session):
+            self.endings.due(self.session, SESSION_EXPIRY)
+
+    def run(self, until: float) -> None:
+        """Fires the timers of the images, as `Member.handle_timers` does it."""
+        wall_s = self.state.wall_us / 1e6 + until - self.state.now
+        self.set_clock(until, wall_s)
+        for kind, subject in self.images.take_due(until):
+            if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
+                self.endings.due(subject, kind)
+
+    def armed(self) -> list[Timer]:
+        timers = [timer for _, _, timer in self.images.timers]
+        return [timer for timer in timers if timer.kind != CANCELLED]
 
     def appended(self) -> list[str]:
         """Since the last call."""
@@ -148,7 +188,7 @@ def test_a_session_whose_timer_went_by_a_wrong_clock_lives_on() -> None:
         bench.endings.advance()
         assert bench.appended() == []
         assert [when for when, _, timer in bench.images.timers if timer.kind == kind] == [left_s]
-    bench.state.wall_us = bench.images.wall_us = 101_000_000
+    bench.set_clock(71.0, 101.0)
     bench.endings.due(bench.session, SESSION_EXPIRY)
     bench.pass_barrier()
     assert bench.appended() == ["will"]
@@ -159,4 +199,64 @@ def test_a_session_that_was_closed_in_the_future_ends_by_its_timer() -> None:
     bench.session.will = None
     bench.session.disconnected_us = 200_000 * 1_000_000
     bench.endings.due(bench.session, SESSION_EXPIRY)
+    assert bench.appended() == ["end"]
+
+
+def test_a_session_that_is_closed_again_while_it_is_overdue_has_one_timer() -> None:
+    """Counter-example: the second timer takes the place of the first, which nothing cancels when
+    the client comes back. It ends the next life of the session too early."""
+    bench = Bench()
+    bench.decides = False
+    # By a close of another leader it is over; its node, which was held up, closes it now.
+    bench.set_clock(1000.0, 1000.0)
+    bench.close(at_s=800.0)
+    bench.close(at_s=1000.0)
+    bench.decides = True
+    bench.endings.start_deciding(0)
+    assert bench.appended() == []
+    assert bench.armed() == [bench.session.expiry_timer]
+
+    # The client comes, and goes 50 s later.
+    bench.session.epoch += 1
+    bench.run(1050.0)
+    bench.close(at_s=1050.0)
+    assert bench.armed() == [bench.session.expiry_timer]
+    bench.run(1149.0)
+    assert bench.appended() == []
+    bench.run(1150.0)
+    assert bench.appended() == ["end"]
+
+
+def test_a_timer_that_was_armed_meanwhile_gives_way_to_the_next_one() -> None:
+    bench = Bench()
+    bench.session.will = None
+    bench.session.disconnected_us = 999 * 1_000_000
+    bench.replica.touched.add(bench.session)
+    bench.endings.due(bench.session, SESSION_EXPIRY)
+    assert bench.replica.settle_one(bench.session)
+    assert bench.armed() == [bench.session.expiry_timer]
+
+
+@pytest.mark.parametrize("ahead_s", [-CLOCK_SLACK_S, -1.0, 0.0, 1.0, CLOCK_SLACK_S])
+def test_a_session_lasts_its_whole_interval_though_clocks_differ(ahead_s: float) -> None:
+    """`ahead_s`: the clock of the node that ends it, of the one that has closed it."""
+    bench = Bench()
+    bench.session.will = None
+    bench.set_clock(50.0, 1000.0 + ahead_s)
+    bench.close(at_s=1000.0)
+    bench.run(149.99)
+    assert bench.appended() == []
+    bench.run(150.0 + CLOCK_SLACK_S)
+    assert bench.appended() == ["end"]
+
+
+def test_a_session_lasts_its_whole_interval_though_this_node_starts_in_it() -> None:
+    """Then only the clock tells how much of it has passed."""
+    bench = Bench()
+    bench.session.will = None
+    bench.set_clock(50.0, 1060.0 + CLOCK_SLACK_S)
+    bench.close(at_s=1000.0)
+    bench.run(89.99)
+    assert bench.appended() == []
+    bench.run(90.0)
     assert bench.appended() == ["end"]

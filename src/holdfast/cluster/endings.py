@@ -1,20 +1,22 @@
 """At the leader of a session's home partition: the will and the end of a session without a
-connection. Timers of the images tell when they are due, on every node; whoever decides acts."""
+connection. Timers of the images tell when they are due, on every node; whoever decides acts.
+
+Invariant: a session has at most one timer of each kind that has not fired, and the session refers
+to it. Counter-example: a session is due while another node decides; its node closes it once more,
+which arms a timer; this node decides now, finds the session overdue and arms a second timer in
+place of the first. The client comes and goes again, which cancels the second one. The first one
+ends the session before its interval has passed.
+"""
 
 from collections.abc import Callable
-from typing import Final
 
 from holdfast.cluster.barriers import Barriers
 from holdfast.cluster.images import Images
 from holdfast.log.partition import partition_of
 from holdfast.node.closing import log_end
-from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState, Timer
 from holdfast.node.wills import publish_will
-from holdfast.replication.cluster_clock import TOLERANCE_S
 from holdfast.session.session import Session, Will
-
-CLOCK_SLACK_S: Final = 2 * TOLERANCE_S
-"""Two nodes whose clocks are right may differ by that."""
 
 
 class Endings:
@@ -53,6 +55,9 @@ class Endings:
         if not self._decides(self._home(client_id)) or self._is_opening(client_id):
             self._overdue[client_id] = kind
             return
+        if self._is_armed(session, kind):
+            # It was closed again since it was overdue.
+            return
         left_s = self._left_s(session, kind)
         if left_s > 0:
             state = self._images.state
@@ -74,10 +79,16 @@ class Endings:
             self._state.stats.sessions_expired += 1
             log_end(self._state, session)
 
+    def _is_armed(self, session: Session, kind: int) -> bool:
+        timer = session.will_timer if kind == WILL_DUE else session.expiry_timer
+        return isinstance(timer, Timer) and timer.when > self._images.state.now
+
     def _left_s(self, session: Session, kind: int) -> float:
         """Until it is due by the clock that the cluster agrees on: the timer was armed by another
-        one, if this node had just started then, and its own was wrong. 0 also where the session
-        ended after now: whoever wrote that was ahead, and the timer is all there is to go by."""
+        one, if this node had just started then, and its own was wrong. Both must be over: the timer
+        has waited for the whole interval wherever the clocks may differ (`images.CLOCK_SLACK_S`). 0
+        also where the session ended after now: whoever wrote that was ahead, and the timer is all
+        there is to go by."""
         if session.expiry_s == 0:
             return 0.0
         will = session.will
@@ -86,7 +97,7 @@ class Endings:
             lasts_s = min(lasts_s, will.delay_s)
         gone_s = (self._state.wall_us - session.disconnected_us) / 1_000_000
         left_s = lasts_s - gone_s
-        return left_s if gone_s >= 0 and left_s > CLOCK_SLACK_S else 0.0
+        return left_s if gone_s >= 0 else 0.0
 
     def _is_confirmed(self, session: Session) -> bool:
         """Nobody had the session when its will was due, as far as anybody knew then. A node that

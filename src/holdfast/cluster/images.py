@@ -31,6 +31,7 @@ from holdfast.node.recovery import (
     snapshot_entries,
 )
 from holdfast.node.state import NodeState
+from holdfast.replication.cluster_clock import TOLERANCE_S
 from holdfast.session.session import Inflight, Session
 from holdfast.session.state import CursorState
 from holdfast.topics.names import is_shared
@@ -39,6 +40,10 @@ FIRED_MAX: Final = 20_000
 """Wills remembered as published. Of one that is older nobody asks again."""
 ENDED_MAX: Final = 20_000
 """Sessions remembered that have ended. Of one that is older nothing is on its way any more."""
+CLOCK_SLACK_S: Final = 2 * TOLERANCE_S
+"""The clocks of two nodes may differ by this much. A session that was closed less than this ago
+counts as closed now, because an interval must not end early: the node that closed it may be behind
+the node that ends it."""
 NOBODY: Final = ""
 """No client has this id."""
 NO_ID: Final = 0
@@ -55,6 +60,7 @@ opened by a record that comes later."""
 class Images(Recovery):
     def __init__(self, state: NodeState) -> None:
         super().__init__(state)
+        self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
         # Per client id: (partition, packet id) -> epoch of the session that sent it; with NO_ID, of
         # the newest one that sent or released something there.
         self.inbound: dict[str, dict[tuple[int, int], int]] = {}

@@ -69,6 +69,8 @@ class Recovery:
         # The newest epoch of sessions that have the name of a group, by that name.
         self._misnamed: dict[str, int] = {}
         self.damaged = 0
+        # How far the clock that says when a session was closed may be behind this node's.
+        self.clock_slack_us = 0
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         if kind == SNAPSHOT_RETAINED:
@@ -452,7 +454,11 @@ class Recovery:
     def _rearm(self, session: Session) -> bool:
         """False if the session has expired."""
         state = self.state
-        gone_s = max(0, state.wall_us - session.disconnected_us) / 1_000_000
+        gone_us = state.wall_us - session.disconnected_us - self.clock_slack_us
+        gone_s = max(0, gone_us) / 1_000_000
+        # One that was armed since the session was touched must not fire beside the new one.
+        state.cancel(session.will_timer)
+        state.cancel(session.expiry_timer)
         will = session.will
         if will is not None and session.expiry_s > 0:
             due_s = min(will.delay_s, session.expiry_s) - gone_s

@@ -76,6 +76,8 @@ class Client:
         # A session of it is with the cluster.
         self.has_session = False
         self.connects = 0
+        self.left_at = float("-inf")
+        """When its last connection that was accepted ended; infinite while there is one."""
         self.will: m.Will | None = None
         self.on_message: Callable[[Publish], None] | None = None
         self.on_connected: Callable[[], None] | None = None
@@ -102,7 +104,7 @@ class Client:
         if old is not None:
             old.abandon(self.chance.random() * FOUND_OUT_S)
             self._abandoned[old] = Abandoned(self._reader)
-        self.is_connected = False
+        self._end_connection()
         self.socket = ClientSocket(self, host)
         self._reader = FrameReader(1 << 20)
         self._connecting_since = self.schedule.now
@@ -153,7 +155,12 @@ class Client:
 
     def _lost(self) -> None:
         self.socket = None
-        self.is_connected = False
+        self._end_connection()
+
+    def _end_connection(self) -> None:
+        if self.is_connected:
+            self.is_connected = False
+            self.left_at = self.schedule.now
 
     def is_stuck(self) -> bool:
         """Has it waited too long for an answer?"""
@@ -273,6 +280,7 @@ class Client:
             self.drop()
             return
         self.is_connected = True
+        self.left_at = float("inf")
         for abandoned in self._abandoned.values():
             abandoned.superseded_at = min(abandoned.superseded_at, self.schedule.now)
         self.schedule.note(self.name, f"CONNACK present={packet.session_present}")

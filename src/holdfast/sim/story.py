@@ -29,6 +29,9 @@ class Life:
         # When it was closed with its will still due, and without; each by whoever thought so.
         self.closed_us: list[int] = []
         self.has_will_left: list[bool] = []
+        self.is_closed_by_its_node = True
+        """Else it may have been closed in the place of a node that was held up, while the client
+        was connected for all it knew."""
         self.expiry_s = 0
         self.ended_us = -1
         self.fired_us = -1
@@ -47,6 +50,8 @@ class SessionStory:
         self.lives: dict[str, dict[int, Life]] = {}
         # Per client: how often its session has ended.
         self.ends: dict[str, int] = {}
+        # Per client: called when its session ends that its node has closed.
+        self.on_end: dict[str, Callable[[], None]] = {}
 
     def _life(self, client_id: str, epoch: int) -> Life:
         return self.lives.setdefault(client_id, {}).setdefault(epoch, Life(epoch))
@@ -82,10 +87,14 @@ class SessionStory:
         elif operation == "close":
             life.closed_us.append(record.timestamp_us)
             life.has_will_left.append(fields["will"])
+            if fields.get("maybe_sent"):
+                life.is_closed_by_its_node = False
             life.expiry_s = fields["expiry_s"]
         elif operation == "end" and life.ended_us < 0:
             life.ended_us = record.timestamp_us
             self.ends[client_id] = self.ends.get(client_id, 0) + 1
+            if client_id in self.on_end and life.is_closed_by_its_node:
+                self.on_end[client_id]()
 
     def has_will(self, client_id: str, text: str) -> bool:
         return any(life.will == text for life in self.lives.get(client_id, {}).values())

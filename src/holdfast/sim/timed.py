@@ -1,7 +1,8 @@
 """What depends on time: wills with a delay, sessions that expire, messages that do.
 
 Most of what they must not do is seen from the log (`story`): a will that is too early or comes
-though the session is back, a session that is dropped too early.
+though the session is back, a session that is dropped too early. The end of a session is compared
+with the true time, too: an interval must not end early because the clocks of two nodes differ.
 """
 
 from typing import TYPE_CHECKING, Final
@@ -110,6 +111,17 @@ class Fleeting(Visitor):
     def __init__(self, world: "World", client: Client) -> None:
         super().__init__(world, client, client.expiry_s + 2.0)
         client.on_message = self._arrived
+        world.checks.sessions.on_end[client.name] = self._ended
+
+    def _ended(self) -> None:
+        """In true time, whatever the nodes' clocks say."""
+        client = self.client
+        after_s = self.world.schedule.now - client.left_at
+        if after_s < client.expiry_s:
+            self.world.checks.fail(
+                f"the session of {client.name} has ended {after_s:.2f} s after its connection,"
+                f" of {client.expiry_s}"
+            )
 
     def _arrived(self, packet: Publish) -> None:
         text = packet.payload.decode()

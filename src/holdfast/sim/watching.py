@@ -7,7 +7,9 @@ session logs a cursor, and a takeover in between resumes at the wrong offset.
 
 `OwnersWatch`: the owner of an open session has it. Counter-example: the leader opens a session for
 a request of a process that has ended. Nobody has the session then, so its will is never published
-and it never expires.
+and it never expires. And a session's timers are its own, one of each kind. Counter-example: two
+timers are armed for the end of a session, the client comes back, one of them is cancelled, and the
+other one ends the session after its next connection.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
 from holdfast.log.record import Record
-from holdfast.node.state import NodeState
+from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.session.session import Session
 
 if TYPE_CHECKING:
@@ -135,12 +137,25 @@ class OwnersWatch:
             process = host.process
             if process is None or host.is_paused:
                 continue
+            self._look_at_timers(process)
             for partition in range(self._world.settings.partitions):
                 if self._works(host, process, partition):
                     self._look_at(process, partition, orphaned)
         for key in [each for each in self._orphaned_s if each not in orphaned]:
             if not self._is_orphan_anywhere(*key):
                 del self._orphaned_s[key]
+
+    def _look_at_timers(self, process: "Process") -> None:
+        for _, _, timer in process.images.state.timers:
+            session = timer.subject
+            if timer.kind not in (WILL_DUE, SESSION_EXPIRY) or not isinstance(session, Session):
+                continue
+            own = session.will_timer if timer.kind == WILL_DUE else session.expiry_timer
+            if timer is not own:
+                self._world.checks.fail(
+                    f"{process.host.name} has a second timer for {session.client_id}, epoch"
+                    f" {session.epoch}"
+                )
 
     def _works(self, host: "Host", process: "Process", partition: int) -> bool:
         """Does the node lead the partition and get its records committed?"""
