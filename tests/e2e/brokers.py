@@ -16,7 +16,7 @@ from typing import Any
 import holdfast
 from tests.support.ports import free_port
 
-START_S = 20.0
+START_S = 60.0
 STOP_S = 20.0
 SOURCE = Path(holdfast.__file__).parents[1]
 MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")

@@ -1,9 +1,15 @@
 """Data directories that went back: one node, or all of them, put back from copies."""
 
+import contextlib
+import io
+import json
 import shutil
 import threading
 from pathlib import Path
 
+import pytest
+
+from holdfast.cli.main import main
 from holdfast.mqtt.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
 from tests.e2e.wire import Wire
@@ -12,15 +18,19 @@ SETTINGS = {"cluster": {"partitions": 12}, "log": {"segment_bytes": 1 << 16}}
 TOPICS = 24
 
 
-def publish(cluster: ClusterProcesses, name: str, text: str, topics: int = TOPICS) -> None:
-    """One message to each topic, each acknowledged, if need be at the second attempt: where a node
-    with a longer history takes over, a partition may have too few in sync for a moment."""
+def publish(cluster: ClusterProcesses, name: str, text: str) -> set[bytes]:
+    """Returns the payloads. One message to each topic, each acknowledged, if need be at the second
+    attempt: where a node with a longer history takes over, a partition may have too few in sync for
+    a moment."""
+    payloads = set()
     with Wire(cluster.nodes[name].port, timeout_s=20.0) as writer:
         writer.connect(f"writer-{name}")
-        for number in range(topics):
-            payload = f"{text} {number} ".encode() + b"x" * 300
+        for number in range(TOPICS):
+            payload = f"{text} by {name} {number} ".encode() + b"x" * 300
             topic = f"t/{number}"
             until(lambda: is_taken(writer, topic, payload), f"{text} {number}")  # noqa: B023
+            payloads.add(payload)
+    return payloads
 
 
 def is_taken(writer: Wire, topic: str, payload: bytes) -> bool:
@@ -30,13 +40,46 @@ def is_taken(writer: Wire, topic: str, payload: bytes) -> bool:
 
 
 def ends(cluster: ClusterProcesses, name: str) -> list[int]:
+    """What the node knows as committed. After an acknowledgement by another node it may not know
+    yet."""
     return [each["high_watermark"] for each in cluster.status(name)["partitions"]]
+
+
+def committed(cluster: ClusterProcesses, name: str) -> set[bytes]:
+    """Payloads on the disk of the node that it has written down as committed, which it does about
+    every second."""
+    data = str(cluster.nodes[name].data)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(["log", "dump", data, "--json", "--full", "--kind", "message"]) == 0
+    return {json.loads(line)["payload"].encode() for line in out.getvalue().splitlines()}
+
+
+def wait_all_have(cluster: ClusterProcesses, payloads: set[bytes]) -> None:
+    """Every node has everything that was acknowledged."""
+    for name in cluster.nodes:
+        try:
+            until(lambda: payloads <= committed(cluster, name), f"{name} has all")  # noqa: B023
+        except AssertionError as error:
+            missing = [each[:40] for each in payloads - committed(cluster, name)]
+            error.add_note(f"missing: {missing}")
+            raise
 
 
 def watermarks(cluster: ClusterProcesses, name: str) -> bytes:
     """What the node has written down as committed; about every second."""
     file = cluster.nodes[name].data / "watermarks"
     return file.read_bytes() if file.exists() else b""
+
+
+def publish_until_told(cluster: ClusterProcesses, *names: str) -> set[bytes]:
+    """Until the others remember more of these disks than is on them now: what a node tells with
+    each heartbeat. It writes it down once in ten heartbeats at most, so twice is late enough."""
+    payloads = set()
+    for text in ("between", "more between"):
+        written = {name: watermarks(cluster, name) for name in names}
+        payloads |= publish(cluster, "n1", text)
+        until(lambda: all(watermarks(cluster, name) != written[name] for name in names), text)  # noqa: B023
+    return payloads
 
 
 def wait_all_vote(cluster: ClusterProcesses) -> None:
@@ -58,24 +101,21 @@ def put_back(cluster: ClusterProcesses, name: str, kept: Path) -> None:
 
 def test_a_node_put_back_from_an_older_copy_catches_up(tmp_path: Path) -> None:
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
-        publish(cluster, "n1", "before")
+        payloads = publish(cluster, "n1", "before")
         assert cluster.stop("n3") == 0
         kept = copy(cluster, "n3")
         cluster.restart("n3")
         cluster.wait_healthy()
-        publish(cluster, "n1", "between")
-        publish(cluster, "n3", "between")
+        payloads |= publish(cluster, "n1", "between")
+        payloads |= publish(cluster, "n3", "between")
         assert cluster.stop("n3") == 0
         put_back(cluster, "n3", kept)
         cluster.restart("n3")
         until(lambda: "older_copy" in cluster.nodes["n3"].log_text(), "n3 notices")
         cluster.wait_healthy()
         for name in cluster.nodes:
-            publish(cluster, name, "after")
-        wanted = 6 * TOPICS
-        until(
-            lambda: all(sum(ends(cluster, name)) >= wanted for name in cluster.nodes), "all there"
-        )
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)
         versions = {cluster.status(name)["version"] for name in cluster.nodes}
         assert len(versions) == 1
         assert not list(tmp_path.glob("*/data/damaged"))
@@ -84,17 +124,18 @@ def test_a_node_put_back_from_an_older_copy_catches_up(tmp_path: Path) -> None:
 def test_a_machine_put_back_while_the_others_run(tmp_path: Path) -> None:
     """As a snapshot of a virtual machine: nothing was stopped in good order."""
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
-        publish(cluster, "n1", "before")
+        payloads = publish(cluster, "n1", "before")
         kept = copy(cluster, "n2")
         for round_ in range(4):
-            publish(cluster, "n1", f"between {round_}")
+            payloads |= publish(cluster, "n1", f"between {round_}")
         cluster.kill9("n2")
         put_back(cluster, "n2", kept)
         cluster.restart("n2")
         until(lambda: "older_copy" in cluster.nodes["n2"].log_text(), "n2 notices")
         cluster.wait_healthy()
         for name in cluster.nodes:
-            publish(cluster, name, "after")
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)
 
 
 def test_all_nodes_put_back_from_copies_of_different_moments(tmp_path: Path) -> None:
@@ -160,11 +201,11 @@ def test_an_empty_directory_in_place_of_the_last_copy(tmp_path: Path) -> None:
     settings = {"cluster": {"partitions": 4, "replication_factor": 2, "min_insync": 1}}
     with ClusterProcesses(tmp_path, 3, settings, witnesses=1) as cluster:
         node = cluster.nodes["n2"]
-        publish(cluster, "n1", "before")
+        payloads = publish(cluster, "n1", "before")
         wait_all_vote(cluster)
         cluster.kill9("n1")
         cluster.wait_healthy(without=["n1"])
-        publish(cluster, "n2", "what n1 lacks")
+        payloads |= publish(cluster, "n2", "what n1 lacks")
         cluster.kill9("n2")
         mounted = node.data.with_name("mounted")
         node.data.rename(mounted)
@@ -179,7 +220,7 @@ def test_an_empty_directory_in_place_of_the_last_copy(tmp_path: Path) -> None:
         mounted.rename(node.data)
         cluster.restart("n2")
         cluster.wait_healthy()
-        assert sum(ends(cluster, "n1")) >= 2 * TOPICS
+        until(lambda: payloads <= committed(cluster, "n1"), "n1 has all")
 
 
 def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -> None:
@@ -210,32 +251,56 @@ def test_an_empty_directory_is_let_in_when_an_operator_says_so(tmp_path: Path) -
         cluster.wait_healthy()
 
 
-def test_a_majority_put_back_waits_for_the_one_that_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", [("n2", "n3"), ("n3", "n2")])
+def test_a_majority_put_back_waits_for_the_one_that_runs(
+    tmp_path: Path, order: tuple[str, str]
+) -> None:
     """It remembers their disks. Started again it does not, and all go on with what it has."""
     with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
-        publish(cluster, "n1", "before")
-        kept = {name: copy(cluster, name) for name in ("n2", "n3")}
-        written = {name: watermarks(cluster, name) for name in kept}
-        publish(cluster, "n1", "between")
-        # Some heartbeats later: n1 remembers no more than they have told.
-        until(lambda: all(watermarks(cluster, name) != written[name] for name in kept), "written")
-        publish(cluster, "n1", "between")
-        cluster.kill9("n2", "n3")
+        wait_all_vote(cluster)
+        payloads = publish(cluster, "n1", "before")
+        kept = {name: copy(cluster, name) for name in order}
+        payloads |= publish_until_told(cluster, *order)
+        cluster.kill9(*order)
         for name, each in kept.items():
             put_back(cluster, name, each)
-        cluster.restart("n2", "n3")
-        until(lambda: all(cluster.status(name)["older_copy"] for name in kept), "they are refused")
-        assert all(cluster.nodes[name].readiness() == 503 for name in kept)
+        # The first is refused before the second is there.
+        for name in order:
+            cluster.restart(name)
+            until(lambda: cluster.status(name).get("older_copy"), f"{name} is refused")  # noqa: B023
+        assert all(cluster.nodes[name].readiness() == 503 for name in order)
+        assert all("begins_anew" not in cluster.nodes[name].log_text() for name in order)
         assert cluster.stop("n1") == 0
-        cluster.restart("n1")
-        # Who was refused takes part in nothing until it is started again, too.
-        for name in kept:
-            cluster.stop(name)
-        cluster.restart(*kept)
+        cluster.stop(order[0])
+        # One of them and n1 are a majority, so nothing is agreed without n1.
+        cluster.restart("n1", order[0])
+        cluster.wait_healthy(without=order[1:])
+        # The other one says that it stands apart, and need not be started again.
         cluster.wait_healthy()
         for name in cluster.nodes:
-            publish(cluster, name, "after")
-        assert sum(ends(cluster, "n2")) >= 6 * TOPICS, "n1 had what was between"
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)
+
+
+@pytest.mark.parametrize("order", [("n2", "n3"), ("n3", "n2")])
+def test_one_of_two_that_come_back_was_put_back(tmp_path: Path, order: tuple[str, str]) -> None:
+    """n3: it waits for n2, which is whole, whichever comes first."""
+    with ClusterProcesses(tmp_path, 3, SETTINGS) as cluster:
+        wait_all_vote(cluster)
+        payloads = publish(cluster, "n1", "before")
+        kept = copy(cluster, "n3")
+        payloads |= publish_until_told(cluster, "n3")
+        cluster.kill9("n2", "n3")
+        put_back(cluster, "n3", kept)
+        for name in order:
+            cluster.restart(name)
+            if name == "n3":
+                until(lambda: "older_copy" in cluster.nodes["n3"].log_text(), "n3 is refused")
+        cluster.wait_healthy()
+        assert "older_copy_begins_anew" in cluster.nodes["n3"].log_text()
+        for name in cluster.nodes:
+            payloads |= publish(cluster, name, "after")
+        wait_all_have(cluster, payloads)
 
 
 def test_one_node_comes_long_after_all_were_put_back(tmp_path: Path) -> None:

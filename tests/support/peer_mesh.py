@@ -56,6 +56,7 @@ class PeerNode:
         self.identities: dict[str, PeerIdentity] = {}
         self.answers = False
         """Whether every frame is sent back."""
+        self.is_apart = False
         self.links = PeerLinks(
             asyncio.get_running_loop(),
             PeerIdentity(node_id, **(fields | changes)),
@@ -78,6 +79,13 @@ class PeerNode:
 
     def on_removed(self) -> None:
         self.events.append(("removed", ""))
+
+    def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        """As the broker does, which has all links closed."""
+        self.events.append(("begins anew" if may_begin_anew else "stands apart", ""))
+        if not self.is_apart:
+            self.is_apart = True
+            self.links.isolate("its disk is an older copy")
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
         if kind == BAD_KIND:

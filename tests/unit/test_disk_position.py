@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cluster.metadata_reads import MetadataReads
+from holdfast.cluster.older_copies import OlderCopies
 from holdfast.drivers import older_copy, set_aside
 from holdfast.drivers.raft_files import RaftFiles
 from holdfast.log.files import Manifest
 from holdfast.log.filesystem import OsFileSystem
 from holdfast.log.opening import create, read_manifest
+from holdfast.replication.commands import CHANGES_NOTHING
 from holdfast.replication.disk_position import (
     DiskMemory,
     DiskPosition,
@@ -20,6 +23,7 @@ from holdfast.replication.disk_position import (
 )
 from holdfast.replication.kinds import BadFrame
 from holdfast.replication.operations import empty_disk_text
+from holdfast.replication.proposals import Refused
 from holdfast.replication.raft import Write
 from holdfast.replication.raft_log import Entry, EntryKind, Membership
 from holdfast.security import peer_handshake
@@ -42,6 +46,40 @@ def test_a_disk_that_went_back(claimed: DiskPosition, lost: str) -> None:
     memory = DiskMemory()
     memory.note("n3", "disk1", KNOWN)
     assert lost_since(memory.known, "n3", "disk1", claimed.text()) == lost
+
+
+def test_a_copy_may_begin_anew_once_a_change_has_come_back_that_it_had_no_part_in() -> None:
+    proposed: list[float] = []
+
+    def propose(now: float) -> int:
+        proposed.append(now)
+        return len(proposed)
+
+    def come_back() -> None:
+        assert reads.proposal_done(len(proposed), Refused(CHANGES_NOTHING), 0.0)
+
+    reads = MetadataReads(propose)
+    copies = OlderCopies(reads)
+    earlier = reads.begin()
+    reads.advance(0.0)
+    assert not copies.may_begin_anew("n3", "first", stands_apart=False)
+    assert not copies.may_begin_anew("n3", "first", stands_apart=True)
+    come_back()
+    # It was under way when n3 had not said that it stands apart.
+    assert reads.has_passed(earlier)
+    assert not copies.may_begin_anew("n3", "first", stands_apart=True)
+    reads.advance(1.0)
+    # Started again meanwhile, it may have confirmed that one.
+    assert not copies.may_begin_anew("n3", "second", stands_apart=False)
+    assert not copies.may_begin_anew("n3", "second", stands_apart=True)
+    come_back()
+    assert not copies.may_begin_anew("n3", "second", stands_apart=True)
+    reads.advance(2.0)
+    come_back()
+    assert copies.may_begin_anew("n3", "second", stands_apart=True)
+    assert not copies.may_begin_anew("n2", "second", stands_apart=True)
+    copies.forget(frozenset({"n1", "n2"}))
+    assert not copies.may_begin_anew("n3", "second", stands_apart=True)
 
 
 def test_another_disk_and_older_versions_claim_nothing() -> None:

@@ -45,6 +45,7 @@ from holdfast.replication.planning import last_copies
 from holdfast.replication.replica_config import ReplicationConfig
 from holdfast.security.passwords import PasswordFile
 from holdfast.security.peer_handshake import (
+    ANSWERS_APART,
     LAST_COPY,
     OLDER_COPY,
     OLDER_COPY_WAITS,
@@ -169,7 +170,7 @@ class Clustering:
                 peer_address=self.presence.peer_address,
                 client_address=self.presence.client_address,
                 admin_address=self.presence.admin_address,
-                features=disk_position.FEATURE,
+                features=f"{disk_position.FEATURE},{ANSWERS_APART}",
             ),
             auth,
             self.broker,
@@ -228,6 +229,7 @@ class Clustering:
                 self.links.set_cluster(metadata.cluster_id)
             self.links.set_removed(metadata.removed)
             member.disk_memory.forget(frozenset(metadata.nodes))
+            member.older_copies.forget(frozenset(metadata.nodes))
             member.clock.forget(metadata.nodes.keys(), self._loop.time())
             self.links.set_peers({node: info.peer_address for node, info in metadata.nodes.items()})
         if self._reviewed is not member.fabric.metadata:
@@ -267,12 +269,15 @@ class Clustering:
         if metadata is None or info is None:
             return None
         lost = disk_position.lost_since(known, peer.node_id, peer.incarnation, peer.disk)
-        if lost:
-            meta = self.member.meta
-            is_needed = not meta.has_majority(self._loop.time()) or meta.leader_id == peer.node_id
-            text = f"the disk of {peer.node_id} is an older copy: it lacks {lost}"
-            text += ", and the others are no majority without it" * is_needed
-            return Refusal(OLDER_COPY_WAITS if is_needed else OLDER_COPY, text)
+        if lost or peer.stands_apart:
+            self.broker.touch()
+            may_begin_anew = self.member.older_copies.may_begin_anew(
+                peer.node_id, peer.process, peer.stands_apart
+            )
+            text = f"the disk of {peer.node_id} is an older copy"
+            text += f": it lacks {lost}" * bool(lost)
+            text += "; it waits until the others are a majority without it" * (not may_begin_anew)
+            return Refusal(OLDER_COPY if may_begin_anew else OLDER_COPY_WAITS, text)
         if info.incarnation != peer.incarnation:
             partitions = last_copies(metadata, (peer.node_id,))
             if partitions:

@@ -80,7 +80,10 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
         text = "the node reaches no majority of the cluster: nothing is acknowledged"
         found.append(Obstacle("no_majority", text))
     if figures.is_older_copy:
-        text = "the disk is an older copy of what it was: the node takes part in nothing"
+        text = (
+            "the disk is an older copy of what it was: the node takes part in nothing before the"
+            " others are a majority without it"
+        )
         found.append(Obstacle("older_copy", text))
     if figures.is_damaged:
         found.append(Obstacle("disk_damaged", "what is on the disk is not what was written"))

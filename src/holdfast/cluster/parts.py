@@ -15,6 +15,7 @@ from holdfast.cluster.homes import Homes
 from holdfast.cluster.images import Images
 from holdfast.cluster.interest import Interest
 from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
+from holdfast.cluster.older_copies import OlderCopies
 from holdfast.cluster.opening import Opener
 from holdfast.cluster.retained_updates import RetainedUpdates
 from holdfast.cluster.space import Space
@@ -80,6 +81,7 @@ class Parts:
         self.admission.forwarding = self.forwarding
         self.alignment = Alignment(self.fabric, self.forwarding, self.replication)
         self.metadata_reads = MetadataReads(self._propose_nothing)
+        self.older_copies = OlderCopies(self.metadata_reads)
         self.barriers = Barriers(self.state, self.fabric, self.metadata_reads)
         self.homes = Homes(self.state, self.fabric, images, self.barriers)
         self.opener = Opener(self.state, self.fabric, self.homes, self.barriers)

@@ -99,6 +99,8 @@ class PeerLink:
         """`remote`: the other end for the log; `expected`: the node id that was dialled, "" for
         whoever is there. `disk`: see Handshake; `known`: of the disks of others, until now."""
         self.known: Known = known or {}
+        self.identity = identity
+        """What this end says of itself."""
         self.remote = remote
         self.expected = expected
         self.dials = dials

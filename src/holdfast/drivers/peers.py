@@ -23,6 +23,7 @@ from holdfast.security.peer_handshake import (
     OLDER_COPY_THERE,
     OLDER_COPY_WAITS_THERE,
     REMOVED_THERE,
+    STANDS_APART,
     PeerIdentity,
     Refusal,
 )
@@ -179,10 +180,17 @@ class PeerLinks:
 
     def isolate(self, text: str) -> None:
         """From now on there is no link to anybody: on_disconnected is called for those that there
-        are before this returns. Others are still dialled, for what they say."""
+        are before this returns. Others are still dialled, for what they say, and told that this
+        node stands apart."""
         self._isolated = text
+        features = f"{self.identity.features},{STANDS_APART}".lstrip(",")
+        self.identity = replace(self.identity, features=features)
         for node_id in list(self._links):
             self.close(node_id, text)
+        for link in list(self._open):
+            # It has not said so there, and the other end may decide that it is a link.
+            if link.peer is None and not link.closing:
+                link.refuse(Refusal("isolated", text, quiet=True))
 
     def set_removed(self, removed: Collection[tuple[str, str]]) -> None:
         """Nodes that were members, each with its incarnation, and are not to come back: links to
@@ -275,11 +283,16 @@ class PeerLinks:
         if self._stopped:
             return Refusal("stopping", f"{own.node_id} is stopping", quiet=True)
         if self._isolated:
+            if link.dials and not last and peer.answers_apart and link.identity.stands_apart:
+                # It shall hear that this node stands apart; it makes no link of this.
+                return None
             return Refusal("isolated", self._isolated)
         if self.objection is not None and not last:
             objection = self.objection(peer, link.known)
             if objection is not None:
                 return objection
+        if peer.stands_apart:
+            return Refusal("apart", f"the disk of {peer.node_id} is an older copy")
         known = self._links.get(peer.node_id)
         if known is None or known.peer is None or known.closing:
             return None

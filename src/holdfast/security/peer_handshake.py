@@ -50,6 +50,11 @@ REMOVED_THERE: Final = "removed_there"
 OLDER_COPY: Final = "older_copy"
 OLDER_COPY_WAITS: Final = "older_copy_waits"
 """The peer had more on its disk once. It waits where the others cannot do without its vote."""
+ANSWERS_APART: Final = "apart"
+"""In the features: it answers one that stands apart. Older versions would take it for a link."""
+STANDS_APART: Final = "stands-apart"
+"""In the features: it was told that its disk is an older copy, and has no link to anybody until it
+is started again."""
 LAST_COPY: Final = "last_copy"
 """The peer comes with an empty disk, and the one before is the last that was in sync."""
 _SAID_THERE: Final = {
@@ -111,9 +116,17 @@ class PeerIdentity:
     process: str = ""
     """Made at every start of the process."""
     features: str = ""
-    """Frames that not every version understands, by name, with commas between."""
+    """What not every version understands, frames above all, by name, with commas between."""
     disk: str = ""
     """How far its disk has got, see holdfast.replication.disk_position; "" if it does not say."""
+
+    @property
+    def answers_apart(self) -> bool:
+        return ANSWERS_APART in self.features.split(",")
+
+    @property
+    def stands_apart(self) -> bool:
+        return STANDS_APART in self.features.split(",")
 
 
 class Refusal(Exception):

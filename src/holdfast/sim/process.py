@@ -210,14 +210,20 @@ class Process:
     def finds_older(self, other: "Host") -> bool:
         """The disk there is an older copy: it is told so, and takes part in nothing."""
         process = other.process
-        if process is None or other.is_paused or self.host.is_paused:
+        metadata = self.member.fabric.metadata
+        if process is None or other.is_paused or self.host.is_paused or self.is_isolated:
+            return False
+        if metadata is None or other.name not in metadata.nodes:
             return False
         claim = process.member.disk_claim().text()
         known = self.member.disk_memory.known
-        if not lost_since(known, other.name, process.cores.incarnation, claim):
+        lost = lost_since(known, other.name, process.cores.incarnation, claim)
+        if not lost and not process.is_isolated:
             return False
-        meta = self.member.meta
-        may_begin = meta.has_majority(self.host.clock()) and meta.leader_id != other.name
+        self.touch()
+        may_begin = self.member.older_copies.may_begin_anew(
+            other.name, str(process.number), process.is_isolated
+        )
         self.schedule.note(other.name, f"is an older copy, says {self.host.name}")
         process.is_isolated = True
         for peer in list(process.links):

@@ -1,0 +1,138 @@
+"""Disks of two of three nodes put back from copies while the third one runs, in every order of
+coming back: nobody is told to begin anew who is needed, and everybody else is."""
+
+from unittest.mock import patch
+
+import pytest
+
+from holdfast.sim.checks import Checks
+from holdfast.sim.disk import SimDisk
+from holdfast.sim.host import Host
+from holdfast.sim.world import Settings, World
+
+SETTINGS = Settings(duration_s=1.0)
+GAPS_S = (0.0, 0.2, 3.0)
+"""Between the two that come back; a majority is taken for there for 0.6 s after it has gone."""
+LATER_S = 5.0
+FAR_S = 20.0
+
+
+class Story:
+    """A cluster that has worked for a while, after copies were made of the disks of `copied`."""
+
+    def __init__(self, seed: int, copied: tuple[str, ...]) -> None:
+        self.world = World(seed, SETTINGS)
+        world = self.world
+        for host in world.hosts.values():
+            world.schedule.after(host.chance.random() * 0.3, host.start)
+        world._wait(10.0, self._not_whole, "not ready")
+        self.copies: dict[str, SimDisk] = {name: self.host(name).disk.copy() for name in copied}
+        for party in world.parties:
+            party.is_active = True
+        world.owners_watch.begin()
+        self.run(SETTINGS.duration_s)
+        for party in world.parties:
+            party.is_active = False
+        self.settle()
+
+    def _not_whole(self) -> str:
+        metadata = self.world.newest_metadata()
+        if metadata is None or len(metadata.voters) < 3:
+            return "not all vote"
+        return self.world._not_ready()
+
+    def host(self, name: str) -> Host:
+        return self.world.hosts[name]
+
+    def run(self, seconds: float) -> None:
+        self.world.schedule.run(self.world.schedule.now + seconds)
+
+    def settle(self) -> None:
+        self.world._wait(FAR_S, self.world._not_settled, "not settled")
+
+    def stop(self, *names: str, power: bool = False) -> None:
+        for name in names:
+            self.host(name).kill(power=power)
+
+    def come(self, *names: str, gap_s: float = 0.0) -> None:
+        for name in names:
+            if name in self.copies:
+                self.host(name).disk = self.copies.pop(name)
+            self.host(name).start()
+            self.run(gap_s)
+
+    def is_apart(self, name: str) -> bool:
+        process = self.host(name).process
+        return process is not None and process.is_isolated
+
+    def check(self) -> None:
+        """Nothing that was acknowledged is missing."""
+        self.settle()
+        self.world._be_quiet()
+        self.world.checks.same_images()
+        self.world.checks.same_sessions()
+        for party in self.world.parties:
+            party.check()
+
+
+ORDERS = [
+    (order, gap_s, power)
+    for order, power in ((("n2", "n3"), True), (("n3", "n2"), False))
+    for gap_s in GAPS_S
+]
+
+
+@pytest.mark.parametrize(("order", "gap_s", "power"), ORDERS)
+def test_two_copies_both_wait_for_the_one_that_runs(
+    order: tuple[str, str], gap_s: float, power: bool
+) -> None:
+    """Told to begin anew, both members that n1 needs for a majority would be gone for ever."""
+    story = Story(1, order)
+    before = [story.host(name).incarnations for name in order]
+    story.stop(*order, power=power)
+    story.come(*order, gap_s=gap_s)
+    story.run(LATER_S)
+    assert all(map(story.is_apart, order))
+    assert [story.host(name).incarnations for name in order] == before
+    # An operator starts all of them again: nobody remembers then, and n1 has everything.
+    process = story.host("n1").process
+    assert process is not None
+    process.leave()
+    story.run(LATER_S)
+    story.stop(*order)
+    with patch.object(Checks, "noted", lambda *_: None):
+        # It takes over what the others lead, and says so.
+        story.come("n1", order[0])
+        story.run(LATER_S)
+        story.come(order[1])
+        story.check()
+
+
+@pytest.mark.parametrize(("order", "gap_s", "power"), ORDERS)
+def test_a_copy_begins_anew_when_a_whole_one_is_back(
+    order: tuple[str, str], gap_s: float, power: bool
+) -> None:
+    """n3's disk is put back, n2's is as it was, and either comes first."""
+    story = Story(2, ("n3",))
+    before = story.host("n3").incarnations
+    story.stop(*order, power=power)
+    story.come(*order, gap_s=gap_s)
+    story.run(LATER_S)
+    assert story.host("n3").incarnations == before + 1
+    assert not story.is_apart("n3")
+    story.check()
+
+
+def test_a_copy_is_told_by_nodes_that_do_not_remember_it() -> None:
+    """They were started again meanwhile: it says itself that it stands apart."""
+    story = Story(3, ("n3",))
+    before = story.host("n3").incarnations
+    story.stop("n2", "n3")
+    story.come("n3")
+    story.run(LATER_S)
+    assert story.is_apart("n3")
+    story.stop("n1")
+    story.come("n1", "n2")
+    story.run(LATER_S)
+    assert story.host("n3").incarnations == before + 1
+    story.check()
