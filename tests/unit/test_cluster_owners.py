@@ -8,7 +8,7 @@ from holdfast.cluster.image_entries import entries, take
 from holdfast.cluster.images import Images
 from holdfast.cluster.owners import EPOCH_ORIGIN_S, SECONDS_MAX, Owners
 from holdfast.log.journal import Journal
-from holdfast.log.record import SESSION, Record
+from holdfast.log.record import FLAG_PACKET_ID, MESSAGE, SESSION, Record
 from holdfast.node.config import NodeConfig
 from holdfast.node.recording import session_opened
 from holdfast.node.state import NodeState
@@ -77,3 +77,26 @@ def test_a_clock_far_ahead_uses_up_no_epochs() -> None:
     assert epoch == SECONDS_MAX
     live(images, "c", epoch)
     assert give(images, "d", TODAY_US) == SECONDS_MAX + 1
+
+
+def test_an_epoch_is_above_those_of_the_clients_packet_ids() -> None:
+    """No record tells of a session that is over with its connection, but its QoS 2 messages name
+    its epoch. Counter-example: the next session gets the same one from another leader within a
+    second, uses a packet id of a message that was not released, and its own message is taken for a
+    repetition: it is acknowledged and not stored."""
+    images = new_images()
+    first = give(images, "c", TODAY_US)
+    record = Record(
+        0,
+        MESSAGE,
+        flags=FLAG_PACKET_ID | 2,
+        topic=b"t",
+        client_id=b"c",
+        sequence=1,
+        producer_epoch=first,
+    )
+    images.apply(record)
+    assert images.is_inbound("c", 0, 1, first)
+    second = give(images, "c", TODAY_US)
+    assert second > first
+    assert not images.is_inbound("c", 0, 1, second)

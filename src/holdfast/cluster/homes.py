@@ -9,7 +9,9 @@ The leader also closes a session whose owner is lost, and does what nobody else 
 a connection (`endings`).
 
 Invariants
-- An epoch of a session is given to one owner.
+- An epoch of a session that a record tells of is given to one owner. A new leader may give the
+  epoch of another session once more, to a client that comes before all nodes have announced what
+  they have. Of two nodes that have a session one must release it, also if their epochs are equal.
 - A session is opened for one asker at a time; the next waits.
 - SESSION_OPENED leaves after the `open` record is committed and in the images, if there is one.
 - An open session whose node does not have it is closed, unless a client asks for it at that node.
@@ -334,9 +336,10 @@ class Homes:
             if self.home(client_id) not in led:
                 continue
             user = "" if users is None else str(users.get(client_id, ""))
-            if self.owners.told(node, client_id, epoch, user):
+            older = self.owners.told(node, client_id, epoch, user)
+            if older is not None:
                 # It was not to be reached when the session was given away.
-                self.answers.order_close(node, client_id, epoch)
+                self.answers.order_close(older[0], client_id, older[1])
         self.owners.forget(node, led, {*owned, *asking})
         self._forget_requests(node, led, {*owned, *asking})
         for session in list(self._images.open):

@@ -165,6 +165,14 @@ class Images(Recovery):
         stored_epoch = ids.get((partition, packet_id), -1)
         return stored_epoch >= self.born.get(client_id, epoch)
 
+    def inbound_epoch(self, client_id: str) -> int:
+        """Of the newest session of the client that has told of packet ids; 0 if none has."""
+        ids = self.inbound.get(client_id)
+        if ids is None:
+            return 0
+        partitions = range(self.state.config.partitions)
+        return max(ids.get((partition, NO_ID), 0) for partition in partitions)
+
     def inbound_ids(self, client_id: str) -> dict[int, int]:
         """Stored and not released, since the session began: packet id -> partition."""
         born = self.born.get(client_id, 0)

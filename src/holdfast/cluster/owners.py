@@ -84,6 +84,8 @@ class Owners:
             0 if owner is None else owner.epoch,
             self._images.fired.get(client_id, 0),
             self._images.ended.get(client_id, 0),
+            # No record may tell of the session itself, so another leader's is known by these.
+            self._images.inbound_epoch(client_id),
             self._given.get(client_id, 0),
         )
         epoch = known + 1
@@ -100,13 +102,19 @@ class Owners:
         )
         return epoch
 
-    def told(self, node: str, client_id: str, epoch: int, user: str = "") -> bool:
-        """A node says that it has a session. True if another one was given it since then."""
+    def told(self, node: str, client_id: str, epoch: int, user: str = "") -> tuple[str, int] | None:
+        """A node announces that it has a session. If another node has it as well, returns the node
+        that must release it, and its epoch: the one with the lower epoch. Epochs are equal if this
+        leader gave its own before it had heard of the other, of which no record tells; then the
+        session that was announced is the older one."""
         known = self.owner(client_id)
-        if known is None or known.epoch < epoch:
-            self._owners[client_id] = Owner(node, epoch, False, user=user)
-            return False
-        return known.node != node and known.epoch > epoch
+        if known is not None and known.epoch >= epoch:
+            return None if known.node == node else (node, epoch)
+        self._owners[client_id] = Owner(node, epoch, False, user=user)
+        if known is None or known.node == node or known.recorded:
+            # A record that is on its way ends one that is recorded.
+            return None
+        return known.node, known.epoch
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
         owner = self._owners.get(client_id)

@@ -7,9 +7,15 @@ session logs a cursor, and a takeover in between resumes at the wrong offset.
 
 `OwnersWatch`: the owner of an open session has it. Counter-example: the leader opens a session for
 a request of a process that has ended. Nobody has the session then, so its will is never published
-and it never expires. And a session's timers are its own, one of each kind. Counter-example: two
-timers are armed for the end of a session, the client comes back, one of them is cancelled, and the
-other one ends the session after its next connection.
+and it never expires.
+
+A client is connected to one node, also with a session that no record tells of [MQTT-3.1.4-3].
+Counter-example: a new leader gives such a session away before it has heard the node that has it,
+and neither node lets go.
+
+A session's timers are its own, one of each kind. Counter-example: two timers are armed for the end
+of a session, the client comes back, one of them is cancelled, and the other one ends the session
+after its next connection.
 """
 
 from collections.abc import Callable
@@ -17,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.images import Images
 from holdfast.log import record as log_record
+from holdfast.log.partition import partition_of
 from holdfast.log.record import Record
 from holdfast.node.state import SESSION_EXPIRY, WILL_DUE, NodeState
 from holdfast.session.session import Session
@@ -29,6 +36,9 @@ if TYPE_CHECKING:
 LOOK_S: Final = 0.1
 ORPHANED_MAX_S: Final = 3.0
 """How long an open session may be without its owner while its home partition works."""
+DOUBLE_MAX_S: Final = 1.0
+"""How long two nodes may have a session that no record tells of, while its home partition works and
+its leader reaches both."""
 
 
 class WatchedImages(Images):
@@ -126,6 +136,8 @@ class OwnersWatch:
         # Per host and partition: where the log ended when it was looked at last.
         self._ends: dict[tuple[str, int], int] = {}
         self.longest_s = 0.0
+        # Client -> how long two nodes had it, while its home worked.
+        self._double_s: dict[str, float] = {}
 
     def begin(self) -> None:
         self._world.schedule.after(LOOK_S, self._look)
@@ -133,6 +145,7 @@ class OwnersWatch:
     def _look(self) -> None:
         self._world.schedule.after(LOOK_S, self._look)
         orphaned: set[tuple[str, int]] = set()
+        deciding: dict[int, Process] = {}
         for host in self._world.data_hosts:
             process = host.process
             if process is None or host.is_paused:
@@ -140,10 +153,33 @@ class OwnersWatch:
             self._look_at_timers(process)
             for partition in range(self._world.settings.partitions):
                 if self._works(host, process, partition):
+                    deciding[partition] = process
                     self._look_at(process, partition, orphaned)
         for key in [each for each in self._orphaned_s if each not in orphaned]:
             if not self._is_orphan_anywhere(*key):
                 del self._orphaned_s[key]
+        self._look_for_doubles(deciding)
+
+    def _look_for_doubles(self, deciding: "dict[int, Process]") -> None:
+        nodes: dict[str, list[str]] = {}
+        for host in self._world.data_hosts:
+            if host.process is not None:
+                for session in host.process.state.sessions.values():
+                    if session.connection is not None and not session.recorded:
+                        nodes.setdefault(session.client_id, []).append(host.name)
+        doubles = {client_id: names for client_id, names in nodes.items() if len(names) > 1}
+        for client_id in [each for each in self._double_s if each not in doubles]:
+            del self._double_s[client_id]
+        for client_id, names in doubles.items():
+            leader = deciding.get(partition_of(client_id.encode(), self._world.settings.partitions))
+            if leader is None or not all(self._reaches(leader, name) for name in names):
+                continue
+            lasted_s = self._double_s.get(client_id, 0.0) + LOOK_S
+            self._double_s[client_id] = lasted_s
+            if lasted_s > DOUBLE_MAX_S:
+                self._world.checks.fail(
+                    f"{client_id} has been connected to {' and '.join(names)} for {lasted_s:.1f} s"
+                )
 
     def _look_at_timers(self, process: "Process") -> None:
         for _, _, timer in process.images.state.timers:
