@@ -7,6 +7,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +43,9 @@ def fuzz(door: Door, seconds: float, seed: int, directory: Path) -> bool:
                     if not isinstance(error, AssertionError):
                         traceback.print_exc()
                     problems.append(f"case {outcomes.total()}: {error}")
-        problems += [text for process in door.processes for text in wrong_with(process)]
+        problems += [
+            text for process in door.processes for text in wrong_with(process, door.expected)
+        ]
         grown = max(growth(process, before[process]) for process in door.processes)
         if grown > GROWTH_BYTES:
             problems.append(f"memory grew by {grown >> 20} MiB")
@@ -65,11 +68,12 @@ def growth(process: Broker, before_bytes: int) -> int:
     return 0 if has_ended else process.rss_bytes() - before_bytes
 
 
-def wrong_with(process: Broker) -> list[str]:
+def wrong_with(process: Broker, expected: Sequence[str]) -> list[str]:
     """What must not be, of a process that was fuzzed."""
     assert process.process is not None
     code = process.process.poll()
-    log = process.log_text()
+    lines = process.log_text().splitlines(keepends=True)
+    log = "".join(line for line in lines if not any(text in line for text in expected))
     if code is not None:
         return [f"the process has ended with {code}:\n{log[-3000:]}"]
     problems = [

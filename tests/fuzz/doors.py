@@ -3,7 +3,7 @@
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -25,6 +25,8 @@ class Door(Protocol):
     name: str
     processes: list[Broker]
     canary_port: int
+    expected: Sequence[str]
+    """Texts of log lines that are no fault, whatever their level."""
 
     def start(self, directory: Path) -> None: ...
 

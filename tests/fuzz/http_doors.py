@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -101,6 +102,7 @@ class AdminDoor:
 
     name = "admin"
     paths = ADMIN_PATHS
+    expected: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.processes: list[Broker] = []

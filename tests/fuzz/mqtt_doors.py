@@ -1,6 +1,7 @@
 """MQTT over TCP and over WebSocket: damaged packets, and good ones in a bad order."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -91,6 +92,7 @@ def stream(rng: random.Random) -> list[bytes]:
 
 class MqttDoor:
     name = "mqtt"
+    expected: Sequence[str] = ()
 
     def __init__(self) -> None:
         self.processes: list[Broker] = []

@@ -13,6 +13,7 @@ from holdfast.federation.effects import (
     Delete,
     DeliverLocally,
     Dropped,
+    Effect,
     IdentityConflict,
     Message,
     Send,
@@ -382,6 +383,44 @@ def test_an_epoch_that_nobody_has_counted_is_not_believed(epoch: int) -> None:
     own = Announcement(A, epoch, 1, 0, [], "", True, [], [])
     member.frame(C, encode(Announcements([own])), 0.2)
     assert not [each for each in member.take_effects() if isinstance(each, IdentityConflict)]
+
+
+def later_start(epoch: int = 7) -> bytes:
+    return encode(Announcements([Announcement(A, epoch, 1, 0, [], "", False, [], [])]))
+
+
+def conflicts(member: FederationMember) -> list[Effect]:
+    return [each for each in member.take_effects() if isinstance(each, IdentityConflict)]
+
+
+def test_one_of_several_peers_ends_no_young_life() -> None:
+    """By a made-up later start it could end it again and again."""
+    member = member_a(signing=False)
+    member.frame(C, later_start(), 0.2)
+    assert conflicts(member) == []
+    assert member.counts["later start"] == 1
+    claim_s = FederationConfig().claim_s
+    assert member.timer(0.2) <= claim_s
+    member.handle_timers(claim_s - 0.1)
+    assert conflicts(member) == []
+    # By then others may believe it, and must hear that it is not so.
+    member.handle_timers(claim_s)
+    assert conflicts(member) == [IdentityConflict(7)]
+
+
+def test_most_peers_are_believed_of_a_later_start_at_once() -> None:
+    member = member_a(signing=False)
+    for peer in list(member.links.peers())[:-1]:
+        member.frame(peer, later_start(), 0.2)
+    assert conflicts(member) == [IdentityConflict(7)]
+
+
+def test_the_claim_of_a_peer_goes_with_its_link() -> None:
+    member = member_a(signing=False)
+    member.frame(C, later_start(), 0.2)
+    member.link_down(C, 0.3)
+    member.handle_timers(FederationConfig().claim_s)
+    assert conflicts(member) == []
 
 
 def test_of_a_member_behind_others_it_is_believed_later_that_it_has_left() -> None:

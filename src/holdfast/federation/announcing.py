@@ -101,6 +101,8 @@ class Announcing:
         self._refresh_at = now + config.refresh_s
         self._now_at_start = now
         self._asked_at: dict[bytes, float] = {}
+        # Unsigned news of a later start of this member: by peer, that start.
+        self._claims: dict[bytes, int] = {}
         self._announce_all(1, now)
 
     # Of ourselves
@@ -134,9 +136,11 @@ class Announcing:
             self._announce([], [], now)
         if now >= self._flush_at:
             self.flush()
+        self._weigh_claims(now)
 
     def timer(self) -> float:
-        return min(self._flush_at, self._links_at, self._interest_at, self._refresh_at)
+        claims_at = self._now_at_start + self._config.claim_s if self._claims else NEVER
+        return min(self._flush_at, self._links_at, self._interest_at, self._refresh_at, claims_at)
 
     def _announce_interest(self, now: float) -> None:
         """Changes of at most FILTERS_MAX filters each; the first after a quiet time soon."""
@@ -363,6 +367,7 @@ class Announcing:
     def unlinked(self, peer: bytes, now: float) -> None:
         """Others are believed of it again."""
         self._vouchers.pop(peer, None)
+        self._claims.pop(peer, None)
         teller = self._doubted.pop(peer, None)
         if teller is not None and teller in self._links:
             self.request(teller, now)
@@ -394,7 +399,8 @@ class Announcing:
     def _hear_of_ourselves(
         self, peer: bytes, news: Announcement, voucher: Voucher | None, now: float
     ) -> None:
-        """Another process with this identity says it, or somebody who makes it up."""
+        """News of this member that it did not announce: another process has its identity, its
+        directory is an old copy, or the peer makes it up. A signature proves that it does not."""
         own = self._database.entries[self._identity.node]
         if (news.epoch, news.version) <= own.key:
             return
@@ -410,7 +416,26 @@ class Announcing:
             if check is None or not check(set(news.added)):
                 self._counts["forged announcement"] += 1
                 return
-        self._effects.append(IdentityConflict(news.epoch))
+            self._effects.append(IdentityConflict(news.epoch))
+        else:
+            self._counts["later start"] += 1
+            self._claims[peer] = max(news.epoch, self._claims.get(peer, 0))
+            self._weigh_claims(now)
+
+    def _weigh_claims(self, now: float) -> None:
+        """Begin again under a later start when most peers claim one, or when one peer does and this
+        start is `claim_s` old.
+
+        Smallest counter-example without the second rule: C, a neighbour of A, makes up news of A to
+        B, which has no link to A. B goes on ignoring A's own news until A denies it by a later
+        start. Without the first rule C alone ends A's life as often as it likes."""
+        if not self._claims:
+            return
+        peers = self._links.peers()
+        unaware = sum(peer not in self._claims for peer in peers)
+        if len(self._claims) > unaware or now >= self._now_at_start + self._config.claim_s:
+            self._effects.append(IdentityConflict(max(self._claims.values())))
+            self._claims.clear()
 
 
 def key_of(news: Announcement) -> Key:

@@ -43,6 +43,9 @@ class FederationConfig:
     leave_s: float = 60.0
     """Until it is believed of a member that it has left, where it neither signed that nor said it
     over its own link: it can deny it until then."""
+    claim_s: float = 30.0
+    """Age of this start before one peer's unsigned word of a later one makes the member start
+    again; the word of most peers does at once. Below `leave_s`, in which a member can deny."""
     filters_max: int = ANNOUNCED_MAX
     degree_min: int = 2
     """With fewer links a member dials others on its own."""
