@@ -91,8 +91,12 @@ def test_places_in_the_log_are_told_and_stay_the_same_after_a_crash(tmp_path: Pa
         before = {each.payload: place_in(each.properties) for each in site.host.published}
         assert len(set(before.values())) == 20
         # The first of them is in custody, and the log knows; of the others it knows nothing.
+        await broker.broker.drain_journal()
+        journal = broker.broker.node.state.journal
+        written = journal.sequence
         site.host.waiting[0]()
-        await asyncio.sleep(0.1)
+        await until(lambda: journal.sequence > written)
+        await broker.broker.drain_journal()
         await broker.crash()
         async with loop_broker(tmp_path) as again:
             site = await Site(again).start()
