@@ -1,6 +1,7 @@
 """The metadata on whole nodes: founding, joining, proposing, leaving; and who votes."""
 
 from collections.abc import Collection
+from copy import deepcopy
 
 import pytest
 
@@ -361,6 +362,42 @@ def test_the_old_disk_of_a_node_is_no_member() -> None:
     assert wiped.metadata == one.metadata
     assert set(one.membership.voters) == {"n1.i", "n2.i", "n3.other"}
     assert "n3.i" not in one.membership.members
+
+
+def test_nothing_is_agreed_with_a_node_that_the_others_went_on_without() -> None:
+    """n1 and n2 agree on a change while n3 is down. n1 is put back to before it, and goes on with
+    n3, which does not know of it either. n2 then follows n3, and hears it as any leader; but the
+    two agree on nothing any more. So n2 must not tell n1 to begin anew because it hears a leader,
+    only because a change that changes nothing has come back (`cluster.older_copies`)."""
+    nodes = founded()
+    leader = nodes.leader()
+    assert leader.node_id == "n1"
+    copy = deepcopy(nodes.disks["n1"])
+    nodes.cut = {"n3"}
+    request = leader.propose(bump(leader), nodes.now)
+    nodes.run(0.1)
+    assert isinstance(nodes.outcome("n1", request), Accepted)
+    nodes.disks["n1"] = copy
+    nodes.start("n1")
+    nodes.cut = {"n2"}
+    nodes.run(2.0)
+    assert nodes.leader().has_majority(nodes.now)
+    nodes.cut = {"n1"}
+    nodes.run(2.0)
+    n2 = nodes.stores["n2"]
+    assert n2.leader_id == "n3"
+    assert n2.has_majority(nodes.now)
+    assert "another change" in n2.diverged
+    request = n2.propose(ChangePartitions(()), nodes.now)
+    nodes.run(6.0)
+    assert isinstance(nodes.outcome("n2", request), Unknown)
+    # With the one that was not told to begin anew there is a majority again.
+    nodes.cut = {"n2"}
+    nodes.run(2.0)
+    leader = nodes.leader()
+    request = leader.propose(bump(leader), nodes.now)
+    nodes.run(0.1)
+    assert isinstance(nodes.outcome(leader.node_id, request), Accepted)
 
 
 def test_frames_that_are_none_are_refused() -> None:
