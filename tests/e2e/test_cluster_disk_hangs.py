@@ -104,7 +104,8 @@ def test_a_follower_with_a_hanging_disk_is_not_waited_for(tmp_path: Path) -> Non
         disk.hang()
         for topic in topics:
             assert writer.publish(topic, b"during", 1) == 0
-        assert partitions.isdisjoint(in_sync(cluster, "n1"))
+        # Leaders know before n2 does.
+        until(lambda: partitions.isdisjoint(in_sync(cluster, "n1")), "n1 has left them")
         assert state_of(cluster, "n1") == "up"
         disk.go_on()
         cluster.wait_healthy()

@@ -258,8 +258,11 @@ def test_a_removed_node_comes_back_only_with_an_empty_disk(trio: ClusterProcesse
     before = node.log_text().count(text)
     cluster.restart("n3")
     until(lambda: node.log_text().count(text) > before, "n3 is refused again")
-    names = {each["node"] for name in ("n1", "n2") for each in cluster.status(name)["nodes"]}
-    assert names == {"n1", "n2"}
+
+    def names() -> set[str]:
+        return {each["node"] for name in ("n1", "n2") for each in cluster.status(name)["nodes"]}
+
+    until(lambda: names() == {"n1", "n2"}, "both know")
     cluster.kill9("n3")
     shutil.rmtree(node.data)
     cluster.restart("n3")
