@@ -7,6 +7,7 @@ with the true time, too: an interval must not end early because the clocks of tw
 
 from typing import TYPE_CHECKING, Final
 
+from holdfast.cluster.images import CLOCK_SLACK_S
 from holdfast.mqtt import packets as m
 from holdfast.mqtt import properties as p
 from holdfast.mqtt.packets import Publish
@@ -114,10 +115,10 @@ class Fleeting(Visitor):
         world.checks.sessions.on_end[client.name] = self._ended
 
     def _ended(self) -> None:
-        """In true time, whatever the nodes' clocks say."""
+        """In true time, as long as the clocks differ by no more than right ones may."""
         client = self.client
         after_s = self.world.schedule.now - client.left_at
-        if after_s < client.expiry_s:
+        if after_s < client.expiry_s - max(0.0, self.world.skew_s - CLOCK_SLACK_S):
             self.world.checks.fail(
                 f"the session of {client.name} has ended {after_s:.2f} s after its connection,"
                 f" of {client.expiry_s}"
