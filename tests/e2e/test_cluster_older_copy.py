@@ -92,7 +92,8 @@ def wait_all_vote(cluster: ClusterProcesses) -> None:
 def copy(cluster: ClusterProcesses, name: str) -> Path:
     data = cluster.nodes[name].data
     kept = data.with_name("copy")
-    shutil.copytree(data, kept)
+    # What is being written under such a name gets another one, maybe before it is copied.
+    shutil.copytree(data, kept, ignore=shutil.ignore_patterns("*.tmp"))
     return kept
 
 
