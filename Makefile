@@ -125,7 +125,7 @@ sim: setup
 	  tests/model/test_sessions.py tests/model/test_lease_simulation.py tests/model/test_producer_sequences.py \
 	  tests/model/test_controller_simulation.py tests/model/test_raft_simulation.py tests/model/test_replication_simulation.py \
 	  || status=1; \
-	  $(BIN)/python -m holdfast.sim --seed $(FIRST_SEED) --seeds $(CLUSTER_SEEDS) || status=1; \
+	  $(BIN)/python -m tests.sim --seed $(FIRST_SEED) --seeds $(CLUSTER_SEEDS) || status=1; \
 	  exit $$status
 
 conformance: $(VENV)/.installed

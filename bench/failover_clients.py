@@ -20,14 +20,14 @@ from typing import Final
 from bench.failover_paho import publish_with_paho
 from bench.failover_sending import TOPIC, Line, Pace, payload_of, sequence_of
 from bench.trace import Event, TraceWriter
-from holdfast.client.aio import Client
-from holdfast.client.effects import Message
+from holdfast.client.client import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
-from holdfast.client.ordered import ordered_messages
-from holdfast.client.pubqueue import PublishQueue
+from holdfast.client.protocol.effects import Message
+from holdfast.client.pubqueue.ordered import ordered_messages
+from holdfast.client.pubqueue.queue import PublishQueue
 from holdfast.client.reconnect import Reconnect
-from holdfast.mqtt import properties as pr
+from holdfast.protocol.mqtt import properties as pr
 
 SESSION_EXPIRY_S: Final = 3600
 RESPONSE_TIMEOUT_S: Final = 0.5

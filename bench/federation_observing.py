@@ -8,8 +8,8 @@ from typing import Final
 from bench.connection import Connection, Loop
 from bench.federation_load import Load
 from bench.federation_members import TOPIC, Members
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import PUBLISH
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import PUBLISH
 
 MESSAGES: Final = 50
 SILENCE_S: Final = 8.0

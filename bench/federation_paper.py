@@ -8,8 +8,8 @@ import argparse
 import asyncio
 import logging
 
-from holdfast.federator.paper import PaperFederator
-from holdfast.federator.paper_settings import PaperSettings
+from holdfast.federation.sidecar.paper.federator import PaperFederator
+from holdfast.federation.sidecar.paper.settings import PaperSettings
 
 
 def _neighbour(text: str) -> tuple[int, str]:

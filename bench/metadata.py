@@ -19,21 +19,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from holdfast.replication import operations
-from holdfast.replication.commands import (
+from holdfast.cluster.failure.detector import Beat, Detector, DetectorConfig
+from holdfast.cluster.failure.health import Health, Presence
+from holdfast.cluster.failure.heartbeat import Heartbeat, encode_heartbeat
+from holdfast.cluster.metadata import operations
+from holdfast.cluster.metadata.codec import encode_command, encode_metadata
+from holdfast.cluster.metadata.commands import (
     ChangePartitions,
     Command,
     InitCluster,
     PutNode,
     apply,
 )
-from holdfast.replication.controller import Controller, ControllerConfig
-from holdfast.replication.detector import Beat, Detector, DetectorConfig
-from holdfast.replication.health import Health, Presence
-from holdfast.replication.heartbeat import Heartbeat, encode_heartbeat
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.replication.metadata_wire import encode_command, encode_metadata
-from holdfast.replication.ring import placement
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.placement.controller import Controller, ControllerConfig
+from holdfast.cluster.placement.ring import placement
 
 SHAPES: Final = "3x64,5x64,5x512,5x4096,20x1024,50x2048,100x64,100x4096"
 COPIES: Final = 3

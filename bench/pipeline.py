@@ -35,9 +35,9 @@ from bench.spark import Figures, node, write_log
 from holdfast.client import Options
 from holdfast.client.blocking import Client
 from holdfast.pipeline import Lake
-from holdfast.pipeline.jobs.commits import CommitLog
-from holdfast.pipeline.jobs.spark import lake_session
-from holdfast.pipeline.jobs.writer import WriteSpec
+from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.files.writer import WriteSpec
+from holdfast.pipeline.spark import lake_session
 
 BATCH_RECORDS: Final = 200
 RATE: Final = 1000

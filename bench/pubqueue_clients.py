@@ -18,11 +18,11 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
 from bench.pubqueue_variants import Variant, by_name
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.options import Options
-from holdfast.client.pubqueue import PublishQueue
-from holdfast.client.pubqueue_sqlite import SqliteStore
-from holdfast.client.pubqueue_store import MemoryStore
+from holdfast.client.pubqueue.queue import PublishQueue
+from holdfast.client.pubqueue.sqlite import SqliteStore
+from holdfast.client.pubqueue.store import MemoryStore
 
 PAYLOAD_BYTES: Final = 26
 WARM_UP_MESSAGES: Final = 100

@@ -27,12 +27,12 @@ from bench.measurement import percentile
 from bench.paced import Probe
 from bench.process import cpu_s
 from bench.spark import BATCH_RECORDS, Node, node, write_log
-from holdfast.pipeline import offsets
 from holdfast.pipeline.admin_connection import TIMEOUT_S, Server
-from holdfast.pipeline.offsets import OffsetRange
-from holdfast.pipeline.reader_http import FETCH_BYTES, PATH, read_ranges
-from holdfast.pipeline.scan import Coverage
-from holdfast.pipeline.servers import Servers
+from holdfast.pipeline.source import offsets
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.reader_http import FETCH_BYTES, PATH, read_ranges
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.servers import Servers
 
 RATE: Final = 2000.0
 READERS: Final = 2

@@ -30,13 +30,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 import holdfast
 from bench.brokers import free_port
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.files import Manifest
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.opening import create
-from holdfast.log.partition import partition_of
-from holdfast.log.record import MESSAGE, BatchBuilder, Record
 from holdfast.pipeline import spark_session
+from holdfast.storage.files.data_directory import create
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import Manifest
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import MESSAGE, BatchBuilder, Record
 
 PARTITIONS: Final = 16
 DEVICES: Final = 500

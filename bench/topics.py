@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.topics.retained import RetainedTrie
-from holdfast.topics.trie import SubscriptionTrie
+from holdfast.protocol.topics.retained import RetainedTrie
+from holdfast.protocol.topics.trie import SubscriptionTrie
 
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
 SAMPLES = 20_000

@@ -23,13 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench import brokers
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.decode import FILTERS_MAX
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.fields import binary_field, string_field, varint
-from holdfast.mqtt.properties import REPEATS_MAX
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
+from holdfast.broker.config import NodeConfig
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.decode import FILTERS_MAX
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.fields import binary_field, string_field, varint
+from holdfast.protocol.mqtt.properties import REPEATS_MAX
+from holdfast.protocol.mqtt.publish import Publish
 
 LIMIT_MS = 50.0
 RETAINED = 20_000

@@ -31,7 +31,7 @@ import psutil
 
 from holdfast.client import Options, Reconnect
 from holdfast.client.blocking import Client
-from holdfast.log.partition import partition_of
+from holdfast.storage.partition import partition_of
 
 NODES = 3
 PARTITIONS = 16
@@ -411,7 +411,7 @@ class Account:
 
     def run(self, acknowledged: list[tuple[str, int]], report: Path) -> bool:
         """False if a message is missing or out of order, or a table could not be made."""
-        from holdfast.pipeline.report import write_report
+        from holdfast.pipeline.report.report import write_report
 
         done = self.lake.run(TABLES, source=self.admin)
         for table, error in done.errors.items():

@@ -20,13 +20,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from holdfast.mqtt import decode as codec
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.framing import FrameReader, frame
-from holdfast.mqtt.packets import Connack, Connect, Packet, Pingresp
-from holdfast.mqtt.reasons import NAMES
+from holdfast.protocol.mqtt import decode as codec
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.framing import FrameReader, frame
+from holdfast.protocol.mqtt.packets import Connack, Connect, Packet, Pingresp
+from holdfast.protocol.mqtt.reasons import NAMES
 from tests.data.packets import CASES
 from tests.fuzz.mutation import INTERESTING, damage
 

@@ -2,6 +2,6 @@
 
 import sys
 
-import holdfast.mqtt.publish as publish
+import holdfast.protocol.mqtt.publish as publish
 
 sys.exit(0 if str(publish.__file__).endswith(".so") else 1)

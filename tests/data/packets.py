@@ -7,7 +7,7 @@ valid (`packet`) or not (`reason`). `canonical`: encoding the packet gives these
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.mqtt.packets import (
+from holdfast.protocol.mqtt.packets import (
     Ack,
     Auth,
     Connack,

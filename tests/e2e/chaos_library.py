@@ -21,13 +21,13 @@ from typing import Any, Final
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
-from holdfast.client.aio import Client
-from holdfast.client.effects import Message
+from holdfast.client.client import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
+from holdfast.client.protocol.effects import Message
 from holdfast.client.reconnect import Reconnect
 from holdfast.client.servers import Server
-from holdfast.mqtt import packets as pk
+from holdfast.protocol.mqtt import packets as pk
 from tests.e2e.brokers import SOURCE
 from tests.e2e.event_log import EventReader, EventWriter
 from tests.e2e.ledger import Key, Ledger

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.log.partition import partition_of
+from holdfast.storage.partition import partition_of
 from tests.e2e.brokers import Holdfast
 from tests.e2e.chaos_parties import Server
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses

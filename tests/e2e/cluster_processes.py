@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.log.partition import partition_of
+from holdfast.storage.partition import partition_of
 from tests.e2e.brokers import Holdfast
 from tests.support.ports import free_port
 

@@ -12,7 +12,7 @@ from tests.e2e.ledger import Key, Violation
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from holdfast.pipeline.jobs.lake import Lake
+    from holdfast.pipeline.lake.lake import Lake
 
 SHOWN_MAX: Final = 5
 Form = tuple[str, str, Key | None]
@@ -30,7 +30,7 @@ def judge_again(
     JudgesDisagree."""
     # Spark is not needed to collect the tests.
     from holdfast.pipeline.experiments.tables import EVENTS, VIOLATIONS
-    from holdfast.pipeline.jobs.lake import Lake
+    from holdfast.pipeline.lake.lake import Lake
 
     place = directory / "events"
     place.mkdir()

@@ -10,10 +10,10 @@ in all (0: without end). With a COUNT it leaves when all are confirmed.
 import asyncio
 import sys
 
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.options import Options
-from holdfast.client.pubqueue import PublishQueue
-from holdfast.client.pubqueue_sqlite import SqliteStore
+from holdfast.client.pubqueue.queue import PublishQueue
+from holdfast.client.pubqueue.sqlite import SqliteStore
 from holdfast.client.reconnect import Reconnect
 
 TOPICS = 3

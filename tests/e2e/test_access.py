@@ -12,12 +12,12 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.properties import Properties
 
 from holdfast.cli.main import main
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
 from holdfast.client.scram import ScramAuthentication
-from holdfast.mqtt import properties as p
-from holdfast.mqtt import reasons
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
 from tests.e2e import wire
 from tests.e2e.conftest import StartHoldfast
 

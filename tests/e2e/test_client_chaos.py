@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from holdfast.client import Client, Options, Reconnect
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt.packets import Packet
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt.packets import Packet
 from tests.e2e.brokers import Broker, Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.support.cutting_proxy import CuttingProxy

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.mqtt.reasons import SERVER_BUSY
+from holdfast.protocol.mqtt.reasons import SERVER_BUSY
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
 from tests.e2e.wire import Closed, Connack, Wire
 

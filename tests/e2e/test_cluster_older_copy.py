@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.cli.main import main
-from holdfast.mqtt.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
+from holdfast.protocol.mqtt.reasons import NO_MATCHING_SUBSCRIBERS, QUOTA_EXCEEDED
 from tests.e2e.cluster_processes import ClusterNode, ClusterProcesses, until
 from tests.e2e.wire import Wire
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.cli.main import main
 from holdfast.client import Client, Options, Reconnect
-from holdfast.client.effects import Message
+from holdfast.client.protocol.effects import Message
 from tests.e2e.brokers import toml
 from tests.e2e.cluster_processes import ClusterProcesses
 from tests.e2e.federated import HELLO_S, Member, running

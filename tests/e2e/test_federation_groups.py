@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.topics.names import matches
+from holdfast.protocol.topics.names import matches
 from tests.e2e.federated import Member, line
 from tests.e2e.pair import wait_until
 from tests.interop.paho_client import Paho

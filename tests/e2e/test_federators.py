@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.receiving import Position
-from holdfast.federator.federator import STORE
-from holdfast.federator.store_file import StoreFile
+from holdfast.federation.core.messages.streams import Position
+from holdfast.federation.sidecar.federator import STORE
+from holdfast.federation.sidecar.store.file import StoreFile
 from tests.support.certificates import Authority
 from tests.support.federator_process import FederatorProcess
 from tests.support.manager_process import ManagerProcess

@@ -9,12 +9,12 @@ from paho.mqtt.enums import CallbackAPIVersion
 pytest.importorskip("pyarrow")
 
 import holdfast.pipeline.admin_connection as admin_connection
-import holdfast.pipeline.reader_http as reader_http
-from holdfast.pipeline import offsets
-from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.offsets import OffsetRange
-from holdfast.pipeline.scan import Coverage
-from holdfast.pipeline.servers import Assignment, Servers
+import holdfast.pipeline.source.reader_http as reader_http
+from holdfast.pipeline.source import offsets
+from holdfast.pipeline.source.decode import decode_rows
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.servers import Assignment, Servers
 from tests.e2e.cluster_processes import ClusterProcesses
 
 MESSAGES = 1200

@@ -3,7 +3,7 @@
 import socket
 from pathlib import Path
 
-from holdfast.mqtt.decode import FILTERS_MAX
+from holdfast.protocol.mqtt.decode import FILTERS_MAX
 from tests.e2e import wire
 from tests.e2e.conftest import StartHoldfast
 

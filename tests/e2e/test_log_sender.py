@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import holdfast.pipeline.reader_http as reader_http
+import holdfast.pipeline.source.reader_http as reader_http
 from holdfast.api import log_sender
-from holdfast.log.record import MESSAGE, SESSION, Record
-from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.scan import Coverage
-from holdfast.pipeline.servers import Servers
-from holdfast.pipeline.topic_filter import Clause, TopicFilter
+from holdfast.pipeline.source.decode import decode_rows
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.servers import Servers
+from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.storage.record import MESSAGE, SESSION, Record
 from tests.e2e.brokers import Holdfast
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal, record

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.aio import Client
-from holdfast.client.pubqueue import PublishQueue
+from holdfast.client.client import Client
+from holdfast.client.pubqueue.queue import PublishQueue
 from tests.e2e import test_full_disk, wire
 from tests.e2e.conftest import StartHoldfast
 

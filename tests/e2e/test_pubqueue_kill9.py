@@ -17,14 +17,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.options import Options
-from holdfast.client.ordered import ordered_messages
-from holdfast.client.pubqueue import PublishQueue
-from holdfast.client.pubqueue_errors import ProducerFenced
-from holdfast.client.pubqueue_format import PaperFormat, parse_paper
-from holdfast.client.pubqueue_sqlite import SqliteStore
-from holdfast.client.pubqueue_store import MemoryStore
+from holdfast.client.pubqueue.errors import ProducerFenced
+from holdfast.client.pubqueue.format import PaperFormat, parse_paper
+from holdfast.client.pubqueue.ordered import ordered_messages
+from holdfast.client.pubqueue.queue import PublishQueue
+from holdfast.client.pubqueue.sqlite import SqliteStore
+from holdfast.client.pubqueue.store import MemoryStore
 from holdfast.client.reconnect import Reconnect
 from tests.e2e.brokers import SOURCE, Broker, Holdfast
 from tests.e2e.conftest import StartHoldfast

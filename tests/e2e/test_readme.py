@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.cluster_layout import is_free
+from holdfast.cli.cluster.layout import is_free
 from tests.e2e.brokers import SOURCE
 from tests.e2e.conftest import StartHoldfast
 from tests.e2e.pair import wait_until

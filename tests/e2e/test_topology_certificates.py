@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.drivers.peer_complaints import Complaints
-from holdfast.federator.manager_http import ManagerHttp, ManagerRefuses, ManagerUnreachable
-from holdfast.federator.paper_manager import PaperManager
-from holdfast.federator.paper_settings import PaperSettings
+from holdfast.federation.sidecar.manager_client.http import (
+    ManagerHttp,
+    ManagerRefuses,
+    ManagerUnreachable,
+)
+from holdfast.federation.sidecar.paper.manager import PaperManager
+from holdfast.federation.sidecar.paper.settings import PaperSettings
+from holdfast.server.peers.complaints import Complaints
 from tests.support.certificates import Authority, Certificate
 from tests.support.manager_process import ManagerProcess, command
 from tests.support.ports import free_port

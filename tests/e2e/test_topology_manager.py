@@ -16,8 +16,8 @@ import pytest
 import trustme
 
 from holdfast.client import Client
-from holdfast.topology.brokers import MqttBrokers
-from holdfast.topology.desired import Announcement
+from holdfast.federation.manager.brokers import MqttBrokers
+from holdfast.federation.manager.state.federation_state import Announcement
 from tests.e2e.brokers import MOSQUITTO, SOURCE, Broker, Holdfast, Mosquitto
 from tests.support.manager_process import WAIT_S, ManagerProcess, await_true, command
 

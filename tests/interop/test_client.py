@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, ConnectionRefused
 from holdfast.client.options import Options
 from holdfast.client.scram import ScramAuthentication
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import Properties, SubscriptionRequest, Will
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Properties, SubscriptionRequest, Will
 from tests.e2e.brokers import SOURCE, Broker, Holdfast
 
 TIMEOUT_S = 40

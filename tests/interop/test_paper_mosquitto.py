@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from holdfast.client import Client, PublishRefused, Reconnect
-from holdfast.federator.paper import PaperFederator
-from holdfast.federator.paper_settings import PaperSettings
+from holdfast.federation.sidecar.paper.federator import PaperFederator
+from holdfast.federation.sidecar.paper.settings import PaperSettings
 from tests.e2e.brokers import MOSQUITTO, Broker, Mosquitto
 from tests.support.manager_process import ManagerProcess
 

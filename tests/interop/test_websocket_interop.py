@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.errors import ClientError
 from holdfast.client.options import Options
 from tests.e2e.brokers import MOSQUITTO, START_S, Broker, Mosquitto

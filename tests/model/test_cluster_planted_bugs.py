@@ -8,26 +8,26 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.cluster.admission import Admission
-from holdfast.cluster.alignment import Alignment
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Forwarding, Pending
-from holdfast.cluster.home_answers import HomeAnswers
-from holdfast.cluster.homes import Homes
-from holdfast.cluster.images import Images
-from holdfast.log import record as log_record
-from holdfast.log.record import Batch, Record
-from holdfast.node.recovery import Recovery
-from holdfast.replication.cluster_clock import ClusterClock
-from holdfast.replication.following import Following
-from holdfast.replication.in_sync import InSync
-from holdfast.replication.progress import Led
-from holdfast.sim import process
-from holdfast.sim.casts import TIMED
-from holdfast.sim.checks import Checks
-from holdfast.sim.schedule import Violation
-from holdfast.sim.storing import ProcessDisk
-from holdfast.sim.world import Settings, World
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.failure.cluster_clock import ClusterClock
+from holdfast.cluster.partitions.follower import Following
+from holdfast.cluster.partitions.in_sync import InSync
+from holdfast.cluster.partitions.progress import Led
+from holdfast.cluster.publish.admission import Admission
+from holdfast.cluster.publish.forwarding import Forwarding, Pending
+from holdfast.cluster.publish.leader_sync import Alignment
+from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.sessions.replies import HomeAnswers
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Batch, Record
+from tests.sim import process
+from tests.sim.casts import TIMED
+from tests.sim.checks import Checks
+from tests.sim.schedule import Violation
+from tests.sim.storing import ProcessDisk
+from tests.sim.world import Settings, World
 
 SEEDS = 40
 """At most, from the one given; a planted bug that is not found in these is not looked for well

@@ -5,10 +5,10 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.sim.checks import Checks
-from holdfast.sim.disk import SimDisk
-from holdfast.sim.host import Host
-from holdfast.sim.world import Settings, World
+from tests.sim.checks import Checks
+from tests.sim.disk import SimDisk
+from tests.sim.host import Host
+from tests.sim.world import Settings, World
 
 SETTINGS = Settings(duration_s=1.0)
 GAPS_S = (0.0, 0.2, 3.0)

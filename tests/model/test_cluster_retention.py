@@ -1,14 +1,14 @@
 """Disks are lost and logs are shortened at the same time: what a log no longer tells comes from the
-images of other nodes. See holdfast.cluster.transfer."""
+images of other nodes. See holdfast.cluster.state.transfer."""
 
 from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.transfer import Transfer
-from holdfast.sim.faults import KILL, PAUSE, POWER, WIPE
-from holdfast.sim.plans import settings_for
-from holdfast.sim.world import World
+from holdfast.cluster.state.transfer import Transfer
+from tests.sim.faults import KILL, PAUSE, POWER, WIPE
+from tests.sim.plans import settings_for
+from tests.sim.world import World
 
 FAULTS = (WIPE, KILL, POWER, PAUSE)
 SEEDS = (2, 4, 22, 27)

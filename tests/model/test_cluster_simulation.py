@@ -1,5 +1,5 @@
 """Whole clusters of the production cores against everything that goes wrong at once: no promise to
-a client is broken, and when all is well again nothing is missing. See holdfast.sim for what is
+a client is broken, and when all is well again nothing is missing. See tests.sim for what is
 simulated and what is checked.
 """
 
@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.sim.__main__ import summarize
-from holdfast.sim.casts import LOG
-from holdfast.sim.plans import settings_for
-from holdfast.sim.running import Result
-from holdfast.sim.schedule import Violation
-from holdfast.sim.world import World
+from tests.sim.__main__ import summarize
+from tests.sim.casts import LOG
+from tests.sim.plans import settings_for
+from tests.sim.running import Result
+from tests.sim.schedule import Violation
+from tests.sim.world import World
 from tests.support.seeds import block_of_seeds
 
 SEEDS = int(os.environ.get("HOLDFAST_CLUSTER_SEEDS", "12"))
-"""How many runs; `make sim` has more. A failure names its seed: python -m holdfast.sim --seed N"""
+"""How many runs; `make sim` has more. A failure names its seed: python -m tests.sim --seed N"""
 BLOCKS = 4
 DURATION_S = float(os.environ.get("HOLDFAST_CLUSTER_SECONDS", "2.5"))
 """Of faults, in each."""
@@ -81,7 +81,7 @@ def test_a_disk_goes_back_while_all_others_have_what_was_agreed(restarts: bool) 
 def test_a_seed_says_everything() -> None:
     """The same run in another process, with other hash seeds and addresses."""
     command = [
-        sys.executable, "-m", "holdfast.sim", "--seed", "7", "--duration", "1", "--nodes", "3",
+        sys.executable, "-m", "tests.sim", "--seed", "7", "--duration", "1", "--nodes", "3",
     ]  # fmt: skip
     outputs = {
         subprocess.run(
@@ -99,7 +99,7 @@ def test_a_seed_says_everything() -> None:
 
 def test_fresh_seeds_on_several_cores() -> None:
     command = [
-        sys.executable, "-m", "holdfast.sim", "--seeds", "3", "--jobs", "2", "--duration", "0.2",
+        sys.executable, "-m", "tests.sim", "--seeds", "3", "--jobs", "2", "--duration", "0.2",
         "--casts", "qos0", "--faults", "none",
     ]  # fmt: skip
     done = subprocess.run(
@@ -122,7 +122,7 @@ def test_a_wrong_run_is_told_with_its_command(capsys: pytest.CaptureFixture[str]
     assert summarize(options, results, 2, 9.0) == 1
     text = capsys.readouterr().out
     assert "2 of 2 seeds: 1 well, 1 wrong, 9 s" in text
-    command = "python -m holdfast.sim --seed 6 --nodes 3 --faults none --casts log --duration 0.5"
+    command = "python -m tests.sim --seed 6 --nodes 3 --faults none --casts log --duration 0.5"
     assert command in text
 
 

@@ -8,27 +8,27 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.cluster.coordination import Coordination
-from holdfast.cluster.doubt import FOREVER, Doubt
-from holdfast.cluster.endings import Endings
-from holdfast.cluster.group_images import GroupImages
-from holdfast.cluster.images import Images
-from holdfast.cluster.interest import Interest
-from holdfast.cluster.node_side import NodeSide
-from holdfast.log.record import Batch
-from holdfast.node.recovery import Recovery
-from holdfast.node.state import Held
-from holdfast.replication import commands, voters
-from holdfast.replication.commands import Applied, PutNode
-from holdfast.replication.disk_watch import DiskWatch
-from holdfast.replication.metadata import WITNESS, ClusterMetadata, NodeInfo
-from holdfast.session.message import Message
-from holdfast.session.session import NEVER_EXPIRES, Session
-from holdfast.sim.casts import GROUPS, LOG, MOVERS, QOS0, TIMED
-from holdfast.sim.schedule import Violation
-from holdfast.sim.storing import ProcessDisk
-from holdfast.sim.teams import Receipt
-from holdfast.sim.world import Settings, World
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import NEVER_EXPIRES, Session
+from holdfast.broker.state import Held
+from holdfast.cluster.broker_port import NodeSide
+from holdfast.cluster.failure.disk_watch import DiskWatch
+from holdfast.cluster.metadata import commands, voters
+from holdfast.cluster.metadata.commands import Applied, PutNode
+from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeInfo
+from holdfast.cluster.qos0_routing import Interest
+from holdfast.cluster.sessions.expiry import Endings
+from holdfast.cluster.sessions.ownership_lease import FOREVER, Doubt
+from holdfast.cluster.shared_groups.group_state import Coordination
+from holdfast.cluster.state.groups import GroupImages
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.record import Batch
+from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, TIMED
+from tests.sim.schedule import Violation
+from tests.sim.storing import ProcessDisk
+from tests.sim.teams import Receipt
+from tests.sim.world import Settings, World
 
 SEEDS = 25
 """At most, from the one given."""

@@ -3,15 +3,15 @@
 
 from unittest.mock import patch
 
-from holdfast.node.recovery import Recovery
-from holdfast.replication.metadata import WITNESS
-from holdfast.session.session import Session
-from holdfast.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
-from holdfast.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE
-from holdfast.sim.plans import settings_for
-from holdfast.sim.teams import Member
-from holdfast.sim.timed import LONG_S
-from holdfast.sim.world import Settings, World
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.session.session import Session
+from holdfast.cluster.metadata.model import WITNESS
+from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
+from tests.sim.faults import HANG_DISK, ISOLATE, KILL, OPERATE
+from tests.sim.plans import settings_for
+from tests.sim.teams import Member
+from tests.sim.timed import LONG_S
+from tests.sim.world import Settings, World
 
 
 def play(seed: int, *casts: str, faults: tuple[str, ...] = (), **other: object) -> World:

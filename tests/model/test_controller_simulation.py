@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.replication import commands, controller, planning
-from holdfast.replication.metadata import PartitionInfo
-from holdfast.replication.planning import Standing
+from holdfast.cluster.metadata import commands
+from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.cluster.placement import controller, planning
+from holdfast.cluster.placement.planning import Standing
 from tests.support.seeds import block_of_seeds
 from tests.support.sim_controller import Wrong, life
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.federation.effects import DeliverLocally, Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator.broker_messages import arrival_of, outgoing, refusal
-from holdfast.federator.log_place import LogPlace
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import PUBREL, Ack
-from holdfast.mqtt.publish import Publish
-from holdfast.node import federating
-from holdfast.node.acknowledging import handle_puback, handle_pubcomp, handle_pubrec
-from holdfast.session.session import FEDERATION
+from holdfast.broker import federation_session as federating
+from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.broker.session.session import FEDERATION
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge_broker.messages import arrival_of, outgoing, refusal
+from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import PUBREL, Ack
+from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish
 

@@ -10,15 +10,15 @@ from unittest.mock import patch
 import pytest
 from msgspec.structs import replace
 
-from holdfast.federation.arriving import Arriving
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.custody import Custody, Stream
-from holdfast.federation.forwarding import Forwarding
-from holdfast.federation.frames import Data
-from holdfast.federation.member import FederationMember
-from holdfast.federation.receiving import Receiving, Source
-from holdfast.federation.routes import Routes
-from holdfast.federation.sharing import owner
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.frames import Data
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages.arrivals import Arriving
+from holdfast.federation.core.messages.custody import Custody, Stream
+from holdfast.federation.core.messages.forwarding import Forwarding
+from holdfast.federation.core.messages.shared_groups import owner
+from holdfast.federation.core.messages.streams import Receiving, Source
+from holdfast.federation.core.routing.routes import Routes
 from tests.support.sim_federation import Weather, World, Wrong, rough_world
 from tests.support.sim_federation_member import SimMember, node_id
 

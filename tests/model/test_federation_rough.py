@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.federation.custody import Custody
-from holdfast.federation.delivering import Delivering
-from holdfast.federation.forwarding import Forwarding
-from holdfast.federation.receiving import Receiving
-from holdfast.federation.reconciling import Reconciling
-from holdfast.federation.retained import RetainedStore
-from holdfast.federation.retaining import Retaining
-from holdfast.federation.sharing import Sharing
-from holdfast.federation.versions import HybridClock
+from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.forwarding import Forwarding
+from holdfast.federation.core.messages.local_delivery import Delivering
+from holdfast.federation.core.messages.shared_groups import Sharing
+from holdfast.federation.core.messages.streams import Receiving
+from holdfast.federation.core.retained.anti_entropy import Reconciling
+from holdfast.federation.core.retained.clock import HybridClock
+from holdfast.federation.core.retained.replication import Retaining
+from holdfast.federation.core.retained.store import RetainedStore
 from tests.support.sim_federation import World, Wrong
 from tests.support.sim_groups import rough_groups_world
 from tests.support.sim_retained import rough_retained_world

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from holdfast.federation.identity import MessageId
+from holdfast.federation.core.identity import MessageId
 from tests.support.sim_federation import (
     LAN_EDGES,
     World,

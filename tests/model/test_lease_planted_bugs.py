@@ -10,20 +10,20 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.drivers import mastership, standby
-from holdfast.drivers.disk import GroupWriter
-from holdfast.drivers.mastership import Renewal
-from holdfast.drivers.storage import Storage
-from holdfast.lease.claim import Claim, claim, link_epoch, seal
-from holdfast.lease.directory import LeaseDirectory, NodeInfo, claim_name
-from holdfast.lease.watch import Watch
-from holdfast.log.epochs import EPOCH_FILE, Epoch, newest_epoch
-from holdfast.log.files import DataDirectory, Manifest
-from holdfast.log.filesystem import FileSystem, Lock, TemporaryFile
-from holdfast.log.following import JournalFollower
-from holdfast.log.record import Batch
-from holdfast.log.segment import Segment, WriteGroup
-from holdfast.log.segment_reader import CHUNK_BYTES, SegmentReader
+from holdfast.cluster.lease.claim import Claim, claim, link_epoch, seal
+from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo, claim_name
+from holdfast.cluster.lease.watch import Watch
+from holdfast.server.disk import mastership, standby
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.server.disk.mastership import Renewal
+from holdfast.server.disk.storage import Storage
+from holdfast.storage.files.filesystem import FileSystem, Lock, TemporaryFile
+from holdfast.storage.files.layout import DataDirectory, Manifest
+from holdfast.storage.journal.epoch_folders import EPOCH_FILE, Epoch, newest_epoch
+from holdfast.storage.journal.segment import Segment, WriteGroup
+from holdfast.storage.journal.tailing import JournalFollower
+from holdfast.storage.reading.segment_reader import CHUNK_BYTES, SegmentReader
+from holdfast.storage.record import Batch
 from tests.support.sim_node import SimNode
 from tests.support.sim_world import Faults, Idle, World, Wrong
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.log.record import ATTRIBUTE_MORE, FLAG_RETAIN, Batch
+from holdfast.storage.record import ATTRIBUTE_MORE, FLAG_RETAIN, Batch
 from tests.support.log_bench import LogBench, contents
 from tests.support.sim_disk import Crash, SimContent, SimDisk
 

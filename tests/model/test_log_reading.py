@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from holdfast.log import interest as interest_module
-from holdfast.log.interest import Interest
-from holdfast.log.record import MESSAGE, SESSION, Batch, Record
-from holdfast.topics.names import matches
+from holdfast.protocol.topics.names import matches
+from holdfast.storage.reading import interest as interest_module
+from holdfast.storage.reading.interest import Interest
+from holdfast.storage.record import MESSAGE, SESSION, Batch, Record
 from tests.support.log_bench import TIME_US, LogBench
 from tests.support.sim_disk import SimDisk
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.log.interest import Interest
-from holdfast.log.record import Batch
+from holdfast.storage.reading.interest import Interest
+from holdfast.storage.record import Batch
 from tests.support.replica_bench import (
     PartitionModel,
     RandomReplica,

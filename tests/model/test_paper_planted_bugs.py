@@ -10,11 +10,11 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.federation.duplicates import Duplicates, Freshness
+from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
 from holdfast.federation.paper.effects import PublishToNeighbour
 from holdfast.federation.paper.messages import CORE_ANN
+from holdfast.federation.paper.outbox import Voice
 from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
-from holdfast.federation.paper.voice import Voice
 from tests.support.paper_worlds import calm_world, rough_world
 from tests.support.sim_paper import PaperWorld
 from tests.support.virtual_time import Wrong

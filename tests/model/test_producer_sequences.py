@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.log.partition import partition_of
-from holdfast.log.record import ATTRIBUTE_STATE, FLAG_PRODUCER, MESSAGE, Batch, Record
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.properties import USER_PROPERTY, encode_block
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
-from holdfast.node.recovery import snapshot_entries
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.properties import USER_PROPERTY, encode_block
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import ATTRIBUTE_STATE, FLAG_PRODUCER, MESSAGE, Batch, Record
 from tests.support.node_bench import NodeBench, Peer
 from tests.support.seeds import block_of_seeds
 

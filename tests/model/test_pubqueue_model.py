@@ -22,8 +22,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from holdfast.client.pubqueue_core import QueueCore
-from holdfast.client.pubqueue_entry import Entry
+from holdfast.client.pubqueue.core import QueueCore
+from holdfast.client.pubqueue.entry import Entry
 
 PARTITIONS = 2
 QUOTA, BUSY, DENIED, FENCED = 0x97, 0x89, 0x87, 0x83

@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.replication import raft, raft_leading
-from holdfast.replication.raft import RaftFailure, RaftNode, Ready
-from holdfast.replication.raft_core import Raft
+from holdfast.cluster.raft import leader as raft_leading
+from holdfast.cluster.raft import node as raft
+from holdfast.cluster.raft.node import RaftFailure, RaftNode, Ready
+from holdfast.cluster.raft.state import Raft
 from tests.support.seeds import block_of_seeds
 from tests.support.sim_meta import World
 from tests.support.sim_meta import Wrong as WrongMetadata

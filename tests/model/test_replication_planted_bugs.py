@@ -8,14 +8,15 @@ from unittest.mock import patch
 
 import pytest
 
-from holdfast.log.record import Batch
-from holdfast.replication import following, in_sync, log_matching
-from holdfast.replication.following import Following
-from holdfast.replication.in_sync import InSync
-from holdfast.replication.leading import Leading
-from holdfast.replication.progress import Led, Progress
-from holdfast.replication.replica_wire import CUT, GO_ON, OFFSET_ENTRY
-from holdfast.replication.replication import Replication
+from holdfast.cluster.partitions import follower as following
+from holdfast.cluster.partitions import in_sync, log_matching
+from holdfast.cluster.partitions.codec import CUT, GO_ON, OFFSET_ENTRY
+from holdfast.cluster.partitions.follower import Following
+from holdfast.cluster.partitions.in_sync import InSync
+from holdfast.cluster.partitions.leader import Leading
+from holdfast.cluster.partitions.progress import Led, Progress
+from holdfast.cluster.partitions.replication import Replication
+from holdfast.storage.record import Batch
 from tests.support.sim_replica_log import Wrong
 from tests.support.sim_replication import Faults, World
 

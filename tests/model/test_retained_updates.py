@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.node.config import NodeConfig
+from holdfast.broker.config import NodeConfig
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish, subscribe
 

@@ -10,9 +10,9 @@ import random
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
+from holdfast.broker.config import NodeConfig
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer, check_routing
 from tests.support.seeds import block_of_seeds
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.log.scan import SegmentScan
-from holdfast.node import recovery
-from holdfast.node.recording import log_progress
-from holdfast.node.recovery import snapshot_entries
+from holdfast.broker.recovery import recovery
+from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.recovery.state_records import log_progress
+from holdfast.storage.reading.scan import SegmentScan
 from tests.model.test_sessions import TOPICS, Subscriber, World
 
 SEEDS = 64

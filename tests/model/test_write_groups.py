@@ -9,14 +9,19 @@ from pathlib import Path
 
 import pytest
 
-import holdfast.log.scan as scan
-from holdfast.drivers.disk import GroupWriter
-from holdfast.log.files import DataDirectory, Manifest, segment_name
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.following import JournalFollower
-from holdfast.log.journal import Journal
-from holdfast.log.opening import create
-from holdfast.log.record import (
+import holdfast.storage.reading.scan as scan
+from holdfast.pipeline.source.segment_index import SegmentMap
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.storage.files.data_directory import create
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.recovery import OpenedJournal, open_journal
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.journal.tailing import JournalFollower
+from holdfast.storage.reading.scan import SegmentScan
+from holdfast.storage.reading.segment_reader import SegmentReader
+from holdfast.storage.record import (
     ATTRIBUTE_GROUPED,
     HEADER_BYTES,
     MESSAGE,
@@ -24,11 +29,6 @@ from holdfast.log.record import (
     BatchBuilder,
     Record,
 )
-from holdfast.log.recovery import OpenedJournal, open_journal
-from holdfast.log.scan import SegmentScan
-from holdfast.log.segment import WriteGroup
-from holdfast.log.segment_reader import SegmentReader
-from holdfast.pipeline.segment_map import SegmentMap
 
 PAGE_BYTES = 4096
 PARTITIONS = 4

@@ -14,13 +14,13 @@ pytest.importorskip("pyspark.sql")
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from holdfast.log.partition import partition_of
 from holdfast.pipeline.experiments import fault_tables, quality_tables, run_tables
 from holdfast.pipeline.experiments.judge import counts
 from holdfast.pipeline.experiments.publishing import publish_events
 from holdfast.pipeline.experiments.reading import events_of_files, parse
 from holdfast.pipeline.experiments.tables import EVENTS, RUNS, VIOLATIONS
-from holdfast.pipeline.jobs.lake import Lake
+from holdfast.pipeline.lake.lake import Lake
+from holdfast.storage.partition import partition_of
 from tests.e2e.ledger import Interest
 
 pytestmark = [

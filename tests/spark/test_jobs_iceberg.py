@@ -12,8 +12,8 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.jobs.commits import CommitLog
-from holdfast.pipeline.jobs.store_iceberg import EXPIRE_EVERY, IcebergStore
+from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.stores.iceberg import EXPIRE_EVERY, IcebergStore
 from tests.support.iceberg_tables import MISSING, can_test_iceberg, iceberg_table
 from tests.support.lake_site import OWN, Site
 
@@ -83,9 +83,9 @@ def test_compaction_of_iceberg(site: Site) -> None:
 
 @with_iceberg
 def test_old_snapshots_go(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.pipeline.jobs.store_iceberg.EXPIRE_EVERY", 4)
+    monkeypatch.setattr("holdfast.pipeline.lake.stores.iceberg.EXPIRE_EVERY", 4)
     monkeypatch.setattr(
-        "holdfast.pipeline.jobs.store_iceberg.PROPERTIES",
+        "holdfast.pipeline.lake.stores.iceberg.PROPERTIES",
         {
             "format-version": "2",
             "history.expire.max-snapshot-age-ms": "1",

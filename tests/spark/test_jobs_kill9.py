@@ -13,8 +13,8 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import SparkSession
 
-from holdfast.pipeline.jobs.commits import CommitLog
-from holdfast.pipeline.jobs.files import LakeError
+from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.files.files import LakeError
 from tests.support import lake_tables
 from tests.support.lake_site import OWN, Site
 

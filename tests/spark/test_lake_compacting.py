@@ -11,10 +11,10 @@ pytest.importorskip("deltalake")
 from pyspark.sql import SparkSession
 
 from holdfast.cli.main import main
-from holdfast.pipeline.jobs.commits import Commit, CommitLog
-from holdfast.pipeline.jobs.compacting import Compaction
-from holdfast.pipeline.jobs.engine import finish, locked
-from holdfast.pipeline.jobs.files import LakeError
+from holdfast.pipeline.lake.engine import finish, locked
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog
+from holdfast.pipeline.lake.files.compaction import Compaction
+from holdfast.pipeline.lake.files.files import LakeError
 from tests.support import lake_tables
 from tests.support.lake_site import OWN, Crash, Site
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.client.blocking import Client
 from holdfast.pipeline import Lake
-from holdfast.pipeline.jobs.runner import Report
+from holdfast.pipeline.lake.runner import Report
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal
 from tests.support.ledger_devices import rows_of

@@ -16,7 +16,7 @@ pyspark_sql = pytest.importorskip("pyspark.sql")
 from pyspark.sql import DataFrame, SparkSession  # noqa: E402
 from pyspark.sql import functions as F  # noqa: E402
 
-from holdfast.pipeline.jobs.table import Table  # noqa: E402
+from holdfast.pipeline.lake.table import Table  # noqa: E402
 from holdfast.pipeline.tables import TABLES  # noqa: E402
 from holdfast.pipeline.tables.availability import (  # noqa: E402
     INTERVALS_MIN,

@@ -6,12 +6,12 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import Node
 from holdfast.config.schema import Listener
-from holdfast.drivers.broker import Broker
-from holdfast.drivers.listeners import listen, reserve
-from holdfast.drivers.storage import Storage
-from holdfast.node.config import NodeConfig
-from holdfast.node.node import Node
+from holdfast.server.disk.storage import Storage
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.sockets.listeners import listen, reserve
 
 SEGMENT_BYTES = 1 << 20
 

@@ -4,11 +4,11 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import Packet
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import Packet
 
 
 class Peer:

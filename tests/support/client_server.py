@@ -2,24 +2,16 @@
 
 from collections.abc import Sequence
 
-from holdfast.client.effects import (
-    Closed,
-    Connected,
-    Effect,
-)
-from holdfast.client.errors import (
-    ConnectionLost,
-    ConnectionRefused,
-    ProtocolError,
-)
+from holdfast.client.errors import ConnectionLost, ConnectionRefused, ProtocolError
 from holdfast.client.options import Options
-from holdfast.client.protocol import ClientProtocol
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode, encode_ack
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import Packet, Properties
-from holdfast.mqtt.publish import encode_publish
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.effects import Closed, Connected, Effect
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode, encode_ack
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import Packet, Properties
+from holdfast.protocol.mqtt.publish import encode_publish
 
 
 class Server:

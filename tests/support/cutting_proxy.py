@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from holdfast.mqtt.framing import PACKET_BYTES_MAX
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX
 
 
 class CuttingProxy:

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.options import Options
-from holdfast.federation.effects import DeliverLocally, Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator.edge_broker import BrokerEdge
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.peer_mesh import until
 

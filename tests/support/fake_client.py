@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 
-from holdfast.client.connecting import Outcome, PublishResult
+from holdfast.client.connection import Outcome, PublishResult
 from holdfast.client.errors import ClientError, NotConnected, PublishRefused
 from holdfast.client.identity import Identity, identity_of
-from holdfast.mqtt.packets import Properties
+from holdfast.protocol.mqtt.packets import Properties
 
 
 class Sent:

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from holdfast.api.admin import AdminServer
-from holdfast.api.cluster_admin import ClusterAdmin, ClusterError, ClusterFigures
-from holdfast.api.federating import BrokerFederation
-from holdfast.api.maintenance import Maintenance
-from holdfast.api.sharing import Sharing
+from holdfast.api.cluster_routes import ClusterAdmin, ClusterError, ClusterFigures
 from holdfast.config.schema import Config
-from holdfast.drivers.broker import Broker
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.federation import BrokerFederation
+from holdfast.server.maintenance import Maintenance
+from holdfast.server.shared_directory import Sharing
 
 WAIT_S = 20.0
 

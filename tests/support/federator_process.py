@@ -27,10 +27,10 @@ from typing import Any
 
 import uvloop
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import DeliverLocally, Message
-from holdfast.federator.federator import Federator, FederatorError
-from holdfast.federator.settings import Settings
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.sidecar.federator import Federator, FederatorError
+from holdfast.federation.sidecar.settings import Settings
 from tests.support.ports import free_port
 from tests.support.scripted_edge import ScriptedEdge
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
-from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE
+from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE
 from holdfast.pipeline.tables.columns import Piece
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT

@@ -7,9 +7,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from holdfast.pipeline.jobs.commits import Commit, CommitLog, File
-from holdfast.pipeline.jobs.schema import names_of, stored_columns
-from holdfast.pipeline.jobs.table import Table
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File
+from holdfast.pipeline.lake.schema import names_of, stored_columns
+from holdfast.pipeline.lake.table import Table
 
 
 def write_table(lake: Path, table: Table, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.files import Manifest
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.opening import create
-from holdfast.log.partition import partition_of
-from holdfast.log.record import FLAG_AUDIENCE, MESSAGE, Batch, BatchBuilder, Record
+from holdfast.storage.files.data_directory import create
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import Manifest
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import FLAG_AUDIENCE, MESSAGE, Batch, BatchBuilder, Record
 
 TIME_US = 1_790_000_000_000_000
 

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
 from holdfast.pipeline import Lake
-from holdfast.pipeline.jobs.runner import Report, Runner
+from holdfast.pipeline.lake.runner import Report, Runner
 from tests.support.iceberg_tables import iceberg_rows
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.lake_tables import TABLES

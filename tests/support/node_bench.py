@@ -4,24 +4,24 @@ it crashes, and what survives. Reads are answered by naive scans over the writte
 import random
 from collections.abc import Callable, Iterable
 
-from holdfast.log.journal import Journal
-from holdfast.log.record import MESSAGE, Batch, Record
-from holdfast.log.scan import scan_segment
-from holdfast.log.segment import WriteGroup
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.framing import FrameReader
-from holdfast.mqtt.publish import Publish, decode_publish
-from holdfast.node.config import NodeConfig
-from holdfast.node.effects import CheckPassword, FetchInflight, Note, ReadLog, ResumeInput
-from holdfast.node.node import Node
-from holdfast.node.recovery import Recovery, snapshot_entries
-from holdfast.node.state import Group, NodeState
-from holdfast.session.connection import OPEN, Connection
-from holdfast.session.session import Session
-from holdfast.sim.disk import SimContent, SimReadFile
-from holdfast.topics.names import is_shared, matches
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.effects import CheckPassword, FetchInflight, Note, ReadLog, ResumeInput
+from holdfast.broker.node import Node
+from holdfast.broker.recovery.recovery import Recovery, snapshot_entries
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import Group, NodeState
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.publish import Publish, decode_publish
+from holdfast.protocol.topics.names import is_shared, matches
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.reading.scan import scan_segment
+from holdfast.storage.record import MESSAGE, Batch, Record
+from tests.sim.disk import SimContent, SimReadFile
 
 PACKET_BYTES_MAX = 268_435_460
 

@@ -4,14 +4,14 @@ back, refuse bridges, refuse messages."""
 import asyncio
 from dataclasses import dataclass, field
 
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import reasons
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode, encode_ack
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import Properties
-from holdfast.mqtt.publish import encode_publish
-from holdfast.topics.names import matches
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode, encode_ack
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import Properties
+from holdfast.protocol.mqtt.publish import encode_publish
+from holdfast.protocol.topics.names import matches
 
 
 @dataclass

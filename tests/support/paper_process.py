@@ -5,8 +5,8 @@ import asyncio
 import logging
 import os
 
-from holdfast.federator.paper import run
-from holdfast.federator.paper_settings import PaperSettings
+from holdfast.federation.sidecar.paper.federator import run
+from holdfast.federation.sidecar.paper.settings import PaperSettings
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)

@@ -6,8 +6,8 @@ from typing import Any
 
 import uvloop
 
-from holdfast.drivers.peers import PeerAuth, PeerIdentity, PeerLinks
-from holdfast.replication.kinds import BadFrame
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.server.peers.links import PeerAuth, PeerIdentity, PeerLinks
 from tests.support.ports import free_port
 
 SECRET = b"a secret of the nodes, 32 or more"

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 import holdfast
-from holdfast.pipeline.jobs.commits import CommitLog
+from holdfast.pipeline.lake.files.commits import CommitLog
 
 WAIT_S = 300.0
 POLL_S = 0.1

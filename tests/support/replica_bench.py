@@ -5,16 +5,23 @@ import random
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.drivers.disk import GroupWriter
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.cursor import LogReader
-from holdfast.log.files import DataDirectory, Manifest
-from holdfast.log.filesystem import FileSystem
-from holdfast.log.journal import Journal
-from holdfast.log.opening import create, read_manifest
-from holdfast.log.record import ATTRIBUTE_RESET, FLAG_RETAIN, MESSAGE, Batch, BatchBuilder, Record
-from holdfast.log.recovery import OpenedJournal, open_journal, replay
-from holdfast.log.segment import WriteGroup
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.storage.files.data_directory import create, read_manifest
+from holdfast.storage.files.filesystem import FileSystem
+from holdfast.storage.files.layout import DataDirectory, Manifest
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.reading.cursor import LogReader
+from holdfast.storage.record import (
+    ATTRIBUTE_RESET,
+    FLAG_RETAIN,
+    MESSAGE,
+    Batch,
+    BatchBuilder,
+    Record,
+)
 from tests.support.journal_files import batches_of
 
 TIME_US = 1_700_000_000_000_000

@@ -5,16 +5,11 @@ from collections import deque
 from dataclasses import replace
 from typing import TypeVar
 
-from holdfast.replication.kinds import REPLICATE
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import (
-    ProposeInSync,
-    ReadBatches,
-    ReplicationEffect,
-    Send,
-)
-from holdfast.replication.replication import Replication
+from holdfast.cluster.frame_kinds import REPLICATE
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import ProposeInSync, ReadBatches, ReplicationEffect, Send
+from holdfast.cluster.partitions.replication import Replication
 from tests.support.sim_replica_log import SimDisk, SimReplicaLog
 
 EffectT = TypeVar("EffectT", bound=ReplicationEffect)

@@ -6,13 +6,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import DeliverLocally, Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator.edge import EdgeHost
-from holdfast.federator.federator import Federator
-from holdfast.federator.settings import Settings
-from holdfast.topics.names import matches
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge import EdgeHost
+from holdfast.federation.sidecar.federator import Federator
+from holdfast.federation.sidecar.settings import Settings
+from holdfast.protocol.topics.names import matches
 from tests.support.ports import free_port
 
 WAIT_S = 40.0

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from holdfast.replication import operations
-from holdfast.replication.commands import ChangePartitions, Command, InitCluster, PutNode, apply
-from holdfast.replication.controller import Controller, ControllerConfig
-from holdfast.replication.health import Health, Presence
-from holdfast.replication.metadata import (
+from holdfast.cluster.failure.health import Health, Presence
+from holdfast.cluster.metadata import operations
+from holdfast.cluster.metadata.commands import (
+    ChangePartitions,
+    Command,
+    InitCluster,
+    PutNode,
+    apply,
+)
+from holdfast.cluster.metadata.model import (
     DATA,
     WITNESS,
     ClusterMetadata,
@@ -27,6 +32,7 @@ from holdfast.replication.metadata import (
     NodeState,
     PartitionInfo,
 )
+from holdfast.cluster.placement.controller import Controller, ControllerConfig
 
 CONFIG: Final = ControllerConfig(
     replace_after_s=4.0, balance_after_s=1.0, moves_max=6, leader_moves_max=3

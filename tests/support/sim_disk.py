@@ -1,5 +1,5 @@
-"""See holdfast.sim.disk."""
+"""See tests.sim.disk."""
 
-from holdfast.sim.disk import Crash, SimContent, SimDisk
+from tests.sim.disk import Crash, SimContent, SimDisk
 
 __all__ = ["Crash", "SimContent", "SimDisk"]

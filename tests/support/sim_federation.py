@@ -18,13 +18,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import DeliverLocally, Dropped, Message, StoreRetained
-from holdfast.federation.frames import CONTROL, HOPS_MAX, BadFrame, Data, Retained, decode
-from holdfast.federation.identity import MessageId
-from holdfast.federation.policy import OPEN, LinkPolicy
-from holdfast.federation.versions import Version
-from holdfast.topics.names import is_shared, matches
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, StoreRetained
+from holdfast.federation.core.frames import CONTROL, HOPS_MAX, BadFrame, Data, Retained, decode
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.policy import OPEN, LinkPolicy
+from holdfast.federation.core.retained.clock import Version
+from holdfast.protocol.topics.names import is_shared, matches
 from tests.support.sim_federation_member import WALL_S, SimMember, node_id
 
 LAN_EDGES = (

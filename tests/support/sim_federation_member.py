@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from holdfast.federation.effects import (
+from holdfast.federation.core.effects import (
     CloseLink,
     Delete,
     DeleteRetained,
@@ -18,11 +18,11 @@ from holdfast.federation.effects import (
     Store,
     StoreRetained,
 )
-from holdfast.federation.frames import Data, decode
-from holdfast.federation.identity import Identity, MessageId
-from holdfast.federation.interest import plain_of
-from holdfast.federation.member import FederationMember
-from holdfast.topics.names import is_shared, matches
+from holdfast.federation.core.frames import Data, decode
+from holdfast.federation.core.identity import Identity, MessageId
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.routing.interest import plain_of
+from holdfast.protocol.topics.names import is_shared, matches
 
 if TYPE_CHECKING:
     from tests.support.sim_federation import World

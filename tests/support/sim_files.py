@@ -9,7 +9,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.log.filesystem import Lock, ReadFile, WriteFile
+from holdfast.storage.files.filesystem import Lock, ReadFile, WriteFile
 from tests.support.sim_disk import SimDisk
 from tests.support.sim_schedule import Killed, Owner, Schedule
 

@@ -8,9 +8,9 @@
 import random
 from dataclasses import replace
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.interest import plain_of
-from holdfast.topics.names import matches
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.routing.interest import plain_of
+from holdfast.protocol.topics.names import matches
 from tests.support.sim_federation import World, Wrong, happen, random_edges, random_weather
 
 GROUPS = ("$share/g/a/#", "$share/g/+/1", "$share/h/a/1")

@@ -20,23 +20,20 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from holdfast.drivers.raft_files import RaftFiles
-from holdfast.replication import metastore, raft, raft_leading
-from holdfast.replication.commands import ChangePartitions, RemoveNode
-from holdfast.replication.kinds import RAFT
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
-from holdfast.replication.metastate import MetaState, member_id
-from holdfast.replication.metastore import (
-    MetaStore,
-    Persist,
-    ProposalDone,
-    Send,
-)
-from holdfast.replication.proposals import Accepted, Outcome, Refused
-from holdfast.replication.raft_core import RaftTiming, Write
-from holdfast.replication.raft_log import Entry, EntryKind, Membership
-from holdfast.replication.raft_messages import VoteReply, VoteRequest
-from holdfast.replication.raft_wire import decode_message
+from holdfast.cluster.frame_kinds import RAFT
+from holdfast.cluster.metadata import store as metastore
+from holdfast.cluster.metadata.commands import ChangePartitions, RemoveNode
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
+from holdfast.cluster.metadata.requests import Accepted, Outcome, Refused
+from holdfast.cluster.metadata.state_machine import MetaState, member_id
+from holdfast.cluster.metadata.store import MetaStore, Persist, ProposalDone, Send
+from holdfast.cluster.raft import leader as raft_leading
+from holdfast.cluster.raft import node as raft
+from holdfast.cluster.raft.codec import decode_message
+from holdfast.cluster.raft.log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.messages import VoteReply, VoteRequest
+from holdfast.cluster.raft.state import RaftTiming, Write
+from holdfast.server.disk.raft_files import RaftFiles
 from tests.support.sim_disk import Crash, SimDisk
 
 PARTITIONS = 4

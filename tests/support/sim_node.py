@@ -17,27 +17,28 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.api import maintenance
-from holdfast.api.maintenance import Maintenance
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.node import Node
+from holdfast.broker.publish.completion import set_retained
+from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.state import NodeState
+from holdfast.cluster.lease.directory import NodeInfo
+from holdfast.cluster.lease.tenure import LeaseLost
+from holdfast.cluster.lease.watch import LeaseTimes
 from holdfast.config.schema import Config, Log, Retention
-from holdfast.drivers import disk, mastership, standby, storage
-from holdfast.drivers.disk import GroupWriter, JournalWriter
-from holdfast.drivers.mastership import Mastership, Renewal
-from holdfast.drivers.storage import Storage
-from holdfast.lease.directory import NodeInfo
-from holdfast.lease.tenure import LeaseLost
-from holdfast.lease.watch import LeaseTimes
-from holdfast.log.files import Manifest
-from holdfast.log.journal import Journal
-from holdfast.log.partition import partition_of
-from holdfast.log.record import FLAG_RETAIN, MESSAGE, Batch, Record
-from holdfast.log.segment import WriteGroup
-from holdfast.node.catching_up import message_of
-from holdfast.node.config import NodeConfig
-from holdfast.node.held_publish import set_retained
-from holdfast.node.node import Node
-from holdfast.node.recovery import snapshot_entries
-from holdfast.node.state import NodeState
+from holdfast.server import maintenance
+from holdfast.server.disk import journal_writer as disk
+from holdfast.server.disk import mastership, standby, storage
+from holdfast.server.disk.journal_writer import GroupWriter, JournalWriter
+from holdfast.server.disk.mastership import Mastership, Renewal
+from holdfast.server.disk.storage import Storage
+from holdfast.server.maintenance import Maintenance
+from holdfast.storage.files.layout import Manifest
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Batch, Record
 from tests.support.sim_files import Process
 from tests.support.sim_schedule import Killed, Schedule, SimEvent, SimQueue, SimThreading
 

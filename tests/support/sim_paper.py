@@ -29,8 +29,8 @@ from holdfast.federation.paper.effects import (
     Refused,
 )
 from holdfast.federation.paper.member import PaperMember
+from holdfast.federation.paper.mesh_view import PaperMesh, mesh
 from holdfast.federation.paper.messages import BEACON, FEDERATED, ROUTING, TOPOLOGY_ANN
-from holdfast.federation.paper.view import PaperMesh, mesh
 from tests.support.virtual_time import VirtualTime, Wrong
 
 TOPIC = "t"

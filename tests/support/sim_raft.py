@@ -14,11 +14,12 @@ from functools import partial
 
 import pytest
 
-from holdfast.replication import raft, raft_leading
-from holdfast.replication.raft import RaftNode
-from holdfast.replication.raft_core import RaftTiming, Ready, Write
-from holdfast.replication.raft_log import Entry, EntryKind, Membership, RaftState
-from holdfast.replication.raft_messages import Message, VoteReply, VoteRequest
+from holdfast.cluster.raft import leader as raft_leading
+from holdfast.cluster.raft import node as raft
+from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState
+from holdfast.cluster.raft.messages import Message, VoteReply, VoteRequest
+from holdfast.cluster.raft.node import RaftNode
+from holdfast.cluster.raft.state import RaftTiming, Ready, Write
 
 TROUBLE_S = 5.0
 MEND_S = 10.0

@@ -4,7 +4,7 @@ leaves what was synced and perhaps a little more."""
 from dataclasses import dataclass
 from random import Random
 
-from holdfast.log.record import MESSAGE, Batch, BatchBuilder, Record
+from holdfast.storage.record import MESSAGE, Batch, BatchBuilder, Record
 
 
 class Wrong(Exception):

@@ -6,10 +6,10 @@ from dataclasses import replace
 from random import Random
 from typing import Protocol
 
-from holdfast.replication.kinds import BadFrame
-from holdfast.replication.metadata import ClusterMetadata
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import (
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import (
     BecameLeader,
     Committed,
     Diverged,
@@ -18,7 +18,7 @@ from holdfast.replication.replica_effects import (
     ReplicationEffect,
     Send,
 )
-from holdfast.replication.replication import Replication
+from holdfast.cluster.partitions.replication import Replication
 from tests.support.sim_replica_links import Link
 from tests.support.sim_replica_log import SimDisk, SimReplicaLog, Wrong
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from holdfast.replication.commands import ChangePartitions, apply
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import ProposeInSync
+from holdfast.cluster.metadata.commands import ChangePartitions, apply
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import ProposeInSync
 from tests.support.sim_replica_ledger import Ledger
 from tests.support.sim_replica_links import Link
 from tests.support.sim_replica_log import SimDisk, Wrong

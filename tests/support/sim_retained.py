@@ -10,8 +10,8 @@
 
 import random
 
-from holdfast.federation.config import FederationConfig
-from holdfast.topics.names import matches
+from holdfast.federation.core.config import FederationConfig
+from holdfast.protocol.topics.names import matches
 from tests.support.sim_federation import (
     World,
     Wrong,

@@ -16,22 +16,28 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from holdfast.drivers import mastership
-from holdfast.drivers.storage import Storage
-from holdfast.lease import directory as lease_directory
-from holdfast.lease.directory import Beat, LeaseDirectory
-from holdfast.lease.watch import EXPIRED, Watch
-from holdfast.log.epochs import CLAIMED_NAME, LEASE, CorruptEpoch, Epoch, newest_epoch
-from holdfast.log.files import DataDirectory, Manifest
-from holdfast.log.filesystem import WriteFile
-from holdfast.log.opening import create
-from holdfast.log.record import CONTROL, FLAG_RETAIN, Record
-from holdfast.log.recovery import OpenedJournal, open_journal, replay
-from holdfast.log.segment import Segment
-from holdfast.log.snapshot import Snapshot
-from holdfast.node.config import NodeConfig
-from holdfast.node.node import Node
-from holdfast.node.recovery import Recovery
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import Node
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.cluster.lease import directory as lease_directory
+from holdfast.cluster.lease.directory import Beat, LeaseDirectory
+from holdfast.cluster.lease.watch import EXPIRED, Watch
+from holdfast.server.disk import mastership
+from holdfast.server.disk.storage import Storage
+from holdfast.storage.files.data_directory import create
+from holdfast.storage.files.filesystem import WriteFile
+from holdfast.storage.files.layout import DataDirectory, Manifest
+from holdfast.storage.journal.epoch_folders import (
+    CLAIMED_NAME,
+    LEASE,
+    CorruptEpoch,
+    Epoch,
+    newest_epoch,
+)
+from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.record import CONTROL, FLAG_RETAIN, Record
+from holdfast.storage.snapshot import Snapshot
 from tests.support.sim_disk import SimDisk
 from tests.support.sim_files import Process, Weather
 from tests.support.sim_node import PARTITIONS, SEGMENT_BYTES, TIMES, Seen, SimNode, simulated

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode, encode_ack
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import (
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode, encode_ack
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import (
     PUBACK,
     PUBCOMP,
     PUBREC,

@@ -10,12 +10,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
-from holdfast.pipeline.jobs.commits import Commit, CommitLog, Consumed, File
-from holdfast.pipeline.jobs.compacting import Compaction
-from holdfast.pipeline.jobs.engine import finish, nowhere
-from holdfast.pipeline.jobs.silver import next_files
-from holdfast.pipeline.jobs.store import ParquetStore, is_applied
-from holdfast.pipeline.jobs.writer import PartitionedWriter, WriteSpec
+from holdfast.pipeline.lake.engine import finish, nowhere
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, Consumed, File
+from holdfast.pipeline.lake.files.compaction import Compaction
+from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec
+from holdfast.pipeline.lake.silver import next_files
+from holdfast.pipeline.lake.stores.store import ParquetStore, is_applied
 
 TABLE = "records"
 READER = "made"

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import patch
 
-from holdfast.api import maintenance, sharing
 from holdfast.cli.main import main
-from holdfast.drivers.mastership import Renewal
-from holdfast.log.epochs import CLAIMED_NAME, EPOCH_FILE
-from holdfast.log.filesystem import OsFileSystem, OsReadFile, OsWriteFile
+from holdfast.server import maintenance
+from holdfast.server import shared_directory as sharing
+from holdfast.server.disk.mastership import Renewal
+from holdfast.storage.files.filesystem import OsFileSystem, OsReadFile, OsWriteFile
+from holdfast.storage.journal.epoch_folders import CLAIMED_NAME, EPOCH_FILE
 
 STALL_EVERY_S = 0.4
 STALL_S = (0.3, 1.5)

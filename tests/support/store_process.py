@@ -11,9 +11,9 @@ import random
 import sys
 from pathlib import Path
 
-from holdfast.federation.identity import MessageId
-from holdfast.federator.store import Store
-from holdfast.federator.store_file import StoreError
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.store.file import StoreError
+from holdfast.federation.sidecar.store.store import Store
 
 NODE = b"n" * 16
 ORIGIN = b"o" * 16

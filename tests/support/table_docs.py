@@ -1,6 +1,6 @@
 """A table's declaration as docs/tables.md has it."""
 
-from holdfast.pipeline.jobs.table import Grain, Table
+from holdfast.pipeline.lake.table import Grain, Table
 
 _UNITS = {"hour": "each hour", "day": "each day", "all": "whenever its source has changed"}
 

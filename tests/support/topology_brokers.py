@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from holdfast.topology.desired import Announcement
+from holdfast.federation.manager.state.federation_state import Announcement
 
 
 class FakeBrokers:

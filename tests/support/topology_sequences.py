@@ -3,10 +3,10 @@
 import random
 from collections.abc import Callable
 
-from holdfast.topology import desired
-from holdfast.topology.desired import Federation, Member, Policy
-from holdfast.topology.graph import Graph, structure_of
-from holdfast.topology.round_trips import RoundTrips
+from holdfast.federation.manager.graph.graph import Graph, structure_of
+from holdfast.federation.manager.graph.round_trips import RoundTrips
+from holdfast.federation.manager.state import federation_state as desired
+from holdfast.federation.manager.state.federation_state import Federation, Member, Policy
 
 
 class Life:

@@ -4,14 +4,14 @@ import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 
-from holdfast.api.maintenance import Maintenance
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import Node
+from holdfast.broker.recovery.recovery import snapshot_entries
 from holdfast.config.schema import Config, Log
-from holdfast.drivers.disk import GroupWriter
-from holdfast.drivers.storage import Storage
-from holdfast.log.record import FLAG_RETAIN, MESSAGE, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.node import Node
-from holdfast.node.recovery import snapshot_entries
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.server.disk.storage import Storage
+from holdfast.server.maintenance import Maintenance
+from holdfast.storage.record import FLAG_RETAIN, MESSAGE, Record
 
 
 def open_node(path: Path) -> tuple[Storage, Node]:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.replacement import Replacement
-from holdfast.drivers.storage import Storage
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
+from holdfast.server.disk.storage import Storage
+from holdfast.server.replacement import Replacement
 
 
 def metadata(*in_sync: tuple[str, ...], state: str = NodeState.DOWN) -> ClusterMetadata:
@@ -77,7 +77,7 @@ def test_a_disk_that_damages_what_was_fetched_anew_is_not_trusted_again(
 def test_what_was_put_aside_is_removed_when_the_node_is_in_sync(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.api.replacement.POLL_S", 0.001)
+    monkeypatch.setattr("holdfast.server.replacement.POLL_S", 0.001)
     assert Replacement(root, "n1").step(metadata(("n2",)), True)
     replacement = Replacement(root, "n1")
     views = [None, metadata(("n2",), ("n2",)), metadata(("n1", "n2"), ("n2",))]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.api.federating import DIRECTORY, BrokerFederation
-from holdfast.client.aio import Client
+from holdfast.broker.config import NodeConfig
+from holdfast.client.client import Client
 from holdfast.config.federation import Federation
-from holdfast.federator.federator import FederatorError
-from holdfast.federator.identity_file import IdentityFile
-from holdfast.mqtt.packets import SubscriptionRequest
-from holdfast.node.config import NodeConfig
+from holdfast.federation.sidecar.federator import FederatorError
+from holdfast.federation.sidecar.store.identity import IdentityFile
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
+from holdfast.server.federation import DIRECTORY, BrokerFederation
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.peer_mesh import until
 from tests.support.ports import free_port

@@ -5,17 +5,22 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federator.broker_interest import BrokerInterest
-from holdfast.federator.log_place import LogPlace, place_in, with_place, without_place
-from holdfast.mqtt.packets import PUBLISH, Properties
-from holdfast.mqtt.properties import (
+from holdfast.federation.sidecar.edge_broker.interest import BrokerInterest
+from holdfast.federation.sidecar.edge_broker.origin_offset import (
+    LogPlace,
+    place_in,
+    with_place,
+    without_place,
+)
+from holdfast.protocol.mqtt.packets import PUBLISH, Properties
+from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
     CORRELATION_DATA,
     USER_PROPERTY,
     decode_block,
     encode_block,
 )
-from holdfast.topics.names import is_shared, matches, split_shared
+from holdfast.protocol.topics.names import is_shared, matches, split_shared
 
 NODE = bytes(range(16))
 NAMES = st.sampled_from(["hf-place", "hf-seq", "a", ""])

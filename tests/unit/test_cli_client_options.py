@@ -5,11 +5,11 @@ That wrong use is called by mosquitto's own words is shown in tests/interop.
 
 import pytest
 
-from holdfast.cli.client_options import ClientOptions, UsageError
-from holdfast.cli.pub import PubOptions
-from holdfast.cli.sub import SubOptions
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
+from holdfast.cli.pubsub.options import ClientOptions, UsageError
+from holdfast.cli.pubsub.pub import PubOptions
+from holdfast.cli.pubsub.sub import SubOptions
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
 
 
 def parsed(*arguments: str) -> ClientOptions:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.cluster_children import Child, stop_all
-from holdfast.cli.cluster_http import AdminPort, NoAnswer
-from holdfast.cli.cluster_layout import LayoutError, LocalNode, is_free, plan, secret_file
+from holdfast.cli.cluster.children import Child, stop_all
+from holdfast.cli.cluster.http import AdminPort, NoAnswer
+from holdfast.cli.cluster.layout import LayoutError, LocalNode, is_free, plan, secret_file
 from holdfast.cli.main import main
 from tests.e2e.brokers import SOURCE
 from tests.support.ports import free_port

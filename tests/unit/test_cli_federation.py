@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.federation import mesh_lines, status_lines
+from holdfast.cli.federation.command import mesh_lines, status_lines
 from holdfast.cli.main import main
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import federator as command
+from holdfast.cli.federation import sidecar as command
 from holdfast.cli.main import build_parser, main
-from holdfast.federator.settings import SettingsError
-from holdfast.federator.sidecar_settings import SidecarSettings, load
+from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.federation.sidecar.sidecar_settings import SidecarSettings, load
 
 PUBLISHED = (
     "TOPOLOGY_MANAGER_URL", "ADVERTISED_LISTENER", "CORE_ANN_INTERVAL", "BEACON_INTERVAL",

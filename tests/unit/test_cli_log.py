@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.broker.session.session import Inflight
+from holdfast.broker.session.state import encode_cursor
 from holdfast.cli.main import main
-from holdfast.log.record import (
+from holdfast.storage.record import (
     CURSOR,
     FLAG_PACKET_ID,
     FLAG_PRODUCER,
@@ -17,9 +19,7 @@ from holdfast.log.record import (
     SESSION,
     Batch,
 )
-from holdfast.log.snapshot import SnapshotEncoder
-from holdfast.session.session import Inflight
-from holdfast.session.state import encode_cursor
+from holdfast.storage.snapshot import SnapshotEncoder
 from tests.support.journal_files import TIME_US, Journal, record
 
 Capture = pytest.CaptureFixture[str]

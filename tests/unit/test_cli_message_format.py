@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.message_format import FormatError, PayloadNotJson, Printer, compile_format
-from holdfast.client.effects import Message
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt.packets import Properties
+from holdfast.cli.pubsub.message_format import FormatError, PayloadNotJson, Printer, compile_format
+from holdfast.client.protocol.effects import Message
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.packets import Properties
 
 NOW_NS = 1_700_000_000_123_456_789
 

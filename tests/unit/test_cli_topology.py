@@ -2,8 +2,8 @@
 
 import pytest
 
+from holdfast.cli.federation.manager_http import ManagerError, ManagerPort
 from holdfast.cli.main import main
-from holdfast.cli.topology_http import ManagerError, ManagerPort
 
 
 @pytest.mark.parametrize("url", ["http://m:8080", "http://m:8080/", "http://m:8080/api/v1/join"])

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from holdfast.client.aio import Client
-from holdfast.client.effects import Message
+from holdfast.client.client import Client
 from holdfast.client.errors import (
     ConnectionLost,
     ConnectionRefused,
@@ -16,12 +15,13 @@ from holdfast.client.errors import (
     TimedOut,
 )
 from holdfast.client.options import Options
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.packets import Packet
-from holdfast.mqtt.publish import encode_publish
+from holdfast.client.protocol.effects import Message
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import Packet
+from holdfast.protocol.mqtt.publish import encode_publish
 from tests.support.client_broker import Peer, ScriptedBroker
 from tests.support.ports import free_port
 

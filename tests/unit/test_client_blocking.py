@@ -24,13 +24,13 @@ from holdfast.client import (
     PublishRefused,
     PublishResult,
     Reconnect,
-    aio,
     blocking,
 )
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.publish import encode_publish
+from holdfast.client import client as aio
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.publish import encode_publish
 from tests.e2e.brokers import SOURCE
 from tests.support.client_broker import Peer, Script, ScriptedBroker
 from tests.support.ports import free_port

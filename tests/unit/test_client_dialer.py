@@ -5,7 +5,6 @@ from random import Random
 
 import pytest
 
-from holdfast.client.dialer import STRAY_S, Action, Dialer, Drop, GiveUp, Open, Start
 from holdfast.client.errors import (
     AuthenticationFailed,
     ClientError,
@@ -17,7 +16,8 @@ from holdfast.client.errors import (
 )
 from holdfast.client.reconnect import ONCE, Backoff, Reconnect, is_transient
 from holdfast.client.servers import Server
-from holdfast.mqtt import reasons
+from holdfast.client.transport.dialer import STRAY_S, Action, Dialer, Drop, GiveUp, Open, Start
+from holdfast.protocol.mqtt import reasons
 
 A, B, C = (Server("mqtt", name, 1883) for name in "abc")
 REFUSED = ConnectionLost("connection refused")

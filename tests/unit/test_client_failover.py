@@ -25,11 +25,11 @@ from holdfast.client import (
     Reconnect,
     Server,
 )
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.publish import encode_publish
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.publish import encode_publish
 from tests.support.client_broker import Peer, ScriptedBroker
 from tests.support.ports import free_port
 

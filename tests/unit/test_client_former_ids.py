@@ -4,9 +4,9 @@ import pytest
 
 from holdfast.client.errors import QueueFull
 from holdfast.client.options import Options
-from holdfast.client.outgoing import PacketIds
-from holdfast.client.protocol import ClientProtocol
-from holdfast.mqtt import packets as pk
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.outgoing import PacketIds
+from holdfast.protocol.mqtt import packets as pk
 from tests.support.client_server import Server, publishes
 
 

@@ -2,15 +2,11 @@
 
 import pytest
 
-from holdfast.client.effects import (
-    Message,
-    Received,
-    Subscribed,
-)
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.publish import encode_publish
+from holdfast.client.protocol.effects import Message, Received, Subscribed
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.publish import encode_publish
 from tests.support.client_server import (
     connected,
     reason_of,

@@ -6,23 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.effects import (
-    Acknowledged,
-)
-from holdfast.client.errors import (
-    ConnectionLost,
-    NotConnected,
-    PublishRefused,
-    QueueFull,
-)
+from holdfast.client.errors import ConnectionLost, NotConnected, PublishRefused, QueueFull
 from holdfast.client.options import Options
-from holdfast.client.protocol import ClientProtocol
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.packets import Properties
-from holdfast.topics.names import InvalidTopic
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.effects import Acknowledged
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import Properties
+from holdfast.protocol.topics.names import InvalidTopic
 from tests.support.client_server import (
     Server,
     closing_error,

@@ -4,25 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.client.effects import (
-    Closed,
-    Connected,
-    Effect,
-    Reauthenticated,
-    Traced,
-)
-from holdfast.client.errors import (
-    AuthenticationFailed,
-    ConnectionRefused,
-    TimedOut,
-)
+from holdfast.client.errors import AuthenticationFailed, ConnectionRefused, TimedOut
 from holdfast.client.options import Options
-from holdfast.client.protocol import ClientProtocol
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.effects import Closed, Connected, Effect, Reauthenticated, Traced
+from holdfast.client.protocol.sender import CLOSED, CONNECTED
 from holdfast.client.scram import ScramAuthentication
-from holdfast.client.sending import CLOSED, CONNECTED
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
 from holdfast.security.scram import ScramServer, make_credentials
 from tests.support.client_server import (
     Server,

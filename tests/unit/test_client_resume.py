@@ -3,16 +3,16 @@ said again, messages that the new server does not take."""
 
 import pytest
 
-from holdfast.client.effects import Acknowledged, Closed, Connected, Effect, Subscribed
 from holdfast.client.errors import ConnectionLost, ConnectionRefused, QueueFull, SubscribeRefused
 from holdfast.client.options import Options
-from holdfast.client.protocol import ClientProtocol
-from holdfast.client.sending import CLOSED, CONNECTED
-from holdfast.mqtt import packets as pk
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.decode import FILTERS_MAX
-from holdfast.mqtt.packets import Packet, SubscriptionRequest
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.effects import Acknowledged, Closed, Connected, Effect, Subscribed
+from holdfast.client.protocol.sender import CLOSED, CONNECTED
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import FILTERS_MAX
+from holdfast.protocol.mqtt.packets import Packet, SubscriptionRequest
 from tests.support.client_server import Server, closing_error, connected, publishes
 
 

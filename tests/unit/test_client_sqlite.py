@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.client.sqlite import Trouble, transaction, trouble_of
+from holdfast.sqlite import Trouble, transaction, trouble_of
 
 
 def connect(file: Path) -> sqlite3.Connection:

@@ -3,8 +3,8 @@ over."""
 
 import pytest
 
-from holdfast.client.effects import Closed, Received
-from holdfast.mqtt import packets as pk
+from holdfast.client.protocol.effects import Closed, Received
+from holdfast.protocol.mqtt import packets as pk
 from tests.support.client_server import connected
 
 EMPTY_RESPONSE_TOPIC = b"\x08\x00\x00"

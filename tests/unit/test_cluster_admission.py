@@ -2,16 +2,16 @@
 
 import pytest
 
-from holdfast.cluster.admission import Admission
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Forwarding, decode_result
-from holdfast.cluster.images import Images
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.record import Batch, BatchBuilder, Record
-from holdfast.mqtt import reasons
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.publish.admission import Admission
+from holdfast.cluster.publish.forwarding import Forwarding, decode_result
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Batch, BatchBuilder, Record
 
 EPOCH = 4
 QOS_2 = 2 | log_record.FLAG_PACKET_ID

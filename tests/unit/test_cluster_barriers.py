@@ -1,6 +1,12 @@
 """A barrier is passed when everything that was committed anywhere before it is applied here."""
 
-from holdfast.cluster.barriers import (
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import BARRIER
+from holdfast.cluster.metadata.commands import CHANGES_NOTHING
+from holdfast.cluster.metadata.requests import Refused, Unknown
+from holdfast.cluster.reads.read_barrier import (
     ASK_AGAIN_S,
     ASKING_MAX,
     WAIT_S,
@@ -8,16 +14,10 @@ from holdfast.cluster.barriers import (
     barrier_answer,
     decode_barrier,
 )
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.metadata_reads import ASK_AGAIN_S as READ_AGAIN_S
-from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
-from holdfast.log.journal import Journal
-from holdfast.log.record import MESSAGE, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
-from holdfast.replication.commands import CHANGES_NOTHING
-from holdfast.replication.kinds import BARRIER
-from holdfast.replication.proposals import Refused, Unknown
+from holdfast.cluster.reads.read_index import ASK_AGAIN_S as READ_AGAIN_S
+from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import MESSAGE, Record
 
 PARTITIONS = 2
 KNOWN = Refused(CHANGES_NOTHING)

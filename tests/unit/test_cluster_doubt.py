@@ -1,20 +1,20 @@
 """A node that was held up hands nothing out before it knows whose its sessions are."""
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.doubt import GIVE_UP_S, LEADERLESS_S, Doubt
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.metadata_reads import MetadataReads
-from holdfast.log.journal import Journal
-from holdfast.node.config import NodeConfig
-from holdfast.node.delivery import can_send
-from holdfast.node.state import NodeState as BrokerState
-from holdfast.replication.commands import CHANGES_NOTHING
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
-from holdfast.replication.proposals import Outcome, Refused
-from holdfast.session.connection import CLOSED, OPEN, Connection
-from holdfast.session.cursor import Delivery
-from holdfast.session.message import Message
-from holdfast.session.session import Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.delivery import can_send
+from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState as BrokerState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.commands import CHANGES_NOTHING
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
+from holdfast.cluster.metadata.requests import Outcome, Refused
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.sessions.ownership_lease import GIVE_UP_S, LEADERLESS_S, Doubt
+from holdfast.storage.journal.journal import Journal
 
 HELD_UP_S = 0.5
 KNOWN = Refused(CHANGES_NOTHING)

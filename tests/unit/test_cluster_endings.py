@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.endings import Endings
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.images import CLOCK_SLACK_S, Images
-from holdfast.cluster.metadata_reads import MetadataReads
-from holdfast.log.journal import Journal
-from holdfast.log.record import FLAG_WILL, SESSION, Batch, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import CANCELLED, SESSION_EXPIRY, WILL_DUE, NodeState, Timer
-from holdfast.replication.commands import CHANGES_NOTHING
-from holdfast.replication.proposals import Refused
-from holdfast.session.session import Session, Will
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.session import Session, Will
+from holdfast.broker.state import CANCELLED, SESSION_EXPIRY, WILL_DUE, NodeState, Timer
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.commands import CHANGES_NOTHING
+from holdfast.cluster.metadata.requests import Refused
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.sessions.expiry import Endings
+from holdfast.cluster.state.replicated import CLOCK_SLACK_S, Images
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import FLAG_WILL, SESSION, Batch, Record
 
 CLIENT = "c"
 EPOCH = 5

@@ -1,8 +1,12 @@
 """Records on their way to leaders: who waits for which, in which order they leave, what is sent
 again."""
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import (
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.state import Held, NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import FORWARD
+from holdfast.cluster.publish.forwarding import (
     FORWARD_BYTES_MAX,
     WAIT_S,
     Appender,
@@ -10,14 +14,10 @@ from holdfast.cluster.forwarding import (
     Pending,
     decode_forward,
 )
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.record import Record
-from holdfast.mqtt import reasons
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import Held, NodeState
-from holdfast.replication.kinds import FORWARD
-from holdfast.session.connection import Connection
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Record
 
 PARTITIONS = 2
 LEADER = "n2"

@@ -5,17 +5,31 @@ What frames add does not depend on the payload. So the tests take a smaller one,
 a frame of its own, and look at what is in the frame beyond the packet.
 """
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import FORWARD_BYTES_MAX, Appender, Forwarding, decode_forward
-from holdfast.cluster.image_entries import entries
-from holdfast.cluster.images import Images
-from holdfast.cluster.interest import QOS0_BYTES_MAX, Interest
-from holdfast.cluster.retained_updates import RetainedUpdates
-from holdfast.cluster.transfer import PIECE_BYTES
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.message import Message
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.partitions.catch_up import flush
+from holdfast.cluster.partitions.codec import EPOCH
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import Send
+from holdfast.cluster.partitions.progress import Peer
+from holdfast.cluster.partitions.state import ReplicaState
+from holdfast.cluster.publish.forwarding import (
+    FORWARD_BYTES_MAX,
+    Appender,
+    Forwarding,
+    decode_forward,
+)
+from holdfast.cluster.publish.retained_updates import RetainedUpdates
+from holdfast.cluster.qos0_routing import QOS0_BYTES_MAX, Interest
+from holdfast.cluster.state.entries import entries
+from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.transfer import PIECE_BYTES
 from holdfast.config.schema import PACKET_BYTES_LIMIT
-from holdfast.drivers.peers import FRAME_BYTES_MAX
-from holdfast.log.journal import BATCH_BODY_BYTES_MAX, Journal
-from holdfast.log.record import (
+from holdfast.server.peers.links import FRAME_BYTES_MAX
+from holdfast.storage.journal.journal import BATCH_BODY_BYTES_MAX, Journal
+from holdfast.storage.record import (
     FLAG_PRODUCER,
     FLAG_RETAIN,
     HEAD_BYTES,
@@ -25,15 +39,6 @@ from holdfast.log.record import (
     BatchBuilder,
     Record,
 )
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
-from holdfast.replication.catch_up import flush
-from holdfast.replication.progress import Peer
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import Send
-from holdfast.replication.replica_state import ReplicaState
-from holdfast.replication.replica_wire import EPOCH
-from holdfast.session.message import Message
 
 ROOM_BYTES = FRAME_BYTES_MAX - PACKET_BYTES_LIMIT
 """What a frame may add to the largest packet."""

@@ -1,18 +1,18 @@
 """A node that may have been taken for lost hands no records of shared groups to its members: others
 may have them by then. [MQTT-4.8.2-4]"""
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Appender, Forwarding
-from holdfast.cluster.group_wire import Assign, Report, Tell
-from holdfast.cluster.images import Images
-from holdfast.cluster.shares import Shares
-from holdfast.log.journal import Journal
-from holdfast.log.partition import partition_of
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import Group, NodeState
-from holdfast.session.connection import OPEN, Connection
-from holdfast.session.message import Message
-from holdfast.session.session import Member, Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Member, Session
+from holdfast.broker.state import Group, NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.publish.forwarding import Appender, Forwarding
+from holdfast.cluster.shared_groups.codec import Assign, Report, Tell
+from holdfast.cluster.shared_groups.node_agent import Shares
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
 
 PARTITIONS = 2
 

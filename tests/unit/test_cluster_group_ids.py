@@ -3,20 +3,20 @@ has finished with it: PUBREL waits for that."""
 
 import pytest
 
-from holdfast.cluster import group_images
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Appender, Forwarding
-from holdfast.cluster.images import Images
-from holdfast.cluster.promises import Promise, enqueue
-from holdfast.cluster.shares import Shares
-from holdfast.log.journal import Journal
-from holdfast.log.record import CURSOR, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import Group, Held, NodeState
-from holdfast.session import session as session_module
-from holdfast.session.connection import CLOSED, OPEN, Connection
-from holdfast.session.session import Inflight, Session
-from holdfast.session.state import encode_cursor, tag_of
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session import session as session_module
+from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import encode_cursor, tag_of
+from holdfast.broker.state import Group, Held, NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.publish.forwarding import Appender, Forwarding
+from holdfast.cluster.publish.promises import Promise, enqueue
+from holdfast.cluster.shared_groups.node_agent import Shares
+from holdfast.cluster.state import groups as group_images
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import CURSOR, Record
 
 KEY = "$share/g/t/#"
 PLACE = (1, 7)

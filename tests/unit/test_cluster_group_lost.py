@@ -5,24 +5,24 @@ import json
 
 import pytest
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.coordinating import Coordinator
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.group_wire import Assign, Place, Stock, Tell
-from holdfast.cluster.images import Images
-from holdfast.cluster.metadata_reads import MetadataReads
-from holdfast.cluster.taken_back import LOOK_AGAIN_S
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.record import Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.effects import ReadLog
-from holdfast.node.recording import session_opened
-from holdfast.node.state import NodeState
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.session.message import Message
-from holdfast.session.session import Inflight, Session
-from holdfast.session.state import encode_cursor, tag_of
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.effects import ReadLog
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import encode_cursor, tag_of
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.shared_groups.codec import Assign, Place, Stock, Tell
+from holdfast.cluster.shared_groups.coordinator import Coordinator
+from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Record
 
 KEY = "$share/g/t"
 CLIENT = "c"

@@ -2,15 +2,15 @@
 
 import pytest
 
-from holdfast.cluster.images import Images
-from holdfast.log.journal import Journal
-from holdfast.node.config import NodeConfig
-from holdfast.node.delivery import send_inflight
-from holdfast.node.state import Cluster, Group, NodeState
-from holdfast.session.connection import OPEN, Connection
-from holdfast.session.message import Message
-from holdfast.session.session import Inflight, Session, Subscription
-from holdfast.session.state import decode_cursor, encode_cursor
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.delivery import send_inflight
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight, Session, Subscription
+from holdfast.broker.session.state import decode_cursor, encode_cursor
+from holdfast.broker.state import Cluster, Group, NodeState
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
 
 
 @pytest.mark.parametrize(

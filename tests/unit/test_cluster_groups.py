@@ -8,8 +8,12 @@ from functools import partial
 
 import pytest
 
-from holdfast.cluster.group_images import GroupImages
-from holdfast.cluster.group_wire import (
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.message import Message as StoredMessage
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.shared_groups.codec import (
     Assign,
     Place,
     Report,
@@ -24,22 +28,18 @@ from holdfast.cluster.group_wire import (
     encode_report,
     encode_tell,
 )
-from holdfast.log.journal import Journal
-from holdfast.log.partition import partition_of
-from holdfast.log.record import CURSOR, Record
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.packets import Publish
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
-from holdfast.replication.kinds import BadFrame
-from holdfast.session.message import Message as StoredMessage
-from holdfast.session.state import encode_cursor
-from holdfast.sim.client import Client
-from holdfast.sim.faults import ALL, NETWORK, PROCESSES
-from holdfast.sim.host import Host
-from holdfast.sim.plans import settings_for
-from holdfast.sim.workload import Party, Publisher
-from holdfast.sim.world import Settings, World
+from holdfast.cluster.state.groups import GroupImages
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import Publish
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import CURSOR, Record
+from tests.sim.client import Client
+from tests.sim.faults import ALL, NETWORK, PROCESSES
+from tests.sim.host import Host
+from tests.sim.plans import settings_for
+from tests.sim.workload import Party, Publisher
+from tests.sim.world import Settings, World
 
 FILTER = "$share/g/t/#"
 Parties = Callable[[World], list[Party]]
@@ -126,7 +126,7 @@ def leave(party: Party) -> None:
 
 
 def play(monkeypatch: pytest.MonkeyPatch, seed: int, settings: Settings, parties: Parties) -> World:
-    monkeypatch.setattr("holdfast.sim.world.parties", parties)
+    monkeypatch.setattr("tests.sim.world.parties", parties)
     world = World(seed, settings)
     world.run()
     assert len(world.checks.stored) > 50
@@ -220,7 +220,7 @@ class Stage:
             publisher.wanders = False
             return [publisher]
 
-        monkeypatch.setattr("holdfast.sim.world.parties", parties)
+        monkeypatch.setattr("tests.sim.world.parties", parties)
         self.world = World(7, Settings(outbox_messages=1000))
         for host in self.world.hosts.values():
             host.start()

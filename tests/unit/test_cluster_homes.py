@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.homes import Homes
-from holdfast.cluster.images import Images
-from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
-from holdfast.log.journal import Journal
-from holdfast.log.record import CONTROL, SESSION, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.recording import session_opened
-from holdfast.node.state import NodeState
-from holdfast.replication.kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.replication.metadata import NodeState as StateOfNode
-from holdfast.session.session import Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.metadata.model import NodeState as StateOfNode
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
+from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import CONTROL, SESSION, Record
 
 
 class Bench:

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from holdfast.cluster.applying import Applier, ApplyingLog
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Appender, Forwarding
-from holdfast.cluster.images import Images
-from holdfast.cluster.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.record import Batch, BatchBuilder, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
-from holdfast.replication.commands import InitCluster, PutNode, apply
-from holdfast.replication.kinds import IMAGE, IMAGE_REQUEST, BadFrame
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
+from holdfast.cluster.metadata.commands import InitCluster, PutNode, apply
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.cluster.publish.apply import Applier, ApplyingLog
+from holdfast.cluster.publish.forwarding import Appender, Forwarding
+from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Batch, BatchBuilder, Record
 
 PARTITIONS = 4
 

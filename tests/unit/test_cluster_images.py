@@ -3,24 +3,24 @@
 import json
 from collections.abc import Callable
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.homes import Homes
-from holdfast.cluster.images import Images
-from holdfast.cluster.metadata_reads import MetadataReads
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.partition import partition_of
-from holdfast.log.record import Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.holding import holds_of
-from holdfast.node.recording import session_opened
-from holdfast.node.recovery import Recovery
-from holdfast.node.state import NodeState
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.replication.metadata import NodeState as StateOfNode
-from holdfast.session.session import Session, Will
-from holdfast.session.state import encode_cursor
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.recovery.retention_pins import holds_of
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.session import Session, Will
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.metadata.model import NodeState as StateOfNode
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
 
 PARTITIONS = 2
 CLIENT = "c"

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Appender, Forwarding
-from holdfast.cluster.images import Images
-from holdfast.cluster.shares import KEPT_WAIT_S, Shares
-from holdfast.log.journal import Journal
-from holdfast.log.partition import partition_of
-from holdfast.log.record import CURSOR, SESSION, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.recording import session_opened
-from holdfast.node.state import NodeState
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.session.session import Inflight, Session
-from holdfast.session.state import encode_cursor, tag_of
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import encode_cursor, tag_of
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
+from holdfast.cluster.publish.forwarding import Appender, Forwarding
+from holdfast.cluster.shared_groups.node_agent import KEPT_WAIT_S, Shares
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import CURSOR, SESSION, Record
 
 KEY = "$share/g/t"
 PLACE = (1, 7)

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.homes import Homes
-from holdfast.cluster.images import Images
-from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
-from holdfast.log.journal import Journal
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
+from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
 
 
 class Home:

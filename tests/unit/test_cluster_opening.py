@@ -2,22 +2,22 @@
 
 import pytest
 
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.homes import Homes
-from holdfast.cluster.images import Images
-from holdfast.cluster.metadata_reads import MetadataReads
-from holdfast.cluster.opening import ASK_AFTER_S, ASK_AGAIN_S, REFUSED_AFTER_S, Opener
-from holdfast.log.journal import Journal
-from holdfast.mqtt.packets import Connect
-from holdfast.node.config import NodeConfig
-from holdfast.node.connecting import Opening
-from holdfast.node.recovery import session_fields
-from holdfast.node.state import NodeState
-from holdfast.replication.commands import CHANGES_NOTHING
-from holdfast.replication.proposals import Refused
-from holdfast.session.connection import CLOSED, OPEN, OPENING, Connection
-from holdfast.session.session import Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.connect import Opening
+from holdfast.broker.recovery.recovery import session_fields
+from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.commands import CHANGES_NOTHING
+from holdfast.cluster.metadata.requests import Refused
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import MetadataReads
+from holdfast.cluster.sessions.acquisition import ASK_AFTER_S, ASK_AGAIN_S, REFUSED_AFTER_S, Opener
+from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.mqtt.packets import Connect
+from holdfast.storage.journal.journal import Journal
 
 CLIENT = "c"
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from holdfast.cluster import images as images_module
-from holdfast.cluster.home_requests import Request
-from holdfast.cluster.image_entries import entries, take
-from holdfast.cluster.images import Images
-from holdfast.cluster.owners import EPOCH_ORIGIN_S, SECONDS_MAX, Owners
-from holdfast.log.journal import Journal
-from holdfast.log.record import FLAG_PACKET_ID, MESSAGE, SESSION, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.recording import session_opened
-from holdfast.node.state import NodeState
-from holdfast.session.session import Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.cluster.sessions.owners import EPOCH_ORIGIN_S, SECONDS_MAX, Owners
+from holdfast.cluster.sessions.requests import Request
+from holdfast.cluster.state import replicated as images_module
+from holdfast.cluster.state.entries import entries, take
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import FLAG_PACKET_ID, MESSAGE, SESSION, Record
 
 TODAY_US = 1_760_000_000_000_000
 YEAR_US = 365 * 86_400 * 1_000_000

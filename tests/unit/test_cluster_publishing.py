@@ -2,19 +2,19 @@
 
 import pytest
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.node_side import UNAVAILABLE_S, NodeSide
-from holdfast.log.journal import Journal
-from holdfast.log.record import Record
-from holdfast.mqtt import reasons
-from holdfast.node.config import NodeConfig
-from holdfast.node.connecting import Opening, finish_open
-from holdfast.node.effects import Note
-from holdfast.node.held_publish import HeldReply
-from holdfast.node.node import Node
-from holdfast.node.state import Cluster, Held, NodeState
-from holdfast.session.connection import Connection
-from holdfast.session.session import Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections.connect import Opening, finish_open
+from holdfast.broker.effects import Note
+from holdfast.broker.node import Node
+from holdfast.broker.publish.completion import HeldReply
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import Cluster, Held, NodeState
+from holdfast.cluster.broker_port import UNAVAILABLE_S, NodeSide
+from holdfast.cluster.context import Fabric
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Record
 from tests.e2e.wire import connect, publish
 
 

@@ -5,8 +5,12 @@ import struct
 
 import pytest
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import (
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.publish.producer_dedup import Sequencer
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.state import Held, NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.publish.forwarding import (
     WAIT_S,
     Answer,
     Appender,
@@ -16,14 +20,10 @@ from holdfast.cluster.forwarding import (
     decode_result,
     encode_result,
 )
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.record import Record
-from holdfast.mqtt import reasons
-from holdfast.node.config import NodeConfig
-from holdfast.node.sequencing import Sequencer
-from holdfast.node.state import Held, NodeState
-from holdfast.session.connection import Connection
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Record
 
 LEADER = "n2"
 REFUSED = reasons.QUOTA_EXCEEDED

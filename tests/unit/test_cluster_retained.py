@@ -3,12 +3,12 @@ between its delivery and the commit of its record gets it as retained."""
 
 import pytest
 
-from holdfast.cluster.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
-from holdfast.log.record import FLAG_RETAIN, RETAINED, Record
-from holdfast.mqtt import packets as m
-from holdfast.node.config import NodeConfig
-from holdfast.session.message import Message
-from holdfast.session.session import Session, Subscription
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Session, Subscription
+from holdfast.cluster.publish.retained_updates import UPDATE_S, UPDATES_MAX, RetainedUpdates
+from holdfast.protocol.mqtt import packets as m
+from holdfast.storage.record import FLAG_RETAIN, RETAINED, Record
 from tests.support.node_bench import NodeBench
 from tests.unit.test_rights_cluster import Peer, Stage
 

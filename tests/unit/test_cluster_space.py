@@ -1,9 +1,9 @@
 """A node with a full disk stores nothing more once nobody waits for it."""
 
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.space import Space
-from holdfast.log.journal import Journal
-from holdfast.replication.metadata import ClusterMetadata, PartitionInfo
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.disk_full import Space
+from holdfast.cluster.metadata.model import ClusterMetadata, PartitionInfo
+from holdfast.storage.journal.journal import Journal
 
 
 class Followed:

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from holdfast.cluster import image_entries
-from holdfast.cluster.images import Images
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.partition import partition_of
-from holdfast.log.record import Batch, BatchBuilder, Record
-from holdfast.node.config import NodeConfig
-from holdfast.node.recording import session_opened
-from holdfast.node.recovery import SNAPSHOT_SESSION
-from holdfast.node.state import NodeState
-from holdfast.session.session import RECEIVED, SENT, Inflight, Session, Will
-from holdfast.session.state import encode_cursor
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.recovery.recovery import SNAPSHOT_SESSION
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, Will
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import NodeState
+from holdfast.cluster.state import entries as image_entries
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Batch, BatchBuilder, Record
 
 PARTITIONS = 8
 CLIENTS = [f"client-{number}" for number in range(40)]

@@ -9,8 +9,8 @@ pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.decoders import decoded
 from holdfast.pipeline.decoders.text_payload import TEXT_LENGTH_MAX
-from holdfast.pipeline.jobs.catalog import Catalog
-from holdfast.pipeline.jobs.table import Table
+from holdfast.pipeline.lake.catalog import Catalog
+from holdfast.pipeline.lake.table import Table
 from holdfast.pipeline.tables import TABLES, Rule, availability, readings_table, stream
 from holdfast.pipeline.tables.rules import DECODERS, DEFAULT_RULES
 from tests.support.table_docs import rendered

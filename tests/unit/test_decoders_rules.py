@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.tables.rules import DEFAULT_RULES, Rule, RuleError, with_defaults
-from holdfast.topics.names import matches
+from holdfast.protocol.topics.names import matches
 
 
 def rule_of(topic: str, *rules: Rule) -> Rule | None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from holdfast.config import load as broker_configuration
-from holdfast.federator import sidecar_settings
-from holdfast.topology import settings as manager_settings
+from holdfast.federation.manager import settings as manager_settings
+from holdfast.federation.sidecar import sidecar_settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MEMBERS = ("federator-a", "federator-b", "holdfast-c")

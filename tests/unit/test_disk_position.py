@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.metadata_reads import MetadataReads
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.commands import CHANGES_NOTHING
+from holdfast.cluster.metadata.operations import empty_disk_text
+from holdfast.cluster.metadata.requests import Refused
 from holdfast.cluster.older_copies import OlderCopies
-from holdfast.drivers import older_copy, set_aside
-from holdfast.drivers.raft_files import RaftFiles
-from holdfast.log.files import Manifest
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.opening import create, read_manifest
-from holdfast.replication.commands import CHANGES_NOTHING
-from holdfast.replication.disk_position import (
+from holdfast.cluster.partitions.disk_position import (
     DiskMemory,
     DiskPosition,
     decode_position,
@@ -21,13 +18,17 @@ from holdfast.replication.disk_position import (
     encode_report,
     lost_since,
 )
-from holdfast.replication.kinds import BadFrame
-from holdfast.replication.operations import empty_disk_text
-from holdfast.replication.proposals import Refused
-from holdfast.replication.raft import Write
-from holdfast.replication.raft_log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.node import Write
+from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.security import peer_handshake
 from holdfast.security.peer_handshake import PeerIdentity
+from holdfast.server.disk import older_copy
+from holdfast.server.disk import quarantine as set_aside
+from holdfast.server.disk.raft_files import RaftFiles
+from holdfast.storage.files.data_directory import create, read_manifest
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import Manifest
 
 KNOWN = DiskPosition(term=5, index=40, records=900)
 

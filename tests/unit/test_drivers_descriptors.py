@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers import descriptors
-from holdfast.log import filesystem
-from holdfast.log.filesystem import DESCRIPTORS, OPEN_WAIT_S, OsFileSystem, is_scarce
+from holdfast.server.event_loop import descriptors
+from holdfast.storage.files import filesystem
+from holdfast.storage.files.filesystem import DESCRIPTORS, OPEN_WAIT_S, OsFileSystem, is_scarce
 from tests.unit.test_drivers_disk import Bench
 
 

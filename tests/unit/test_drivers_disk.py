@@ -10,14 +10,20 @@ from queue import Queue
 
 import pytest
 
-from holdfast.drivers.disk import ALLOCATE_BYTES, DiskFullError, GroupWriter, JournalWriter, Worker
-from holdfast.log.files import Manifest
-from holdfast.log.filesystem import FileSystem, OsFileSystem
-from holdfast.log.journal import Journal
-from holdfast.log.opening import create
-from holdfast.log.record import MESSAGE, Record
-from holdfast.log.recovery import open_journal, replay
-from holdfast.log.segment import WriteGroup
+from holdfast.server.disk.journal_writer import (
+    ALLOCATE_BYTES,
+    DiskFullError,
+    GroupWriter,
+    JournalWriter,
+    Worker,
+)
+from holdfast.storage.files.data_directory import create
+from holdfast.storage.files.filesystem import FileSystem, OsFileSystem
+from holdfast.storage.files.layout import Manifest
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.recovery import open_journal, replay
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.record import MESSAGE, Record
 from tests.support.sim_disk import SimDisk
 
 WAIT_S = 10

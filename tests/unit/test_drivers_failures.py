@@ -9,16 +9,16 @@ from typing import Any, NoReturn, ParamSpec
 
 import pytest
 
-from holdfast.api.maintenance import Maintenance
 from holdfast.client import Client
-from holdfast.drivers.failures import stop_on_unexpected, watched
-from holdfast.mqtt import properties as p
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.packets import Connect
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.packets import Connect
+from holdfast.server.event_loop.failures import stop_on_unexpected, watched
+from holdfast.server.maintenance import Maintenance
 from tests.support.broker_in_process import loop_broker
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
-SERVERS = ("api", "drivers", "federator", "topology")
+SERVERS = ("api", "server", "federation/sidecar", "federation/manager")
 
 POISON = "POISON"
 TIMEOUT_S = 20
@@ -86,7 +86,7 @@ async def test_a_task_that_is_cancelled_is_no_failure() -> None:
     assert await failures_of(cause) == []
 
 
-@pytest.mark.parametrize(("module", "stops"), [("uvicorn.protocols", 0), ("holdfast.drivers", 1)])
+@pytest.mark.parametrize(("module", "stops"), [("uvicorn.protocols", 0), ("holdfast.server.sockets", 1)])
 @in_loop
 async def test_a_protocol_that_fails(module: str, stops: int) -> None:
     """One of a library has lost its connection, which is all it had."""
@@ -164,8 +164,8 @@ async def test_maintenance_that_fails_is_tried_again(error: Exception) -> None:
 
 HEARD = ("add_done_callback", "asyncio.wait(", "asyncio.shield(")
 EXPLAINED = {
-    "federator/edge_control.py:start": "returned to the edge, which watches it",
-    "topology/rounds.py:start": "waited for by topology.server, which ends with it",
+    "federation/sidecar/edge_mqtt/control.py:start": "returned to the edge, which watches it",
+    "federation/manager/maintenance.py:start": "waited for by manager.server, which ends with it",
 }
 
 
@@ -186,4 +186,4 @@ def test_no_task_fails_unheard() -> None:
     unheard = {
         name for name, source in tasks() if not any(word in source for word in HEARD)
     } - EXPLAINED.keys()
-    assert unheard == set(), "begin it with drivers.failures.watched, or wait for it"
+    assert unheard == set(), "begin it with event_loop.failures.watched, or wait for it"

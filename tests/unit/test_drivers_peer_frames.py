@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.drivers.peer_frames import HEADER, KEPT_BYTES, READ_BYTES, FrameReader, FrameTooLong
+from holdfast.server.peers.frames import HEADER, KEPT_BYTES, READ_BYTES, FrameReader, FrameTooLong
 
 SIZES = st.one_of(
     st.integers(0, 40),

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.replication.disk_position import Known
+from holdfast.cluster.partitions.disk_position import Known
 from holdfast.security.peer_handshake import (
     ANSWERS_APART,
     OLDER_COPY,

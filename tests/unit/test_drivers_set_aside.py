@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers import set_aside
-from holdfast.drivers.storage import Storage
-from holdfast.log.opening import DataDirectoryError, lock_root
+from holdfast.server.disk import quarantine as set_aside
+from holdfast.server.disk.storage import Storage
+from holdfast.storage.files.data_directory import DataDirectoryError, lock_root
 
 
 def make(root: Path, incarnation: str) -> None:

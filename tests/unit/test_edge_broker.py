@@ -5,11 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.effects import DeliverLocally, Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator.log_place import LogPlace, place_in, with_place, without_place
-from holdfast.mqtt.packets import PUBLISH, Properties
-from holdfast.mqtt.properties import (
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge_broker.origin_offset import (
+    LogPlace,
+    place_in,
+    with_place,
+    without_place,
+)
+from holdfast.protocol.mqtt.packets import PUBLISH, Properties
+from holdfast.protocol.mqtt.properties import (
     CONTENT_TYPE,
     CORRELATION_DATA,
     MESSAGE_EXPIRY_INTERVAL,

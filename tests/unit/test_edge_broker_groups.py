@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.broker.session.audience import Audience
 from holdfast.cli.main import main
-from holdfast.client.aio import Client
-from holdfast.federation.effects import DeliverLocally, Message
-from holdfast.federation.identity import MessageId
-from holdfast.federation.interest import plain_of
-from holdfast.federator.broker_interest import importable
-from holdfast.federator.broker_messages import audience_of
-from holdfast.federator.log_place import LogPlace, with_place
-from holdfast.session.audience import Audience
-from holdfast.topics.names import matches
+from holdfast.client.client import Client
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.routing.interest import plain_of
+from holdfast.federation.sidecar.edge_broker.interest import importable
+from holdfast.federation.sidecar.edge_broker.messages import audience_of
+from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace, with_place
+from holdfast.protocol.topics.names import matches
 from tests.support.broker_in_process import LoopBroker, loop_broker
 from tests.support.edge_site import OTHER, Site, run
 from tests.support.peer_mesh import until

@@ -3,14 +3,11 @@
 import asyncio
 from pathlib import Path
 
-from holdfast.federation.effects import Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator.broker_interest import importable
-from holdfast.mqtt.packets import Properties
-from holdfast.mqtt.properties import (
-    CONTENT_TYPE,
-    MESSAGE_EXPIRY_INTERVAL,
-)
+from holdfast.federation.core.effects import Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge_broker.interest import importable
+from holdfast.protocol.mqtt.packets import Properties
+from holdfast.protocol.mqtt.properties import CONTENT_TYPE, MESSAGE_EXPIRY_INTERVAL
 from tests.support.broker_in_process import loop_broker
 from tests.support.edge_site import OTHER, Site, run
 from tests.support.peer_mesh import until

@@ -5,14 +5,14 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.client.effects import Message as Received
-from holdfast.federation.effects import Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator import edge_exports
-from holdfast.federator.echo import MARK, inbound, mark_of, outbound
-from holdfast.federator.edge_exports import Exports, Replays
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt.errors import ProtocolViolation
+from holdfast.client.protocol.effects import Message as Received
+from holdfast.federation.core.effects import Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge_mqtt import exports as edge_exports
+from holdfast.federation.sidecar.edge_mqtt.exports import Exports, Replays
+from holdfast.federation.sidecar.edge_mqtt.loop_marker import MARK, inbound, mark_of, outbound
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.errors import ProtocolViolation
 
 
 class World:

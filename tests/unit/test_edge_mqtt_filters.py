@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.federator.subscription_set import (
+from holdfast.federation.sidecar.edge_mqtt.subscription_set import (
     FILTERS_MAX,
     WILDCARDS_MAX,
     covers,
@@ -14,7 +14,7 @@ from holdfast.federator.subscription_set import (
     subscription_set,
     within,
 )
-from holdfast.topics.names import matches
+from holdfast.protocol.topics.names import matches
 
 LEVELS = ["a", "b", ""]
 TOPICS = [

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.federation.effects import Message
-from holdfast.federation.identity import MessageId
-from holdfast.federator import edge_imports
-from holdfast.federator.edge_imports import Import, Imports
+from holdfast.federation.core.effects import Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge_mqtt import imports as edge_imports
+from holdfast.federation.sidecar.edge_mqtt.imports import Import, Imports
 
 
 def id_of(number: int) -> MessageId:

@@ -16,10 +16,10 @@ pytest.importorskip("plotly")
 pytest.importorskip("pyspark.sql")
 
 from holdfast.cli.main import main
-from holdfast.pipeline.jobs.catalog import load_catalog
-from holdfast.pipeline.jobs.files import LakeError
-from holdfast.pipeline.report import report, write_report
-from holdfast.pipeline.report_data import POINTS_MAX, thinned
+from holdfast.pipeline.lake.catalog import load_catalog
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.report.data import POINTS_MAX, thinned
+from holdfast.pipeline.report.report import report, write_report
 from tests.support.gold_files import write_table
 
 CATALOG = load_catalog()

@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from holdfast.drivers.raft_files import RaftFiles
-from holdfast.log.recovery import last_group_start
-from holdfast.replication.raft import Write
-from holdfast.sim.disk import SimDisk
+from holdfast.cluster.raft.node import Write
+from holdfast.server.disk.raft_files import RaftFiles
+from holdfast.storage.journal.recovery import last_group_start
+from tests.sim.disk import SimDisk
 from tests.support.log_bench import LogBench, contents
 from tests.support.replica_bench import ReplicaBench
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.frames import Clock, encode
-from holdfast.federation.versions import HybridClock
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.frames import Clock, encode
+from holdfast.federation.core.retained.clock import HybridClock
 from tests.support.sim_federation import World, Wrong
 from tests.support.sim_federation_member import WALL_S, node_id
 

@@ -4,12 +4,12 @@ import random
 
 import pytest
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import Delete, Message, Send, Store
-from holdfast.federation.frames import Ack, Announcement, Announcements, Data, decode, encode
-from holdfast.federation.identity import Identity
-from holdfast.federation.member import FederationMember
-from holdfast.federation.patience import Patience
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Delete, Message, Send, Store
+from holdfast.federation.core.frames import Ack, Announcement, Announcements, Data, decode, encode
+from holdfast.federation.core.identity import Identity
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages.retransmit_timer import Patience
 from tests.support.sim_federation import LAN_EDGES, Weather, World, edges_of, random_edges
 from tests.support.sim_federation_member import node_id
 from tests.unit.test_federation_defects import A, B, C, alone

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.federation import link_state, receiving
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import (
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import (
     Delete,
     DeliverLocally,
     Dropped,
@@ -19,7 +18,7 @@ from holdfast.federation.effects import (
     Send,
     Store,
 )
-from holdfast.federation.frames import (
+from holdfast.federation.core.frames import (
     KINDS,
     Ack,
     Announcement,
@@ -41,8 +40,10 @@ from holdfast.federation.frames import (
     decode,
     encode,
 )
-from holdfast.federation.identity import EPOCH_MAX, EPOCH_STEP_MAX, Identity
-from holdfast.federation.member import FederationMember
+from holdfast.federation.core.identity import EPOCH_MAX, EPOCH_STEP_MAX, Identity
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages import streams as receiving
+from holdfast.federation.core.routing import link_state
 from tests.support.fed_signing import TestSigning, voucher
 from tests.support.sim_federation_member import node_id
 

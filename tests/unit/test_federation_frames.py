@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.custody import BadEntry, Custody
-from holdfast.federation.frames import (
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.frames import (
     VERSION,
     Ack,
     Announcement,
@@ -21,7 +20,8 @@ from holdfast.federation.frames import (
     decode,
     encode,
 )
-from holdfast.federation.identity import BadIdentity, Identity, decode_identity
+from holdfast.federation.core.identity import BadIdentity, Identity, decode_identity
+from holdfast.federation.core.messages.custody import BadEntry, Custody
 
 A, B, C = (bytes([number]) * 16 for number in (1, 2, 3))
 

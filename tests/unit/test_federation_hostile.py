@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.frames import (
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.frames import (
     BUCKETS,
     HOPS_MAX,
     MEMBERS_MAX,
@@ -24,10 +24,10 @@ from holdfast.federation.frames import (
     Skip,
     encode,
 )
-from holdfast.federation.identity import EPOCH_MAX, Identity
-from holdfast.federation.member import FederationMember
-from holdfast.federation.policy import LinkPolicy
-from holdfast.federation.reconciling import PULLS_MAX
+from holdfast.federation.core.identity import EPOCH_MAX, Identity
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.policy import LinkPolicy
+from holdfast.federation.core.retained.anti_entropy import PULLS_MAX
 from tests.support.sim_federation import node_id
 
 NODES = [node_id(number) for number in range(1, 7)]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.effects import DeliverLocally, Dropped, Message, Send
-from holdfast.federation.frames import Data, Skip, decode, encode
-from holdfast.federation.identity import Identity
-from holdfast.federation.member import FederationMember
-from holdfast.federation.policy import OPEN, Allowance, Gate, LinkPolicy
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, Send
+from holdfast.federation.core.frames import Data, Skip, decode, encode
+from holdfast.federation.core.identity import Identity
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.policy import OPEN, Allowance, Gate, LinkPolicy
 from tests.support.sim_federation import World, edges_of, node_id
 from tests.unit.test_federation_defects import A, B, alone
 

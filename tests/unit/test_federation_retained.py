@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.custody import BadEntry
-from holdfast.federation.effects import (
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import (
     DeleteRetained,
     DeliverLocally,
     Effect,
@@ -17,7 +16,7 @@ from holdfast.federation.effects import (
     Send,
     StoreRetained,
 )
-from holdfast.federation.frames import (
+from holdfast.federation.core.frames import (
     RETAINED_PAGE_MAX,
     Announcement,
     Announcements,
@@ -33,12 +32,13 @@ from holdfast.federation.frames import (
     decode,
     encode,
 )
-from holdfast.federation.identity import Identity
-from holdfast.federation.member import FederationMember
-from holdfast.federation.reconciling import witnesses
-from holdfast.federation.retained import RetainedStore
-from holdfast.federation.versions import AHEAD_MAX_S, HybridClock
-from holdfast.topics.names import matches
+from holdfast.federation.core.identity import Identity
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages.custody import BadEntry
+from holdfast.federation.core.retained.anti_entropy import witnesses
+from holdfast.federation.core.retained.clock import AHEAD_MAX_S, HybridClock
+from holdfast.federation.core.retained.store import RetainedStore
+from holdfast.protocol.topics.names import matches
 from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
 
 A, B, C = node_id(1), node_id(2), node_id(3)

@@ -2,14 +2,14 @@
 
 from collections import Counter
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.custody import Custody
-from holdfast.federation.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
-from holdfast.federation.frames import Ack, Announcement, Announcements, Data, decode, encode
-from holdfast.federation.identity import Identity, MessageId
-from holdfast.federation.interest import LocalInterest, RemoteInterest
-from holdfast.federation.member import FederationMember
-from holdfast.federation.sharing import owner
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
+from holdfast.federation.core.frames import Ack, Announcement, Announcements, Data, decode, encode
+from holdfast.federation.core.identity import Identity, MessageId
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.shared_groups import owner
+from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
 from tests.support.sim_federation import LAN_EDGES, World, edges_of, node_id
 from tests.unit.test_federation_defects import A, B, C, alone, of
 

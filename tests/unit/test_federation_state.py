@@ -5,15 +5,21 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.federation.config import FederationConfig
-from holdfast.federation.duplicates import EPOCH_KEPT_S, WINDOW, Duplicates, Freshness, Window
-from holdfast.federation.frames import FILTERS_MAX, Announcement
-from holdfast.federation.identity import MessageId
-from holdfast.federation.interest import LocalInterest, RemoteInterest, generalised
-from holdfast.federation.link_state import LinkStateDatabase, Verdict, announcements
-from holdfast.federation.links import Links
-from holdfast.federation.routes import Routes, Tree
-from holdfast.topics.names import matches
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.frames import FILTERS_MAX, Announcement
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.duplicates import (
+    EPOCH_KEPT_S,
+    WINDOW,
+    Duplicates,
+    Freshness,
+    Window,
+)
+from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest, generalised
+from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_state import LinkStateDatabase, Verdict, announcements
+from holdfast.federation.core.routing.routes import Routes, Tree
+from holdfast.protocol.topics.names import matches
 from tests.support.sim_federation import LAN_EDGES, edges_of, node_id, random_edges
 
 A, B = node_id(1), node_id(2)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from holdfast.federation.custody import PROBING
-from holdfast.federation.effects import Message
-from holdfast.federation.policy import OPEN, LinkPolicy
-from holdfast.federator.federator import Federator, FederatorError
-from holdfast.federator.settings import Settings, SettingsError
-from holdfast.federator.store_file import StoreError, StoreFile
+from holdfast.federation.core.effects import Message
+from holdfast.federation.core.messages.custody import PROBING
+from holdfast.federation.core.policy import OPEN, LinkPolicy
+from holdfast.federation.sidecar.federator import Federator, FederatorError
+from holdfast.federation.sidecar.settings import Settings, SettingsError
+from holdfast.federation.sidecar.store.file import StoreError, StoreFile
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.ports import free_port
 from tests.support.scripted_edge import SECRET, ScriptedEdge, Site, until

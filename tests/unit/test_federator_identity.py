@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.identity import BadIdentity
-from holdfast.federator.identity_file import IDENTITY, IdentityFile
+from holdfast.federation.core.identity import BadIdentity
+from holdfast.federation.sidecar.store.identity import IDENTITY, IdentityFile
 
 
 def begin(directory: Path, id: str = "") -> tuple[str, int]:
@@ -40,7 +40,7 @@ def test_two_processes(tmp_path: Path) -> None:
         IdentityFile(tmp_path).begin()
     code = (
         "import sys; from pathlib import Path;"
-        " from holdfast.federator.identity_file import IdentityFile;"
+        " from holdfast.federation.sidecar.store.identity import IdentityFile;"
         " IdentityFile(Path(sys.argv[1])).begin()"
     )
     done = subprocess.run(

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from holdfast.drivers.peer_auth import PeerAuth
-from holdfast.drivers.peer_listening import GREETINGS_MAX
-from holdfast.federator import links as links_module
-from holdfast.federator.link import BUSY_BYTES
-from holdfast.federator.links import LinkBounds, Links, identity_of
+from holdfast.federation.sidecar import links as links_module
+from holdfast.federation.sidecar.link import BUSY_BYTES
+from holdfast.federation.sidecar.links import LinkBounds, Links, identity_of
 from holdfast.security.peer_handshake import MAGIC, PeerIdentity
+from holdfast.server.peers.authentication import PeerAuth
+from holdfast.server.peers.listener import GREETINGS_MAX
 from tests.support import peer_mesh
 from tests.support.ports import free_port
 from tests.support.scripted_edge import until

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trustme
 
-from holdfast.federator import manager_client
-from holdfast.federator.manager_client import LinkState, ManagerClient
-from holdfast.federator.manager_http import (
+from holdfast.federation.sidecar.manager_client import client as manager_client
+from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
+from holdfast.federation.sidecar.manager_client.http import (
     ANSWER_BYTES_MAX,
     ManagerHttp,
     ManagerRefuses,

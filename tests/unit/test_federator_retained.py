@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from holdfast.federation.effects import DeleteRetained, Message, RetainLocally, StoreRetained
-from holdfast.federation.identity import MessageId
-from holdfast.federation.member import FederationMember
-from holdfast.federator import retention as retention_module
-from holdfast.federator.retention import TOLD_MAX, Retention
-from holdfast.federator.store import Store
-from holdfast.federator.store_file import StoreError, StoreFile
+from holdfast.federation.core.effects import DeleteRetained, Message, RetainLocally, StoreRetained
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.sidecar import retained_sync as retention_module
+from holdfast.federation.sidecar.retained_sync import TOLD_MAX, Retention
+from holdfast.federation.sidecar.store.file import StoreError, StoreFile
+from holdfast.federation.sidecar.store.store import Store
 from tests.support.scripted_edge import RetainingScriptedEdge, ScriptedEdge, Site, until
 
 NODE = b"n" * 16

@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
-from holdfast.federator import signing as signing_module
-from holdfast.federator.settings import Settings, SettingsError
-from holdfast.federator.signing import CertificateSigning, signing_of
+from holdfast.federation.sidecar import announcement_keys as signing_module
+from holdfast.federation.sidecar.announcement_keys import CertificateSigning, signing_of
+from holdfast.federation.sidecar.settings import Settings, SettingsError
 from holdfast.security.tls import TlsError
 from tests.support.scripted_edge import ScriptedEdge, Site, until
 from tests.support.sim_federation_member import node_id

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.identity import MessageId
-from holdfast.federator import store as store_module
-from holdfast.federator import store_file
-from holdfast.federator.store import Store
-from holdfast.federator.store_file import Change, Kept, StoreError, StoreFile, StoreFull
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.store import file as store_file
+from holdfast.federation.sidecar.store import store as store_module
+from holdfast.federation.sidecar.store.file import Change, Kept, StoreError, StoreFile, StoreFull
+from holdfast.federation.sidecar.store.store import Store
 from tests.support.scripted_edge import until
 from tests.support.small_disk import small_disk
 from tests.support.store_process import NODE, ORIGIN

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.federation.identity import MessageId
-from holdfast.federator import store_file
-from holdfast.federator.store_file import Change, Kept, StoreFile
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.store import file as store_file
+from holdfast.federation.sidecar.store.file import Change, Kept, StoreFile
 
 NODE = b"S" * 16
 

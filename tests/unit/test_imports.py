@@ -7,67 +7,130 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "holdfast"
 
-ALLOWED = {
-    "mqtt": {"mqtt"},
-    "topics": {"topics"},
-    "log": {"log", "topics"},
-    "session": {"session", "mqtt", "topics", "log"},
-    "security": {"security", "topics"},
-    "config": {"config", "topics"},
-    "node": {"node", "session", "security", "mqtt", "topics", "log"},
-    "websocket": {"websocket"},
-    "web": {"web"},
-    "federation": {"federation", "mqtt", "topics"},
-    "lease": {"lease", "log"},
-    "replication": {"replication", "log"},
-    "cluster": {
-        "cluster", "replication", "node", "session", "security", "mqtt", "topics", "log",
-    },
-    "sim": {
-        "sim", "cluster", "replication", "node", "session", "security", "mqtt", "topics", "log",
-        "drivers",
-    },
+ROOMS = {
+    "mqtt": ("protocol/mqtt",),
+    "topics": ("protocol/topics",),
+    "websocket": ("protocol/websocket",),
+    "storage": ("storage",),
+    "session": ("broker/session",),
+    "broker": ("broker",),
+    "security": ("security",),
+    "config": ("config",),
+    "sqlite": ("sqlite.py",),
+    "lease": ("cluster/lease",),
+    "replication": (
+        "cluster/frame_kinds.py", "cluster/raft", "cluster/metadata", "cluster/partitions",
+        "cluster/failure", "cluster/placement",
+    ),
+    "cluster": ("cluster",),
+    "federation": ("federation/core", "federation/paper"),
+    "drivers": ("server/event_loop", "server/sockets", "server/disk", "server/peers"),
+    "client": ("client",),
+    "pipeline": ("pipeline",),
+    "manager": ("federation/manager",),
+    "sidecar": ("federation/sidecar",),
+    "server": (
+        "server/maintenance.py", "server/shared_directory.py", "server/federation.py",
+        "server/replacement.py",
+    ),
+    "api": ("api",),
+    "process": ("server",),
+    "cli": ("cli",),
+}  # fmt: skip
+"""Room -> its folders and modules; the longest one that fits a module says whose it is."""
+
+BELOW = {
+    "mqtt": set(),
+    "topics": set(),
+    "websocket": set(),
+    "sqlite": set(),
+    "storage": {"topics"},
+    "session": {"mqtt", "topics", "storage"},
+    "security": {"topics"},
+    "config": {"topics"},
+    "broker": {"session", "security", "mqtt", "topics", "storage"},
+    "federation": {"mqtt", "topics"},
+    "lease": {"storage"},
+    "replication": {"storage"},
+    "cluster": {"replication", "broker", "session", "security", "mqtt", "topics", "storage"},
     "drivers": {
-        "drivers", "cluster", "replication", "node", "session", "security", "config", "mqtt",
-        "topics", "log", "lease", "websocket",
+        "cluster", "replication", "broker", "session", "security", "config", "mqtt", "topics",
+        "storage", "lease", "websocket",
     },
-    "client": {"client", "mqtt", "topics", "security", "websocket"},
-    "pipeline": {"pipeline", "log", "topics", "client", "mqtt"},
-    "topology": {"topology", "client", "mqtt", "security", "config", "web"},
-    "federator": {
-        "federator", "federation", "topology", "client", "drivers", "node", "session", "security",
-        "config", "mqtt", "topics", "log",
+    "client": {"mqtt", "topics", "security", "websocket", "sqlite"},
+    "pipeline": {"storage", "topics", "client", "mqtt"},
+    "manager": {"client", "mqtt", "security", "config", "sqlite"},
+    "sidecar": {
+        "federation", "manager", "client", "drivers", "broker", "session", "security", "config",
+        "mqtt", "topics", "storage", "sqlite",
+    },
+    "server": {
+        "sidecar", "federation", "drivers", "cluster", "replication", "broker", "session",
+        "security", "config", "mqtt", "topics", "storage", "lease",
     },
     "api": {
-        "api", "federator", "federation", "drivers", "cluster", "replication", "node", "session",
-        "security", "config", "mqtt", "topics", "log", "lease", "web",
+        "server", "sidecar", "federation", "drivers", "cluster", "replication", "broker",
+        "session", "security", "config", "mqtt", "topics", "storage", "lease",
+    },
+    "process": {
+        "api", "server", "sidecar", "federation", "drivers", "cluster", "replication", "broker",
+        "session", "security", "config", "mqtt", "topics", "storage", "lease",
     },
     "cli": {
-        "cli", "api", "federator", "federation", "drivers", "cluster", "replication", "client",
-        "node", "session", "security", "config", "mqtt", "topics", "log", "lease", "pipeline",
-        "topology",
+        "process", "api", "sidecar", "federation", "drivers", "cluster", "replication", "client",
+        "broker", "session", "security", "config", "mqtt", "topics", "storage", "lease",
+        "pipeline", "manager",
     },
 }  # fmt: skip
+"""Room -> the rooms it may import."""
+
+SIMULATOR = Path(__file__).parents[1] / "sim"
+SIMULATOR_ROOMS = {
+    "cluster", "replication", "broker", "session", "security", "mqtt", "topics", "storage",
+    "drivers",
+}  # fmt: skip
 PURE = (
-    "mqtt", "topics", "log", "session", "lease", "replication", "node", "cluster", "federation",
+    "mqtt", "topics", "storage", "session", "lease", "replication", "broker", "cluster",
+    "federation",
 )  # fmt: skip
 IMPURE_MODULES = {
     "asyncio", "os", "pathlib", "random", "secrets", "select", "signal", "socket", "ssl",
     "subprocess", "threading", "time", "logging",
 }  # fmt: skip
-FILE_MODULES = {"log/filesystem.py", "log/opening.py"}
-"""The modules of `log` that touch files; what they import beyond the others."""
+FILE_MODULES = {"storage/files/filesystem.py", "storage/files/data_directory.py"}
+"""The modules of `storage` that touch files; what they import beyond the others."""
 FILE_IMPORTS = {"os", "pathlib", "time"}
 SIMULATOR_IMPORTS = {"random", "pathlib"}
 """Of the simulator: randomness from its seed, and names of directories that do not exist."""
-SIMULATED_DRIVERS = {"disk", "older_copy", "raft_files", "storage"}
-"""The drivers that work on any file system, and so on a simulated one."""
+SIMULATED_DRIVERS = {"journal_writer", "older_copy", "raft_files", "storage"}
+"""The modules of `server.disk` that work on any file system, and so on a simulated one."""
 WRITING_SIDE = {
     "active_index", "journal", "recovery", "retention", "compaction", "segment_list", "snapshot",
 }  # fmt: skip
-"""What the pipeline, a reader of the log, has no business with."""
+"""Modules of `storage` that the pipeline, a reader of the log, must not import."""
 
 MODULES = sorted(path.relative_to(SOURCE).as_posix() for path in SOURCE.rglob("*.py"))
+
+
+def room(module: str) -> str:
+    """The room of a module's file; "" at the top of the package."""
+    found = [
+        (len(place), name)
+        for name, places in ROOMS.items()
+        for place in places
+        if module == place or module.startswith(place + "/")
+    ]
+    return max(found)[1] if found else ""
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Files of this project that a file imports; a package counts by its `__init__.py`."""
+    found = set()
+    for name in imported(path):
+        base = name.removeprefix("holdfast.").replace(".", "/")
+        if name.startswith("holdfast."):
+            found.update(each for each in (base + ".py", base + "/__init__.py") if each in MODULES)
+    return found
 
 
 def imported(path: Path) -> set[str]:
@@ -82,40 +145,56 @@ def imported(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if "/" in name])
+@pytest.mark.parametrize("module", [name for name in MODULES if room(name)])
 def test_imports_point_downwards(module: str) -> None:
-    package = module.split("/")[0]
-    for name in imported(SOURCE / module):
-        parts = name.split(".")
-        if parts[0] == "holdfast" and len(parts) > 1 and (SOURCE / parts[1]).is_dir():
-            assert parts[1] in ALLOWED[package], f"{module} imports {name}"
-            if package == "sim" and parts[1] == "drivers" and len(parts) > 2:
-                assert parts[2] in SIMULATED_DRIVERS, f"{module} imports {name}"
-            if package == "pipeline" and parts[1] == "log" and len(parts) > 2:
-                assert parts[2] not in WRITING_SIDE, f"{module} imports {name}"
+    for other in imported_modules(SOURCE / module):
+        allowed = BELOW[room(module)] | {room(module), ""}
+        assert room(other) in allowed, f"{module} imports {other}"
+        if room(module) == "pipeline" and room(other) == "storage":
+            assert Path(other).stem not in WRITING_SIDE, f"{module} imports {other}"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.split("/")[0] in PURE])
+@pytest.mark.parametrize("module", [name for name in MODULES if room(name) in PURE])
 def test_pure_packages_touch_nothing_outside(module: str) -> None:
     forbidden = IMPURE_MODULES - FILE_IMPORTS if module in FILE_MODULES else IMPURE_MODULES
     found = {name.split(".")[0] for name in imported(SOURCE / module)} & forbidden
     assert not found, f"{module} imports {sorted(found)}"
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        name
-        for name in MODULES
-        if name.startswith("sim/") and name not in ("sim/__main__.py", "sim/running.py")
-    ],
-)
-def test_the_simulator_has_its_own_clock(module: str) -> None:
-    forbidden = IMPURE_MODULES - SIMULATOR_IMPORTS
-    found = {name.split(".")[0] for name in imported(SOURCE / module)} & forbidden
-    assert not found, f"{module} imports {sorted(found)}"
+@pytest.mark.parametrize("path", sorted(SIMULATOR.glob("*.py")), ids=lambda path: path.name)
+def test_the_simulator_has_its_own_clock(path: Path) -> None:
+    for other in imported_modules(path):
+        assert room(other) in SIMULATOR_ROOMS | {""}, f"{path.name} imports {other}"
+        if room(other) == "drivers" and not other.endswith("/__init__.py"):
+            assert Path(other).stem in SIMULATED_DRIVERS, f"{path.name} imports {other}"
+    if path.name not in ("__main__.py", "running.py"):
+        forbidden = IMPURE_MODULES - SIMULATOR_IMPORTS
+        found = {name.split(".")[0] for name in imported(path)} & forbidden
+        assert not found, f"{path.name} imports {sorted(found)}"
 
 
-def test_every_package_has_a_rule() -> None:
-    packages = {name.split("/")[0] for name in MODULES if "/" in name}
-    assert packages == set(ALLOWED)
+def test_every_module_has_a_room() -> None:
+    top = {"__init__.py", "_interpreted.py"}
+    packages = {"protocol/__init__.py", "federation/__init__.py"}
+    assert {name for name in MODULES if not room(name)} == top | packages
+
+
+def test_rooms_have_an_order() -> None:
+    """No room is above itself."""
+    assert set(BELOW) == set(ROOMS)
+    above = dict(BELOW)
+    while above:
+        lowest = {name for name, below in above.items() if not below & set(above)}
+        assert lowest, f"a circle among {sorted(above)}"
+        above = {name: below for name, below in above.items() if name not in lowest}
+
+
+def test_a_folder_can_be_read() -> None:
+    """At most twelve packages at the top, and fourteen modules in a folder."""
+    folders: dict[str, list[str]] = {}
+    for name in MODULES:
+        folder, _, module = name.rpartition("/")
+        if module != "__init__.py":
+            folders.setdefault(folder, []).append(module)
+    assert len({name.split("/")[0] for name in MODULES if "/" in name}) <= 12
+    assert not {folder: sorted(found) for folder, found in folders.items() if len(found) > 14}

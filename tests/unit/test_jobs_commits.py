@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.pipeline.jobs import commits, files
-from holdfast.pipeline.jobs.commits import Commit, CommitLog, File, changed
-from holdfast.pipeline.jobs.files import LakeError, move_all
-from holdfast.pipeline.jobs.store import ParquetStore, is_applied
+from holdfast.pipeline.lake.files import commits, files
+from holdfast.pipeline.lake.files.commits import Commit, CommitLog, File, changed
+from holdfast.pipeline.lake.files.files import LakeError, move_all
+from holdfast.pipeline.lake.stores.store import ParquetStore, is_applied
 
 
 def file(path: str, version: int, staged: str = "", rows: int = 1) -> File:

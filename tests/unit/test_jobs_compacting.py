@@ -17,10 +17,12 @@ import pytest
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-from holdfast.pipeline.jobs import compacting, exchanging, files, readers
-from holdfast.pipeline.jobs.commits import File, changed, spans
-from holdfast.pipeline.jobs.compacting import plan
-from holdfast.pipeline.jobs.files import LakeError
+from holdfast.pipeline.lake.files import compaction as compacting
+from holdfast.pipeline.lake.files import exchange as exchanging
+from holdfast.pipeline.lake.files import files, readers
+from holdfast.pipeline.lake.files.commits import File, changed, spans
+from holdfast.pipeline.lake.files.compaction import plan
+from holdfast.pipeline.lake.files.files import LakeError
 from tests.support.small_files_lake import TABLE, SmallFiles, grow_at_random, is_ordered
 
 ROOT = Path(__file__).parents[2]

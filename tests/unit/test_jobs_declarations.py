@@ -11,17 +11,17 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.cli.main import build_parser
-from holdfast.cli.pipeline_options import duration_s
-from holdfast.cli.pipeline_run import stop_on_signals
-from holdfast.pipeline.jobs import lake as lakes
-from holdfast.pipeline.jobs.catalog import Catalog, load_catalog, load_file
-from holdfast.pipeline.jobs.commits import File
-from holdfast.pipeline.jobs.files import LakeError
-from holdfast.pipeline.jobs.gold import Touched, _known_units
-from holdfast.pipeline.jobs.lake import Lake, source_options
-from holdfast.pipeline.jobs.package import NEEDED, write_package
-from holdfast.pipeline.jobs.silver import next_files
-from holdfast.pipeline.jobs.table import Column, Grain, Table, TableError
+from holdfast.cli.pipeline.options import duration_s
+from holdfast.cli.pipeline.run import stop_on_signals
+from holdfast.pipeline.lake import lake as lakes
+from holdfast.pipeline.lake.catalog import Catalog, load_catalog, load_file
+from holdfast.pipeline.lake.files.commits import File
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.gold import Touched, _known_units
+from holdfast.pipeline.lake.lake import Lake, source_options
+from holdfast.pipeline.lake.silver import next_files
+from holdfast.pipeline.lake.table import Column, Grain, Table, TableError
+from holdfast.pipeline.package import NEEDED, write_package
 
 COLUMNS = (Column("a", "int", "a"), Column("window_start", "timestamp", "w"))
 
@@ -241,7 +241,7 @@ def test_package(tmp_path: Path) -> None:
 
     archive, script = write_package(tmp_path / "out")
     names = zipfile.ZipFile(archive).namelist()
-    assert {"holdfast/pipeline/source.py", "pyspark_holdfast/__init__.py"} <= set(names)
+    assert {"holdfast/pipeline/source/source.py", "pyspark_holdfast/__init__.py"} <= set(names)
     first = archive.read_bytes()
     assert write_package(tmp_path / "out")[0].read_bytes() == first
     compile(script.read_text(), str(script), "exec")

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from holdfast.pipeline.jobs import fold_tasks
-from holdfast.pipeline.jobs.fold_tasks import FoldSpec, Unit, _Held, _read, fold_units
+from holdfast.pipeline.lake import fold_tasks
+from holdfast.pipeline.lake.fold_tasks import FoldSpec, Unit, _Held, _read, fold_units
 
 SCHEMA = pa.schema([("stream", pa.string()), ("payload", pa.binary())])
 STATES = pa.schema([("stream", pa.string()), ("state", pa.string())])

@@ -5,9 +5,9 @@ import pytest
 
 pytest.importorskip("pyspark.sql")
 
-from holdfast.pipeline.jobs.commits import Skipped
-from holdfast.pipeline.jobs.progress import Progress, error_text, short
-from holdfast.pipeline.jobs.runner import Report
+from holdfast.pipeline.lake.files.commits import Skipped
+from holdfast.pipeline.lake.progress import Progress, error_text, short
+from holdfast.pipeline.lake.runner import Report
 from tests.unit.test_jobs_commits import commit
 
 

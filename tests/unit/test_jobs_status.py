@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("pyspark.sql")
 
-from holdfast.pipeline.jobs.catalog import load_catalog
-from holdfast.pipeline.jobs.commits import CommitLog, Skipped
-from holdfast.pipeline.jobs.status import LakeStatus, lake_status, status_lines
+from holdfast.pipeline.lake.catalog import load_catalog
+from holdfast.pipeline.lake.files.commits import CommitLog, Skipped
+from holdfast.pipeline.lake.status import LakeStatus, lake_status, status_lines
 from tests.support.journal_files import Journal, record
 from tests.unit.test_jobs_commits import commit
 

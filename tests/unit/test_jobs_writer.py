@@ -10,9 +10,9 @@ pa = pytest.importorskip("pyarrow")
 
 import pyarrow.parquet as pq  # noqa: E402
 
-from holdfast.pipeline.jobs import writer  # noqa: E402
-from holdfast.pipeline.jobs.commits import File  # noqa: E402
-from holdfast.pipeline.jobs.writer import (  # noqa: E402
+from holdfast.pipeline.lake.files import writer  # noqa: E402
+from holdfast.pipeline.lake.files.commits import File  # noqa: E402
+from holdfast.pipeline.lake.files.writer import (  # noqa: E402
     PartitionedWriter,
     WriteSpec,
     escape,

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers.mounts import file_system_type, objection
-from holdfast.drivers.processes import kill_if_same, machine_identity, process_start
-from holdfast.lease.claim import Claim, claim, require_newest
-from holdfast.lease.directory import RELEASED, LeaseDirectory, NodeInfo, write_beat
-from holdfast.lease.tenure import LeaseLost, Tenure
-from holdfast.lease.watch import EXPIRED, NOBODY, UNLOCKED, WAIT, LeaseTimes, Sight, Watch
-from holdfast.lease.watch import RELEASED as WAS_RELEASED
-from holdfast.log.epochs import CLAIMED_NAME
-from holdfast.log.filesystem import OsFileSystem
+from holdfast.cluster.lease.claim import Claim, claim, require_newest
+from holdfast.cluster.lease.directory import RELEASED, LeaseDirectory, NodeInfo, write_beat
+from holdfast.cluster.lease.tenure import LeaseLost, Tenure
+from holdfast.cluster.lease.watch import EXPIRED, NOBODY, UNLOCKED, WAIT, LeaseTimes, Sight, Watch
+from holdfast.cluster.lease.watch import RELEASED as WAS_RELEASED
+from holdfast.server.disk.filesystem_type import file_system_type, objection
+from holdfast.server.disk.process_identity import kill_if_same, machine_identity, process_start
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.journal.epoch_folders import CLAIMED_NAME
 
 TIMES = LeaseTimes(timeout_s=1.0, heartbeat_s=0.1, poll_s=0.02)
 ALIVE = Sight(epoch=3, counts=True, counter=5, is_locked=True, is_released=False)

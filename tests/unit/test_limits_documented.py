@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.api.metrics import COUNTERS, DROPPED, REFUSED
+from holdfast.api.metrics.node import COUNTERS, DROPPED, REFUSED
 from holdfast.config.schema import Config, Limits
 
 PAGE = (Path(__file__).parents[2] / "docs" / "limits.md").read_text()
-METRICS = (Path(__file__).parents[2] / "src/holdfast/api/metrics.py").read_text()
+METRICS = (Path(__file__).parents[2] / "src/holdfast/api/metrics/node.py").read_text()
 
 
 def rows() -> Iterator[tuple[str, str]]:

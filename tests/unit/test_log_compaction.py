@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cli.main import main
-from holdfast.log.compaction import SegmentCompactor, compact_segment, is_worthwhile
-from holdfast.log.cursor import LogReader
-from holdfast.log.interest import Interest
-from holdfast.log.record import (
+from holdfast.storage.journal.compaction import SegmentCompactor, compact_segment, is_worthwhile
+from holdfast.storage.journal.recovery import open_journal
+from holdfast.storage.reading.cursor import LogReader
+from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.segment_store import SegmentStore
+from holdfast.storage.record import (
     ATTRIBUTE_STATE,
     CONTROL,
     CURSOR,
@@ -19,8 +21,6 @@ from holdfast.log.record import (
     BatchBuilder,
     Record,
 )
-from holdfast.log.recovery import open_journal
-from holdfast.log.store import SegmentStore
 from tests.support.journal_files import Journal
 
 

@@ -5,12 +5,12 @@ import errno
 
 import pytest
 
-from holdfast.log import cache, interest
-from holdfast.log.cursor import LogReader, ReadResult
-from holdfast.log.interest import Interest
-from holdfast.log.record import SESSION, Batch
-from holdfast.log.scan import Damage
-from holdfast.log.store import SegmentStore
+from holdfast.storage.reading import cache, interest
+from holdfast.storage.reading.cursor import LogReader, ReadResult
+from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.scan import Damage
+from holdfast.storage.reading.segment_store import SegmentStore
+from holdfast.storage.record import SESSION, Batch
 from tests.support.log_bench import LogBench
 from tests.support.sim_disk import SimContent, SimDisk
 

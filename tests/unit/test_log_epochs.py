@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.log.epochs import (
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.journal.epoch_folders import (
     CLAIM_BYTES,
     CLAIMED_NAME,
     NEVER_SHARED,
@@ -17,7 +18,6 @@ from holdfast.log.epochs import (
     remove_epoch,
     write_epoch,
 )
-from holdfast.log.filesystem import OsFileSystem
 
 
 @pytest.fixture

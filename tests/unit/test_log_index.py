@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.index import INDEX_BITS, SegmentIndex
-from holdfast.log.index_file import CorruptIndex, decode, decode_head, head_length
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
+from holdfast.storage.reading.index_file import CorruptIndex, decode, decode_head, head_length
 
 TOPICS = [b"b/1", b"a", b"a/1", b"c", b"\xc3\xa9", b"a-x", b"a/1/2"]
 

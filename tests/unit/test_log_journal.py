@@ -2,18 +2,11 @@
 
 import pytest
 
-from holdfast.log import journal as journal_module
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.journal import Journal
-from holdfast.log.record import (
-    ATTRIBUTE_STATE,
-    MESSAGE,
-    SESSION,
-    Batch,
-    BatchBuilder,
-    Record,
-)
-from holdfast.log.segment import WriteGroup
+from holdfast.storage.journal import journal as journal_module
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.record import ATTRIBUTE_STATE, MESSAGE, SESSION, Batch, BatchBuilder, Record
 
 TIME_US = 1_700_000_000_000_000
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.log.record import (
+from holdfast.storage.record import (
     ATTRIBUTE_STATE,
     BATCH_BYTES_MAX,
     CONTROL,

@@ -3,10 +3,10 @@ are in tests/model/test_log_crash.py."""
 
 import pytest
 
-from holdfast.log.files import snapshot_name
-from holdfast.log.record import CONTROL, SESSION, Batch
-from holdfast.log.recovery import open_journal, replay
-from holdfast.log.snapshot import SnapshotEncoder
+from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.journal.recovery import open_journal, replay
+from holdfast.storage.record import CONTROL, SESSION, Batch
+from holdfast.storage.snapshot import SnapshotEncoder
 from tests.support.log_bench import LogBench, contents
 from tests.support.sim_disk import SimContent, SimDisk
 

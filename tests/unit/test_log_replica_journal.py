@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers.storage import Storage, StorageError
-from holdfast.log.epoch_table import EpochTable
-from holdfast.log.files import snapshot_name
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.journal import Journal
-from holdfast.log.opening import DataDirectoryError, create_or_open, open_to_read
-from holdfast.log.record import ATTRIBUTE_RESET, Batch, BatchBuilder, Record
-from holdfast.log.retention import RetentionPolicy
-from holdfast.log.segment import WriteGroup
-from holdfast.log.snapshot import SnapshotEncoder
-from holdfast.log.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
+from holdfast.server.disk.storage import Storage, StorageError
+from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open, open_to_read
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.journal.epoch_table import EpochTable
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.retention import RetentionPolicy
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
+from holdfast.storage.record import ATTRIBUTE_RESET, Batch, BatchBuilder, Record
+from holdfast.storage.snapshot import SnapshotEncoder
 from tests.support.replica_bench import ReplicaBench, build_batch
 from tests.support.sim_disk import Crash, SimContent, SimDisk
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.log_replica import ReplicaLog
+from holdfast.cli.log.replica import ReplicaLog
 from holdfast.cli.main import main
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.record import Batch
-from holdfast.log.segment_reader import SegmentReader
-from holdfast.pipeline.journal_map import JournalMap
-from holdfast.pipeline.offsets import OffsetRange
-from holdfast.pipeline.reader_path import read_pieces
-from holdfast.pipeline.scan import Chunk, Coverage
+from holdfast.pipeline.source.journal_index import JournalMap
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.reader_path import read_pieces
+from holdfast.pipeline.source.scan import Chunk, Coverage
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.reading.segment_reader import SegmentReader
+from holdfast.storage.record import Batch
 from tests.support.replica_bench import PartitionModel, RandomReplica, ReplicaBench, build_batch
 
 Capture = pytest.CaptureFixture[str]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.log.retention import (
+from holdfast.storage.journal.retention import (
     Hold,
     HoldLoss,
     RetentionDecision,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.log.record import MESSAGE, BatchBuilder, Record
-from holdfast.log.scan import WINDOW_BYTES, scan_segment
+from holdfast.storage.reading.scan import WINDOW_BYTES, scan_segment
+from holdfast.storage.record import MESSAGE, BatchBuilder, Record
 
 
 class Memory:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.log.snapshot import (
+from holdfast.storage.snapshot import (
     CHUNK_BYTES,
     FOOTER_BYTES,
     CorruptSnapshot,

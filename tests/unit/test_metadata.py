@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.replication.commands import (
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.codec import (
+    decode_command,
+    decode_metadata,
+    encode_command,
+    encode_metadata,
+)
+from holdfast.cluster.metadata.commands import (
     Applied,
     ChangePartitions,
     Command,
@@ -15,8 +22,7 @@ from holdfast.replication.commands import (
     RemoveNode,
     apply,
 )
-from holdfast.replication.kinds import BadFrame
-from holdfast.replication.metadata import (
+from holdfast.cluster.metadata.model import (
     EPOCH_MAX,
     WITNESS,
     ClusterMetadata,
@@ -24,13 +30,7 @@ from holdfast.replication.metadata import (
     NodeState,
     PartitionInfo,
 )
-from holdfast.replication.metadata_wire import (
-    decode_command,
-    decode_metadata,
-    encode_command,
-    encode_metadata,
-)
-from holdfast.replication.status import lacks_voters
+from holdfast.cluster.metadata.status import lacks_voters
 
 
 def node(name: str, incarnation: str = "i1", role: str = "data") -> NodeInfo:

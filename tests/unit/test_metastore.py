@@ -5,11 +5,12 @@ from copy import deepcopy
 
 import pytest
 
-from holdfast.replication.commands import ChangePartitions, PutNode
-from holdfast.replication.kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, REPLICATE, BadFrame
-from holdfast.replication.metadata import WITNESS, NodeInfo, NodeState, PartitionInfo
-from holdfast.replication.metastate import member_id
-from holdfast.replication.metastore import (
+from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, REPLICATE, BadFrame
+from holdfast.cluster.metadata.commands import ChangePartitions, PutNode
+from holdfast.cluster.metadata.model import WITNESS, NodeInfo, NodeState, PartitionInfo
+from holdfast.cluster.metadata.requests import PENDING_MAX, Accepted, Outcome, Refused, Unknown
+from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.store import (
     UNWRITTEN_MAX,
     Changed,
     LeaderChanged,
@@ -19,9 +20,8 @@ from holdfast.replication.metastore import (
     ProposalDone,
     Send,
 )
-from holdfast.replication.proposals import PENDING_MAX, Accepted, Outcome, Refused, Unknown
-from holdfast.replication.raft_log import Membership, RaftState
-from holdfast.replication.voters import HandOver, plan
+from holdfast.cluster.metadata.voters import HandOver, plan
+from holdfast.cluster.raft.log import Membership, RaftState
 from tests.support.sim_raft import carry_out
 
 
@@ -259,7 +259,7 @@ def test_a_node_comes_back_with_what_it_knew() -> None:
 
 
 def test_a_node_comes_back_from_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.replication.metastore.COMPACT_ENTRIES", 10)
+    monkeypatch.setattr("holdfast.cluster.metadata.store.COMPACT_ENTRIES", 10)
     nodes = founded()
     for _ in range(40):
         one = nodes.stores["n1"]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from holdfast.mqtt.decode import FILTERS_MAX, decode, decode_ack
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
-from holdfast.mqtt.fields import varint
-from holdfast.mqtt.framing import FrameReader
-from holdfast.mqtt.packets import Ack, Packet, Publish
-from holdfast.mqtt.publish import decode_publish
+from holdfast.protocol.mqtt.decode import FILTERS_MAX, decode, decode_ack
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
+from holdfast.protocol.mqtt.fields import varint
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.packets import Ack, Packet, Publish
+from holdfast.protocol.mqtt.publish import decode_publish
 from tests.data.packets import (
     CASES,
     CLIENT,

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import PINGREQ_BYTES, PINGRESP_BYTES, encode, encode_ack
-from holdfast.mqtt.framing import FrameReader
-from holdfast.mqtt.packets import (
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import PINGREQ_BYTES, PINGRESP_BYTES, encode, encode_ack
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.packets import (
     AUTH,
     CONNACK,
     DISCONNECT,
@@ -32,7 +32,7 @@ from holdfast.mqtt.packets import (
     Unsubscribe,
     Will,
 )
-from holdfast.mqtt.reasons import ALLOWED
+from holdfast.protocol.mqtt.reasons import ALLOWED
 from tests.data.packets import PROPERTIES
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=12)

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.mqtt.errors import MalformedPacket
-from holdfast.mqtt.fields import (
+from holdfast.protocol.mqtt.errors import MalformedPacket
+from holdfast.protocol.mqtt.fields import (
     VARINT_MAX,
     binary_field,
     read_binary,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
-from holdfast.mqtt.fields import varint
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader, frame
+from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
+from holdfast.protocol.mqtt.fields import varint
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader, frame
 
 Frames = list[tuple[int, bytes]]
 

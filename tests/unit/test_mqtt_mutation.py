@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.framing import FrameReader
-from holdfast.mqtt.packets import Connect, Packet
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.packets import Connect, Packet
 from tests.data.packets import VALID, Case
 
 PACKET_BYTES_MAX = 65_536

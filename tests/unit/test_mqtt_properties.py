@@ -2,9 +2,9 @@ import re
 
 import pytest
 
-from holdfast.mqtt import properties as p
-from holdfast.mqtt.errors import MalformedPacket, ProtocolViolation
-from holdfast.mqtt.packets import (
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
+from holdfast.protocol.mqtt.packets import (
     AUTH,
     CONNACK,
     CONNECT,

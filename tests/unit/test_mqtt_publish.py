@@ -2,12 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.mqtt.errors import ProtocolViolation
-from holdfast.mqtt.fields import varint
-from holdfast.mqtt.framing import FrameReader
-from holdfast.mqtt.packets import PUBLISH, Publish
-from holdfast.mqtt.properties import REPEATS_MAX, decode_block, encode_block
-from holdfast.mqtt.publish import decode_publish, encode_publish, splice_properties, topic_field
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.fields import varint
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.packets import PUBLISH, Publish
+from holdfast.protocol.mqtt.properties import REPEATS_MAX, decode_block, encode_block
+from holdfast.protocol.mqtt.publish import (
+    decode_publish,
+    encode_publish,
+    splice_properties,
+    topic_field,
+)
 from tests.data.packets import USER, text
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)

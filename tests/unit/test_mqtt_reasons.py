@@ -1,5 +1,5 @@
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import TYPE_NAMES
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import TYPE_NAMES
 
 # Every code of MQTT 5.0, section 2.4.
 CODES = {0x00, 0x01, 0x02, 0x04, 0x10, 0x11, 0x18, 0x19, *range(0x80, 0xA3)}

@@ -5,14 +5,14 @@ from collections import Counter
 
 import pytest
 
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack
-from holdfast.mqtt.publish import Publish
-from holdfast.node import federating
-from holdfast.node.config import NodeConfig
-from holdfast.session.audience import Audience
-from holdfast.session.message import Message
-from holdfast.session.session import FEDERATION
+from holdfast.broker import federation_session as federating
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.audience import Audience
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import FEDERATION
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, Ack
+from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 

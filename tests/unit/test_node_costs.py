@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.publish import Publish
-from holdfast.node import routing
-from holdfast.node.config import NodeConfig
-from holdfast.node.node import (
+from holdfast.broker import routing
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import (
     PACKETS_PER_TURN,
     PROGRESS_STEPS_PER_TURN,
     RECEIVERS_PER_PACKET,
     TIMERS_PER_TURN,
 )
-from holdfast.node.state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
-from holdfast.session.session import Inflight, Subscription
+from holdfast.broker.session.session import Inflight, Subscription
+from holdfast.broker.state import ROUTE_CHANGES_MAX, STEPS_PER_TURN
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer, check_routing
 from tests.unit.test_node_publish import publish
 

@@ -1,17 +1,17 @@
 """The broker's own session: what the federation reads from a node and publishes into it, over
 crashes at any moment."""
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import reasons
-from holdfast.mqtt.framing import PACKET_BYTES_MAX, FrameReader
-from holdfast.mqtt.packets import Properties
-from holdfast.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, encode_block
-from holdfast.node import federating
-from holdfast.node.acknowledging import handle_puback, handle_pubcomp, handle_pubrec
-from holdfast.node.config import NodeConfig
+from holdfast.broker import federation_session as federating
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import Properties
+from holdfast.protocol.mqtt.properties import CONTENT_TYPE, USER_PROPERTY, encode_block
 from holdfast.security.acl import AclFile
-from holdfast.session.message import Message
-from holdfast.session.session import FEDERATION, NEVER_EXPIRES, Session
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 

@@ -3,12 +3,12 @@ comes to the same state."""
 
 import pytest
 
-from holdfast.log import record as log_record
-from holdfast.log.partition import partition_of
-from holdfast.log.record import Record
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.publish import Publish
-from holdfast.node.recovery import Recovery
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage import record as log_record
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

@@ -2,14 +2,14 @@
 
 import pytest
 
-from holdfast.log.journal import Journal
-from holdfast.log.record import FLAG_PACKET_ID, MESSAGE, Record
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import PUBREC
-from holdfast.node.config import NodeConfig
-from holdfast.node.held_publish import HeldAck
-from holdfast.node.state import NodeState
-from holdfast.session.connection import OPEN, Connection
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.publish.completion import HeldAck
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.state import NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import PUBREC
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import FLAG_PACKET_ID, MESSAGE, Record
 
 
 @pytest.mark.parametrize(

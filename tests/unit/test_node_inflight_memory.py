@@ -3,12 +3,12 @@ fetched piece by piece as window, socket and `outbox_bytes` allow."""
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import properties as p
-from holdfast.node.config import NodeConfig
-from holdfast.node.delivery import READ_BYTES_MAX
-from holdfast.session.connection import Connection
-from holdfast.session.session import Session
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.delivery import READ_BYTES_MAX
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Session
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import publish, subscribe
 

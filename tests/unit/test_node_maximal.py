@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import properties as p
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode, encode_within
-from holdfast.mqtt.fields import FIELD_BYTES_MAX, VARINT_MAX
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
-from holdfast.node.delivery import log_cursor
-from holdfast.security.enhanced import scram_factory
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.delivery import log_cursor
+from holdfast.broker.session.connection import ALIAS_TOPIC_BYTES_MAX
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode, encode_within
+from holdfast.protocol.mqtt.fields import FIELD_BYTES_MAX, VARINT_MAX
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.security.enhanced_authentication import scram_factory
 from holdfast.security.scram import METHOD, make_credentials
-from holdfast.session.connection import ALIAS_TOPIC_BYTES_MAX
-from holdfast.session.message import Message
-from holdfast.session.session import Inflight
 from tests.support.node_bench import NodeBench, Peer
 from tests.unit.test_node_publish import acks, publish, subscribe
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import properties as p
-from holdfast.mqtt import reasons
-from holdfast.node import routing
-from holdfast.node.config import NodeConfig
+from holdfast.broker import routing
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
 from holdfast.security.acl import AclFile
-from holdfast.session.connection import ALIASES_IN_BYTES_MAX
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish, subscribe
 

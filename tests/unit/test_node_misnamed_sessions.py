@@ -5,14 +5,14 @@ import json
 
 import pytest
 
-from holdfast.cluster.images import Images
-from holdfast.log import record as log_record
-from holdfast.log.record import Record
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import reasons
-from holdfast.mqtt.publish import Publish
-from holdfast.node.recovery import SNAPSHOT_SESSION, Recovery
-from holdfast.session.state import encode_cursor
+from holdfast.broker.recovery.recovery import SNAPSHOT_SESSION, Recovery
+from holdfast.broker.session.state import encode_cursor
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.publish import Publish
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
 from tests.support.node_bench import NodeBench
 
 GROUP = "$share/g/x"

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from holdfast.node.pending_connects import PendingConnects, address_of
-from holdfast.session.connection import AUTHENTICATING, CLOSED, Connection
+from holdfast.broker.connections.pending_connects import PendingConnects, address_of
+from holdfast.broker.session.connection import AUTHENTICATING, CLOSED, Connection
 
 
 def connection(number: int) -> Connection:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import reasons
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
+from holdfast.broker.config import NodeConfig
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, Peer
 
 

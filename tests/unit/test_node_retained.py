@@ -2,9 +2,9 @@
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.node.config import NodeConfig
-from holdfast.session.message import Message
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.session.message import Message
+from holdfast.protocol.mqtt import packets as m
 from tests.support.node_bench import NodeBench
 from tests.unit.test_node_publish import publish, subscribe
 

@@ -3,12 +3,12 @@ what a crash at the worst moment leaves."""
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
-from holdfast.node.retained import SessionScans
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.retained import SessionScans
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.publish import Publish
 from tests.support.node_bench import NodeBench, check_routing
 from tests.unit.test_node_publish import acks, publish, subscribe
 

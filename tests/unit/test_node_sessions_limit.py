@@ -1,8 +1,8 @@
 """How many sessions there may be, connected or not."""
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import reasons
-from holdfast.node.config import NodeConfig
+from holdfast.broker.config import NodeConfig
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import reasons
 from tests.support.node_bench import NodeBench, Peer
 
 

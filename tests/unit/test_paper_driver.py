@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.drivers.peer_complaints import Complaints
-from holdfast.federator import paper_outlet
-from holdfast.federator.manager_http import ManagerRefuses
-from holdfast.federator.paper import PaperFederator
-from holdfast.federator.paper_manager import PaperManager
-from holdfast.federator.paper_outlet import NeighbourLink, Outlet, options
-from holdfast.federator.paper_settings import PaperSettings
-from holdfast.federator.settings import SettingsError
+from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
+from holdfast.federation.sidecar.paper import outlet as paper_outlet
+from holdfast.federation.sidecar.paper.federator import PaperFederator
+from holdfast.federation.sidecar.paper.manager import PaperManager
+from holdfast.federation.sidecar.paper.outlet import NeighbourLink, Outlet, options
+from holdfast.federation.sidecar.paper.settings import PaperSettings
+from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.server.peers.complaints import Complaints
 from tests.support.ports import free_port
 
 WAIT_S = 30.0
@@ -115,7 +115,7 @@ def test_a_join_is_tried_until_it_is_answered(monkeypatch: pytest.MonkeyPatch) -
         envelope({**JOINED, "coreAnnInterval": 0}),
         envelope(JOINED),
     ]
-    monkeypatch.setattr("holdfast.federator.paper_manager.RETRY_S", 0.01)
+    monkeypatch.setattr("holdfast.federation.sidecar.paper.manager.RETRY_S", 0.01)
 
     async def test() -> None:
         async with manager_of(lambda request, body: answers.pop(0)) as url:

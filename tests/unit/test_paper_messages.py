@@ -30,7 +30,7 @@ from holdfast.federation.paper.messages import (
     decode,
     encode,
 )
-from holdfast.topics.names import check_filter, matches
+from holdfast.protocol.topics.names import check_filter, matches
 
 EPOCH = 1_700_000_000_000
 CONFIG = PaperConfig(answer_delay_s=0.0)

@@ -5,10 +5,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.log.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION, Batch, Record
-from holdfast.pipeline.decode import ROWS_MAX, SCHEMA, decode, decode_rows, select
-from holdfast.pipeline.offsets import OffsetRange
-from holdfast.pipeline.scan import Chunk, Coverage
+from holdfast.pipeline.source.decode import ROWS_MAX, SCHEMA, decode, decode_rows, select
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.scan import Chunk, Coverage
+from holdfast.storage.record import FLAG_PRODUCER, FLAG_RETAIN, MESSAGE, SESSION, Batch, Record
 from tests.support.journal_files import TIME_US, build, record
 
 RECORDS = st.builds(

@@ -8,22 +8,22 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.epochs import (
+from holdfast.pipeline.source import journal_index as journal_map
+from holdfast.pipeline.source.decode import decode_rows
+from holdfast.pipeline.source.journal_index import JournalMap
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.reader_path import read_pieces
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.journal.epoch_folders import (
     CLAIM_BYTES,
     CLAIMED_NAME,
     Epoch,
     epoch_folder,
     write_epoch,
 )
-from holdfast.log.filesystem import OsFileSystem
-from holdfast.log.record import Record
-from holdfast.pipeline import journal_map
-from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.journal_map import JournalMap
-from holdfast.pipeline.offsets import OffsetRange
-from holdfast.pipeline.reader_path import read_pieces
-from holdfast.pipeline.scan import Coverage
+from holdfast.storage.record import Record
 from tests.support.journal_files import Journal, record
 
 

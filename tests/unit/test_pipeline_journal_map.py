@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-import holdfast.pipeline.reader_path as reader_path
-import holdfast.pipeline.segment_map as segment_map
-from holdfast.log.active_index import ActiveIndex
-from holdfast.log.opening import DataDirectoryError
-from holdfast.log.record import CONTROL, MESSAGE, SESSION, Record
-from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.journal_map import JournalMap
-from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
-from holdfast.pipeline.reader_path import read_pieces
-from holdfast.pipeline.scan import Coverage
+import holdfast.pipeline.source.reader_path as reader_path
+import holdfast.pipeline.source.segment_index as segment_map
+from holdfast.pipeline.source.decode import decode_rows
+from holdfast.pipeline.source.journal_index import JournalMap
+from holdfast.pipeline.source.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.source.reader_path import read_pieces
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.storage.files.data_directory import DataDirectoryError
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.record import CONTROL, MESSAGE, SESSION, Record
 from tests.support.journal_files import TIME_US, Journal, batches_of, build, record
 
 

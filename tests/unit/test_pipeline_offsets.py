@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.pipeline.offsets import (
+from holdfast.pipeline.source.offsets import (
     Bounds,
     DataLossError,
     OffsetError,

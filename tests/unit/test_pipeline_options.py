@@ -1,6 +1,6 @@
 import pytest
 
-from holdfast.pipeline.options import COLUMNS, OptionError, parse, parse_timestamp_us
+from holdfast.pipeline.source.options import COLUMNS, OptionError, parse, parse_timestamp_us
 
 
 def test_defaults() -> None:

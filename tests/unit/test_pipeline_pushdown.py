@@ -21,13 +21,13 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from holdfast.log.partition import partition_of
-from holdfast.pipeline.decode import SCHEMA
-from holdfast.pipeline.offsets import OffsetRange
-from holdfast.pipeline.options import parse
-from holdfast.pipeline.pushdown import Narrowing
-from holdfast.pipeline.source import HoldfastReader
-from holdfast.pipeline.topic_filter import Clause, TopicFilter
+from holdfast.pipeline.source.decode import SCHEMA
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.options import parse
+from holdfast.pipeline.source.pushdown import Narrowing
+from holdfast.pipeline.source.source import HoldfastReader
+from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.storage.partition import partition_of
 
 PARTITIONS = 8
 ALL = [OffsetRange(p, 10, 20) for p in range(PARTITIONS)]

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 import holdfast.pipeline.admin_connection as admin_connection
-import holdfast.pipeline.reader_http as reader_http
-import holdfast.pipeline.servers as servers
+import holdfast.pipeline.source.reader_http as reader_http
+import holdfast.pipeline.source.servers as servers
 from holdfast.pipeline.admin_connection import AdminConnection, ConnectionFailed, ServerError
-from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
-from holdfast.pipeline.reader_http import read_ranges
-from holdfast.pipeline.scan import Coverage
-from holdfast.pipeline.servers import Servers
+from holdfast.pipeline.source.decode import decode_rows
+from holdfast.pipeline.source.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.source.reader_http import read_ranges
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.servers import Servers
 from tests.support.journal_files import TIME_US, Journal, Server, record, serving
 from tests.support.ports import free_port
 

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.log.record import HEADER_BYTES
-from holdfast.pipeline import scan
-from holdfast.pipeline.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.scan import Chunk, Coverage, ScanStop, find_in
+from holdfast.pipeline.source import scan
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
+from holdfast.pipeline.source.scan import Chunk, Coverage, ScanStop, find_in
+from holdfast.storage.record import HEADER_BYTES
 from tests.support.journal_files import build, record
 
 ONE = [record("t", b"payload")]

@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-import holdfast.pipeline.reader_http as reader_http
-import holdfast.pipeline.servers as servers
+import holdfast.pipeline.source.reader_http as reader_http
+import holdfast.pipeline.source.servers as servers
 from holdfast.pipeline.admin_connection import ServerError
-from holdfast.pipeline.offsets import Bounds, DataLossError, OffsetRange
-from holdfast.pipeline.reader_http import read_ranges
-from holdfast.pipeline.scan import Coverage
-from holdfast.pipeline.servers import Servers
+from holdfast.pipeline.source.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.source.reader_http import read_ranges
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.servers import Servers
 from tests.support.journal_files import Journal, Server, record, serving
 from tests.support.ports import free_port
 

@@ -8,10 +8,10 @@ pytest.importorskip("pyspark.sql")
 
 from pyspark.sql import types as t
 
-from holdfast.pipeline.options import OptionError
-from holdfast.pipeline.sink import HoldfastStreamWriter, HoldfastWriter
-from holdfast.pipeline.sink_options import parse
-from holdfast.pipeline.sink_rows import check_columns
+from holdfast.pipeline.sink.options import parse
+from holdfast.pipeline.sink.rows import check_columns
+from holdfast.pipeline.sink.sink import HoldfastStreamWriter, HoldfastWriter
+from holdfast.pipeline.source.options import OptionError
 
 SERVERS = {"mqttServers": "127.0.0.1:1883"}
 

@@ -16,15 +16,17 @@ pytest.importorskip("pyspark.sql")
 
 from holdfast.client.options import LEVEL_5, LEVEL_311
 from holdfast.client.servers import Server, parse_server
-from holdfast.mqtt import properties as p
-from holdfast.mqtt import reasons
-from holdfast.mqtt.encode import encode_ack
-from holdfast.mqtt.packets import PUBACK, Ack, Connack, Disconnect, Pingreq, Publish
-from holdfast.mqtt.publish import topic_field
-from holdfast.pipeline import sink_dialer, sink_link, sink_publisher
-from holdfast.pipeline.sink_dialer import PublishError
-from holdfast.pipeline.sink_link import Link, link_options, tls_context
-from holdfast.pipeline.sink_publisher import Publisher
+from holdfast.pipeline.sink import dialer as sink_dialer
+from holdfast.pipeline.sink import link as sink_link
+from holdfast.pipeline.sink import publisher as sink_publisher
+from holdfast.pipeline.sink.dialer import PublishError
+from holdfast.pipeline.sink.link import Link, link_options, tls_context
+from holdfast.pipeline.sink.publisher import Publisher
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import PUBACK, Ack, Connack, Disconnect, Pingreq, Publish
+from holdfast.protocol.mqtt.publish import topic_field
 from tests.support.ports import free_port
 from tests.support.sink_server import Session, SinkServer
 

@@ -10,14 +10,11 @@ pytest.importorskip("pyspark.sql")
 
 import pyarrow as pa
 
+from holdfast.broker.publish.producers import PROPERTY_HEAD, SequenceReader
 from holdfast.client.identity import SEQUENCE_MAX, parse_identity
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.packets import PUBLISH, Publish
-from holdfast.mqtt.properties import USER_PROPERTY, decode_block, encode_block
-from holdfast.node.producers import PROPERTY_HEAD, SequenceReader
-from holdfast.pipeline import sink_rows
 from holdfast.pipeline.properties import parse as parse_properties
-from holdfast.pipeline.sink_identity import (
+from holdfast.pipeline.sink import rows as sink_rows
+from holdfast.pipeline.sink.identity import (
     BATCH_MAX,
     ORIGINS_MAX,
     ROWS_MAX,
@@ -31,9 +28,12 @@ from holdfast.pipeline.sink_identity import (
     stream_job,
     write_job,
 )
-from holdfast.pipeline.sink_options import parse
-from holdfast.pipeline.sink_rows import Counted, RowEncoder, RowError, ordered
-from holdfast.pipeline.sink_window import PublishWindow
+from holdfast.pipeline.sink.options import parse
+from holdfast.pipeline.sink.rows import Counted, RowEncoder, RowError, ordered
+from holdfast.pipeline.sink.window import PublishWindow
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.packets import PUBLISH, Publish
+from holdfast.protocol.mqtt.properties import USER_PROPERTY, decode_block, encode_block
 
 JOB = stream_job("9f3c")
 

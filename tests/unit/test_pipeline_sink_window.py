@@ -6,15 +6,15 @@ from collections import deque
 
 import pytest
 
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import PUBACK, PUBCOMP, PUBREC
-from holdfast.pipeline.sink_window import (
+from holdfast.pipeline.sink.window import (
     BYTES_MAX,
     PAUSE_MAX_S,
     PublishWindow,
     Refused,
     UnknownPacket,
 )
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import PUBACK, PUBCOMP, PUBREC
 
 QOS_1 = 0x32
 

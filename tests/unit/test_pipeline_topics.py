@@ -9,14 +9,14 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from holdfast.log.record import MESSAGE, SESSION
-from holdfast.log.topic_choice import TopicChoice
-from holdfast.pipeline.decode import decode_rows
-from holdfast.pipeline.journal_map import JournalMap
-from holdfast.pipeline.offsets import DataLossError, OffsetRange
-from holdfast.pipeline.reader_path import Piece, read_pieces
-from holdfast.pipeline.scan import Coverage
-from holdfast.pipeline.topic_filter import Clause, TopicFilter
+from holdfast.pipeline.source.decode import decode_rows
+from holdfast.pipeline.source.journal_index import JournalMap
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
+from holdfast.pipeline.source.reader_path import Piece, read_pieces
+from holdfast.pipeline.source.scan import Coverage
+from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.storage.reading.topic_postings import TopicChoice
+from holdfast.storage.record import MESSAGE, SESSION
 from tests.support.journal_files import Journal, batches_of, record
 
 CLAUSES = [

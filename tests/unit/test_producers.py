@@ -8,24 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.log.partition import partition_of
-from holdfast.log.record import (
-    ATTRIBUTE_STATE,
-    FLAG_PRODUCER,
-    MESSAGE,
-    PRODUCER,
-    Batch,
-    Record,
-)
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import properties as p
-from holdfast.mqtt import reasons
-from holdfast.mqtt.publish import Publish
-from holdfast.node.config import NodeConfig
-from holdfast.node.producers import ProducerTable, decode_producer
-from holdfast.node.recovery import Recovery, snapshot_entries
-from holdfast.node.sequencing import HOLES_MAX
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.publish.producer_dedup import HOLES_MAX
+from holdfast.broker.publish.producers import ProducerTable, decode_producer
+from holdfast.broker.recovery.recovery import Recovery, snapshot_entries
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.publish import Publish
 from holdfast.security.acl import AclFile
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import ATTRIBUTE_STATE, FLAG_PRODUCER, MESSAGE, PRODUCER, Batch, Record
 from tests.support.node_bench import NodeBench, Peer
 
 PARTITIONS = 4

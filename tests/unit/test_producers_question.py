@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.mqtt import packets as m
-from holdfast.mqtt import properties as p
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt import properties as p
 from tests.support.node_bench import NodeBench
 
 

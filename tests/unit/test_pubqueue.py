@@ -10,11 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.client.aio import Client
+from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, NotConnected, QueueFull, TimedOut
-from holdfast.client.pubqueue import PublishQueue
-from holdfast.client.pubqueue_entry import Entry
-from holdfast.client.pubqueue_errors import (
+from holdfast.client.pubqueue.entry import Entry
+from holdfast.client.pubqueue.errors import (
     MessageExpired,
     MessagesLeft,
     ProducerFenced,
@@ -22,12 +21,13 @@ from holdfast.client.pubqueue_errors import (
     StoreError,
     StoreFull,
 )
-from holdfast.client.pubqueue_format import PaperFormat
-from holdfast.client.pubqueue_sqlite import SqliteStore
-from holdfast.client.pubqueue_store import Change, MemoryStore
-from holdfast.mqtt import properties as pr
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import Properties
+from holdfast.client.pubqueue.format import PaperFormat
+from holdfast.client.pubqueue.queue import PublishQueue
+from holdfast.client.pubqueue.sqlite import SqliteStore
+from holdfast.client.pubqueue.store import Change, MemoryStore
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Properties
 from tests.support.fake_client import FakeClient, settle
 
 TIMEOUT_S = 60
@@ -607,7 +607,7 @@ def test_full_disk_and_broken_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         removed = [one for change in store.changes for one in change.removed]
         assert removed == [1]
         store.error = StoreError("input/output error")
-        monkeypatch.setattr("holdfast.client.pubqueue_writer.ADDED_MAX", 1)
+        monkeypatch.setattr("holdfast.client.pubqueue.writer.ADDED_MAX", 1)
         puts = [asyncio.create_task(queue.put("t", "3")) for _ in range(3)]
         await asyncio.wait(puts)
         assert all("input/output" in str(put.exception()) for put in puts)
@@ -640,7 +640,7 @@ def test_more_than_is_kept_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
     """A backlog on disk is read in pieces, and messages put meanwhile come after it."""
-    monkeypatch.setattr(f"holdfast.client.pubqueue_sender.{limit}", value)
+    monkeypatch.setattr(f"holdfast.client.pubqueue.sender.{limit}", value)
 
     async def test() -> None:
         offline = FakeClient()

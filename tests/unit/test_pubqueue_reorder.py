@@ -7,19 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.client.aio import Client
-from holdfast.client.effects import Message
+from holdfast.client.client import Client
 from holdfast.client.errors import ConnectionLost
 from holdfast.client.identity import Identity, identity_of, parse_identity
-from holdfast.client.ordered import identify, ordered_messages
-from holdfast.client.pubqueue_format import (
+from holdfast.client.protocol.effects import Message
+from holdfast.client.pubqueue.format import (
     PaperFormat,
     SequenceFormat,
     paper_filter,
     paper_topic,
     parse_paper,
 )
-from holdfast.client.reorder import (
+from holdfast.client.pubqueue.ordered import identify, ordered_messages
+from holdfast.client.pubqueue.reorder import (
     DUPLICATE,
     LATE,
     NEW,
@@ -31,7 +31,7 @@ from holdfast.client.reorder import (
     Output,
     Reorder,
 )
-from holdfast.mqtt import properties as pr
+from holdfast.protocol.mqtt import properties as pr
 
 
 def of(sequence: int, epoch: int = 1, producer: str = "p") -> Identity:

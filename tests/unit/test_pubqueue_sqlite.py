@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.client.pubqueue_entry import Entry, Failed
-from holdfast.client.pubqueue_errors import StoreError, StoreFull
-from holdfast.client.pubqueue_sqlite import SqliteStore
-from holdfast.client.pubqueue_store import Change, Opened
-from holdfast.mqtt import properties as pr
+from holdfast.client.pubqueue.entry import Entry, Failed
+from holdfast.client.pubqueue.errors import StoreError, StoreFull
+from holdfast.client.pubqueue.sqlite import SqliteStore
+from holdfast.client.pubqueue.store import Change, Opened
+from holdfast.protocol.mqtt import properties as pr
 from tests.support.small_disk import small_disk
 
 CLOCK = 1_800_000_000.0
@@ -106,7 +106,7 @@ def test_producers_and_forms_do_not_mix(tmp_path: Path) -> None:
 
 
 def test_failed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.client.pubqueue_sqlite.FAILED_MAX", 3)
+    monkeypatch.setattr("holdfast.client.pubqueue.sqlite.FAILED_MAX", 3)
     store = SqliteStore(tmp_path / "q.db")
     store.open("sequence", CLOCK)
     store.apply(Change([entry(n) for n in range(1, 7)]))
@@ -125,7 +125,7 @@ def test_failed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 OPEN_AND_WAIT = """
 import sys
-from holdfast.client.pubqueue_sqlite import SqliteStore
+from holdfast.client.pubqueue.sqlite import SqliteStore
 store = SqliteStore(sys.argv[1])
 store.open("sequence", 1.0)
 print("open", flush=True)

@@ -4,12 +4,16 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from holdfast.replication.kinds import BadFrame
-from holdfast.replication.raft import RaftFailure, RaftNode, Ready
-from holdfast.replication.raft_core import RaftDiverged
-from holdfast.replication.raft_leading import INSTALL_RETRY_S
-from holdfast.replication.raft_log import Entry, EntryKind, Membership, RaftState, Snapshot
-from holdfast.replication.raft_messages import (
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.raft.codec import (
+    decode_message,
+    decode_snapshot,
+    encode_message,
+    encode_snapshot,
+)
+from holdfast.cluster.raft.leader import INSTALL_RETRY_S
+from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.messages import (
     Append,
     AppendReply,
     Install,
@@ -18,12 +22,8 @@ from holdfast.replication.raft_messages import (
     VoteReply,
     VoteRequest,
 )
-from holdfast.replication.raft_wire import (
-    decode_message,
-    decode_snapshot,
-    encode_message,
-    encode_snapshot,
-)
+from holdfast.cluster.raft.node import RaftFailure, RaftNode, Ready
+from holdfast.cluster.raft.state import RaftDiverged
 from tests.support.sim_raft import carry_out
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers.disk import DiskFullError
-from holdfast.drivers.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
-from holdfast.drivers.raft_writer import RaftWriter
-from holdfast.log.filesystem import OsFileSystem, read_whole
-from holdfast.replication.raft_core import Write
-from holdfast.replication.raft_log import Entry, EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.state import Write
+from holdfast.server.disk.journal_writer import DiskFullError
+from holdfast.server.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
+from holdfast.server.disk.raft_writer import RaftWriter
+from holdfast.storage.files.filesystem import OsFileSystem, read_whole
 from tests.support.sim_disk import Crash, SimDisk
 from tests.support.sim_raft import carry_out
 

@@ -8,18 +8,13 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.replication import operations
-from holdfast.replication.commands import ChangePartitions, apply
-from holdfast.replication.controller import Controller, ControllerConfig
-from holdfast.replication.health import Health
-from holdfast.replication.metadata import (
-    WITNESS,
-    ClusterMetadata,
-    NodeState,
-    PartitionInfo,
-)
-from holdfast.replication.operations import OperationError
-from holdfast.replication.status import cluster_status
+from holdfast.cluster.failure.health import Health
+from holdfast.cluster.metadata import operations
+from holdfast.cluster.metadata.commands import ChangePartitions, apply
+from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeState, PartitionInfo
+from holdfast.cluster.metadata.operations import OperationError
+from holdfast.cluster.metadata.status import cluster_status
+from holdfast.cluster.placement.controller import Controller, ControllerConfig
 from tests.support.sim_controller import ControllerWorld, node_info
 
 CONFIG = ControllerConfig()

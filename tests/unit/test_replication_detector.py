@@ -6,16 +6,10 @@ from itertools import product
 
 import pytest
 
-from holdfast.replication.detector import (
-    Beat,
-    Detector,
-    DetectorConfig,
-    HeardAgain,
-    Suspected,
-)
-from holdfast.replication.health import Presence
-from holdfast.replication.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
-from holdfast.replication.kinds import BadFrame
+from holdfast.cluster.failure.detector import Beat, Detector, DetectorConfig, HeardAgain, Suspected
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.failure.heartbeat import Heartbeat, decode_heartbeat, encode_heartbeat
+from holdfast.cluster.frame_kinds import BadFrame
 
 CONFIG = DetectorConfig()
 STEP_S = 0.01

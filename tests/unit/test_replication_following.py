@@ -2,21 +2,9 @@
 
 import pytest
 
-from holdfast.log.epoch_table import EpochTable
-from holdfast.log.record import MESSAGE, BatchBuilder, Record
-from holdfast.replication.kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
-from holdfast.replication.log_matching import compare, cut_offset
-from holdfast.replication.metadata import PartitionInfo
-from holdfast.replication.progress import IDLE, Led, Peer, Progress
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import (
-    Diverged,
-    ProposeInSync,
-    ReadBatches,
-    Restarted,
-    Truncated,
-)
-from holdfast.replication.replica_wire import (
+from holdfast.cluster.frame_kinds import FOLLOW_FROM, REPLICATE, REPLICATE_ACK, BadFrame
+from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.cluster.partitions.codec import (
     CUT,
     EPOCH,
     FOLLOW_FROM_ENTRY,
@@ -27,6 +15,18 @@ from holdfast.replication.replica_wire import (
     decode_follow_from,
     replicate_parts,
 )
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import (
+    Diverged,
+    ProposeInSync,
+    ReadBatches,
+    Restarted,
+    Truncated,
+)
+from holdfast.cluster.partitions.log_matching import compare, cut_offset
+from holdfast.cluster.partitions.progress import IDLE, Led, Peer, Progress
+from holdfast.storage.journal.epoch_table import EpochTable
+from holdfast.storage.record import MESSAGE, BatchBuilder, Record
 from tests.support.replica_cores import Cores
 from tests.support.sim_replica_log import SimDisk, SimReplicaLog
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.replication.metadata import NodeState
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import BecameLeader, GivenUp, ProposeInSync, Restarted
+from holdfast.cluster.metadata.model import NodeState
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import BecameLeader, GivenUp, ProposeInSync, Restarted
 from tests.support.replica_cores import Cores
 
 HOLDS = ReplicationConfig(holds_restarted=True)

@@ -2,17 +2,17 @@
 
 import pytest
 
-from holdfast.replication.kinds import REPLICATE, REPLICATE_ACK, BadFrame
-from holdfast.replication.metadata import PartitionInfo
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replica_effects import (
+from holdfast.cluster.frame_kinds import REPLICATE, REPLICATE_ACK, BadFrame
+from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.cluster.partitions.codec import OFFSET_ENTRY, encode_ack
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.effects import (
     BecameLeader,
     Committed,
     ProposeInSync,
     StoppedLeading,
     Truncated,
 )
-from holdfast.replication.replica_wire import OFFSET_ENTRY, encode_ack
 from tests.support.replica_cores import Cores
 
 

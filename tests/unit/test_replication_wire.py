@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.log.record import MESSAGE, BatchBuilder, Record
-from holdfast.replication.kinds import BadFrame
-from holdfast.replication.replica_wire import (
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.partitions.codec import (
     CUT,
     EPOCH,
     FOLLOW_ENTRY,
@@ -23,6 +22,7 @@ from holdfast.replication.replica_wire import (
     place,
     replicate_parts,
 )
+from holdfast.storage.record import MESSAGE, BatchBuilder, Record
 
 
 def batch(partition: int, base: int, count: int, epoch: int) -> bytes:

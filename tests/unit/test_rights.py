@@ -5,18 +5,18 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.log import record as log_record
-from holdfast.log.record import BatchBuilder
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.encode import encode_ack
-from holdfast.node import federating
-from holdfast.node.config import NodeConfig
-from holdfast.node.publishing import publish_own
-from holdfast.node.recovery import Recovery
-from holdfast.node.retained import send_late
-from holdfast.node.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
+from holdfast.broker import federation_session as federating
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.delivery.retained import send_late
+from holdfast.broker.publish.inbound import publish_own
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.rights import TOPIC_BYTES, TOPICS_BYTES_MAX, Rights
+from holdfast.broker.session.message import Message
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.security.acl import AclFile
-from holdfast.session.message import Message
+from holdfast.storage import record as log_record
+from holdfast.storage.record import BatchBuilder
 from tests.support.node_bench import NodeBench, Peer
 
 RULES = """\

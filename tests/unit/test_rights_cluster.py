@@ -6,26 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.group_wire import Report, decode_report, encode_report
-from holdfast.log.partition import partition_of
-from holdfast.log.record import MESSAGE
-from holdfast.mqtt import packets as m
-from holdfast.mqtt.decode import decode
-from holdfast.mqtt.encode import encode, encode_ack
-from holdfast.mqtt.framing import FrameReader
-from holdfast.mqtt.publish import Publish, decode_publish
-from holdfast.replication.kinds import BadFrame
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.shared_groups.codec import Report, decode_report, encode_report
+from holdfast.protocol.mqtt import packets as m
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode, encode_ack
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.publish import Publish, decode_publish
 from holdfast.security.acl import AclFile
-from holdfast.sim.checks import Message
-from holdfast.sim.client import Client
-from holdfast.sim.cores import Cores
-from holdfast.sim.faults import ALL, NETWORK, PROCESSES
-from holdfast.sim.host import Host
-from holdfast.sim.plans import settings_for
-from holdfast.sim.sockets import ClientSocket
-from holdfast.sim.teams import Member, Team, TeamPublisher
-from holdfast.sim.workload import Party
-from holdfast.sim.world import Settings, World
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import MESSAGE
+from tests.sim.checks import Message
+from tests.sim.client import Client
+from tests.sim.cores import Cores
+from tests.sim.faults import ALL, NETWORK, PROCESSES
+from tests.sim.host import Host
+from tests.sim.plans import settings_for
+from tests.sim.sockets import ClientSocket
+from tests.sim.teams import Member, Team, TeamPublisher
+from tests.sim.workload import Party
+from tests.sim.world import Settings, World
 
 RULES = """\
 topic readwrite public/#
@@ -116,7 +116,7 @@ class Stage:
     """A cluster that is ready. Node "c" coordinates the group, "a" and "b" do not."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("holdfast.sim.world.parties", lambda world: [])
+        monkeypatch.setattr("tests.sim.world.parties", lambda world: [])
         self.world = World(7, Settings(outbox_messages=1000))
         for host in self.world.hosts.values():
             host.start()
@@ -347,7 +347,9 @@ def test_a_coordinator_of_an_older_version_is_not_kept_busy(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes what a node denies for given back, and assigns it again at once."""
-    monkeypatch.setattr("holdfast.cluster.coordination.Coordination.deny", lambda *_: None)
+    monkeypatch.setattr(
+        "holdfast.cluster.shared_groups.group_state.Coordination.deny", lambda *_: None
+    )
     mallory = stage.subscribe(stage.login("a", "mallory", expiry_s=LONG_S), GROUP)
     source = stage.login("b", "bob")
     stage.publish(source, "secret/x", 5, 1)
@@ -510,7 +512,7 @@ def test_whatever_fails_a_group_loses_nothing_that_a_member_may_read(
         monkeypatch.setattr(team, "received", check)
         return [*found, TeamPublisher(world, Client(world, "p5", 5))]
 
-    monkeypatch.setattr("holdfast.sim.world.parties", play)
+    monkeypatch.setattr("tests.sim.world.parties", play)
     faults = (ALL, PROCESSES, NETWORK)[seed % 3]
     world = World(seed, replace(settings_for(seed, 3, faults), mean_s=0.8))
     world.run()

@@ -1,4 +1,4 @@
-"""Nothing gets around the gate (`node.rights`): every function that sends a client a message, or
+"""Nothing gets around the gate (`broker.rights`): every function that sends a client a message, or
 brings one into the log, is listed here with the test that plays that way with a client that may
 not. A new way fails until it is listed, and so shown."""
 
@@ -11,17 +11,17 @@ import holdfast
 
 ROOT: Final = Path(holdfast.__file__).parent
 TESTS: Final = Path(__file__).parent
-GATE: Final = "node/rights.py"
-LAYERS: Final = ("session", "node", "cluster", "drivers", "federator", "api")
+GATE: Final = "broker/rights.py"
+LAYERS: Final = ("broker", "cluster", "server", "federation/sidecar", "api")
 """That see messages of clients."""
 
 ASKS: Final = {"can_read", "can_write", "for_client"}
 """Methods of access control lists, for the gate alone."""
 FIELDS: Final = {
-    "acl": {"api/server.py:new_node", "node/state.py:NodeState.__init__"},
+    "acl": {"server/server.py:new_node", "broker/state.py:NodeState.__init__"},
     "rights": {
-        "session/connection.py:Connection.__init__",
-        "session/session.py:Session.__init__",
+        "broker/session/connection.py:Connection.__init__",
+        "broker/session/session.py:Session.__init__",
     },
 }
 """Attributes that only the gate reads, and where they are set."""
@@ -62,58 +62,58 @@ PLAIN_CLUSTER = "test_a_client_of_a_cluster_gets_only_what_it_may_read"
 
 READ_WAYS: Final = {
     # They make frames of a message: who calls them is listed too.
-    "session/message.py:Message.frame_qos0": LIVE,
-    "node/delivery.py:_special_frame": LIVE,
+    "broker/session/message.py:Message.frame_qos0": LIVE,
+    "broker/delivery/delivery.py:_special_frame": LIVE,
     # The routes have only those that may read (`routing._resolve`).
-    "node/delivery.py:deliver": LIVE,
-    "node/delivery.py:send_qos0": LIVE,
-    "node/delivery.py:_hand_to_session": LIVE,
-    "node/delivery.py:send_inflight": LIVE,
-    "node/held_publish.py:HeldPublish.release": LIVE,
-    "node/publishing.py:_publish_qos0": LIVE,
-    "node/publishing.py:publish_own": LIVE,
-    "node/wills.py:_publish_qos0": LIVE,
-    "node/federating.py:publish": LIVE,
-    "cluster/applying.py:Applier._deliver": PLAIN_CLUSTER,
-    "cluster/interest.py:Interest.handle_qos0": PLAIN_CLUSTER,
+    "broker/delivery/delivery.py:deliver": LIVE,
+    "broker/delivery/delivery.py:send_qos0": LIVE,
+    "broker/delivery/delivery.py:_hand_to_session": LIVE,
+    "broker/delivery/delivery.py:send_inflight": LIVE,
+    "broker/publish/completion.py:HeldPublish.release": LIVE,
+    "broker/publish/inbound.py:_publish_qos0": LIVE,
+    "broker/publish/inbound.py:publish_own": LIVE,
+    "broker/connections/wills.py:_publish_qos0": LIVE,
+    "broker/federation_session.py:publish": LIVE,
+    "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
+    "cluster/qos0_routing.py:Interest.handle_qos0": PLAIN_CLUSTER,
     # Asked one by one.
-    "node/retained.py:SessionScans.step": LIVE,
-    "node/retained.py:_send_page": LIVE,
-    "node/delivery.py:pump": LOG,
-    "node/catching_up.py:send_unsent": INFLIGHT,
-    "node/catching_up.py:_send_again": INFLIGHT,
+    "broker/delivery/retained.py:SessionScans.step": LIVE,
+    "broker/delivery/retained.py:_send_page": LIVE,
+    "broker/delivery/delivery.py:pump": LOG,
+    "broker/delivery/log_replay.py:send_unsent": INFLIGHT,
+    "broker/delivery/log_replay.py:_send_again": INFLIGHT,
     # Of shared groups.
-    "node/delivery.py:_hand_to_group": GROUP,
-    "node/delivery.py:send_group_qos0": GROUP,
-    "node/delivery.py:send_to_member": GROUP,
-    "node/delivery.py:pump_group": GROUP,
-    "node/delivery.py:_pass_over": ASIDE,
-    "node/delivery.py:send_aside": ASIDE,
-    "cluster/interest.py:Interest.spread": NODES,
-    "cluster/interest.py:Interest._deliver_to_groups": NODES,
+    "broker/delivery/delivery.py:_hand_to_group": GROUP,
+    "broker/delivery/delivery.py:send_group_qos0": GROUP,
+    "broker/delivery/delivery.py:send_to_member": GROUP,
+    "broker/delivery/delivery.py:pump_group": GROUP,
+    "broker/delivery/delivery.py:_pass_over": ASIDE,
+    "broker/delivery/delivery.py:send_aside": ASIDE,
+    "cluster/qos0_routing.py:Interest.spread": NODES,
+    "cluster/qos0_routing.py:Interest._deliver_to_groups": NODES,
 }
 OF_OTHERS: Final = {
     # The edge of a federation: what it delivers comes to the broker by `federating.publish`.
-    "federator/deliveries.py",
-    "federator/edge_mqtt.py",
-    "federator/federator.py",
+    "federation/sidecar/deliveries.py",
+    "federation/sidecar/edge_mqtt/edge.py",
+    "federation/sidecar/federator.py",
 }
 WRITE_WAYS: Final = {
-    "node/publishing.py:handle_publish": WRITE,
-    "node/publishing.py:log_qos0": WRITE,
-    "node/wills.py:publish_will": WILL,
-    "node/federating.py:publish": FEDERATED,
-    "node/federating.py:retain": FEDERATED,
+    "broker/publish/inbound.py:handle_publish": WRITE,
+    "broker/publish/inbound.py:log_qos0": WRITE,
+    "broker/connections/wills.py:publish_will": WILL,
+    "broker/federation_session.py:publish": FEDERATED,
+    "broker/federation_session.py:retain": FEDERATED,
 }
 COPIES: Final = {
     # Records between nodes or in snapshots, of messages that were asked for before.
-    "node/recovery.py:Recovery._apply",
-    "node/recovery.py:retained_entry",
-    "cluster/interest.py:Interest._send",
-    "cluster/group_wire.py:encode_assign",
-    "cluster/admission.py:",
-    "cluster/forwarding.py:",
-    "cluster/applying.py:",
+    "broker/recovery/recovery.py:Recovery._apply",
+    "broker/recovery/recovery.py:retained_entry",
+    "cluster/qos0_routing.py:Interest._send",
+    "cluster/shared_groups/codec.py:encode_assign",
+    "cluster/publish/admission.py:",
+    "cluster/publish/forwarding.py:",
+    "cluster/publish/apply.py:",
 }
 
 
@@ -163,7 +163,9 @@ def test_the_gate_alone_knows_of_access_control_lists() -> None:
 
 def _is_other(name: str) -> bool:
     # The configuration's own, before there is a node.
-    return name.startswith(("api/server.py:Server", "api/sharing.py", "api/clustering.py"))
+    return name.startswith(
+        ("server/server.py:Server", "server/shared_directory.py", "server/cluster.py")
+    )
 
 
 def test_every_way_to_a_client_is_listed() -> None:

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.security import scram
-from holdfast.security.enhanced import Continue, Failure, ScramAuthenticator, Success, scram_factory
+from holdfast.security.enhanced_authentication import (
+    Continue,
+    Failure,
+    ScramAuthenticator,
+    Success,
+    scram_factory,
+)
 from holdfast.security.scram import (
     ScramClient,
     ScramCredentials,

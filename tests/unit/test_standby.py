@@ -6,23 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.drivers.disk import DiskFullError, GroupWriter
-from holdfast.drivers.standby import Standby
-from holdfast.lease.claim import link_epoch
-from holdfast.lease.directory import LeaseDirectory, NodeInfo
-from holdfast.lease.tenure import LeaseLost, Tenure
-from holdfast.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
-from holdfast.log.epochs import CLAIMED_NAME, LEASE, Epoch, newest_epoch, write_epoch
-from holdfast.log.files import DataDirectory, Manifest, segment_name, snapshot_name
-from holdfast.log.filesystem import ReadFile
-from holdfast.log.following import FollowError, JournalFollower
-from holdfast.log.journal import Journal
-from holdfast.log.opening import create
-from holdfast.log.record import MESSAGE, Record
-from holdfast.log.recovery import open_journal
-from holdfast.log.snapshot import SnapshotEncoder
-from holdfast.node.config import NodeConfig
-from holdfast.node.node import Node
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import Node
+from holdfast.cluster.lease.claim import link_epoch
+from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo
+from holdfast.cluster.lease.tenure import LeaseLost, Tenure
+from holdfast.cluster.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
+from holdfast.server.disk.journal_writer import DiskFullError, GroupWriter
+from holdfast.server.disk.standby import Standby
+from holdfast.storage.files.data_directory import create
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.files.layout import DataDirectory, Manifest, segment_name, snapshot_name
+from holdfast.storage.journal.epoch_folders import (
+    CLAIMED_NAME,
+    LEASE,
+    Epoch,
+    newest_epoch,
+    write_epoch,
+)
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.recovery import open_journal
+from holdfast.storage.journal.tailing import FollowError, JournalFollower
+from holdfast.storage.record import MESSAGE, Record
+from holdfast.storage.snapshot import SnapshotEncoder
 from tests.support.sim_disk import SimDisk
 
 MANIFEST = Manifest("shared", 1, "2026-01-01T00:00:00Z")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.images import Images
-from holdfast.drivers.disk import GroupWriter
-from holdfast.drivers.storage import Storage
-from holdfast.log.files import snapshot_name
-from holdfast.log.snapshot import SnapshotEncoder
-from holdfast.node.config import NodeConfig
-from holdfast.node.state import NodeState
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.state import NodeState
+from holdfast.cluster.state.replicated import Images
+from holdfast.server.disk.journal_writer import GroupWriter
+from holdfast.server.disk.storage import Storage
+from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.snapshot import SnapshotEncoder
 
 
 def opened(path: Path) -> Storage:

@@ -13,18 +13,14 @@ pa = pytest.importorskip("pyarrow")
 
 import numpy as np  # noqa: E402
 
-from holdfast.pipeline.decode import SCHEMA  # noqa: E402
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX  # noqa: E402
-from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS  # noqa: E402
-from holdfast.pipeline.jobs.commits import STATE as STATES  # noqa: E402
+from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS  # noqa: E402
+from holdfast.pipeline.lake.files.commits import STATE as STATES  # noqa: E402
+from holdfast.pipeline.source.decode import SCHEMA  # noqa: E402
 from holdfast.pipeline.tables import Rule  # noqa: E402
 from holdfast.pipeline.tables import columns as declared  # noqa: E402
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX  # noqa: E402
-from holdfast.pipeline.tables.readings import (  # noqa: E402
-    COLUMNS,
-    ReadingsFold,
-    _cuts,
-)
+from holdfast.pipeline.tables.readings import COLUMNS, ReadingsFold, _cuts  # noqa: E402
 from holdfast.pipeline.tables.rules import with_defaults  # noqa: E402
 from holdfast.pipeline.tables.stream import IDLE_DAYS_MAX  # noqa: E402
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.topics.names import (
+from holdfast.protocol.topics.names import (
     LEVELS_MAX,
     InvalidFilter,
     InvalidTopic,

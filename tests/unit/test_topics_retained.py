@@ -3,8 +3,13 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.topics.names import matches
-from holdfast.topics.retained import CHUNK_TOPICS_MAX, VISITS_PER_RESULT, RetainedScan, RetainedTrie
+from holdfast.protocol.topics.names import matches
+from holdfast.protocol.topics.retained import (
+    CHUNK_TOPICS_MAX,
+    VISITS_PER_RESULT,
+    RetainedScan,
+    RetainedTrie,
+)
 
 # Levels around "/" in string order ("-" < "." < "/" < "0") are where a sorted sequence goes wrong.
 LEVELS = st.sampled_from(["a", "", "a-", "a0", "$", "\U0001f600"])

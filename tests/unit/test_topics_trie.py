@@ -7,8 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.topics.names import matches
-from holdfast.topics.trie import Entry, SubscriptionTrie
+from holdfast.protocol.topics.names import matches
+from holdfast.protocol.topics.trie import Entry, SubscriptionTrie
 
 LEVELS = st.sampled_from(["a", "b", "", "$a"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=5).map("/".join).filter(bool)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.topology.access import (
+from holdfast.federation.manager.access import (
     Caller,
     Forbidden,
     Role,
@@ -11,10 +11,10 @@ from holdfast.topology.access import (
     require_join,
     require_member,
 )
-from holdfast.topology.desired import Federation, JoinToken, Member
-from holdfast.topology.manager import hash_of
-from holdfast.topology.openapi import Described, document, schemes_of
-from holdfast.topology.settings import PREFIX, Settings, SettingsError, load
+from holdfast.federation.manager.manager import hash_of
+from holdfast.federation.manager.openapi import Described, document, schemes_of
+from holdfast.federation.manager.settings import PREFIX, Settings, SettingsError, load
+from holdfast.federation.manager.state.federation_state import Federation, JoinToken, Member
 
 OPERATOR = "operator-token-of-the-test"
 A, B, C = "tcp://a:1883", "tcp://b:1883", "tcp://c:1883"

@@ -14,16 +14,18 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from holdfast.topology import changes, postgresql_store, store_thread
-from holdfast.topology.changes import Changes, TooMany
-from holdfast.topology.desired import Federation
-from holdfast.topology.manager import Manager
-from holdfast.topology.messages import JoinAnswer, JoinRequest, Report
-from holdfast.topology.postgresql_store import PostgresqlStore
-from holdfast.topology.rounds import Rounds
-from holdfast.topology.settings import Settings
-from holdfast.topology.sqlite_store import SqliteStore
-from holdfast.topology.store import AuditLine, Store, StoreError, StoreLost
+from holdfast.federation.manager.maintenance import Rounds
+from holdfast.federation.manager.manager import Manager
+from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, Report
+from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.state import changes
+from holdfast.federation.manager.state import postgresql as postgresql_store
+from holdfast.federation.manager.state import thread as store_thread
+from holdfast.federation.manager.state.changes import Changes, TooMany
+from holdfast.federation.manager.state.federation_state import Federation
+from holdfast.federation.manager.state.postgresql import PostgresqlStore
+from holdfast.federation.manager.state.sqlite import SqliteStore
+from holdfast.federation.manager.state.store import AuditLine, Store, StoreError, StoreLost
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.postgresql import PASSWORD, PostgresqlServer
 from tests.support.topology_brokers import FakeBrokers

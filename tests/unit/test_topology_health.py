@@ -2,10 +2,10 @@
 
 import math
 
-from holdfast.topology.health import Health, State
-from holdfast.topology.placement import place
-from holdfast.topology.repair import Rules
-from holdfast.topology.round_trips import UNKNOWN_MS, RoundTrips
+from holdfast.federation.manager.graph.health import Health, State
+from holdfast.federation.manager.graph.placement import place
+from holdfast.federation.manager.graph.repair import Rules
+from holdfast.federation.manager.graph.round_trips import UNKNOWN_MS, RoundTrips
 
 
 def unreported(node: int) -> bool:

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from holdfast.topology.announcing import PAUSE_MAX_S, TELLINGS, Schedule
-from holdfast.topology.desired import Announcement, Refused, rules_of
-from holdfast.topology.graph import structure_of
-from holdfast.topology.health import State
-from holdfast.topology.manager import Manager, NoSuchMember
-from holdfast.topology.messages import JoinAnswer, JoinRequest, LinkReport, Report
-from holdfast.topology.rounds import Rounds
-from holdfast.topology.settings import Settings
-from holdfast.topology.sqlite_store import SqliteStore
-from holdfast.topology.store import StoreError
-from holdfast.topology.stores import open_store
+from holdfast.federation.manager.announcer import PAUSE_MAX_S, TELLINGS, Schedule
+from holdfast.federation.manager.graph.graph import structure_of
+from holdfast.federation.manager.graph.health import State
+from holdfast.federation.manager.maintenance import Rounds
+from holdfast.federation.manager.manager import Manager, NoSuchMember
+from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, LinkReport, Report
+from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.state.databases import open_store
+from holdfast.federation.manager.state.federation_state import Announcement, Refused, rules_of
+from holdfast.federation.manager.state.sqlite import SqliteStore
+from holdfast.federation.manager.state.store import StoreError
 from tests.support.topology_brokers import FakeBrokers
 from tests.support.topology_databases import DATABASES, Database, SqliteDatabase, new_database
 

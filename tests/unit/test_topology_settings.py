@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.topology.durations import duration_ns
-from holdfast.topology.settings import SettingsError, load
+from holdfast.federation.manager.durations import duration_ns
+from holdfast.federation.manager.settings import SettingsError, load
 
 
 @pytest.mark.parametrize(

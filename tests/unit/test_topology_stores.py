@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.topology import store as store_module
-from holdfast.topology.desired import Announcement, Federation, JoinToken, Member
-from holdfast.topology.sqlite_store import SqliteStore
-from holdfast.topology.store import AuditLine, Store, StoreError
-from holdfast.topology.stores import open_store
+from holdfast.federation.manager.state import store as store_module
+from holdfast.federation.manager.state.databases import open_store
+from holdfast.federation.manager.state.federation_state import (
+    Announcement,
+    Federation,
+    JoinToken,
+    Member,
+)
+from holdfast.federation.manager.state.sqlite import SqliteStore
+from holdfast.federation.manager.state.store import AuditLine, Store, StoreError
 from tests.support.topology_databases import DATABASES, new_database
 
 LINE = AuditLine(at_s=1.5, revision=0, actor="test", action="do", detail="x")
@@ -116,6 +121,6 @@ def test_what_a_database_cannot_write_is_an_error_of_the_store(store: Store) -> 
 
 def test_without_a_driver_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "holdfast.topology.postgresql_store", raising=False)
+    monkeypatch.delitem(sys.modules, "holdfast.federation.manager.state.postgresql", raising=False)
     with pytest.raises(StoreError, match=r"pip install 'holdfast\[postgresql\]'"):
         open_store("postgresql://h/d")

@@ -13,11 +13,11 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame
 from websockets.protocol import SERVER, Protocol
 
-from holdfast.client import websocket as client_websocket
-from holdfast.client.websocket import websocket_protocol_factory
-from holdfast.websocket import stream
-from holdfast.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT
-from holdfast.websocket.stream import ANSWER_S, WebSocketError, WebSocketStream
+from holdfast.client.transport import websocket as client_websocket
+from holdfast.client.transport.websocket import websocket_protocol_factory
+from holdfast.protocol.websocket import stream
+from holdfast.protocol.websocket.frames import BINARY, CLOSE, CONTINUATION, PING, PONG, TEXT
+from holdfast.protocol.websocket.stream import ANSWER_S, WebSocketError, WebSocketStream
 from tests.e2e.websocket_wire import frame
 
 Handler = Callable[[ServerConnection], Awaitable[None]]

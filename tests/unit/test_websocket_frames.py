@@ -10,7 +10,7 @@ from websockets.exceptions import PayloadTooBig
 from websockets.frames import Frame, Opcode
 from websockets.protocol import CLIENT, SERVER, Protocol, Side
 
-from holdfast.websocket.frames import (
+from holdfast.protocol.websocket.frames import (
     BINARY,
     CLOSE,
     INVALID_DATA,

@@ -5,10 +5,10 @@
   /metrics: Prometheus.
 - /api/v1/log...: committed records as raw batches, for Spark and other readers, see
   `holdfast.api.log_routes` and `holdfast.api.log_sender`.
-- /cluster...: the cluster, see `holdfast.api.cluster_admin`.
+- /cluster...: the cluster, see `holdfast.api.cluster_routes`.
 - /api/v1/federation: see `holdfast.api.federation_routes`.
 
-403 to web pages and to names that are not this port's, see `holdfast.web.requests`.
+403 to web pages and to names that are not this port's, see `holdfast.security.http.requests`.
 """
 
 import asyncio
@@ -23,22 +23,22 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from holdfast.api.cluster_admin import ClusterAdmin, ClusterRoutes
-from holdfast.api.federating import BrokerFederation
+from holdfast.api.cluster_routes import ClusterAdmin, ClusterRoutes
 from holdfast.api.federation_routes import FederationRoutes
 from holdfast.api.log_routes import BadRequest, Busy, LogRoutes, NotServing
 from holdfast.api.log_sender import LogConnections, LogSender
-from holdfast.api.maintenance import Maintenance
-from holdfast.api.metrics import registry_for, render
+from holdfast.api.metrics.node import registry_for, render
 from holdfast.api.readiness import obstacles
-from holdfast.api.sharing import Sharing
 from holdfast.config.schema import Config
-from holdfast.drivers import descriptors
-from holdfast.drivers.broker import Broker
-from holdfast.drivers.failures import watched
-from holdfast.web.connections import bounded
-from holdfast.web.guard import Guard
-from holdfast.web.requests import Hosts
+from holdfast.security.http.connections import bounded
+from holdfast.security.http.guard import Guard
+from holdfast.security.http.requests import Hosts
+from holdfast.server.event_loop import descriptors
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.failures import watched
+from holdfast.server.federation import BrokerFederation
+from holdfast.server.maintenance import Maintenance
+from holdfast.server.shared_directory import Sharing
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""

@@ -4,23 +4,23 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterable
 
-from holdfast.api.cluster_admin import ClusterError, ClusterFigures
-from holdfast.cluster.member import Member
-from holdfast.config.schema import Config
-from holdfast.drivers.cluster_broker import ClusterBroker
-from holdfast.drivers.peers import PeerLinks
-from holdfast.replication import operations
-from holdfast.replication.commands import Command
-from holdfast.replication.health import Presence
-from holdfast.replication.metadata import ClusterMetadata, NodeInfo
-from holdfast.replication.planning import last_copies
-from holdfast.replication.proposals import Accepted, Outcome, Refused
-from holdfast.replication.status import (
+from holdfast.api.cluster_routes import ClusterError, ClusterFigures
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.metadata import operations
+from holdfast.cluster.metadata.commands import Command
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
+from holdfast.cluster.metadata.requests import Accepted, Outcome, Refused
+from holdfast.cluster.metadata.status import (
     below_min_insync,
     cluster_status,
     lacks_voters,
     under_replicated,
 )
+from holdfast.cluster.node import Member
+from holdfast.cluster.placement.planning import last_copies
+from holdfast.config.schema import Config
+from holdfast.server.event_loop.cluster_broker import ClusterBroker
+from holdfast.server.peers.links import PeerLinks
 
 
 class ClusterOperations:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from holdfast.api.log_routes import BadRequest
-from holdfast.topics.names import InvalidTopic, decode_topic
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 
 class Membership(Protocol):

@@ -20,11 +20,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from holdfast.api.cluster_admin import ClusterAdmin
-from holdfast.drivers.broker import Broker
-from holdfast.drivers.failures import watched
-from holdfast.log.record import Batch
-from holdfast.web.requests import shown, whole_number
+from holdfast.api.cluster_routes import ClusterAdmin
+from holdfast.security.http.requests import shown, whole_number
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.failures import watched
+from holdfast.storage.record import Batch
 
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20

@@ -31,13 +31,13 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final, Protocol, runtime_checkable
 
-from holdfast.drivers import descriptors
-from holdfast.drivers.broker import Broker
-from holdfast.log.extents import Extent, Wanted
-from holdfast.log.topic_choice import TopicChoice
-from holdfast.topics.names import InvalidFilter, check_filter
-from holdfast.web.connections import BUSY, BoundedConnection
-from holdfast.web.requests import Hosts, page_refusal, whole_number
+from holdfast.protocol.topics.names import InvalidFilter, check_filter
+from holdfast.security.http.connections import BUSY, BoundedConnection
+from holdfast.security.http.requests import Hosts, page_refusal, whole_number
+from holdfast.server.event_loop import descriptors
+from holdfast.server.event_loop.broker import Broker
+from holdfast.storage.reading.byte_ranges import Extent, Wanted
+from holdfast.storage.reading.topic_postings import TopicChoice
 
 logger = logging.getLogger("holdfast")
 
@@ -245,7 +245,7 @@ class LogRequests(BaseHTTPRequestHandler):
             self._bodies.give_back(length)
 
     def _refusal(self) -> str:
-        """See `holdfast.web.guard`: this connection does not come through it."""
+        """See `holdfast.security.http.guard`: this connection does not come through it."""
         headers = self.headers
         text = page_refusal(headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", []))
         return text or self._hosts.refusal(headers.get_all("Host", []))

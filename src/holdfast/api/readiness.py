@@ -11,9 +11,9 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from holdfast.api.cluster_admin import ClusterAdmin, ClusterFigures
-from holdfast.api.sharing import Sharing
-from holdfast.drivers.broker import Broker
+from holdfast.api.cluster_routes import ClusterAdmin, ClusterFigures
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.shared_directory import Sharing
 
 logger = logging.getLogger("holdfast")
 

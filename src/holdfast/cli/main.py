@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -33,7 +33,19 @@ COMMANDS: Final = {
     "topology": "who is in a federation, and who is linked to whom",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
-"""Command -> help line; command `x` lives in the module holdfast.cli.x."""
+"""Command -> help line."""
+
+_MODULES: Final = {
+    "pub": "pubsub.pub",
+    "sub": "pubsub.sub",
+    "cluster": "cluster.command",
+    "log": "log.command",
+    "pipeline": "pipeline.command",
+    "federator": "federation.sidecar",
+    "federation": "federation.command",
+    "topology": "federation.manager",
+}
+"""Command -> its module in holdfast.cli, where that has another name than the command."""
 
 _OWN_OPTIONS: Final = frozenset({"pub", "sub"})
 """Commands that parse their arguments themselves."""
@@ -50,7 +62,7 @@ def version_text() -> str:
 
 
 def _form() -> str:
-    spec = find_spec("holdfast.mqtt.publish")
+    spec = find_spec("holdfast.protocol.mqtt.publish")
     origin = spec.origin if spec is not None else None
     return "compiled" if origin is not None and origin.endswith((".so", ".pyd")) else "interpreted"
 
@@ -61,6 +73,10 @@ def _event_loop() -> str:
     from importlib.metadata import version
 
     return f"uvloop {version('uvloop')}"
+
+
+def _command_module(command: str) -> Any:
+    return import_module(f"holdfast.cli.{_MODULES.get(command, command)}")
 
 
 def build_parser(commands: list[str]) -> argparse.ArgumentParser:
@@ -77,7 +93,7 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
     if commands:
         subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
         for name in commands:
-            import_module(f"holdfast.cli.{name}").add_parser(subparsers)
+            _command_module(name).add_parser(subparsers)
     else:
         parser.add_argument("command", nargs="?", metavar="COMMAND", help="see below")
     return parser
@@ -86,11 +102,11 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
     if command in _OWN_OPTIONS:
-        own_main: Callable[[list[str]], int] = import_module(f"holdfast.cli.{command}").main
+        own_main: Callable[[list[str]], int] = _command_module(command).main
         return own_main(arguments[1:])
     if command in COMMANDS:
         args = build_parser([command]).parse_args(arguments)
-        run: Callable[[argparse.Namespace], int] = import_module(f"holdfast.cli.{command}").run
+        run: Callable[[argparse.Namespace], int] = _command_module(command).run
         return run(args)
     parser = build_parser([])
     # A wrong word must be named before the options that follow it, which only its command knows.

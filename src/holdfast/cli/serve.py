@@ -127,10 +127,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(config: Config) -> int:
-    from holdfast.api.server import STAND_BY_AGAIN, START_ANEW
     from holdfast.cli.logs import set_up_logging
-    from holdfast.drivers.loop import new_event_loop
-    from holdfast.log.files import MANIFEST
+    from holdfast.server.event_loop.loop import new_event_loop
+    from holdfast.server.server import STAND_BY_AGAIN, START_ANEW
+    from holdfast.storage.files.layout import MANIFEST
 
     set_up_logging(config.logging.level, config.logging.format)
     _claim_descriptors(config)
@@ -156,7 +156,7 @@ def serve(config: Config) -> int:
 
 
 def _claim_descriptors(config: Config) -> None:
-    from holdfast.drivers import descriptors
+    from holdfast.server.event_loop import descriptors
 
     limit = descriptors.raise_limit()
     clients = descriptors.for_clients()
@@ -173,9 +173,9 @@ def _claim_descriptors(config: Config) -> None:
 
 
 async def _serve(config: Config) -> int:
-    from holdfast.api.server import Server, StartError
     from holdfast.config.check import warnings
-    from holdfast.drivers.loop import spare_the_collector
+    from holdfast.server.event_loop.loop import spare_the_collector
+    from holdfast.server.server import Server, StartError
 
     for warning in warnings(config):
         logging.getLogger("holdfast").warning("configuration %s", warning)

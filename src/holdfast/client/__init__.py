@@ -15,10 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from holdfast.client.aio import Client
     from holdfast.client.authentication import Authentication
-    from holdfast.client.connecting import PublishResult
-    from holdfast.client.effects import Message
+    from holdfast.client.client import Client
+    from holdfast.client.connection import PublishResult
     from holdfast.client.errors import (
         AuthenticationFailed,
         ClientError,
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
         TimedOut,
     )
     from holdfast.client.options import Options
-    from holdfast.client.ordered import ordered_messages
-    from holdfast.client.pubqueue import PublishQueue
-    from holdfast.client.pubqueue_errors import (
+    from holdfast.client.protocol.effects import Message
+    from holdfast.client.pubqueue.errors import (
         MessageExpired,
         MessagesLeft,
         ProducerFenced,
@@ -42,13 +40,15 @@ if TYPE_CHECKING:
         StoreError,
         StoreFull,
     )
-    from holdfast.client.pubqueue_format import PaperFormat
-    from holdfast.client.pubqueue_sqlite import SqliteStore
-    from holdfast.client.pubqueue_store import MemoryStore
+    from holdfast.client.pubqueue.format import PaperFormat
+    from holdfast.client.pubqueue.ordered import ordered_messages
+    from holdfast.client.pubqueue.queue import PublishQueue
+    from holdfast.client.pubqueue.sqlite import SqliteStore
+    from holdfast.client.pubqueue.store import MemoryStore
     from holdfast.client.reconnect import Reconnect
     from holdfast.client.scram import ScramAuthentication
     from holdfast.client.servers import Server
-    from holdfast.mqtt.packets import SubscriptionRequest, Will
+    from holdfast.protocol.mqtt.packets import SubscriptionRequest, Will
 
 __all__ = [
     "Authentication",
@@ -85,29 +85,29 @@ __all__ = [
 ]
 
 _ERRORS: Final = "holdfast.client.errors"
-_QUEUE_ERRORS: Final = "holdfast.client.pubqueue_errors"
+_QUEUE_ERRORS: Final = "holdfast.client.pubqueue.errors"
 _HOMES: Final = {
     "Authentication": "holdfast.client.authentication",
-    "Client": "holdfast.client.aio",
-    "MemoryStore": "holdfast.client.pubqueue_store",
-    "Message": "holdfast.client.effects",
+    "Client": "holdfast.client.client",
+    "MemoryStore": "holdfast.client.pubqueue.store",
+    "Message": "holdfast.client.protocol.effects",
     "MessageExpired": _QUEUE_ERRORS,
     "MessagesLeft": _QUEUE_ERRORS,
     "Options": "holdfast.client.options",
-    "PaperFormat": "holdfast.client.pubqueue_format",
+    "PaperFormat": "holdfast.client.pubqueue.format",
     "ProducerFenced": _QUEUE_ERRORS,
-    "PublishQueue": "holdfast.client.pubqueue",
-    "PublishResult": "holdfast.client.connecting",
+    "PublishQueue": "holdfast.client.pubqueue.queue",
+    "PublishResult": "holdfast.client.connection",
     "QueueClosed": _QUEUE_ERRORS,
     "Reconnect": "holdfast.client.reconnect",
     "ScramAuthentication": "holdfast.client.scram",
     "Server": "holdfast.client.servers",
-    "SqliteStore": "holdfast.client.pubqueue_sqlite",
+    "SqliteStore": "holdfast.client.pubqueue.sqlite",
     "StoreError": _QUEUE_ERRORS,
     "StoreFull": _QUEUE_ERRORS,
-    "SubscriptionRequest": "holdfast.mqtt.packets",
-    "Will": "holdfast.mqtt.packets",
-    "ordered_messages": "holdfast.client.ordered",
+    "SubscriptionRequest": "holdfast.protocol.mqtt.packets",
+    "Will": "holdfast.protocol.mqtt.packets",
+    "ordered_messages": "holdfast.client.pubqueue.ordered",
 }
 """The modules of the names in `__all__`; the rest are errors."""
 

@@ -6,10 +6,10 @@
         for message in client.messages(timeout_s=10):
             ...
 
-It is the asyncio client on a loop in a thread of its own: the same arguments, results and errors
-(`holdfast.client.aio`). Any thread may call it; each call waits for its result, and a call that is
-interrupted (Ctrl-C) is cancelled there, too. Callbacks run in that thread: they must be short, and
-must not call this client.
+It is the asyncio client (`holdfast.client.client`) on a loop in a thread of its own: the same
+arguments, results and errors. Any thread may call it; each call waits for its result, and a call
+that is interrupted (Ctrl-C) is cancelled there, too. Callbacks run in that thread: they must be
+short, and must not call this client.
 """
 
 import asyncio
@@ -22,16 +22,16 @@ from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from holdfast.client import aio
-from holdfast.client.connecting import Outcome, PublishResult
-from holdfast.client.effects import Message
+from holdfast.client import client as aio
+from holdfast.client.connection import Outcome, PublishResult
 from holdfast.client.errors import ClientError, NotConnected
 from holdfast.client.options import Options
+from holdfast.client.protocol.effects import Message
 from holdfast.client.reconnect import Reconnect
 from holdfast.client.servers import Server
-from holdfast.client.waiting import Filter
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import Packet, Properties
+from holdfast.client.transport.deadline import Filter
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Packet, Properties
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ class Client:
         on_connection_lost: Callable[[ClientError], None] | None = None,
         on_trace: Callable[[bool, Packet], None] | None = None,
     ) -> None:
-        """The arguments are those of `holdfast.client.aio.Client`. Raises ValueError."""
+        """The arguments are those of `holdfast.client.client.Client`. Raises ValueError."""
         self._client = aio.Client(
             host,
             port,

@@ -1,7 +1,7 @@
 """What can go wrong for a client. Each error carries the MQTT 5 reason code where there is one;
 return codes of MQTT 3 are translated."""
 
-from holdfast.mqtt import reasons
+from holdfast.protocol.mqtt import reasons
 
 
 class ClientError(Exception):

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.mqtt.properties import USER_PROPERTY, Properties
+from holdfast.protocol.mqtt.properties import USER_PROPERTY, Properties
 
 IDENTITY_PROPERTY: Final = "hf-seq"
 EPOCH_MAX: Final = (1 << 32) - 1

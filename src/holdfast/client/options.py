@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.client.authentication import Authentication
-from holdfast.mqtt.packets import Will
-from holdfast.mqtt.properties import Properties
+from holdfast.protocol.mqtt.packets import Will
+from holdfast.protocol.mqtt.properties import Properties
 
 LEVEL_31: Final = 3
 LEVEL_311: Final = 4

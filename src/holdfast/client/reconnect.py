@@ -11,7 +11,7 @@ from holdfast.client.errors import (
     SubscribeRefused,
     TimedOut,
 )
-from holdfast.mqtt import reasons
+from holdfast.protocol.mqtt import reasons
 
 TRANSIENT: Final = frozenset(
     {

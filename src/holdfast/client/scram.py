@@ -1,7 +1,7 @@
 """SCRAM-SHA-256 as a client's enhanced authentication."""
 
 from holdfast.client.errors import AuthenticationFailed
-from holdfast.mqtt import reasons
+from holdfast.protocol.mqtt import reasons
 from holdfast.security.scram import ScramClient, ScramError
 
 

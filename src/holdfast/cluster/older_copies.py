@@ -13,7 +13,7 @@ one that stood apart last: the majority that confirmed its change stands apart n
 always a majority of members that are not told to begin anew, whoever told the others.
 """
 
-from holdfast.cluster.metadata_reads import MetadataReads
+from holdfast.cluster.reads.read_index import MetadataReads
 
 
 class OlderCopies:

@@ -3,37 +3,37 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from holdfast.cluster.admission import Admission
-from holdfast.cluster.alignment import Alignment
-from holdfast.cluster.applying import Applier, ApplyingLog
-from holdfast.cluster.barriers import Barriers
-from holdfast.cluster.doubt import Doubt
-from holdfast.cluster.fabric import Fabric
-from holdfast.cluster.forwarding import Forwarding
-from holdfast.cluster.groups import Groups
-from holdfast.cluster.homes import Homes
-from holdfast.cluster.images import Images
-from holdfast.cluster.interest import Interest
-from holdfast.cluster.metadata_reads import NOTHING, MetadataReads
+from holdfast.broker.node import Node
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.disk_full import Space
+from holdfast.cluster.failure.cluster_clock import ClusterClock
+from holdfast.cluster.failure.detector import Detector, DetectorConfig
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.metadata.commands import ChangePartitions
+from holdfast.cluster.metadata.store import MetaStore
 from holdfast.cluster.older_copies import OlderCopies
-from holdfast.cluster.opening import Opener
-from holdfast.cluster.retained_updates import RetainedUpdates
-from holdfast.cluster.space import Space
-from holdfast.cluster.transfer import Transfer
-from holdfast.log import record as log_record
-from holdfast.log.journal import Journal
-from holdfast.log.record import Record
-from holdfast.node.node import Node
-from holdfast.node.state import NodeState
-from holdfast.replication.cluster_clock import ClusterClock
-from holdfast.replication.commands import ChangePartitions
-from holdfast.replication.controller import ControllerConfig
-from holdfast.replication.detector import Detector, DetectorConfig
-from holdfast.replication.disk_position import DiskMemory
-from holdfast.replication.health import Presence
-from holdfast.replication.metastore import MetaStore
-from holdfast.replication.replica_config import ReplicationConfig
-from holdfast.replication.replication import Replication
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.partitions.disk_position import DiskMemory
+from holdfast.cluster.partitions.replication import Replication
+from holdfast.cluster.placement.controller import ControllerConfig
+from holdfast.cluster.publish.admission import Admission
+from holdfast.cluster.publish.apply import Applier, ApplyingLog
+from holdfast.cluster.publish.forwarding import Forwarding
+from holdfast.cluster.publish.leader_sync import Alignment
+from holdfast.cluster.publish.retained_updates import RetainedUpdates
+from holdfast.cluster.qos0_routing import Interest
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
+from holdfast.cluster.sessions.acquisition import Opener
+from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.sessions.ownership_lease import Doubt
+from holdfast.cluster.shared_groups.groups import Groups
+from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.transfer import Transfer
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Record
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from holdfast.config.check_cluster import cluster_problems
 from holdfast.config.check_federation import federation_contradictions
 from holdfast.config.problem import Problem, shown
 from holdfast.config.schema import WEBSOCKET_PATH, Config, Listener
-from holdfast.topics.names import InvalidFilter, check_filter
+from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 SCHEMA: Final = inspect.type_info(Config)
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}

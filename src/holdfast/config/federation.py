@@ -11,7 +11,7 @@ from msgspec import Meta, Struct, field
 
 from holdfast.config.addresses import ADDRESS, is_any, is_loopback
 from holdfast.config.problem import Problem, shown
-from holdfast.topics.names import InvalidFilter, check_filter, is_shared
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
 
 PEER: Final = r"^([0-9a-f]{32}@)?" + ADDRESS[1:]
 BROKER_SCHEMES: Final = ("tcp", "ssl", "ws", "wss")

@@ -7,11 +7,11 @@ because tasks import this package and need only some of it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.pipeline.jobs.lake import Lake
-    from holdfast.pipeline.jobs.table import Column, Grain, Outputs, Table
+    from holdfast.pipeline.lake.lake import Lake
+    from holdfast.pipeline.lake.table import Column, Grain, Outputs, Table
     from holdfast.pipeline.properties import decode_properties
     from holdfast.pipeline.session import spark_session
-    from holdfast.pipeline.source import HoldfastSource
+    from holdfast.pipeline.source.source import HoldfastSource
 
 __all__ = [
     "Column",
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Column": "holdfast.pipeline.jobs.table",
-    "Grain": "holdfast.pipeline.jobs.table",
-    "HoldfastSource": "holdfast.pipeline.source",
-    "Lake": "holdfast.pipeline.jobs.lake",
-    "Outputs": "holdfast.pipeline.jobs.table",
-    "Table": "holdfast.pipeline.jobs.table",
+    "Column": "holdfast.pipeline.lake.table",
+    "Grain": "holdfast.pipeline.lake.table",
+    "HoldfastSource": "holdfast.pipeline.source.source",
+    "Lake": "holdfast.pipeline.lake.lake",
+    "Outputs": "holdfast.pipeline.lake.table",
+    "Table": "holdfast.pipeline.lake.table",
     "decode_properties": "holdfast.pipeline.properties",
     "spark_session": "holdfast.pipeline.session",
 }

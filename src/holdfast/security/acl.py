@@ -18,7 +18,7 @@ the rest, whatever the order of the lines.
 from pathlib import Path
 from typing import Final
 
-from holdfast.topics.names import InvalidFilter, check_filter, is_shared, matches
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
 
 _DENY: Final = 0
 _READ: Final = 1

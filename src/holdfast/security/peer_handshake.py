@@ -118,7 +118,7 @@ class PeerIdentity:
     features: str = ""
     """What not every version understands, frames above all, by name, with commas between."""
     disk: str = ""
-    """How far its disk has got, see holdfast.replication.disk_position; "" if it does not say."""
+    """The position of its disk (`cluster.partitions.disk_position`); "" if it does not say."""
 
     @property
     def answers_apart(self) -> bool:

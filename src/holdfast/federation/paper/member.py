@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from math import inf
 from typing import Final
 
-from holdfast.federation.duplicates import Duplicates, Freshness
-from holdfast.federation.identity import MessageId
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
 from holdfast.federation.paper.config import PaperConfig
 from holdfast.federation.paper.effects import (
     ConnectNeighbour,
@@ -22,6 +22,7 @@ from holdfast.federation.paper.effects import (
     Effect,
     Refused,
 )
+from holdfast.federation.paper.mesh_view import TopicView
 from holdfast.federation.paper.messages import (
     BEACON,
     CONTROL_BYTES_MAX,
@@ -41,10 +42,9 @@ from holdfast.federation.paper.messages import (
     encode,
     topic_below,
 )
-from holdfast.federation.paper.table import TableFull, TopicTable
+from holdfast.federation.paper.outbox import Voice
 from holdfast.federation.paper.topic import OtherRoot, OwnRoot, Topic
-from holdfast.federation.paper.view import TopicView
-from holdfast.federation.paper.voice import Voice
+from holdfast.federation.paper.topic_table import TableFull, TopicTable
 
 NUMBER_BYTES: Final = 8
 TIDY_S: Final = 60.0

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from holdfast.topics import names
+from holdfast.protocol.topics import names
 
 FEDERATED: Final = "federated/"
 """Publications of applications, on any broker."""

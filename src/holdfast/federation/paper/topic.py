@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from holdfast.federation.paper.messages import CoreAnnouncement, MembershipAnnouncement
-from holdfast.federation.paper.voice import Voice
+from holdfast.federation.paper.outbox import Voice
 
 
 @dataclass(slots=True)

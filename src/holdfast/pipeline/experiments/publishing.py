@@ -9,16 +9,16 @@ from typing import Final
 
 import msgspec
 
-from holdfast.client.aio import Client
-from holdfast.client.connecting import Outcome
+from holdfast.client.client import Client
+from holdfast.client.connection import Outcome
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY, Identity
 from holdfast.client.options import Options
 from holdfast.client.reconnect import Reconnect
-from holdfast.mqtt import reasons
-from holdfast.mqtt.packets import Properties
-from holdfast.mqtt.properties import USER_PROPERTY
 from holdfast.pipeline.experiments.events import topic_of
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Properties
+from holdfast.protocol.mqtt.properties import USER_PROPERTY
 
 WINDOW: Final = 2000
 RETRY_S: Final = 0.5

@@ -11,7 +11,7 @@ from holdfast.pipeline.experiments import fault_tables, quality_tables, run_tabl
 from holdfast.pipeline.experiments.events import COMMON, FIELDS
 from holdfast.pipeline.experiments.judge import counts, violations
 from holdfast.pipeline.experiments.reading import parse, prepare
-from holdfast.pipeline.jobs.table import QUARANTINE_COLUMNS, Column, Grain, Outputs, Table
+from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Column, Grain, Outputs, Table
 
 EVENTS_TABLE: Final = "experiment_events"
 _RUN: Final = Column("run", "string", "the run")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
-from holdfast.topics.names import matches
+from holdfast.protocol.topics.names import matches
 
 OF_MESSAGES: Final = (
     "published", "confirmed", "withdrawn", "delivered", "delivered_former", "retained_found",

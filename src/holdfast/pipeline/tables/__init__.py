@@ -4,7 +4,7 @@
 with a user's rules before those.
 """
 
-from holdfast.pipeline.jobs.table import Table
+from holdfast.pipeline.lake.table import Table
 from holdfast.pipeline.tables.availability import AVAILABILITY, OUTAGES
 from holdfast.pipeline.tables.devices import DEVICE_HOURS, DEVICE_MINUTES
 from holdfast.pipeline.tables.missing import GAPS, MISSING

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from holdfast.pipeline.decoders.text_payload import ONLINE
-from holdfast.pipeline.jobs.table import Column, Grain, Table
+from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import gathered, percentile
 
 SILENCE_FACTOR: Final = 5

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import Decoded
-from holdfast.pipeline.jobs.commits import QUARANTINED, ROWS, STATE
+from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE
 
 READINGS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 32 << 20

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, DecodeError
-from holdfast.pipeline.jobs.commits import ROWS
-from holdfast.pipeline.tables.alike import EARLIEST_US, Alike
+from holdfast.pipeline.lake.files.commits import ROWS
+from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, Alike
+from holdfast.pipeline.tables.columnar.marks import SPAN_MIN
+from holdfast.pipeline.tables.columnar.parse import Group, read_flat
 from holdfast.pipeline.tables.columns import Output, Piece
 from holdfast.pipeline.tables.edge import Emission, read_edge
-from holdfast.pipeline.tables.flat import Group, read_flat
 from holdfast.pipeline.tables.messages import Message, Rows
 from holdfast.pipeline.tables.rules import Rule
-from holdfast.pipeline.tables.spans import SPAN_MIN
 from holdfast.pipeline.tables.stream import (
     IDLE_US_MAX,
     NOWHERE,

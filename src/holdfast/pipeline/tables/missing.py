@@ -5,7 +5,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.jobs.table import Column, Grain, Table
+from holdfast.pipeline.lake.table import Column, Grain, Table
 
 _GAP_COLUMNS: Final = (
     Column("stream", "string", "whose numbers: the topic, device or Sparkplug edge node"),

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX
-from holdfast.pipeline.jobs.commits import ROWS, STATE
-from holdfast.pipeline.jobs.table import RECORDS, Column, Table
-from holdfast.pipeline.jobs.writer import with_date
+from holdfast.pipeline.lake.files.commits import ROWS, STATE
+from holdfast.pipeline.lake.files.writer import with_date
+from holdfast.pipeline.lake.table import RECORDS, Column, Table
 from holdfast.pipeline.tables.columns import QUARANTINED_BYTES_MAX, STATES, Piece
 from holdfast.pipeline.tables.fold import Folder
 from holdfast.pipeline.tables.messages import INPUT, Names, names_of

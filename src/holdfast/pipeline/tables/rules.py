@@ -16,7 +16,7 @@ from typing import Final
 
 from holdfast.pipeline.decoders.decoded import DecodeError
 from holdfast.pipeline.decoders.json_payload import Fields
-from holdfast.topics.names import InvalidFilter, check_filter
+from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 DECODERS: Final = ("auto", "json", "csv", "number", "text", "status", "sparkplug", "ignore")
 SPARKPLUG: Final = "spBv1.0"

@@ -15,8 +15,8 @@ from holdfast.pipeline.decoders.text_payload import (
     decode_status,
     decode_text,
 )
+from holdfast.pipeline.tables.columnar.parse import Way
 from holdfast.pipeline.tables.edge import Emission
-from holdfast.pipeline.tables.flat import Way
 from holdfast.pipeline.tables.messages import Message
 from holdfast.pipeline.tables.rules import SPARKPLUG, Rule
 

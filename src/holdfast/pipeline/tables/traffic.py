@@ -5,7 +5,7 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from holdfast.pipeline.jobs.table import RECORDS, Column, Grain, Table
+from holdfast.pipeline.lake.table import RECORDS, Column, Grain, Table
 from holdfast.pipeline.tables.statistics import WINDOW_SECONDS, gathered, percentile
 
 LATENCY_MAX_S: Final = 86_400

@@ -1,0 +1,282 @@
+"""The end of connections and sessions: DISCONNECT, errors, wills, expiry."""
+
+import json
+
+from holdfast.broker.connections.wills import publish_will
+from holdfast.broker.delivery.delivery import append_state, note_progress
+from holdfast.broker.delivery.subscriptions import leave_groups, remove_subscription
+from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.session.connection import CLOSED, NEW, OPEN, Connection
+from holdfast.broker.session.session import NEVER_EXPIRES, Session
+from holdfast.broker.state import SESSION_EXPIRY, STEPS_AT_ONCE, WILL_DUE, NodeState, Work
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_within
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import Connack, Connect, Disconnect, Properties
+from holdfast.storage import record as log_record
+
+
+def refuse(
+    state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
+) -> None:
+    """CONNACK with a reason, then close. [MQTT-3.2.2-7]"""
+    state.stats.connections_refused += 1
+    client_id = connection.client_id
+    if not client_id and isinstance(connection.connect, Connect):
+        client_id = connection.connect.client_id
+    # [MQTT-3.1.4-2] nothing more of the client is processed.
+    connection.connect = None
+    state.note(
+        "info",
+        "connection_refused",
+        {
+            "remote": connection.remote,
+            "client": client_id,
+            "reason": reasons.NAMES.get(reason, hex(reason)),
+            "error": text,
+        },
+    )
+    if connection.state != CLOSED:
+        properties: Properties = {p.REASON_STRING: text}
+        if server_reference:
+            properties[p.SERVER_REFERENCE] = server_reference
+        packet = Connack(False, reason, properties)
+        data = encode_within(packet, connection.version, connection.packet_bytes_max)
+        if data:
+            connection.send(data, state.dirty)
+    connection.state = CLOSED
+    connection.close(state.dirty)
+
+
+def close_connection(
+    state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
+) -> None:
+    """End a connection from our side: MQTT 5 clients are told why, and where to go if there is a
+    reference. [MQTT-4.13.1-1]"""
+    if connection.state == CLOSED:
+        return
+    if connection.state == OPEN and connection.version >= 5:
+        properties: Properties = {}
+        if server_reference:
+            properties[p.SERVER_REFERENCE] = server_reference
+        if text and connection.problem_information:
+            properties[p.REASON_STRING] = text
+        packet = Disconnect(reason, properties)
+        data = encode_within(packet, connection.version, connection.packet_bytes_max)
+        if data:
+            connection.send(data, state.dirty)
+    _detach(state, connection, reason == reasons.SESSION_TAKEN_OVER)
+
+
+def handle_violation(state: NodeState, connection: Connection, error: ProtocolViolation) -> None:
+    """A client broke the protocol: say so in the way its state allows, and close.
+    [MQTT-4.13.1-1] [MQTT-4.13.2-1]"""
+    state.stats.protocol_errors += 1
+    state.note(
+        "info",
+        "protocol_error",
+        {
+            "remote": connection.remote,
+            "client": connection.client_id,
+            "reason": reasons.NAMES.get(error.reason, hex(error.reason)),
+            "error": str(error),
+        },
+    )
+    if connection.state == OPEN:
+        close_connection(state, connection, error.reason, str(error))
+    elif connection.state == NEW and error.reason != reasons.UNSUPPORTED_PROTOCOL_VERSION:
+        # [MQTT-3.1.0-1] not even a CONNECT: nothing to answer to.
+        _detach(state, connection, False)
+    else:
+        refuse(state, connection, error.reason, str(error))
+        _detach(state, connection, False)
+
+
+def handle_disconnect(
+    state: NodeState, connection: Connection, session: Session, packet: Disconnect
+) -> None:
+    expiry = packet.properties.get(p.SESSION_EXPIRY_INTERVAL)
+    if isinstance(expiry, int):
+        if session.expiry_s == 0 and expiry != 0:
+            # [MQTT-3.1.2-23]
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, "session expiry set at DISCONNECT of a session without"
+            )
+        session.expiry_s = min(expiry, state.config.session_expiry_s_max)
+    if packet.reason == reasons.SUCCESS:
+        # [MQTT-3.1.2-10] [MQTT-3.14.4-3]
+        session.will = None
+    connection.clean_disconnect = True
+    _detach(state, connection, False)
+
+
+def handle_connection_lost(state: NodeState, connection: Connection) -> None:
+    """The socket is gone. [MQTT-3.1.2-8]"""
+    _detach(state, connection, False)
+
+
+def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
+    connection.state = CLOSED
+    connection.close(state.dirty)
+    session = connection.session
+    if not isinstance(session, Session) or session.connection is not connection:
+        return
+    session.connection = None
+    connection.session = None
+    session.disconnected_us = state.wall_us
+    _settle_cursor(state, session)
+    if state.cluster is not None:
+        # The leader of the session's home publishes its will, and ends it if it does not last.
+        log_progress(state)
+        if session.expiry_s > 0 or session.will is not None:
+            log_close(state, session, maybe_sent=session.maybe_sent is not None)
+        elif session.recorded:
+            log_end(state, session)
+        state.cluster.session_detached(session)
+        return
+    durable = session.expiry_s > 0
+    will = session.will
+    if will is not None:
+        delay_s = min(will.delay_s, session.expiry_s)
+        if delay_s == 0:
+            session.will = None
+            publish_will(state, session, will)
+        else:
+            # [MQTT-3.1.3-9] published when the delay or the session ends, whichever is first
+            session.will_due_at = state.now + delay_s
+            session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
+    if not durable:
+        end_session(state, session)
+        return
+    log_close(state, session)
+    if session.expiry_s != NEVER_EXPIRES:
+        session.expires_at = state.now + session.expiry_s
+        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+
+
+def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
+    """`maybe_sent`: the session was sent messages of which its cursor in the log does not know."""
+    fields: dict[str, object] = {
+        "op": "close",
+        "client": session.client_id,
+        "expiry_s": session.expiry_s,
+        "will": session.will is not None,
+    }
+    if maybe_sent:
+        fields["maybe_sent"] = True
+    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+
+
+def _settle_cursor(state: NodeState, session: Session) -> None:
+    """Leave nothing in memory that the log has: the session goes on from its positions."""
+    if session.groups is not None:
+        leave_groups(state, session, session.groups)
+        session.blocked = None
+    session.resuming = False
+    state.interests.pop(session, None)
+    for packet_id in session.unsent or ():
+        unsent = session.inflight.get(packet_id)
+        if unsent is not None:
+            unsent.message = None
+    session.unsent = None
+    if session.expiry_s == 0:
+        return
+    if session.reading:
+        session.cancel_read()
+    if session.tailing:
+        if not session.outbox:
+            # All there was is inflight, or done.
+            session.maybe_sent = None
+        session.fall_behind(state.delivered)
+    elif session.outbox:
+        session.positions = session.resume_positions(state.delivered)
+        session.outbox = None
+    session.outbox_bytes = 0
+    note_progress(state, session)
+
+
+def end_session(state: NodeState, session: Session) -> None:
+    """The session is over: its will (if still due) is published, its state forgotten."""
+    will = session.will
+    if will is not None and session.connection is None:
+        session.will = None
+        session.will_due_at = 0.0
+        publish_will(state, session, will)
+    drop_session(state, session)
+    if session.recorded:
+        log_end(state, session)
+
+
+def log_end(state: NodeState, session: Session) -> None:
+    fields = {"op": "end", "client": session.client_id}
+    payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+
+
+class EndedSession(Work):
+    """Takes the subscriptions of a session that has ended out of the routing. Until then nothing is
+    resolved to them (`NodeState.ended`). A step is one subscription."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        self.filters = list(session.subscriptions)
+        self.next = 0
+
+    def step(self, state: NodeState, steps: int) -> int:
+        start = self.next
+        end = min(len(self.filters), start + steps)
+        for index in range(start, end):
+            remove_subscription(state, self.session, self.filters[index])
+        self.next = end
+        self.goes_on = end < len(self.filters)
+        if not self.goes_on:
+            state.ended.pop(self.session, None)
+        return end - start
+
+
+def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
+    """Forget a session without a connection. `in_slices`: what takes long goes on as Work."""
+    if state.sessions.get(session.client_id) is session:
+        del state.sessions[session.client_id]
+        if state.cluster is None and (session.recorded or session.epoch > 1):
+            state.note_ended(session)
+    state.cancel(session.expiry_timer)
+    state.cancel(session.will_timer)
+    session.inflight.clear()
+    session.outbox = None
+    session.retained_scans = None
+    session.inbound = None
+    session.changes = None
+    # A progress record after the end would bring nothing back, but is not written either.
+    session.expiry_s = 0
+    work = EndedSession(session)
+    steps = min(max(0, state.steps_left), STEPS_AT_ONCE)
+    state.steps_left -= work.step(state, steps if in_slices else len(session.subscriptions))
+    if work.goes_on:
+        state.ended[session] = None
+        state.change_routes()
+        state.begin(work)
+
+
+def handle_will_due(state: NodeState, session: Session) -> None:
+    if session.connection is not None or session.will is None:
+        return
+    if session.will_due_at == 0.0 or session.will_due_at > state.now:
+        return
+    will = session.will
+    session.will = None
+    session.will_due_at = 0.0
+    publish_will(state, session, will)
+
+
+def handle_expiry(state: NodeState, session: Session) -> None:
+    """[MQTT-3.1.2-23] the session's time without a connection is over."""
+    if session.connection is not None or state.sessions.get(session.client_id) is not session:
+        return
+    if session.expires_at == 0.0 or session.expires_at > state.now:
+        return
+    state.stats.sessions_expired += 1
+    end_session(state, session)

@@ -1,0 +1,522 @@
+"""CONNECT to CONNACK: validation, authentication, session open or takeover."""
+
+from typing import Final
+
+from holdfast.broker.connections.close import close_connection, end_session, refuse
+from holdfast.broker.delivery.acknowledgements import proceed
+from holdfast.broker.delivery.delivery import append_state
+from holdfast.broker.delivery.log_replay import open_groups, resume
+from holdfast.broker.effects import CheckPassword, ResumeInput
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.rights import attach, is_bridge_notice, may_leave, may_open, proves_names
+from holdfast.broker.session.connection import (
+    AUTHENTICATING,
+    EXCHANGING,
+    OPEN,
+    OPENING,
+    AliasesOut,
+    Connection,
+)
+from holdfast.broker.session.session import FEDERATION, NEVER_EXPIRES, Session, Will
+from holdfast.broker.state import KEEP_ALIVE, Held, NodeState
+from holdfast.protocol.mqtt import properties as p
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_within
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import Auth, Connack, Connect, Properties
+from holdfast.protocol.mqtt.properties import encode_block
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
+from holdfast.security.enhanced_authentication import Continue, Failure, Success
+from holdfast.storage import record as log_record
+
+SEQUENCES_ASKED: Final = ("hf-seq", "?")
+"""A user property of CONNECT: does this broker look at producer sequences?"""
+SEQUENCES_KNOWN: Final = ("hf-seq", "1")
+"""The answer in CONNACK. Other brokers give none."""
+SEQUENCES_2_ASKED: Final = ("hf-seq", "?2")
+"""Beside the other question: would it look at those of this connection's QoS 2 messages, too?"""
+SEQUENCES_2_KNOWN: Final = ("hf-seq", "2")
+ROOMY_PACKET_BYTES: Final = 1024
+"""A client that takes packets of this size has room for the answer."""
+
+
+def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
+    connection.version = packet.protocol_level
+    connection.is_bridge = packet.is_bridge
+    connection.connect = packet
+    if packet.protocol_level >= 5:
+        connection.packet_bytes_max = number(packet.properties, p.MAXIMUM_PACKET_SIZE, 268_435_460)
+        connection.problem_information = (
+            number(packet.properties, p.REQUEST_PROBLEM_INFORMATION, 1) == 1
+        )
+    if state.closing:
+        refuse(state, connection, reasons.SERVER_UNAVAILABLE, "the server is shutting down")
+        return
+    if state.redirect:
+        text = "this node takes no clients"
+        refuse(state, connection, reasons.USE_ANOTHER_SERVER, text, state.redirect)
+        return
+    if state.connections - state.pending_connects.silent > state.config.connections:
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, "too many connections")
+        return
+    if packet.will is not None and not _check_will(state, connection, packet):
+        return
+    method = packet.properties.get(p.AUTHENTICATION_METHOD)
+    if isinstance(method, str):
+        _start_exchange(state, connection, packet, method)
+        return
+    if packet.username is None:
+        # A TLS client certificate may stand for a user name.
+        if connection.certificate_name:
+            connection.username = connection.certificate_name
+        elif not state.config.allow_anonymous:
+            state.stats.authentications_failed += 1
+            refuse(state, connection, reasons.NOT_AUTHORIZED, "anonymous clients are not allowed")
+            return
+        open_session(state, connection)
+        return
+    if not state.checks_passwords:
+        if packet.username == connection.certificate_name:
+            connection.username = packet.username
+        elif proves_names(state) or not state.config.allow_anonymous:
+            state.stats.authentications_failed += 1
+            refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
+            return
+        # Else nobody can prove a name here, so it is none: the client is an anonymous one.
+        open_session(state, connection)
+        return
+    connection.state = AUTHENTICATING
+    connection.input_paused = True
+    state.effects.append(CheckPassword(connection, packet.username, packet.password or b""))
+
+
+def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
+    will = packet.will
+    assert will is not None
+    if will.qos > state.config.qos_max:
+        # [MQTT-3.2.2-12]
+        refuse(state, connection, reasons.QOS_NOT_SUPPORTED, f"will QoS {will.qos}")
+        return False
+    if will.retain and not state.config.retain_available:
+        # [MQTT-3.2.2-13]
+        refuse(state, connection, reasons.RETAIN_NOT_SUPPORTED, "will retain")
+        return False
+    try:
+        decode_topic(will.topic.encode())
+    except InvalidTopic as error:
+        refuse(state, connection, reasons.TOPIC_NAME_INVALID, f"will topic: {error}")
+        return False
+    return True
+
+
+def handle_password_checked(state: NodeState, connection: Connection, valid: bool) -> None:
+    if connection.state != AUTHENTICATING:
+        return
+    if not valid:
+        state.stats.authentications_failed += 1
+        refuse(state, connection, reasons.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
+        return
+    packet = connection.connect
+    assert isinstance(packet, Connect)
+    connection.username = packet.username
+    open_session(state, connection)
+    state.effects.append(ResumeInput(connection))
+
+
+def refuse_busy(state: NodeState, connection: Connection) -> None:
+    """The broker has more passwords to check than it can: the client comes again later."""
+    if connection.state == AUTHENTICATING:
+        state.stats.authentications_shed += 1
+        refuse(state, connection, reasons.SERVER_BUSY, "too many passwords are being checked")
+
+
+def _start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
+    """Enhanced authentication. [MQTT-4.12.0-1]"""
+    factory = state.authenticators.get(method)
+    if factory is None:
+        state.stats.authentications_failed += 1
+        refuse(
+            state,
+            connection,
+            reasons.BAD_AUTHENTICATION_METHOD,
+            f"authentication method {method!r}, known: {sorted(state.authenticators)}",
+        )
+        return
+    authenticator = factory()
+    connection.authentication = authenticator
+    connection.state = EXCHANGING
+    data = packet.properties.get(p.AUTHENTICATION_DATA)
+    step = authenticator.start(packet.client_id, data if isinstance(data, bytes) else None)
+    _take_step(state, connection, step, method)
+
+
+def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
+    """A step of the exchange, or re-authentication of an open connection. [MQTT-4.12.0-6]"""
+    authentication = connection.authentication
+    if (
+        authentication is None
+        or packet.properties.get(p.AUTHENTICATION_METHOD) != authentication.method
+    ):
+        # [MQTT-4.12.0-7] [MQTT-4.12.1-1]
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR, "AUTH with another method than CONNECT, or without one"
+        )
+    method: str = authentication.method
+    data = packet.properties.get(p.AUTHENTICATION_DATA)
+    payload = data if isinstance(data, bytes) else None
+    if packet.reason == reasons.REAUTHENTICATE:
+        if connection.state != OPEN:
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "re-authentication before CONNACK")
+        again = state.authenticators[method]()
+        connection.authentication = again
+        step = again.start(connection.client_id, payload)
+    elif packet.reason == reasons.CONTINUE_AUTHENTICATION:
+        step = authentication.step(payload)
+    else:
+        raise ProtocolViolation(reasons.PROTOCOL_ERROR, f"AUTH with reason 0x{packet.reason:02x}")
+    _take_step(state, connection, step, method)
+
+
+def _take_step(state: NodeState, connection: Connection, step: object, method: str) -> None:
+    fields: Properties = {p.AUTHENTICATION_METHOD: method}
+    if isinstance(step, Continue):
+        fields[p.AUTHENTICATION_DATA] = step.data
+        _send_auth(state, connection, Auth(reasons.CONTINUE_AUTHENTICATION, fields))
+    elif isinstance(step, Success):
+        if step.data:
+            fields[p.AUTHENTICATION_DATA] = step.data
+        if connection.state == OPEN:
+            if step.username != connection.username:
+                raise ProtocolViolation(reasons.NOT_AUTHORIZED, "re-authentication as another user")
+            _send_auth(state, connection, Auth(reasons.SUCCESS, fields))
+            return
+        connection.username = step.username
+        open_session(state, connection, fields)
+    else:
+        assert isinstance(step, Failure)
+        state.stats.authentications_failed += 1
+        if connection.state == OPEN:
+            raise ProtocolViolation(reasons.NOT_AUTHORIZED, step.reason_text)
+        refuse(state, connection, reasons.NOT_AUTHORIZED, step.reason_text)
+
+
+def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
+    data = encode_within(packet, connection.version, connection.packet_bytes_max)
+    if not data:
+        raise ProtocolViolation(
+            reasons.PACKET_TOO_LARGE,
+            f"AUTH does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
+        )
+    connection.send(data, state.dirty)
+
+
+class HeldConnack(Held):
+    """CONNACK of a session that the log must know first."""
+
+    def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.data = data
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        session = self.session
+        assert connection is not None
+        if connection.state != OPENING or session.connection is not connection:
+            return
+        connection.state = OPEN
+        connection.reader.packet_bytes_max = state.config.packet_bytes_max
+        state.pending_connects.leave(connection)
+        connection.send(self.data, state.dirty)
+        resume(state, session, connection)
+        proceed(state, session)
+        open_groups(state, session, connection)
+        if connection.input_paused:
+            state.effects.append(ResumeInput(connection))
+
+
+def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
+    """The client is who it says: find or make its session and answer. [MQTT-3.2.0-1]"""
+    packet = connection.connect
+    assert isinstance(packet, Connect)
+    answer: Properties = {} if extra is None else dict(extra)
+    client_id = packet.client_id
+    if not client_id:
+        if packet.protocol_level < 4 or (packet.protocol_level < 5 and not packet.clean_start):
+            # [MQTT3-3.1.3-8]; MQTT 3.1 knows no empty client id
+            refuse(
+                state,
+                connection,
+                reasons.CLIENT_IDENTIFIER_NOT_VALID,
+                "an empty client id needs clean session 1",
+            )
+            return
+        # [MQTT-3.1.3-6] [MQTT-3.1.3-7] [MQTT-3.2.2-16]
+        state.client_id_count += 1
+        client_id = f"{state.client_id_prefix}{state.client_id_count}"
+        answer[p.ASSIGNED_CLIENT_IDENTIFIER] = client_id
+    if client_id == FEDERATION and not connection.is_internal:
+        text = f"the client id {FEDERATION} is the broker's own"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+        return
+    if is_shared(client_id):
+        text = "client ids that begin with $share/ are those of shared groups: use another one"
+        refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+        return
+    connection.client_id = client_id
+    # Nothing of it is needed any more, and its user properties may be 20 times its size in memory.
+    connection.connect = None
+    if not _may_leave_will(state, connection, packet):
+        return
+    expiry_s = NEVER_EXPIRES
+    if not connection.is_internal:
+        expiry_s = _expiry(state, packet, answer)
+    _announce(state, connection, packet, answer)
+    if not _connack(connection, False, answer):
+        refuse(
+            state,
+            connection,
+            reasons.PACKET_TOO_LARGE,
+            f"CONNACK does not fit into {connection.packet_bytes_max} bytes, the client's maximum",
+        )
+        return
+    session = state.sessions.get(client_id)
+    if session is not None and not may_open(state, session, connection):
+        refuse_other_user(state, connection)
+        return
+    if session is None and not connection.is_internal and not _has_room(state, client_id):
+        state.stats.refused_quota += 1
+        text = f"there are {state.config.sessions_max} sessions, which is the limit"
+        refuse(state, connection, reasons.QUOTA_EXCEEDED, text)
+        return
+    if session is not None and session.connection is not None:
+        take_over(state, session)
+        session = state.sessions.get(client_id)
+    if state.cluster is not None:
+        connection.state = OPENING
+        connection.input_paused = True
+        state.cluster.open_session(connection, client_id, Opening(packet, expiry_s, answer))
+        return
+    present = False
+    was_recorded = session is not None and session.recorded
+    if session is not None and packet.clean_start:
+        # [MQTT-3.1.2-4]
+        end_session(state, session)
+        session = None
+    if session is None:
+        session = Session(client_id, client_id.encode())
+        session.epoch = state.ended_epochs.pop(client_id, 0)
+        state.sessions[client_id] = session
+    else:
+        # [MQTT-3.1.2-5] [MQTT-3.2.2-2] [MQTT-3.2.2-3]
+        present = True
+    session.epoch += 1
+    _attach(state, connection, session, will_of(packet), expiry_s)
+    _apply_limits(state, connection, session)
+    # [MQTT-3.2.2-6] no session, no session present
+    reply = _connack(connection, present, answer)
+    session.recorded = expiry_s > 0 or session.will is not None
+    if session.recorded or was_recorded:
+        append_state(
+            state,
+            log_record.SESSION,
+            session.key,
+            session_opened(session, packet.clean_start),
+            session.epoch,
+        )
+    connection.state = OPENING
+    # Also the end of a durable session must be in the log, or a crash would bring it back.
+    if session.recorded or was_recorded:
+        connection.input_paused = True
+        state.hold(HeldConnack(connection, session, reply))
+    else:
+        HeldConnack(connection, session, reply).release(state)
+
+
+def _has_room(state: NodeState, client_id: str) -> bool:
+    """May there be one session more? Those that outlive their connections count in a cluster on
+    every node, the others where they are."""
+    count = state.client_sessions()
+    if state.cluster is not None:
+        if state.cluster.has_recorded(client_id):
+            return True
+        count = max(count, state.cluster.recorded_sessions())
+    return count < state.config.sessions_max
+
+
+def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -> bool:
+    will = packet.will
+    if will is None or may_leave(state, connection.username, connection.client_id, will.topic):
+        return True
+    state.stats.wills_denied += 1
+    if is_bridge_notice(will.topic):
+        packet.will = None
+        return True
+    text = "the client may not publish to the topic of its will"
+    refuse(state, connection, reasons.NOT_AUTHORIZED, text)
+    return False
+
+
+def refuse_other_user(state: NodeState, connection: Connection) -> None:
+    """The session with the client id is another user's. It stays as it is, with its connection."""
+    state.stats.sessions_denied += 1
+    text = "the client id is in use by another user"
+    refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
+
+
+class Opening:
+    """A CONNECT that was accepted, on its way to its session."""
+
+    def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
+        self.clean_start = packet.clean_start
+        self.expiry_s = expiry_s
+        self.answer = answer
+        self.will = will_of(packet)
+
+
+def finish_open(
+    state: NodeState, connection: Connection, session: Session, present: bool, opening: Opening
+) -> None:
+    """In a cluster: this node owns the session, at its epoch. It is in no table here yet."""
+    state.sessions[session.client_id] = session
+    _attach(state, connection, session, opening.will, opening.expiry_s)
+    _apply_limits(state, connection, session)
+    session.recorded = opening.expiry_s > 0 or session.will is not None
+    reply = _connack(connection, present, opening.answer)
+    HeldConnack(connection, session, reply).release(state)
+
+
+def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
+    """Session expiry interval in seconds, as granted (section 3.1.2.11.2)."""
+    maximum = state.config.session_expiry_s_max
+    if packet.protocol_level < 5:
+        return 0 if packet.clean_start else maximum
+    wanted = packet.properties.get(p.SESSION_EXPIRY_INTERVAL, 0)
+    assert isinstance(wanted, int)
+    if wanted > maximum:
+        answer[p.SESSION_EXPIRY_INTERVAL] = maximum
+        return maximum
+    return wanted
+
+
+def take_over(state: NodeState, session: Session) -> None:
+    """[MQTT-3.1.4-3] the older connection of the same client id is told and closed."""
+    old = session.connection
+    assert old is not None
+    state.stats.sessions_taken_over += 1
+    close_connection(
+        state, old, reasons.SESSION_TAKEN_OVER, "another connection uses this client id"
+    )
+
+
+def _attach(
+    state: NodeState, connection: Connection, session: Session, will: Will | None, expiry_s: int
+) -> None:
+    session.connection = connection
+    connection.session = session
+    session.expiry_s = expiry_s
+    session.expires_at = 0.0
+    state.cancel(session.expiry_timer)
+    # A will that was still due is not published once the client is back. [MQTT-3.1.3-9]
+    session.will_due_at = 0.0
+    state.cancel(session.will_timer)
+    session.will = will
+    attach(state, session, connection)
+    if session.inbound is not None:
+        connection.unacknowledged = len(session.inbound)
+    if session.positions is None and not session.outbox:
+        session.tailing = True
+    # Routes hold sessions with their permissions; a resumed session may have other ones now.
+    if session.subscriptions:
+        state.change_routes()
+    if not connection.is_internal:
+        state.stats.connections_opened += 1
+        state.stats.clients_maximum = max(state.stats.clients_maximum, state.connections)
+
+
+def will_of(packet: Connect) -> Will | None:
+    will = packet.will
+    if will is None:
+        return None
+    properties = dict(will.properties)
+    delay_s = properties.pop(p.WILL_DELAY_INTERVAL, 0)
+    message_expiry_s = properties.get(p.MESSAGE_EXPIRY_INTERVAL, -1)
+    assert isinstance(delay_s, int)
+    assert isinstance(message_expiry_s, int)
+    return Will(
+        will.topic.encode(),
+        will.payload,
+        will.qos,
+        will.retain,
+        encode_block(properties),
+        message_expiry_s,
+        delay_s,
+    )
+
+
+def _connack(connection: Connection, present: bool, answer: Properties) -> bytes:
+    """b"": it is larger than the client takes. [MQTT-3.1.2-24]"""
+    packet = Connack(present, reasons.SUCCESS, answer)
+    return encode_within(packet, connection.version, connection.packet_bytes_max)
+
+
+def _announce(
+    state: NodeState, connection: Connection, packet: Connect, answer: Properties
+) -> None:
+    """Exchange limits: what the client announced is kept, what we announce goes into CONNACK."""
+    config = state.config
+    keep_alive_s = packet.keep_alive_s
+    receive_maximum = 65535
+    if packet.protocol_level >= 5:
+        given = packet.properties
+        receive_maximum = number(given, p.RECEIVE_MAXIMUM, 65535)
+        connection.alias_out_max = number(given, p.TOPIC_ALIAS_MAXIMUM, 0)
+        if connection.alias_out_max:
+            connection.aliases_out = AliasesOut()
+        maximum = config.keep_alive_s_max
+        if maximum < 65535 and (keep_alive_s == 0 or keep_alive_s > maximum):
+            # [MQTT-3.1.2-21] [MQTT-3.2.2-21]
+            keep_alive_s = maximum
+            answer[p.SERVER_KEEP_ALIVE] = keep_alive_s
+        answer[p.RECEIVE_MAXIMUM] = config.receive_maximum
+        if config.topic_alias_max:
+            answer[p.TOPIC_ALIAS_MAXIMUM] = config.topic_alias_max
+        if config.qos_max < 2:
+            answer[p.MAXIMUM_QOS] = config.qos_max
+        if not config.retain_available:
+            answer[p.RETAIN_AVAILABLE] = 0
+        answer[p.MAXIMUM_PACKET_SIZE] = config.packet_bytes_max
+        if not config.wildcard_available:
+            answer[p.WILDCARD_SUBSCRIPTION_AVAILABLE] = 0
+        if not config.shared_available:
+            answer[p.SHARED_SUBSCRIPTION_AVAILABLE] = 0
+        if number(given, p.REQUEST_RESPONSE_INFORMATION, 0) == 1:
+            # A topic prefix of the client's own for its response topics (section 4.10.1).
+            answer[p.RESPONSE_INFORMATION] = f"responses/{connection.client_id}"
+        pairs = given.get(p.USER_PROPERTY)
+        is_asked = isinstance(pairs, list) and SEQUENCES_ASKED in pairs
+        # [MQTT-3.2.2-20]
+        if is_asked and connection.packet_bytes_max >= ROOMY_PACKET_BYTES:
+            answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN]
+            if isinstance(pairs, list) and SEQUENCES_2_ASKED in pairs:
+                connection.numbers_qos2 = True
+                answer[p.USER_PROPERTY] = [SEQUENCES_KNOWN, SEQUENCES_2_KNOWN]
+    connection.receive_maximum = receive_maximum
+    connection.keep_alive_s = float(keep_alive_s)
+
+
+def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:
+    """The limits that CONNACK announces count from here on."""
+    session.inflight_max = min(connection.receive_maximum, state.config.inflight_max)
+    state.cancel(connection.timer)
+    connection.timer = None
+    if connection.keep_alive_s and not connection.is_internal:
+        # [MQTT-3.1.2-22] one and a half times the keep alive
+        when = state.now + connection.keep_alive_s * 1.5
+        connection.timer = state.arm(when, KEEP_ALIVE, connection)
+
+
+def number(properties: Properties, key: int, default: int) -> int:
+    value = properties.get(key, default)
+    assert isinstance(value, int)
+    return value

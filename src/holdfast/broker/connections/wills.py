@@ -1,0 +1,84 @@
+"""Wills: a message that a client leaves for when its connection ends without DISCONNECT."""
+
+from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.publish.completion import HeldPublish
+from holdfast.broker.publish.inbound import log_qos0
+from holdfast.broker.rights import may_leave
+from holdfast.broker.routing import find_route
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Session, Will
+from holdfast.broker.state import NodeState, Route
+from holdfast.protocol.topics.names import InvalidTopic
+from holdfast.storage import record as log_record
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
+
+
+def publish_will(state: NodeState, session: Session, will: Will) -> None:
+    """Publish a session's will and record that it is done, in one record. [MQTT-3.1.2-8]"""
+    try:
+        route = find_route(state, will.topic)
+    except InvalidTopic:
+        return
+    if not may_leave(state, session.username, session.client_id, route.topic):
+        # The rules are others than when the client connected.
+        state.stats.wills_denied += 1
+        fields: dict[str, object] = {"client": session.client_id, "topic": route.topic}
+        state.note("warning", "will_denied", fields)
+        _log_done(state, session)
+        return
+    state.stats.wills_published += 1
+    qos = min(will.qos, state.config.qos_max)
+    retain = will.retain and state.config.retain_available
+    if qos == 0:
+        _publish_qos0(state, session, will, retain, route)
+        return
+    record = Record(
+        route.partition,
+        log_record.MESSAGE,
+        flags=qos | log_record.FLAG_WILL | (log_record.FLAG_RETAIN if retain else 0),
+        timestamp_us=state.wall_us,
+        topic=will.topic,
+        client_id=session.key,
+        sequence=session.epoch,
+        properties=will.properties,
+        payload=will.payload,
+    )
+    state.append(record)
+    if state.cluster is None:
+        state.hold(HeldPublish(record, route, None, 0))
+
+
+def _publish_qos0(
+    state: NodeState, session: Session, will: Will, retain: bool, route: Route
+) -> None:
+    message = Message(
+        will.topic,
+        will.payload,
+        0,
+        retain,
+        will.properties,
+        will.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    deliver(state, route, message)
+    if state.cluster is not None:
+        state.cluster.spread(message, route.topic)
+    if route.logged or message.retain:
+        log_qos0(state, message, route)
+    _log_done(state, session)
+
+
+def _log_done(state: NodeState, session: Session) -> None:
+    """The will is not to be published again after a restart."""
+    if session.recorded:
+        state.append(
+            Record(
+                partition_of(session.key, state.config.partitions),
+                log_record.WILL,
+                timestamp_us=state.wall_us,
+                client_id=session.key,
+                sequence=session.epoch,
+            )
+        )

@@ -1,0 +1,81 @@
+"""What receivers acknowledge: PUBACK, PUBREC, PUBCOMP for messages the broker sent."""
+
+from holdfast.broker.delivery.delivery import can_send, finish_inflight, pump
+from holdfast.broker.delivery.log_replay import (
+    await_pubcomp,
+    continue_reading,
+    feed_group,
+    send_unsent,
+)
+from holdfast.broker.delivery.retained import continue_scans
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.state import Group, NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import PUBREL
+
+
+def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
+    entry = session.inflight.get(packet_id)
+    # An id we do not know is a repetition after a reconnect, not an attack. [MQTT-4.3.2-5]
+    if entry is None or entry.qos != 1:
+        return
+    _finish(state, session, packet_id, entry)
+
+
+def handle_pubrec(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, reason: int
+) -> None:
+    entry = session.inflight.get(packet_id)
+    if entry is None or entry.qos != 2:
+        if connection.version >= 5:
+            answer = reasons.PACKET_IDENTIFIER_NOT_FOUND
+        else:
+            answer = reasons.SUCCESS
+        if reason < 0x80:
+            connection.send(encode_ack(PUBREL, packet_id, answer, connection.version), state.dirty)
+        return
+    if reason >= 0x80:
+        # The receiver refuses it: the id is free, nothing is sent again. [MQTT-4.4.0-2]
+        _finish(state, session, packet_id, entry)
+        return
+    await_pubcomp(state, connection, session, packet_id, entry)
+
+
+def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
+    entry = session.inflight.get(packet_id)
+    if entry is None or entry.qos != 2:
+        return
+    _finish(state, session, packet_id, entry)
+
+
+def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
+    finish_inflight(state, session, packet_id, entry)
+    proceed(state, session)
+
+
+def proceed(state: NodeState, session: Session) -> None:
+    """The window or the socket has opened: send what waits, in this order: unfinished messages of
+    an earlier connection, retained messages of a SUBSCRIBE, then the cursor's."""
+    if session.resuming:
+        return
+    if session.unsent is not None:
+        send_unsent(state, session)
+        if session.unsent is not None:
+            return
+    if session.retained_scans is not None:
+        continue_scans(state, session)
+    if session.outbox:
+        pump(state, session)
+    if not session.tailing and not session.reading:
+        continue_reading(state, session)
+    blocked = session.blocked
+    while blocked and can_send(state, session):
+        member, _ = blocked.popitem(last=False)
+        group = member.group
+        assert isinstance(group, Group)
+        group.unblock(member)
+        feed_group(state, group, member)
+    if not blocked:
+        session.blocked = None

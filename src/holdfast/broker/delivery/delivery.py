@@ -1,0 +1,630 @@
+"""From a committed message to the sockets of its receivers.
+
+A QoS > 0 delivery is sent at once while the receiver's window is open and its socket takes data,
+queued in its outbox otherwise; an outbox that overflows is dropped and the receiver reads the log
+instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and counted.
+"""
+
+from collections import OrderedDict
+from typing import Final
+
+from holdfast.broker.effects import FetchInflight
+from holdfast.broker.rights import has_rules, may_any_read, may_read
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight, Member, Session, Subscription
+from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
+from holdfast.broker.state import PROGRESS, Group, Held, NodeState, Route
+from holdfast.storage import record as log_record
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
+
+READ_BYTES_MAX: Final = 1 << 20
+"""Of one read of the log, or of unfinished messages that are fetched; and one larger record."""
+FETCH_RECORDS_MAX: Final = 100
+
+
+PASSED_MAX: Final = 16
+"""Members of a group that are passed over for a message before it is looked up, and remembered by
+topic, whether any may read it."""
+
+
+def deliver(state: NodeState, route: Route, message: Message) -> int:
+    """Hand a message to everyone of its audience who subscribed to its topic; the number of
+    receivers."""
+    targets = route.targets
+    groups = route.groups
+    if route.denied:
+        state.stats.reads_denied += route.denied
+    audience = message.audience
+    if audience is not None:
+        targets = targets if audience.is_plain else []
+        groups = [group for group in groups if group.key in audience.groups]
+    receivers = len(targets) + len(groups)
+    state.spent += receivers
+    if message.qos == 0:
+        for target in targets:
+            if target.session.connection is not None:
+                send_qos0(state, target, message)
+    else:
+        for target in targets:
+            session = target.session
+            if session.connection is None:
+                continue
+            if target.qos == 0:
+                send_qos0(state, target, message)
+            elif session.tailing:
+                _hand_to_session(state, session, target, message)
+    for group in groups:
+        _hand_to_group(state, group, message)
+    return receivers
+
+
+def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
+    connection = target.session.connection
+    if connection is None or connection.state != OPEN:
+        return
+    # [MQTT-3.8.3-3] no local
+    if target.no_local and target.session.key == message.publisher:
+        return
+    if connection.out_bytes > state.config.outbox_bytes:
+        state.stats.dropped_qos0_slow += 1
+        target.session.dropped += 1
+        return
+    # [MQTT-3.3.1-12] [MQTT-3.3.1-13] RETAIN of the publisher only where the subscription asks
+    retain = message.retain and target.retain_as_published
+    if connection.version < 5 or (
+        message.expiry_s < 0 and not target.subscription_ids and connection.aliases_out is None
+    ):
+        frame = message.frame_qos0(connection.version, retain)
+    else:
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            return
+        frame = _special_frame(
+            state, connection, message, 0, retain, False, 0, target.subscription_ids, True
+        )
+    # [MQTT-3.1.2-24] [MQTT-3.1.2-25] larger than the client takes: drop as if it were sent
+    if not 0 < len(frame) <= connection.packet_bytes_max:
+        state.stats.dropped_too_large += 1
+        return
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+
+
+def _special_frame(
+    state: NodeState,
+    connection: Connection,
+    message: Message,
+    qos: int,
+    retain: bool,
+    dup: bool,
+    packet_id: int,
+    subscription_ids: tuple[int, ...],
+    may_introduce: bool,
+) -> bytes:
+    """`may_introduce` a topic alias: the frame is the next to be sent. Else a later one that leaves
+    before it would use an alias that the client does not know."""
+    topic = message.topic
+    alias = 0
+    aliases = connection.aliases_out
+    is_introduced = False
+    if aliases is not None:
+        # [MQTT-3.1.2-26] [MQTT-3.1.2-27] never above the client's maximum
+        alias = aliases.by_topic.get(topic, 0)
+        if alias:
+            topic = b""
+        elif may_introduce and aliases.has_room(topic, connection.alias_out_max):
+            alias = aliases.add(topic)
+            is_introduced = True
+    frame = message.frame_special(
+        connection.version,
+        qos,
+        retain,
+        dup,
+        packet_id,
+        state.wall_us,
+        subscription_ids,
+        topic,
+        alias,
+    )
+    if is_introduced and not 0 < len(frame) <= connection.packet_bytes_max:
+        # It will not be sent, so the client does not learn the alias.
+        assert aliases is not None
+        aliases.remove_last(topic)
+    return frame
+
+
+def _hand_to_session(
+    state: NodeState, session: Session, target: Subscription, message: Message
+) -> None:
+    if target.no_local and session.key == message.publisher:
+        return
+    qos = message.qos if message.qos < target.qos else target.qos
+    retain = message.retain and target.retain_as_published
+    if can_send(state, session) and not session.outbox and not session.reading:
+        send_inflight(state, session, message, qos, retain, target.subscription_ids, False, None)
+        return
+    if not has_room(state, session.outbox_count(), session.outbox_bytes):
+        fall_behind(state, session, message)
+        return
+    session.push(Delivery(message, qos, retain, target.subscription_ids))
+
+
+def has_room(state: NodeState, count: int, size_bytes: int) -> bool:
+    return count < state.config.outbox_messages and size_bytes < state.config.outbox_bytes
+
+
+def fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
+    """`message` is the first record the reader is not handed."""
+    state.stats.readers_fell_behind += 1
+    delivered = state.delivered
+    was = delivered[message.partition]
+    delivered[message.partition] = message.offset
+    reader.fall_behind(delivered)
+    delivered[message.partition] = was
+
+
+def can_send(state: NodeState, session: Session) -> bool:
+    """Is there a connection that takes another QoS > 0 PUBLISH right now?"""
+    connection = session.connection
+    return (
+        connection is not None
+        and connection.state == OPEN
+        and not state.is_unsure
+        and not session.resuming
+        and session.unsent is None
+        and session.window_is_open()
+        and connection.out_bytes <= state.config.outbox_bytes
+    )
+
+
+class HeldSend(Held):
+    """An outbound QoS 2 PUBLISH of a durable session: its packet id must be in the log first, or
+    a crash could send the message again under another id. QoS 1 ones behind it wait too, so that
+    a topic's order is the same for every receiver."""
+
+    def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.frame = frame
+        session.held_sends += 1
+
+    def release(self, state: NodeState) -> None:
+        self.session.held_sends -= 1
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
+            state.stats.publish_sent += 1
+            connection.send(self.frame, state.dirty)
+
+
+def send_inflight(
+    state: NodeState,
+    session: Session,
+    message: Message,
+    qos: int,
+    retain: bool,
+    subscription_ids: tuple[int, ...],
+    is_retained: bool,
+    group: Group | None,
+) -> bool:
+    """Send a QoS 1 or 2 PUBLISH and keep it inflight; False if there was nothing to be sent. The
+    caller checked can_send()."""
+    connection = session.connection
+    assert connection is not None
+    packet_id = session.allocate_packet_id()
+    dup = session.maybe_sent is not None and group is None and _was_sent(session, message)
+    if (
+        not dup
+        and not is_retained
+        and (
+            connection.version < 5
+            or (message.expiry_s < 0 and not subscription_ids and connection.aliases_out is None)
+        )
+    ):
+        frame = message.frame(connection.version, qos, retain, packet_id)
+    else:
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            return False
+        waits = session.expiry_s > 0 and (qos == 2 or session.held_sends > 0)
+        frame = _special_frame(
+            state, connection, message, qos, retain, dup, packet_id, subscription_ids, not waits
+        )
+    if not 0 < len(frame) <= connection.packet_bytes_max:
+        state.stats.dropped_too_large += 1
+        return False
+    entry = Inflight(message.partition, message.offset, qos, is_retained)
+    if group is not None:
+        entry.group = group
+        entry.group_tag = group.tag
+    elif is_retained:
+        entry.topic = message.topic
+    session.inflight[packet_id] = entry
+    if session.expiry_s > 0:
+        note_progress(state, session)
+        if group is None or qos == 2 or state.cluster is None:
+            session.note_change(packet_id, entry)
+        # Else the group's positions stay below it until it is finished: the group gives it again.
+        if qos == 2:
+            log_changes(state, session)
+        if qos == 2 or session.held_sends:
+            state.hold(HeldSend(connection, session, frame))
+            return True
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+    return True
+
+
+def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
+    """The packet id is free again."""
+    del session.inflight[packet_id]
+    if session.unsent is not None and packet_id in session.unsent:
+        session.unsent.remove(packet_id)
+    if entry.group is not None:
+        assert isinstance(entry.group, Group)
+        note_group_progress(state, entry.group)
+        if state.cluster is not None:
+            state.cluster.group_finished(entry.group, entry.partition, entry.offset)
+    if session.replaying and not entry.is_retained and not entry.group_tag:
+        session.note_done(entry.partition, entry.offset)
+    if session.expiry_s > 0:
+        if entry.logged:
+            session.note_change(packet_id, None)
+        elif session.changes is not None:
+            session.changes.pop(packet_id, None)
+        note_progress(state, session)
+
+
+def _was_sent(session: Session, message: Message) -> bool:
+    """May it have been sent before a crash, under an id that was not in the log yet? DUP says that
+    a message might have been. [MQTT-3.3.1-1]"""
+    below = session.maybe_sent
+    if below is None or message.partition < 0:
+        return False
+    if message.offset < below[message.partition]:
+        return True
+    if session.tailing and not session.outbox:
+        session.maybe_sent = None
+    return False
+
+
+def pump(state: NodeState, session: Session) -> None:
+    """Send what waits, as far as window and socket allow. Call when either has opened."""
+    outbox = session.outbox
+    while outbox and can_send(state, session):
+        delivery = session.pop()
+        message = delivery.message
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            continue
+        send_inflight(
+            state,
+            session,
+            message,
+            delivery.qos,
+            delivery.retain,
+            delivery.subscription_ids,
+            False,
+            None,
+        )
+
+
+def ready_member(state: NodeState, group: Group, topic: bytes) -> Member | None:
+    """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1] Those
+    found without room wait in their session's `blocked`, so each is looked at once until it has
+    room again."""
+    passed = 0
+    while passed < group.ready:
+        if group.turn >= group.ready:
+            group.turn = 0
+        member = group.connected[group.turn]
+        session = member.session
+        if not can_send(state, session):
+            note_blocked(state, group, member)
+            continue
+        group.turn += 1
+        if may_read(session, topic):
+            return member
+        passed += 1
+        if passed == PASSED_MAX and not may_any_read(state, group, topic):
+            return None
+    return None
+
+
+def _has_ready_member(state: NodeState, group: Group) -> bool:
+    """Does a member take a message now, if it may read it?"""
+    while group.ready:
+        member = group.connected[group.turn % group.ready]
+        if can_send(state, member.session):
+            return True
+        note_blocked(state, group, member)
+    return False
+
+
+def note_blocked(state: NodeState, group: Group, member: Member) -> None:
+    """The session has no room for a message of the group; `acknowledging.proceed` unblocks it."""
+    group.block(member)
+    session = member.session
+    if session.blocked is None:
+        session.blocked = OrderedDict()
+    session.blocked[member] = None
+
+
+def note_room(group: Group, member: Member) -> None:
+    group.unblock(member)
+    if member.session.blocked is not None:
+        member.session.blocked.pop(member, None)
+
+
+def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
+    if state.cluster is not None:
+        # Of QoS 0, the node of the publisher says which one delivers.
+        if message.qos and group.coordination is not None:
+            state.cluster.group_record(group, message)
+        return
+    if message.qos == 0:
+        send_group_qos0(state, group, message)
+        return
+    if not group.tailing:
+        return
+    if not group.outbox and not group.reading and not group.returned and not group.aside:
+        member = ready_member(state, group, message.topic)
+        if member is not None:
+            send_to_member(state, group, member, message)
+            return
+    if not group.connected or not has_room(state, group.outbox_count(), group.outbox_bytes):
+        fall_behind(state, group, message)
+        return
+    group.push(Delivery(message, message.qos, message.retain, ()))
+    if has_rules(state) and not group.reading:
+        # Members may be ready that may not read it, and what comes next should not wait for that.
+        pump_group(state, group)
+
+
+def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
+    """False: no member is connected that may read it."""
+    connected = group.connected
+    for passed in range(len(connected)):
+        if passed == PASSED_MAX and not may_any_read(state, group, message.topic):
+            return False
+        if group.turn >= len(connected):
+            group.turn = 0
+        member = connected[group.turn]
+        group.turn += 1
+        connection = member.session.connection
+        if connection is None or connection.state != OPEN:
+            continue
+        if may_read(member.session, message.topic):
+            send_qos0(state, member, message)
+            return True
+    return False
+
+
+def send_to_member(state: NodeState, group: Group, subscription: Member, message: Message) -> None:
+    session = subscription.session
+    qos = min(message.qos, subscription.qos)
+    note_group_progress(state, group)
+    if qos == 0:
+        send_qos0(state, subscription, message)
+        _finish_for_group(state, group, message)
+        return
+    is_sent = send_inflight(
+        state,
+        session,
+        message,
+        qos,
+        message.retain and subscription.retain_as_published,
+        subscription.subscription_ids,
+        False,
+        group,
+    )
+    if not is_sent:
+        _finish_for_group(state, group, message)
+
+
+def _finish_for_group(state: NodeState, group: Group, message: Message) -> None:
+    if state.cluster is not None:
+        state.cluster.group_finished(group, message.partition, message.offset)
+
+
+def pump_group(state: NodeState, group: Group) -> None:
+    """Returned records first, then the outbox: order within the group is kept as far as members
+    leaving allows."""
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
+    while group.returned or group.outbox:
+        message: Message
+        if group.returned:
+            head = group.returned[0]
+            if isinstance(head, Inflight):
+                if head.message is None:
+                    _fetch_returned(state, group)
+                    return
+                message = head.message
+            else:
+                assert isinstance(head, Message)
+                message = head
+        else:
+            assert group.outbox is not None
+            message = group.outbox[0].message
+        member = ready_member(state, group, message.topic)
+        if member is None and not _pass_over(state, group, message):
+            return
+        if group.returned:
+            group.returned.popleft()
+        else:
+            group.pop()
+        if member is None:
+            continue
+        if message.is_expired(state.wall_us):
+            state.stats.dropped_expired += 1
+            _finish_for_group(state, group, message)
+            continue
+        send_to_member(state, group, member, message)
+
+
+def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
+    """No member is ready for the message. May the group go on with the next one? Only if there is a
+    member ready for that, and if this one is not lost: it stays aside for a member that may read
+    it, or is finished if there is none."""
+    if not has_rules(state) or not group.ready:
+        return False
+    if not may_any_read(state, group, message.topic):
+        _drop_unreadable(state, group, message)
+    elif has_room(state, group.aside_count, group.aside_bytes):
+        group.put_aside(message)
+    else:
+        return False
+    note_group_progress(state, group)
+    return True
+
+
+def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
+    if state.cluster is not None:
+        # There may be some elsewhere.
+        state.cluster.group_denied(group, message.partition, message.offset)
+    else:
+        state.stats.dropped_unreadable += 1
+
+
+def send_aside(state: NodeState, group: Group, member: Member) -> None:
+    """What waits for a member that may read it, to this one. By topic, so a member that may read
+    none of it costs a look at each topic."""
+    session = member.session
+    for topic in list(group.aside):
+        if not may_read(session, topic):
+            continue
+        while topic in group.aside:
+            if not can_send(state, session):
+                note_blocked(state, group, member)
+                return
+            message = group.take_aside(topic)
+            if message.is_expired(state.wall_us):
+                state.stats.dropped_expired += 1
+                _finish_for_group(state, group, message)
+            else:
+                send_to_member(state, group, member, message)
+
+
+def drop_aside(state: NodeState, group: Group) -> None:
+    """A member has left: what waits aside and nobody may read any more is finished."""
+    for topic in list(group.aside):
+        if may_any_read(state, group, topic):
+            continue
+        while topic in group.aside:
+            _drop_unreadable(state, group, group.take_aside(topic))
+        note_group_progress(state, group)
+
+
+def _fetch_returned(state: NodeState, group: Group) -> None:
+    """What members gave back is read from the log again, once somebody can take it."""
+    if group.fetching or not _has_ready_member(state, group):
+        return
+    entries: list[Inflight] = []
+    for each in group.returned:
+        if not isinstance(each, Inflight) or each.message is not None:
+            break
+        entries.append(each)
+        if len(entries) == FETCH_RECORDS_MAX:
+            break
+    group.fetching = True
+    wanted = [(number, each.partition, each.offset) for number, each in enumerate(entries)]
+    state.effects.append(FetchInflight(group, None, wanted, READ_BYTES_MAX, entries))
+
+
+def note_progress(state: NodeState, session: Session) -> None:
+    """A durable session's cursor moved: log it within `progress_interval_s`."""
+    if not session.progress_due:
+        session.progress_due = True
+        state.sessions_in_progress.append(session)
+        arm_progress(state, state.config.progress_interval_s)
+
+
+def note_group_progress(state: NodeState, group: Group) -> None:
+    """In a cluster the coordinator of the group logs it."""
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
+    elif not group.progress_due:
+        group.progress_due = True
+        state.groups_in_progress.append(group)
+        arm_progress(state, state.config.progress_interval_s)
+
+
+def arm_progress(state: NodeState, wait_s: float) -> None:
+    if not state.progress_armed:
+        state.progress_armed = True
+        state.arm(state.now + wait_s, PROGRESS, None)
+
+
+def log_changes(state: NodeState, session: Session) -> None:
+    """Log the ids that came into use or changed their state. All of them: a later QoS 2 id that
+    the log knows before an earlier QoS 1 id would be sent again first. Not the ids that are free
+    again: those go with the positions that have passed their offsets, or a crash in between would
+    have the offsets read again."""
+    changes = session.changes
+    if changes is None:
+        return
+    used: dict[int, Inflight | None] = {}
+    freed: dict[int, Inflight | None] = {}
+    for packet_id, entry in changes.items():
+        if entry is None:
+            freed[packet_id] = None
+        else:
+            used[packet_id] = entry
+    session.changes = used
+    log_cursor(state, session, [])
+    session.changes = freed or None
+
+
+def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, int]]) -> None:
+    changes = session.changes
+    done = session.done_changes
+    session.changes = None
+    session.done_changes = None
+    if changes is None:
+        changes = {}
+    if not positions and not changes and not done:
+        return
+    for entry in changes.values():
+        if entry is not None:
+            entry.logged = True
+    if done is None:
+        done = []
+    if len(changes) + len(done) > ENTRIES_MAX:
+        # The positions come last: a crash that cuts before them sends a message twice, one that
+        # cuts behind them, before the ids of what they have passed, loses it.
+        _append_cursor(state, session, [], changes, [])
+        changes = {}
+        while len(done) > ENTRIES_MAX:
+            _append_cursor(state, session, [], changes, done[:ENTRIES_MAX])
+            done = done[ENTRIES_MAX:]
+    _append_cursor(state, session, positions, changes, done)
+
+
+def _append_cursor(
+    state: NodeState,
+    session: Session,
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+    done: list[tuple[int, int]],
+) -> None:
+    payload = encode_cursor(positions, changes, done)
+    append_state(state, log_record.CURSOR, session.key, payload, session.epoch)
+
+
+def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
+    """A record of derived state, in the home partition of `key` (client id or group key). `epoch`:
+    of the session; a record with a lower one than the session has by then counts for nothing."""
+    state.append(
+        Record(
+            partition_of(key, state.config.partitions),
+            kind,
+            timestamp_us=state.wall_us,
+            client_id=key,
+            sequence=epoch,
+            payload=payload,
+        )
+    )

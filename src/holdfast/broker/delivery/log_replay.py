@@ -1,0 +1,553 @@
+"""Readers that are behind: from the log back to the live tail.
+
+A read is asked for whenever a reader is behind, connected and has little queued; its result is
+queued in the outbox. While it runs the reader tails too (see session.cursor), so it is live again
+the moment a read reaches what the node had delivered when it was asked for.
+"""
+
+from collections import deque
+
+from holdfast.broker.delivery.delivery import (
+    FETCH_RECORDS_MAX,
+    READ_BYTES_MAX,
+    finish_inflight,
+    log_changes,
+    note_group_progress,
+    note_progress,
+    pump,
+    pump_group,
+    send_aside,
+)
+from holdfast.broker.effects import FetchInflight, ReadLog
+from holdfast.broker.rights import may_read
+from holdfast.broker.routing import subscription_at, subscriptions_of
+from holdfast.broker.session.audience import decode_audience
+from holdfast.broker.session.connection import OPEN, Connection
+from holdfast.broker.session.cursor import Delivery
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import RECEIVED, Inflight, Member, Session, Subscription
+from holdfast.broker.state import STEPS_AT_ONCE, Group, Held, NodeState, Work
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.packets import PUBREL
+from holdfast.protocol.mqtt.properties import expiry_of
+from holdfast.protocol.topics.names import matches
+from holdfast.storage import record as log_record
+from holdfast.storage.reading.interest import Interest
+from holdfast.storage.record import Record
+
+READ_RECORDS_MAX = 500
+
+
+def continue_reading(state: NodeState, reader: Session | Group) -> None:
+    """Ask for the next piece of the log, unless enough is queued already."""
+    if reader.reading or reader.tailing:
+        return
+    if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
+        return
+    connection: Connection | None = None
+    if isinstance(reader, Session):
+        connection = reader.connection
+        if connection is None or connection.state != OPEN or reader.resuming:
+            return
+    elif not reader.connected:
+        return
+    positions = reader.positions
+    assert positions is not None
+    interests = _interests(state, reader)
+    if not interests:
+        reader.positions = None
+        reader.tailing = True
+        return
+    reader.start_read()
+    state.stats.log_reads += 1
+    state.effects.append(
+        ReadLog(
+            reader,
+            connection,
+            list(positions),
+            list(state.delivered),
+            interests,
+            READ_RECORDS_MAX,
+            READ_BYTES_MAX,
+        )
+    )
+
+
+def feed_group(state: NodeState, group: Group, member: Member | None) -> None:
+    """A member (if one is given) has room: hand out what waits, and read what is behind that."""
+    if member is not None and group.aside:
+        send_aside(state, group, member)
+    pump_group(state, group)
+    if not group.tailing and not group.reading:
+        continue_reading(state, group)
+
+
+class GroupsOpening(Work):
+    """The groups of a session that has a connection again. A step is one of them."""
+
+    def __init__(self, session: Session, connection: Connection) -> None:
+        super().__init__()
+        self.session = session
+        self.connection = connection
+        groups = session.groups
+        self.members: list[Member] = [] if groups is None else list(groups.values())
+        self.next = 0
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        start = self.next
+        end = min(len(self.members), start + max(1, steps))
+        for index in range(start, end):
+            if session.connection is not self.connection:
+                self.goes_on = False
+                return index - start
+            member = self.members[index]
+            group = member.group
+            if isinstance(group, Group) and group.members.get(session) is member:
+                group.attach(member)
+                feed_group(state, group, member)
+        self.next = end
+        self.goes_on = end < len(self.members)
+        return end - start
+
+
+def open_groups(state: NodeState, session: Session, connection: Connection) -> None:
+    if session.groups is None:
+        return
+    work = GroupsOpening(session, connection)
+    state.steps_left -= work.step(state, min(max(1, state.steps_left), STEPS_AT_ONCE))
+    if work.goes_on:
+        state.begin(work)
+
+
+def _interests(state: NodeState, reader: Session | Group) -> list[Interest]:
+    """The same list for one read after the other, until a subscription changes: the reader of the
+    log keeps what it makes of it."""
+    if isinstance(reader, Group):
+        return [Interest(reader.filter, None)]
+    interests = state.interests.get(reader)
+    if interests is None:
+        interests = [
+            Interest(subscription.filter, subscription.start)
+            for subscription in reader.subscriptions.values()
+            if subscription.qos > 0 and subscription.group is None
+        ]
+        state.interests[reader] = interests
+    return interests
+
+
+def message_of(record: Record) -> Message:
+    message = Message(
+        record.topic,
+        record.payload,
+        record.flags & log_record.FLAG_QOS_MASK,
+        record.flags & log_record.FLAG_RETAIN != 0,
+        record.properties,
+        expiry_of(record.properties),
+        record.timestamp_us,
+        record.client_id,
+    )
+    message.partition = record.partition
+    message.offset = record.offset
+    if record.flags & log_record.FLAG_AUDIENCE:
+        message.audience = decode_audience(record.audience)
+    return message
+
+
+def handle_read(
+    state: NodeState,
+    effect: ReadLog,
+    records: list[Record],
+    positions: list[int],
+    done: bool,
+    lost: int,
+) -> None:
+    """The result of a ReadLog effect. `lost`: records that retention or damage has taken."""
+    reader = effect.cursor
+    if not reader.reading:
+        return
+    state.stats.log_records_read += len(records)
+    if lost:
+        state.stats.dropped_lost += lost
+        state.note("warning", "records_lost", {"reader": reader_name(reader), "count": lost})
+    if isinstance(reader, Session):
+        if reader.connection is not effect.connection:
+            return
+        work = QueueRead(reader, effect.connection, records, positions, done)
+        # As much as few filters need for all records of a read.
+        state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)
+        if work.goes_on:
+            state.begin(work)
+        return
+    assert isinstance(reader, Group)
+    if state.cluster is not None:
+        state.cluster.group_read(reader, records, positions, done)
+        return
+    for record in records:
+        message = message_of(record)
+        audience = message.audience
+        if reader.given is not None and (record.partition, record.offset) in reader.given:
+            continue
+        if message.qos > 0 and (audience is None or reader.key in audience.groups):
+            _queue(reader, Delivery(message, message.qos, message.retain, ()))
+    reader.finish_read(positions, done)
+    note_group_progress(state, reader)
+    pump_group(state, reader)
+    if not reader.tailing:
+        continue_reading(state, reader)
+
+
+def reader_name(reader: object) -> str:
+    if isinstance(reader, Session):
+        return reader.client_id
+    assert isinstance(reader, Group)
+    return reader.key
+
+
+class QueueRead(Work):
+    """What a read has brought for a session, on its way to the outbox. A step is a record, or a
+    subscription that is looked at for it. `Cursor.reading` is on until the last record."""
+
+    def __init__(
+        self,
+        session: Session,
+        connection: Connection | None,
+        records: list[Record],
+        positions: list[int],
+        done: bool,
+    ) -> None:
+        super().__init__()
+        self.session = session
+        self.connection = connection
+        self.records = records
+        self.positions = positions
+        self.done = done
+        self.next = 0
+        self.deliveries: list[Delivery] = []
+        # By topic, for those of this read.
+        self.matching: dict[bytes, list[Subscription]] = {}
+        # Sent before a crash, and the packet id was logged before the position moved.
+        self.known = {
+            (entry.partition, entry.offset)
+            for entry in session.inflight.values()
+            if not entry.is_retained and not entry.group_tag
+        }
+        if session.done is not None:
+            self.known |= session.done
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        self.goes_on = False
+        if not session.reading or session.connection is not self.connection:
+            return 0
+        done = 0
+        while self.next < len(self.records):
+            if done >= steps:
+                self.goes_on = True
+                return done
+            done += self._queue(state, self.records[self.next])
+            self.next += 1
+        for delivery in self.deliveries:
+            _queue(session, delivery)
+        session.finish_read(self.positions, self.done)
+        if session.tailing:
+            _forget_starts(session)
+            state.interests.pop(session, None)
+        if session.is_durable():
+            note_progress(state, session)
+        pump(state, session)
+        if not session.tailing:
+            continue_reading(state, session)
+        return done
+
+    def _queue(self, state: NodeState, record: Record) -> int:
+        session = self.session
+        if record.flags & log_record.FLAG_QOS_MASK == 0:
+            return 1
+        if not may_read(session, record.topic):
+            state.stats.reads_denied += 1
+            return 1
+        if (record.partition, record.offset) in self.known:
+            return 1
+        matching = self.matching.get(record.topic)
+        if matching is None:
+            matching = subscriptions_of(state, session, record.topic.decode())
+            self.matching[record.topic] = matching
+        steps = 1 + len(matching)
+        subscription = subscription_at(matching, record.partition, record.offset)
+        if subscription is None or subscription.qos == 0:
+            return steps
+        if subscription.no_local and record.client_id == session.key:
+            return steps
+        message = message_of(record)
+        if message.audience is not None and not message.audience.is_plain:
+            return steps
+        self.deliveries.append(
+            Delivery(
+                message,
+                min(message.qos, subscription.qos),
+                message.retain and subscription.retain_as_published,
+                subscription.subscription_ids,
+            )
+        )
+        return steps
+
+
+def _queue(reader: Session | Group, delivery: Delivery) -> None:
+    """Before whatever was tailed while the read was under way."""
+    reading = reader.reading
+    reader.reading = False
+    reader.push(delivery)
+    reader.reading = reading
+
+
+def _forget_starts(session: Session) -> None:
+    for subscription in session.subscriptions.values():
+        subscription.start = None
+
+
+def resume(state: NodeState, session: Session, connection: Connection) -> None:
+    """After CONNACK of a resumed session: everything inflight is sent again, in its order, with
+    its packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
+    unsent: deque[int] = deque()
+    for packet_id, entry in session.inflight.items():
+        if entry.state == RECEIVED:
+            hold_pubrel(state, connection, session, packet_id, entry)
+        else:
+            unsent.append(packet_id)
+    if unsent:
+        session.unsent = unsent
+        send_unsent(state, session)
+
+
+class HeldPubrel(Held):
+    """PUBREL of a durable session: the log must know that the client has the message, or a crash
+    would send it again as a new one."""
+
+    def __init__(self, connection: Connection, packet_id: int) -> None:
+        super().__init__(connection)
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
+            connection.send(
+                encode_ack(PUBREL, self.packet_id, reasons.SUCCESS, connection.version),
+                state.dirty,
+            )
+
+
+def hold_pubrel(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """A member of a shared group keeps the id until the log says that the group has finished with
+    the message: with neither in the log, another member would get it."""
+    held = HeldPubrel(connection, packet_id)
+    if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
+        state.cluster.hold_for_groups(held, session, entry)
+    else:
+        state.hold(held)
+
+
+def handle_fetched(
+    state: NodeState, effect: FetchInflight, found: list[tuple[int, Record | None]]
+) -> None:
+    """The result of a FetchInflight effect: as many of what it wanted, from the first on, as fit
+    into its `bytes_max`, and one at least."""
+    reader = effect.reader
+    if isinstance(reader, Group):
+        _handle_returned(state, reader, effect, found)
+        return
+    assert isinstance(reader, Session)
+    if reader.connection is not effect.connection or not reader.resuming:
+        return
+    reader.resuming = False
+    connection = reader.connection
+    assert connection is not None
+    by_tag: dict[int, list[Group]] = {}
+    for packet_id, record in found:
+        entry = reader.inflight.get(packet_id)
+        if entry is None or entry.state == RECEIVED:
+            continue
+        if record is not None:
+            entry.message = message_of(record)
+        elif entry.is_retained:
+            entry.message = _still_retained(state, entry)
+        if entry.message is None:
+            # Retention took it, so it cannot be completed.
+            state.stats.dropped_lost += 1
+            _give_up(state, connection, reader, packet_id, entry)
+        elif not may_read(reader, entry.message.topic):
+            state.stats.reads_denied += 1
+            _hand_back(state, connection, reader, packet_id, entry, by_tag)
+    send_unsent(state, reader)
+
+
+def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
+    """A retained message outlives its record."""
+    message = state.retained.get(entry.topic.decode())
+    if not isinstance(message, Message):
+        return None
+    is_it = message.partition == entry.partition and message.offset == entry.offset
+    return message if is_it else None
+
+
+def _give_up(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """A message that was sent on an earlier connection, and cannot or may not be sent again."""
+    if entry.qos == 2:
+        # The client may have it under this id, and would take another message for a repetition:
+        # PUBREL frees the id on both sides. [MQTT-4.3.3-12]
+        await_pubcomp(state, connection, session, packet_id, entry)
+        return
+    finish_inflight(state, session, packet_id, entry)
+
+
+def _hand_back(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    packet_id: int,
+    entry: Inflight,
+    by_tag: dict[int, list[Group]],
+) -> None:
+    """The client may not read the message any more. Other members may have it, of the shared group
+    that gave it, if one did. `by_tag`: takes the groups of the session, for the next call."""
+    message = entry.message
+    assert message is not None
+    entry.message = None
+    _give_up(state, connection, session, packet_id, entry)
+    if entry.qos == 2 or not entry.group_tag or session.groups is None:
+        return
+    topic = message.topic.decode()
+    if not by_tag:
+        for each in session.groups:
+            assert isinstance(each, Group)
+            by_tag.setdefault(each.tag, []).append(each)
+    for group in by_tag.get(entry.group_tag, ()):
+        if matches(group.filter, topic):
+            group.returned.append(entry)
+            pump_group(state, group)
+            return
+
+
+def await_pubcomp(
+    state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
+) -> None:
+    """The message of a QoS 2 entry is done with; its packet id is not before PUBCOMP."""
+    entry.state = RECEIVED
+    entry.message = None
+    group = entry.group
+    if isinstance(group, Group):
+        if state.cluster is not None:
+            state.cluster.group_finished(group, entry.partition, entry.offset)
+        else:
+            group.note_given(entry.partition, entry.offset)
+            note_group_progress(state, group)
+    entry.group = None
+    if session.expiry_s > 0:
+        note_progress(state, session)
+        session.note_change(packet_id, entry)
+        log_changes(state, session)
+    # [MQTT-4.3.3-7] [MQTT-4.3.3-8]
+    hold_pubrel(state, connection, session, packet_id, entry)
+
+
+def send_unsent(state: NodeState, session: Session) -> None:
+    """Resend what the receive maximum of the new connection and the socket allow; the rest follows
+    as the client acknowledges and reads. [MQTT-3.3.4-9] Messages are fetched from the log piece by
+    piece, so that no more of them are in memory than a piece and `outbox_bytes`."""
+    unsent = session.unsent
+    connection = session.connection
+    if unsent is None or connection is None or session.resuming:
+        return
+    while unsent and session.window_is_open():
+        if connection.out_bytes > state.config.outbox_bytes:
+            return
+        packet_id = unsent[0]
+        entry = session.inflight.get(packet_id)
+        if entry is None or entry.state == RECEIVED:
+            unsent.popleft()
+            continue
+        message = entry.message
+        if message is None:
+            _fetch_unsent(state, session, connection, unsent)
+            return
+        unsent.popleft()
+        entry.message = None
+        if not _send_again(
+            state, session, connection, packet_id, entry.qos, entry.is_retained, message
+        ):
+            state.stats.dropped_too_large += 1
+            _give_up(state, connection, session, packet_id, entry)
+    if not unsent:
+        session.unsent = None
+
+
+def _fetch_unsent(
+    state: NodeState, session: Session, connection: Connection, unsent: deque[int]
+) -> None:
+    wanted: list[tuple[int, int, int]] = []
+    for packet_id in unsent:
+        entry = session.inflight.get(packet_id)
+        if entry is not None and entry.state != RECEIVED:
+            wanted.append((packet_id, entry.partition, entry.offset))
+        if len(wanted) == FETCH_RECORDS_MAX:
+            break
+    session.resuming = True
+    state.effects.append(FetchInflight(session, connection, wanted, READ_BYTES_MAX))
+
+
+def _handle_returned(
+    state: NodeState, group: Group, effect: FetchInflight, found: list[tuple[int, Record | None]]
+) -> None:
+    """Records that members have given back are there to be handed to others."""
+    group.fetching = False
+    for number, record in found:
+        entry = effect.entries[number]
+        if record is not None:
+            entry.message = message_of(record)
+        elif entry in group.returned:
+            state.stats.dropped_lost += 1
+            group.returned.remove(entry)
+            if state.cluster is not None:
+                state.cluster.group_finished(group, entry.partition, entry.offset)
+    pump_group(state, group)
+
+
+def _send_again(
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    packet_id: int,
+    qos: int,
+    is_retained: bool,
+    message: Message,
+) -> bool:
+    """False: it is larger than the client takes."""
+    subscription_ids: tuple[int, ...] = ()
+    retain = is_retained
+    matching = subscriptions_of(state, session, message.topic.decode())
+    subscription = subscription_at(matching, message.partition, message.offset)
+    if subscription is not None:
+        subscription_ids = subscription.subscription_ids
+        retain = retain or (message.retain and subscription.retain_as_published)
+    frame = message.frame_special(
+        connection.version,
+        qos,
+        retain,
+        True,
+        packet_id,
+        state.wall_us,
+        subscription_ids,
+        message.topic,
+        0,
+    )
+    if not 0 < len(frame) <= connection.packet_bytes_max:
+        return False
+    state.stats.publish_sent += 1
+    connection.send(frame, state.dirty)
+    return True

@@ -1,0 +1,181 @@
+"""Retained messages for new subscriptions, page by page.
+
+A subscription to `#` may match a million retained topics: they are looked up and sent as the
+receiver's window and socket allow, a bounded number per call.
+"""
+
+from collections import deque
+
+from holdfast.broker.delivery.delivery import can_send, send_inflight
+from holdfast.broker.rights import may_read
+from holdfast.broker.session.connection import OPEN
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Session, Subscription
+from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
+from holdfast.protocol.topics.retained import RetainedScan
+
+PAGE = 100
+
+
+class Scan:
+    """One subscription's retained messages still to be sent."""
+
+    def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
+        self.subscription = subscription
+        self.scan = scan
+        self.page: deque[Message] = deque()
+
+
+class SessionScans(Work):
+    """Those of one session, one after the other. A step is one topic of the store that is looked
+    at: a filter that matches nothing costs what one costs that matches all it looks at."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+        # A repeated SUBSCRIBE begins anew, so there are never more than subscriptions.
+        self.by_filter: dict[str, Scan] = {}
+        self.order: deque[Scan] = deque()
+
+    def add(self, subscription: Subscription, scan: RetainedScan) -> Scan:
+        filter = subscription.filter
+        found = self.by_filter.get(filter)
+        if found is None:
+            found = Scan(subscription, scan)
+            self.by_filter[filter] = found
+            self.order.append(found)
+        else:
+            found.subscription = subscription
+            found.scan = scan
+            found.page.clear()
+        return found
+
+    def step(self, state: NodeState, steps: int) -> int:
+        session = self.session
+        done = 0
+        self.goes_on = False
+        while self.order:
+            scan = self.order[0]
+            if not _send_page(state, session, scan):
+                # Goes on when the window or the socket has opened.
+                return done
+            if scan.scan.done:
+                self.order.popleft()
+                del self.by_filter[scan.subscription.filter]
+                done += 1
+                continue
+            if done >= steps:
+                self.goes_on = True
+                return done
+            for _, entry in scan.scan.next(PAGE, steps - done):
+                assert isinstance(entry, Message)
+                done += 1
+                scan.page.append(entry)
+            done += scan.scan.visits
+        if session.retained_scans is self:
+            session.retained_scans = None
+        return done
+
+
+def _scans_of(session: Session) -> SessionScans:
+    scans = session.retained_scans
+    if scans is None:
+        scans = SessionScans(session)
+        session.retained_scans = scans
+    assert isinstance(scans, SessionScans)
+    return scans
+
+
+def start_scan(state: NodeState, session: Session, subscription: Subscription) -> None:
+    _scans_of(session).add(subscription, state.retained.scan(subscription.filter))
+
+
+def send_late(state: NodeState, topic: str, message: Message) -> None:
+    """It was retained elsewhere, and not here, when these clients subscribed: now it comes to those
+    that are connected, as retained."""
+    served: set[Session] = set()
+    for value in state.subscriptions.match(topic):
+        if not isinstance(value, Subscription) or value.retain_handling == 2:
+            continue
+        session = value.session
+        if session in served or session.connection is None:
+            continue
+        served.add(session)
+        send_retained(state, value, message)
+
+
+def send_retained(state: NodeState, subscription: Subscription, message: Message) -> None:
+    """A message that became the retained one after the scan for the subscription had begun."""
+    session = subscription.session
+    if session.connection is None:
+        return
+    if session.subscriptions.get(subscription.filter) is not subscription:
+        return
+    if not may_read(session, message.topic):
+        state.stats.reads_denied += 1
+        return
+    scans = _scans_of(session)
+    scan = scans.by_filter.get(subscription.filter)
+    if scan is None:
+        scan = scans.add(subscription, state.retained.scan(subscription.filter))
+        scan.scan.done = True
+    scan.page.append(message)
+    continue_scans(state, session)
+
+
+def continue_scans(state: NodeState, session: Session) -> None:
+    """Send what there is room for. What this turn has no time for becomes Work."""
+    scans = session.retained_scans
+    if scans is None:
+        return
+    assert isinstance(scans, SessionScans)
+    state.steps_left -= scans.step(state, min(max(0, state.steps_left), STEPS_AT_ONCE))
+    if scans.goes_on:
+        state.begin(scans)
+
+
+def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
+    """False: window or socket closed before the page's end."""
+    connection = session.connection
+    if connection is None or connection.state != OPEN:
+        return False
+    subscription = scan.subscription
+    page = scan.page
+    while page:
+        message = page[0]
+        qos = min(message.qos, subscription.qos)
+        if connection.out_bytes > state.config.outbox_bytes:
+            return False
+        if qos > 0 and not can_send(state, session):
+            return False
+        page.popleft()
+        if not may_read(session, message.topic):
+            state.stats.reads_denied += 1
+            continue
+        if message.is_expired(state.wall_us):
+            continue
+        if subscription.no_local and message.publisher == session.key:
+            continue
+        # [MQTT-3.3.1-8] RETAIN is 1 on a message sent because of a new subscription
+        if qos > 0:
+            send_inflight(
+                state, session, message, qos, True, subscription.subscription_ids, True, None
+            )
+            continue
+        frame = message.frame_special(
+            connection.version,
+            0,
+            True,
+            False,
+            0,
+            state.wall_us,
+            subscription.subscription_ids,
+            message.topic,
+            0,
+        )
+        if not 0 < len(frame) <= connection.packet_bytes_max:
+            state.stats.dropped_too_large += 1
+            continue
+        state.stats.publish_sent += 1
+        connection.send(frame, state.dirty)
+    return True

@@ -1,0 +1,485 @@
+"""SUBSCRIBE and UNSUBSCRIBE. A durable session's change is in the log before its SUBACK."""
+
+import json
+from collections.abc import Collection
+from typing import Final
+
+from holdfast.broker.delivery.delivery import append_state, drop_aside, note_group_progress
+from holdfast.broker.delivery.log_replay import feed_group
+from holdfast.broker.delivery.retained import continue_scans, start_scan
+from holdfast.broker.recovery.state_records import (
+    changed_positions,
+    group_positions,
+    is_durable_group,
+)
+from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.session import (
+    Inflight,
+    Member,
+    Session,
+    Subscription,
+    new_subscription,
+)
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import Group, Held, NodeState
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_within
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import (
+    Disconnect,
+    Suback,
+    Subscribe,
+    SubscriptionRequest,
+    Unsuback,
+    Unsubscribe,
+)
+from holdfast.protocol.mqtt.properties import SUBSCRIPTION_IDENTIFIER
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, split_shared
+from holdfast.storage import record as log_record
+
+
+class HeldSubscribe(Held):
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        packet: Subscribe,
+        accepted: list[Subscription],
+        codes: list[int],
+    ) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        self.accepted = accepted
+        self.codes = codes
+        # In NodeState.held_bytes while it waits.
+        self.size_bytes = 0
+
+    def release(self, state: NodeState) -> None:
+        state.held_bytes -= self.size_bytes
+        session = self.session
+        connection = self.connection
+        assert connection is not None
+        if session.connection is not connection or connection.state == CLOSED:
+            # A node of a cluster has let go of the session; what is in the log is in its image. A
+            # session that ended meanwhile has no subscriptions: SUBSCRIBE and a DISCONNECT with
+            # session expiry 0 may arrive in one segment.
+            if state.cluster is None and state.sessions.get(session.client_id) is session:
+                for subscription in self.accepted:
+                    add_subscription(state, subscription)
+            return
+        scans: list[Subscription] = []
+        for subscription in self.accepted:
+            old = session.subscriptions.get(subscription.filter)
+            existed = old is not None
+            if old is not None:
+                # [MQTT-3.8.4-4] what the replaced one has not delivered yet is not lost
+                subscription.start = old.start
+            elif not session.tailing:
+                subscription.start = list(state.delivered)
+            add_subscription(state, subscription)
+            # [MQTT-3.3.1-9] [MQTT-3.3.1-10] [MQTT-3.3.1-11]; shared ones never get retained
+            handling = subscription.retain_handling
+            if subscription.group is None and (handling == 0 or (handling == 1 and not existed)):
+                scans.append(subscription)
+        held = HeldSuback(connection, session, self.packet, self.accepted, self.codes, scans)
+        if state.cluster is not None:
+            state.cluster.hold_for_interest(held)
+        else:
+            held.release(state)
+
+
+class HeldSuback(Held):
+    """SUBACK for what is in the routing. `scans`: what to look up in the retained store."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        packet: Subscribe,
+        accepted: list[Subscription],
+        codes: list[int],
+        scans: list[Subscription],
+    ) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        self.accepted = accepted
+        self.codes = codes
+        self.scans = scans
+
+    def release(self, state: NodeState) -> None:
+        session = self.session
+        connection = self.connection
+        assert connection is not None
+        if session.connection is not connection or connection.state == CLOSED:
+            return
+        # [MQTT-3.8.4-1] [MQTT-3.8.4-2]
+        suback = Suback(self.packet.packet_id, self.codes, {})
+        if not _answer(state, connection, suback):
+            return
+        for subscription in self.scans:
+            start_scan(state, session, subscription)
+        if self.scans:
+            continue_scans(state, session)
+            if state.cluster is not None:
+                state.cluster.retained_wanted(self.scans)
+        for subscription in self.accepted:
+            group = subscription.group
+            if isinstance(group, Group) and isinstance(subscription, Member):
+                feed_group(state, group, subscription if subscription.slot >= 0 else None)
+
+
+def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
+    """Send the packet. False: it is larger than the client takes [MQTT-3.1.2-24], which cannot go
+    on without it, so the connection is closed."""
+    data = encode_within(packet, connection.version, connection.packet_bytes_max)
+    if data:
+        connection.send(data, state.dirty)
+        return True
+    state.note(
+        "info",
+        "answer_too_large",
+        {"client": connection.client_id[:200], "packet_bytes_max": connection.packet_bytes_max},
+    )
+    last = Disconnect(reasons.PACKET_TOO_LARGE)
+    connection.send(
+        encode_within(last, connection.version, connection.packet_bytes_max), state.dirty
+    )
+    connection.close(state.dirty)
+    return False
+
+
+def handle_subscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Subscribe
+) -> None:
+    identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
+    subscription_id = 0
+    if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
+        subscription_id = identifiers[0]
+    accepted: list[Subscription] = []
+    codes: list[int] = []
+    invalid: list[str] = []
+    added: dict[str, None] = {}
+    size_bytes = session.filter_bytes
+    for request in packet.subscriptions:
+        filter = request.filter
+        reason = _check(state, session, connection, request, invalid)
+        if reason < 0x80 and filter not in session.subscriptions and filter not in added:
+            if _has_room_for(state, session, len(added), size_bytes + _bytes_of(filter)):
+                added[filter] = None
+                size_bytes += _bytes_of(filter)
+            else:
+                state.stats.refused_quota += 1
+                reason = reasons.QUOTA_EXCEEDED
+        if reason < 0x80:
+            subscription = new_subscription(
+                session,
+                request.filter,
+                reason,
+                request.no_local or connection.is_bridge,
+                # MQTT 3 clients get RETAIN 0 on live messages [MQTT3-3.3.1-9]
+                request.retain_as_published or connection.is_bridge,
+                request.retain_handling,
+                subscription_id,
+            )
+            accepted.append(subscription)
+        codes.append(reason)
+    if invalid:
+        # One line for a packet, whatever it holds.
+        state.note(
+            "info",
+            "invalid_filter",
+            {
+                "client": session.client_id,
+                "filters": codes.count(reasons.TOPIC_FILTER_INVALID),
+                "error": invalid[0],
+            },
+        )
+    if accepted and session.is_durable():
+        append_state(
+            state,
+            log_record.SESSION,
+            session.key,
+            _subscribe_record(state, session, accepted),
+            session.epoch,
+        )
+        for subscription in accepted:
+            # In a cluster the group's coordinator does that.
+            if is_shared(subscription.filter) and state.cluster is None:
+                _record_group(state, subscription.filter)
+    held = HeldSubscribe(connection, session, packet, accepted, codes)
+    if accepted and session.is_durable():
+        held.size_bytes = _size_of([each.filter for each in accepted])
+        state.held_bytes += held.size_bytes
+        state.hold(held)
+    else:
+        # Nothing of it goes into the log, so it need not wait for a disk that may be full.
+        held.release(state)
+
+
+FILTER_BYTES: Final = 700
+"""Memory of one filter of a SUBSCRIBE or UNSUBSCRIBE that waits for the log, beside its text."""
+
+
+def _size_of(filters: list[str]) -> int:
+    size_bytes = 0
+    for filter in filters:
+        size_bytes += FILTER_BYTES + len(filter)
+    return size_bytes
+
+
+def _record_group(state: NodeState, key: str) -> None:
+    """A group gets its first durable member: where it stands must be in the log before SUBACK,
+    or a crash would begin it at the log's end."""
+    group = _find_group(state, key)
+    if group is None:
+        positions = state.delivered
+    elif not is_durable_group(group):
+        positions = group_positions(state, group)
+    else:
+        return
+    changed = changed_positions(None, positions)
+    append_state(state, log_record.CURSOR, key.encode(), encode_cursor(changed, {}, []))
+
+
+def _find_group(state: NodeState, key: str) -> Group | None:
+    """A group without members but of sessions that have ended has ended as well: what it had not
+    handed out is not for who joins now."""
+    for session in list(state.ended):
+        remove_subscription(state, session, key)
+    return state.groups.get(key)
+
+
+def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscription]) -> bytes:
+    return json.dumps(
+        {
+            "op": "subscribe",
+            "client": session.client_id,
+            "subscriptions": [subscription_fields(each) for each in accepted],
+            "start": state.delivered,
+        },
+        ensure_ascii=False,
+        separators=(",", ":"),
+    ).encode()
+
+
+def subscription_fields(subscription: Subscription) -> list[object]:
+    return [
+        subscription.filter,
+        subscription.qos,
+        subscription.no_local,
+        subscription.retain_as_published,
+        subscription.retain_handling,
+        subscription.subscription_ids[0] if subscription.subscription_ids else 0,
+    ]
+
+
+def _check(
+    state: NodeState,
+    session: Session,
+    connection: Connection,
+    request: SubscriptionRequest,
+    invalid: list[str],
+) -> int:
+    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7] `invalid`: takes the
+    error of the first filter that is none."""
+    config = state.config
+    try:
+        check_filter(request.filter)
+    except InvalidFilter as error:
+        # [MQTT-4.7.1-1] [MQTT-4.7.1-2] [MQTT-4.8.2-1] [MQTT-4.8.2-2]
+        if not invalid:
+            invalid.append(str(error))
+        return reasons.TOPIC_FILTER_INVALID
+    if is_shared(request.filter):
+        if not config.shared_available:
+            return reasons.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+        if request.no_local:
+            # [MQTT-3.8.3-4]
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "no local on a shared subscription")
+    if session.is_internal:
+        # What clients of this broker may not do is not the federation's business.
+        return min(request.qos, config.qos_max)
+    if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
+        return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+    return min(request.qos, config.qos_max)
+
+
+def _has_room_for(state: NodeState, session: Session, added: int, size_bytes: int) -> bool:
+    config = state.config
+    return session.is_internal or (
+        len(session.subscriptions) + added < config.subscriptions_per_session
+        and size_bytes <= config.filter_bytes_per_session
+    )
+
+
+def _bytes_of(filter: str) -> int:
+    return len(filter) if filter.isascii() else len(filter.encode())
+
+
+def add_subscription(state: NodeState, subscription: Subscription) -> None:
+    """Into the session and the routing. Replaces one with the same filter. [MQTT-3.8.4-3]"""
+    session = subscription.session
+    filter = subscription.filter
+    old = session.subscriptions.get(filter)
+    if old is None and not session.is_internal:
+        state.subscription_count += 1
+        if state.watch_interest is not None:
+            state.watch_interest(filter, True)
+    if old is None:
+        session.filter_bytes += _bytes_of(filter)
+    session.subscriptions[filter] = subscription
+    state.interests.pop(session, None)
+    if state.cluster is not None and old is None:
+        state.cluster.subscribed(filter)
+    if not is_shared(filter):
+        state.subscriptions.add(filter, session, subscription)
+        state.change_routes(filter)
+        return
+    assert isinstance(subscription, Member)
+    group = _find_group(state, filter)
+    if group is None:
+        name, inner = split_shared(filter)
+        group = Group(name, inner)
+        group.start = list(state.delivered)
+        state.groups[filter] = group
+        state.subscriptions.add(inner, group, group)
+        state.change_routes(inner)
+    elif old is not None:
+        _detach(group, group.members[session])
+    if session not in group.members:
+        group.changes += 1
+    group.members[session] = subscription
+    subscription.group = group
+    if session.groups is None:
+        session.groups = {}
+    session.groups[group] = subscription
+    if session.connection is not None:
+        group.attach(subscription)
+    note_group_progress(state, group)
+
+
+def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
+    """[MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
+    subscription = session.subscriptions.pop(filter, None)
+    if subscription is None:
+        return False
+    session.filter_bytes -= _bytes_of(filter)
+    state.interests.pop(session, None)
+    if not session.is_internal:
+        state.subscription_count -= 1
+        if state.watch_interest is not None:
+            state.watch_interest(filter, False)
+    if state.cluster is not None:
+        state.cluster.unsubscribed(filter)
+    group = subscription.group
+    if not isinstance(group, Group):
+        state.subscriptions.remove(filter, session)
+        state.change_routes(filter)
+        return True
+    _detach(group, group.members[session])
+    del group.members[session]
+    group.changes += 1
+    if group.aside:
+        drop_aside(state, group)
+    assert session.groups is not None
+    del session.groups[group]
+    if not session.groups:
+        session.groups = None
+    if not group.members:
+        state.subscriptions.remove(group.filter, group)
+        state.change_routes(group.filter)
+        del state.groups[group.key]
+    if state.cluster is not None:
+        state.cluster.group_changed(group)
+    return True
+
+
+def _detach(group: Group, member: Member) -> None:
+    group.detach(member)
+    if member.session.blocked is not None:
+        member.session.blocked.pop(member, None)
+
+
+def leave_groups(state: NodeState, session: Session, groups: Collection[object]) -> None:
+    """A member goes (away): its unacknowledged QoS 1 records go back to each of these groups of its
+    session, ahead of what is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4]
+    [MQTT-4.8.2-5] Inflight is walked once, however many groups there are."""
+    own = session.groups
+    if own is None or not groups:
+        return
+    blocked = session.blocked
+    idle: list[Group] = []
+    for each in groups:
+        assert isinstance(each, Group)
+        member = own[each]
+        each.detach(member)
+        if blocked is not None:
+            blocked.pop(member, None)
+        if each.outbox and not each.connected and each.tailing and not each.reading:
+            idle.append(each)
+    returned: dict[Group, list[Inflight]] = {}
+    for packet_id, entry in list(session.inflight.items()):
+        group = entry.group
+        if not isinstance(group, Group) or group not in groups:
+            continue
+        if entry.qos == 1:
+            del session.inflight[packet_id]
+            if session.is_durable():
+                session.note_change(packet_id, None)
+            returned.setdefault(group, []).append(entry)
+        elif state.cluster is not None:
+            entry.group = None
+            state.cluster.group_kept(group, session, entry.partition, entry.offset)
+    for group, entries in returned.items():
+        # In the order they were sent.
+        group.returned.extendleft(reversed(entries))
+        note_group_progress(state, group)
+        feed_group(state, group, None)
+    for group in idle:
+        # No member is connected: memory goes, the log keeps it.
+        group.fall_behind(state.delivered)
+
+
+class HeldUnsubscribe(Held):
+    def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
+        super().__init__(connection)
+        self.session = session
+        self.packet = packet
+        # In NodeState.held_bytes while it waits.
+        self.size_bytes = 0
+
+    def release(self, state: NodeState) -> None:
+        state.held_bytes -= self.size_bytes
+        codes: list[int] = []
+        session = self.session
+        left: dict[object, None] = {}
+        for filter in self.packet.filters:
+            subscription = session.subscriptions.get(filter)
+            if subscription is not None and subscription.group is not None:
+                left[subscription.group] = None
+        leave_groups(state, session, left)
+        for filter in self.packet.filters:
+            removed = remove_subscription(state, session, filter)
+            codes.append(reasons.SUCCESS if removed else reasons.NO_SUBSCRIPTION_EXISTED)
+        connection = self.connection
+        assert connection is not None
+        if connection.state == OPEN:
+            # [MQTT-3.10.4-4] [MQTT-3.10.4-5] [MQTT-3.11.3-1]
+            _answer(state, connection, Unsuback(self.packet.packet_id, codes, {}))
+
+
+def handle_unsubscribe(
+    state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
+) -> None:
+    if session.is_durable():
+        fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
+        payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+        append_state(state, log_record.SESSION, session.key, payload, session.epoch)
+        held = HeldUnsubscribe(connection, session, packet)
+        held.size_bytes = _size_of(packet.filters)
+        state.held_bytes += held.size_bytes
+        state.hold(held)
+    else:
+        HeldUnsubscribe(connection, session, packet).release(state)

@@ -1,0 +1,472 @@
+"""The node as its driver sees it: bytes, results and times in; bytes and effects out.
+
+The driver sets the clock (`tick`) before each call and, after a batch of calls, carries out what
+piled up: `state.effects`, the connections in `state.dirty`, and the journal's next write group.
+Nothing here blocks and nothing here raises on what a client sends.
+"""
+
+import heapq
+from typing import Final
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.connections import connect as connecting
+from holdfast.broker.connections.close import (
+    close_connection,
+    handle_connection_lost,
+    handle_disconnect,
+    handle_expiry,
+    handle_violation,
+    handle_will_due,
+)
+from holdfast.broker.connections.pending_connects import CONNECT_FIRST_BYTE
+from holdfast.broker.delivery import log_replay as catching_up
+from holdfast.broker.delivery.acknowledgements import (
+    handle_puback,
+    handle_pubcomp,
+    handle_pubrec,
+    proceed,
+)
+from holdfast.broker.delivery.subscriptions import handle_subscribe, handle_unsubscribe
+from holdfast.broker.effects import Cut, FetchInflight, ReadLog, ResumeInput
+from holdfast.broker.publish.inbound import handle_publish, handle_pubrel
+from holdfast.broker.recovery.state_records import log_progress
+from holdfast.broker.session.connection import CLOSED, EXCHANGING, NEW, OPEN, Connection
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import (
+    CANCELLED,
+    CONNECT_TIMEOUT,
+    KEEP_ALIVE,
+    PROGRESS,
+    SESSION_EXPIRY,
+    STEPS_PER_TURN,
+    SYS,
+    WILL_DUE,
+    WORK,
+    NodeState,
+    Timer,
+    Work,
+)
+from holdfast.broker.sys_topics import SysTopics
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import decode, decode_ack
+from holdfast.protocol.mqtt.encode import PINGRESP_BYTES
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import (
+    AUTH,
+    CONNECT,
+    DISCONNECT,
+    PINGREQ,
+    PUBACK,
+    PUBCOMP,
+    PUBLISH,
+    PUBREC,
+    PUBREL,
+    SUBSCRIBE,
+    TYPE_NAMES,
+    UNSUBSCRIBE,
+    Auth,
+    Connect,
+    Disconnect,
+    Subscribe,
+    Unsubscribe,
+)
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Record
+
+PROGRESS_BYTES_PER_S: Final = 100
+"""What a packet that is not complete must grow by to count as a sign of life: [MQTT-3.1.2-22] is
+about whole packets, and a byte now and then would keep a connection for ever."""
+TIMERS_PER_TURN: Final = 200
+"""A hundred thousand sessions may expire in one second."""
+PACKETS_PER_TURN: Final = 1000
+"""Of one connection: a read may bring 130,000 PINGREQs. A filter of a SUBSCRIBE counts as one."""
+FILTER_BYTES_MIN: Final = 8
+RECEIVERS_PER_PACKET: Final = 8
+"""So many receivers of messages count as one packet."""
+PROGRESS_STEPS_PER_TURN: Final = 500
+
+
+class Input(Work):
+    """What a connection has sent and was too much for one turn."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self.connection = connection
+
+    def step(self, state: NodeState, steps: int) -> int:
+        self.goes_on = False
+        if not self.connection.closing:
+            state.effects.append(ResumeInput(self.connection))
+        return steps
+
+
+class Node:
+    def __init__(self, config: NodeConfig, journal: Journal) -> None:
+        self.state = NodeState(config, journal)
+        self.sys_topics = SysTopics(self.state)
+
+    def tick(self, now: float, wall_us: int) -> None:
+        self.state.now = now
+        self.state.wall_us = wall_us
+        self.state.steps_left = STEPS_PER_TURN
+
+    def start(self) -> None:
+        """Once, after recovery, with the clock set."""
+        state = self.state
+        state.started_us = state.wall_us
+        if state.config.sys_interval_s > 0:
+            state.arm(state.now, SYS, None)
+
+    def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
+        """Make room for a connection if need be. False: the driver closes its socket."""
+        state = self.state
+        pending = state.pending_connects
+        if pending.is_crowded(remote):
+            self.refuse_connection("address_full", remote, listener, pending.per_address_max)
+            return False
+        if state.connections + state.handshakes >= sockets_max and not self.displace_silent():
+            self.refuse_connection("connections_full", remote, listener, sockets_max)
+            return False
+        return True
+
+    def handle_connected(self, remote: str, listener: str) -> Connection:
+        state = self.state
+        config = state.config
+        # A CONNECT needs no more; HeldConnack raises the bound.
+        packet_bytes_max = min(config.connect_bytes, config.packet_bytes_max)
+        connection = Connection(packet_bytes_max, remote, listener)
+        connection.last_received = state.now
+        state.connections += 1
+        state.pending_connects.enter(connection)
+        connection.timer = state.arm(
+            state.now + state.config.connect_timeout_s, CONNECT_TIMEOUT, connection
+        )
+        return connection
+
+    def refuse_connection(
+        self, event: str, remote: str, listener: str, connections_max: int
+    ) -> None:
+        """There is no room for a new connection: the driver closes the socket without a packet,
+        because MQTT has none before CONNECT."""
+        self.state.stats.connections_refused += 1
+        self.state.note(
+            "warning",
+            event,
+            {"remote": remote, "listener": listener, "max_connections": connections_max},
+        )
+
+    def displace_silent(self) -> bool:
+        """Close the oldest connection that has sent no CONNECT. False: there is none."""
+        oldest = self.state.pending_connects.oldest_silent()
+        if oldest is not None:
+            self._displace(oldest)
+        return oldest is not None
+
+    def _displace(self, connection: Connection) -> None:
+        state = self.state
+        state.stats.connections_displaced += 1
+        state.note("info", "connection_displaced", {"remote": connection.remote})
+        state.pending_connects.leave(connection)
+        handle_connection_lost(state, connection)
+        state.effects.append(Cut(connection))
+
+    def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
+        """A WebSocket that is not open yet buffers so many bytes of its HTTP request."""
+        self._limit_pending(connection, size_bytes)
+
+    def _limit_pending(self, connection: Connection, size_bytes: int) -> None:
+        """Connections without an answered CONNECT buffer at most `pending_connect_bytes`: above it
+        the oldest that has sent a part of its CONNECT is closed."""
+        pending = self.state.pending_connects
+        pending.buffer(connection, size_bytes)
+        while pending.bytes > pending.bytes_max and not connection.closing:
+            oldest = pending.oldest_partial()
+            self._displace(connection if oldest is None else oldest)
+
+    def handle_data(self, connection: Connection, data: bytes) -> None:
+        state = self.state
+        state.stats.bytes_received += len(data)
+        if connection.closing:
+            return
+        try:
+            connection.reader.feed(data)
+            if connection.state == OPEN:
+                self._process(connection)
+            else:
+                self._process_pending(connection)
+        except ProtocolViolation as error:
+            handle_violation(state, connection, error)
+
+    def _process_pending(self, connection: Connection) -> None:
+        """Input before CONNECT is answered. A first packet that is no CONNECT ends the connection
+        at its first byte: nobody waits for the rest."""
+        reader = connection.reader
+        first = reader.first_byte()
+        if connection.state == NEW and first >= 0 and first != CONNECT_FIRST_BYTE:
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, f"the first packet begins with 0x{first:02x}, not CONNECT"
+            )
+        self._process(connection)
+        if connection.closing:
+            self.state.pending_connects.leave(connection)
+        elif connection.state != OPEN:
+            self._limit_pending(connection, reader.waiting_bytes())
+
+    def handle_resumed(self, connection: Connection) -> None:
+        """Input is wanted again: what had arrived already is processed first."""
+        connection.input_paused = False
+        if connection.closing:
+            return
+        try:
+            self._process(connection)
+        except ProtocolViolation as error:
+            handle_violation(self.state, connection, error)
+
+    def handle_disconnected(self, connection: Connection) -> None:
+        """The socket is closed, by whichever side. Exactly once per connection."""
+        self.state.connections -= 1
+        self.state.pending_connects.leave(connection)
+        self.state.cancel(connection.timer)
+        if connection.state != CLOSED:
+            handle_connection_lost(self.state, connection)
+
+    def handle_writable(self, connection: Connection) -> None:
+        """The socket takes data again after it was congested."""
+        if connection.answers_wait:
+            connection.answers_wait = False
+            self.state.effects.append(ResumeInput(connection))
+        session = connection.session
+        if connection.state == OPEN and isinstance(session, Session):
+            proceed(self.state, session)
+
+    def _process(self, connection: Connection) -> None:
+        state = self.state
+        stats = state.stats
+        reader = connection.reader
+        if connection.state == NEW and state.is_congested():
+            # CONNECT may come with a session, and a will, for the log.
+            state.stall(connection)
+            return
+        appended = state.appended
+        left = PACKETS_PER_TURN
+        state.spent = 0
+        received = stats.packets_received
+        while not connection.input_paused and not connection.closing and reader.next():
+            stats.packets_received += 1
+            packet_type = reader.first >> 4
+            if connection.congested and connection.out_bytes > state.config.outbox_bytes:
+                # Answers to a client that does not read them must not pile up.
+                connection.answers_wait = True
+                connection.input_paused = True
+            if connection.state != OPEN:
+                self._process_closed(connection, packet_type)
+                continue
+            session = connection.session
+            assert isinstance(session, Session)
+            if packet_type == PUBLISH:
+                handle_publish(state, connection, session)
+            elif packet_type == PUBACK:
+                # The common form: packet id only, reason 0.
+                if reader.end - reader.start == 2 and reader.first == 0x40:
+                    buffer = reader.buffer
+                    start = reader.start
+                    handle_puback(state, session, buffer[start] << 8 | buffer[start + 1])
+                else:
+                    self._acknowledge(connection, session, packet_type)
+            elif PUBREC <= packet_type <= PUBCOMP:
+                self._acknowledge(connection, session, packet_type)
+            else:
+                self._control(connection, session, packet_type)
+                left -= (reader.end - reader.begin) // FILTER_BYTES_MIN
+            if state.appended != appended:
+                appended = state.appended
+                if state.is_congested():
+                    state.stall(connection)
+            left -= 1
+            if state.spent >= RECEIVERS_PER_PACKET:
+                left -= state.spent // RECEIVERS_PER_PACKET
+                state.spent = 0
+            if left <= 0 and not connection.input_paused and not connection.closing:
+                connection.input_paused = True
+                state.begin(Input(connection))
+        if stats.packets_received != received:
+            connection.last_received = state.now
+
+    def _acknowledge(self, connection: Connection, session: Session, packet_type: int) -> None:
+        state = self.state
+        reader = connection.reader
+        ack = decode_ack(reader.buffer, reader.first, reader.start, reader.end, connection.version)
+        if packet_type == PUBACK:
+            handle_puback(state, session, ack.packet_id)
+        elif packet_type == PUBREC:
+            handle_pubrec(state, connection, session, ack.packet_id, ack.reason)
+        elif packet_type == PUBREL:
+            handle_pubrel(state, connection, session, ack.packet_id)
+        else:
+            handle_pubcomp(state, session, ack.packet_id)
+
+    def _control(self, connection: Connection, session: Session, packet_type: int) -> None:
+        state = self.state
+        reader = connection.reader
+        if packet_type == CONNECT:
+            # [MQTT-3.1.0-2]
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "a second CONNECT")
+        packet = decode(
+            reader.buffer, reader.first, reader.start, reader.end, connection.version, True
+        )
+        if packet_type == PINGREQ:
+            # [MQTT-3.12.4-1]
+            connection.send(PINGRESP_BYTES, state.dirty)
+        elif packet_type == SUBSCRIBE:
+            assert isinstance(packet, Subscribe)
+            handle_subscribe(state, connection, session, packet)
+        elif packet_type == UNSUBSCRIBE:
+            assert isinstance(packet, Unsubscribe)
+            handle_unsubscribe(state, connection, session, packet)
+        elif packet_type == DISCONNECT:
+            assert isinstance(packet, Disconnect)
+            handle_disconnect(state, connection, session, packet)
+        elif packet_type == AUTH:
+            assert isinstance(packet, Auth)
+            connecting.handle_auth(state, connection, packet)
+        else:
+            raise ProtocolViolation(
+                reasons.PROTOCOL_ERROR, f"{TYPE_NAMES.get(packet_type, '?')} from a client"
+            )
+
+    def _process_closed(self, connection: Connection, packet_type: int) -> None:
+        """Before the session is open: CONNECT first [MQTT-3.1.0-1], then, during enhanced
+        authentication, only AUTH and DISCONNECT."""
+        state = self.state
+        reader = connection.reader
+        if connection.state == NEW and packet_type == CONNECT:
+            size_bytes = reader.end - reader.begin
+            packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
+            assert isinstance(packet, Connect)
+            state.pending_connects.receive_connect(connection, size_bytes)
+            connecting.handle_connect(state, connection, packet)
+            return
+        if connection.state == EXCHANGING and packet_type in (AUTH, DISCONNECT):
+            packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, True)
+            if isinstance(packet, Auth):
+                connecting.handle_auth(state, connection, packet)
+                return
+            handle_connection_lost(state, connection)
+            return
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR,
+            f"{TYPE_NAMES.get(packet_type, 'a reserved packet type')} before CONNECT is answered",
+        )
+
+    def handle_password_checked(self, connection: Connection, valid: bool) -> None:
+        connecting.handle_password_checked(self.state, connection, valid)
+
+    def handle_password_unchecked(self, connection: Connection) -> None:
+        """Too many checks wait already."""
+        connecting.refuse_busy(self.state, connection)
+
+    def handle_left(self, connection: Connection) -> None:
+        """The peer has closed a connection whose input was paused."""
+        if connection.state != CLOSED:
+            handle_connection_lost(self.state, connection)
+
+    def handle_read(
+        self, effect: ReadLog, records: list[Record], positions: list[int], done: bool, lost: int
+    ) -> None:
+        catching_up.handle_read(self.state, effect, records, positions, done, lost)
+
+    def handle_fetched(self, effect: FetchInflight, found: list[tuple[int, Record | None]]) -> None:
+        catching_up.handle_fetched(self.state, effect, found)
+        if isinstance(effect.reader, Session):
+            proceed(self.state, effect.reader)
+
+    def timer(self) -> float | None:
+        """When handle_timers wants to be called."""
+        timers = self.state.timers
+        return timers[0][0] if timers else None
+
+    def handle_timers(self) -> None:
+        """Fire what is due, TIMERS_PER_TURN of it at most; timer() tells of the rest.
+
+        What is armed meanwhile is never fired in the same pass, even if it is due at once: a job
+        that arms its next slice would do all of them before the event loop gets a turn.
+        """
+        state = self.state
+        due: list[Timer] = []
+        while state.timers and state.timers[0][0] <= state.now and len(due) < TIMERS_PER_TURN:
+            timer = heapq.heappop(state.timers)[2]
+            if timer.kind == CANCELLED:
+                state.timers_cancelled -= 1
+            else:
+                due.append(timer)
+        for timer in due:
+            # One that was fired may have cancelled a later one.
+            if timer.kind != CANCELLED:
+                self._fire(timer)
+
+    def _fire(self, timer: Timer) -> None:
+        state = self.state
+        kind = timer.kind
+        subject = timer.subject
+        if kind == PROGRESS:
+            log_progress(state, PROGRESS_STEPS_PER_TURN)
+        elif kind == KEEP_ALIVE:
+            assert isinstance(subject, Connection)
+            self._check_keep_alive(subject)
+        elif kind == CONNECT_TIMEOUT:
+            assert isinstance(subject, Connection)
+            if subject.state not in (OPEN, CLOSED):
+                # [MQTT-3.1.4-1] a reasonable time for CONNECT
+                state.note("info", "connect_timeout", {"remote": subject.remote})
+                handle_connection_lost(state, subject)
+        elif kind == WILL_DUE:
+            assert isinstance(subject, Session)
+            handle_will_due(state, subject)
+        elif kind == SESSION_EXPIRY:
+            assert isinstance(subject, Session)
+            handle_expiry(state, subject)
+        elif kind == WORK:
+            state.work_on()
+        elif kind == SYS:
+            self.sys_topics.publish()
+            state.arm(state.now + state.config.sys_interval_s, SYS, None)
+
+    def _check_keep_alive(self, connection: Connection) -> None:
+        state = self.state
+        if connection.state == CLOSED:
+            return
+        deadline = connection.last_received + connection.keep_alive_s * 1.5
+        if deadline > state.now:
+            connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
+            return
+        silent_s = state.now - connection.last_received
+        if connection.reader.waiting_bytes() >= silent_s * PROGRESS_BYTES_PER_S:
+            # A large packet is on its way.
+            deadline = state.now + connection.keep_alive_s * 1.5
+            connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
+            return
+        state.stats.keep_alive_timeouts += 1
+        close_connection(state, connection, reasons.KEEP_ALIVE_TIMEOUT, "keep alive exceeded")
+
+    def shut_down(self, server_reference: str = "") -> None:
+        """Tell everyone and stop taking connections; durable sessions stay. [MQTT-3.14.4-3]
+        `server_reference`: other servers to go to, host:port each, separated by blanks."""
+        self.state.closing = True
+        self._send_away("shutting down", server_reference)
+
+    def redirect(self, server_reference: str, text: str) -> None:
+        """Send all clients, and those that come, to other servers from now on; "": not any more.
+        `text`: why."""
+        state = self.state
+        if state.redirect != server_reference:
+            state.redirect = server_reference
+            if server_reference:
+                self._send_away(text, server_reference)
+
+    def _send_away(self, text: str, server_reference: str) -> None:
+        state = self.state
+        reason = reasons.USE_ANOTHER_SERVER if server_reference else reasons.SERVER_SHUTTING_DOWN
+        for session in list(state.sessions.values()):
+            if session.connection is not None:
+                close_connection(state, session.connection, reason, text, server_reference)
+        log_progress(state)

@@ -1,0 +1,253 @@
+"""What follows from an inbound message when its record is committed: the retained update, delivery,
+and the acknowledgement, or what takes its place."""
+
+from typing import Final
+
+from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.publish.producer_dedup import note_refused
+from holdfast.broker.routing import find_route
+from holdfast.broker.session.connection import CLOSED, Connection
+from holdfast.broker.session.message import Message, retained_size
+from holdfast.broker.session.session import FEDERATION, Session
+from holdfast.broker.state import Held, NodeState, Route
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack, encode_within
+from holdfast.protocol.mqtt.packets import PUBACK, PUBREC, Ack, Properties
+from holdfast.protocol.mqtt.properties import REASON_STRING
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
+
+FULL_BURST_S: Final = 60.0
+"""Retained messages that find no room closer together than this make one line in the log."""
+
+
+def acknowledgement(qos: int) -> int:
+    """The packet type that says a message is stored."""
+    return PUBACK if qos == 1 else PUBREC
+
+
+class HeldPublish(Held):
+    """A message whose record is appended and not yet committed."""
+
+    def __init__(
+        self, record: Record, route: Route, connection: Connection | None, packet_id: int
+    ) -> None:
+        super().__init__(connection)
+        self.record = record
+        self.route = route
+        self.packet_id = packet_id
+
+    def release(self, state: NodeState) -> None:
+        record = self.record
+        route = self.route
+        if route.version != state.route_version:
+            route = find_route(state, record.topic)
+        is_retained = record.flags & log_record.FLAG_RETAIN != 0
+        receivers = 0
+        if is_retained or route.targets or route.groups or route.denied:
+            message = message_of(record)
+            if is_retained and record.offset >= state.retained_ahead.get(route.topic, 0):
+                set_retained(state, route.topic, message)
+            receivers = deliver(state, route, message)
+        state.delivered[record.partition] = record.offset + 1
+        connection = self.connection
+        if connection is not None and connection.state != CLOSED:
+            reason = reasons.SUCCESS
+            if receivers == 0 and connection.version >= 5:
+                reason = reasons.NO_MATCHING_SUBSCRIBERS
+            packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
+            if packet_type == PUBACK:
+                # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+                connection.unacknowledged -= 1
+            connection.send(
+                encode_ack(packet_type, self.packet_id, reason, connection.version), state.dirty
+            )
+
+
+class HeldAck(Held):
+    """PUBACK or PUBREC for a message whose record went to the leader of its partition; delivered
+    here, and retained, it is when its record comes back committed."""
+
+    def __init__(
+        self, connection: Connection, record: Record, packet_id: int, is_repeated: bool
+    ) -> None:
+        """`is_repeated`: a QoS 2 message that was sent before, maybe to another node."""
+        super().__init__(connection)
+        self.record = record
+        self.packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
+        self.packet_id = packet_id
+        self.is_repeated = is_repeated
+
+    def release(self, state: NodeState) -> None:
+        self._answer(state, reasons.SUCCESS, "")
+
+    def refuse(self, state: NodeState, reason: int, text: str) -> None:
+        connection = self.connection
+        assert connection is not None
+        session = connection.session
+        if (
+            self.packet_type == PUBREC
+            and isinstance(session, Session)
+            and session.inbound is not None
+        ):
+            session.inbound.pop(self.packet_id, None)
+        state.stats.refused_unavailable += 1
+        if reason == reasons.QUOTA_EXCEEDED:
+            note_refused(state, connection, self.record)
+        self._answer(state, reason, text)
+
+    def _answer(self, state: NodeState, reason: int, text: str) -> None:
+        connection = self.connection
+        assert connection is not None
+        if self.packet_type == PUBACK or reason >= 0x80:
+            # [MQTT-4.3.2-4]; a QoS 2 message counts until its PUBCOMP [MQTT-4.9.0-1]
+            connection.unacknowledged -= 1
+        if connection.state == CLOSED:
+            return
+        is_kept = connection.version < 5 or self.is_repeated
+        if reason not in reasons.ALLOWED[self.packet_type]:
+            # Another node has the session: no answer to this client, which has gone there.
+            is_kept = True
+        if is_kept and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
+            # MQTT 3 has no negative acknowledgement: the client keeps what was not answered. So it
+            # must if an earlier copy may still be stored: refused, it would be sent anew.
+            connection.close(state.dirty)
+            return
+        connection.send(
+            encode_refusal(connection, self.packet_type, self.packet_id, reason, text), state.dirty
+        )
+
+
+class HeldRetained(Held):
+    """A retained update without a publication."""
+
+    def __init__(self, message: Message, topic: str) -> None:
+        super().__init__()
+        self.message = message
+        self.topic = topic
+
+    def release(self, state: NodeState) -> None:
+        if self.message.offset >= state.retained_ahead.get(self.topic, 0):
+            set_retained(state, self.topic, self.message)
+
+
+class HeldReply(Held):
+    """Bytes for a client, kept behind the promises made to it before."""
+
+    def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
+        super().__init__(connection)
+        self.data = data
+        self.acknowledges = acknowledges
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        if self.acknowledges:
+            connection.unacknowledged -= 1
+        if connection.state != CLOSED:
+            connection.send(self.data, state.dirty)
+
+
+class HeldRefusal(HeldReply):
+    """Of a message that could not be stored and may be sent again."""
+
+    def __init__(self, connection: Connection, data: bytes) -> None:
+        super().__init__(connection, data, True)
+        connection.refusals_due += 1
+
+    def release(self, state: NodeState) -> None:
+        connection = self.connection
+        assert connection is not None
+        connection.refusals_due -= 1
+        super().release(state)
+
+
+def encode_refusal(
+    connection: Connection, packet_type: int, packet_id: int, reason: int, text: str
+) -> bytes:
+    """PUBACK or PUBREC with a reason and, if the client wants to know, the text."""
+    if text and connection.problem_information:
+        # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
+        properties: Properties = {REASON_STRING: text}
+        packet = Ack(packet_type, packet_id, reason, properties)
+        return encode_within(packet, connection.version, connection.packet_bytes_max)
+    return encode_ack(packet_type, packet_id, reason, connection.version)
+
+
+def set_retained(state: NodeState, topic: str, message: Message) -> None:
+    """[MQTT-3.3.1-5] the last one replaces; [MQTT-3.3.1-6] [MQTT-3.3.1-7] an empty one removes."""
+    if not message.payload:
+        state.retained.remove(topic)
+        if state.watch_removal is not None and message.publisher != FEDERATION.encode():
+            state.watch_removal(message)
+        return
+    retained = state.retained
+    size_bytes = retained_size(message)
+    if _has_room(state, topic, size_bytes):
+        if message.qos == 0:
+            # It is in no outbox, so it is delivered.
+            message.drop_frames()
+            retained.set(topic, message, size_bytes)
+        else:
+            retained.set(topic, message.without_frames(), size_bytes)
+        return
+    # Nothing is retained then: the one before would be out of date.
+    retained.remove(topic)
+    state.stats.refused_quota += 1
+    if not state.retained_noted_at or state.now >= state.retained_noted_at + FULL_BURST_S:
+        state.note(
+            "warning",
+            "retained_limit",
+            {
+                "topic": topic[:200],
+                "retained_max": state.config.retained_max,
+                "retained_bytes": state.config.retained_bytes_max,
+            },
+        )
+    state.retained_noted_at = state.now
+
+
+def _has_room(state: NodeState, topic: str, size_bytes: int) -> bool:
+    config = state.config
+    retained = state.retained
+    after = retained.size_bytes + size_bytes
+    if after <= config.retained_bytes_max and len(retained) < config.retained_max:
+        return True
+    before = retained.get(topic)
+    if before is None:
+        return False
+    return after - retained_size(before) <= config.retained_bytes_max
+
+
+def retain_at_once(state: NodeState, topic: str, partition: int, message: Message) -> None:
+    """The retained update of a QoS 0 message, in one step with its delivery.
+
+    Invariant: in one run of the broker what is retained is never older than what was delivered.
+    Smallest counter-example of an update that waits for the log: a subscriber gets the message,
+    unsubscribes, subscribes again within the fsync, and gets the message before it, or nothing.
+    A record that was appended earlier and is committed later must not undo the update.
+
+    The delivery does not wait for the log, as QoS 0 never does, so a crash within that write group
+    loses the message as it loses any other of QoS 0: what was retained before it is there again.
+    On a full disk nothing is appended, and the update lasts until the next start.
+    """
+    set_retained(state, topic, message)
+    offset = message.offset
+    if offset < 0:
+        offset = state.journal.next_offset[partition]
+    state.retained_ahead[topic] = offset
+    state.hold(HeldRetainedAhead(topic, offset))
+
+
+class HeldRetainedAhead(Held):
+    """The log has caught up with a retained update."""
+
+    def __init__(self, topic: str, offset: int) -> None:
+        super().__init__()
+        self.topic = topic
+        self.offset = offset
+
+    def release(self, state: NodeState) -> None:
+        if state.retained_ahead.get(self.topic) == self.offset:
+            del state.retained_ahead[self.topic]

@@ -1,0 +1,393 @@
+"""Inbound messages: PUBLISH, PUBREL and the broker's own.
+
+QoS 1 and 2 messages are appended to the log, and everything else about them (see `held_publish`)
+happens when their record is committed.
+"""
+
+from holdfast.broker.delivery.delivery import deliver, send_group_qos0
+from holdfast.broker.publish.completion import (
+    HeldAck,
+    HeldPublish,
+    HeldRefusal,
+    HeldReply,
+    acknowledgement,
+    encode_refusal,
+    retain_at_once,
+)
+from holdfast.broker.publish.producer_dedup import (
+    ANSWER,
+    STORE,
+    Sequencer,
+    admit,
+    note_refused,
+    read_sequence,
+    sequencer_of,
+)
+from holdfast.broker.publish.producers import PROPERTY_HEAD
+from holdfast.broker.rights import may_write
+from holdfast.broker.routing import find_route, look_up, resolved
+from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import Cluster, NodeState, Route
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.encode import encode_ack
+from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBCOMP, PUBREC
+from holdfast.protocol.mqtt.publish import Publish, decode_publish
+from holdfast.protocol.topics.names import InvalidTopic
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
+
+
+def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
+    reader = connection.reader
+    version = connection.version
+    publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
+    state.stats.publish_received += 1
+    route = _checked_route(state, connection, publish)
+    if not may_write(connection, route):
+        _refuse(state, connection, session, publish, reasons.NOT_AUTHORIZED)
+        return
+    if route.version != state.route_version:
+        resolved(state, route)
+    qos = publish.qos
+    if qos == 0:
+        state.stats.publish_qos0_received += 1
+        _publish_qos0(state, connection, session, publish, route)
+        return
+
+    # [MQTT-3.3.4-7] [MQTT-3.3.4-8]
+    connection.unacknowledged += 1
+    if connection.unacknowledged > state.config.receive_maximum and version >= 5:
+        raise ProtocolViolation(
+            reasons.RECEIVE_MAXIMUM_EXCEEDED,
+            f"more than {state.config.receive_maximum} publishes without acknowledgement",
+        )
+    record = Record(
+        route.partition,
+        log_record.MESSAGE,
+        qos | log_record.FLAG_RETAIN if publish.retain else qos,
+        state.wall_us,
+        publish.topic,
+        session.key,
+        publish.properties,
+        publish.payload,
+    )
+    if qos == 2:
+        state.stats.publish_qos2_received += 1
+        if _is_repeated(state, connection, session, publish.packet_id):
+            return
+        if connection.numbers_qos2 and _is_answered(state, connection, session, publish, record):
+            return
+        if session.expiry_s > 0 and not record.flags & log_record.FLAG_PRODUCER:
+            _identify(session, publish.packet_id, record)
+    else:
+        state.stats.publish_qos1_received += 1
+        if publish.properties and _is_answered(state, connection, session, publish, record):
+            return
+    if state.cluster is not None:
+        _publish_to_cluster(state, state.cluster, connection, session, publish, record)
+    elif state.disk_full:
+        state.stats.refused_disk_full += 1
+        text = "the broker's disk is full"
+        _refuse(state, connection, session, publish, reasons.QUOTA_EXCEEDED, text)
+    else:
+        _publish_here(state, connection, session, publish, record, route)
+
+
+def _checked_route(state: NodeState, connection: Connection, publish: Publish) -> Route:
+    if publish.topic_alias or not publish.topic:
+        _resolve_alias(state, connection, publish)
+    route = state.routes.get(publish.topic)
+    if route is None:
+        try:
+            route = look_up(state, publish.topic)
+        except InvalidTopic as error:
+            # [MQTT-3.3.2-2] no wildcards, [MQTT-4.7.3-1] not empty
+            raise ProtocolViolation(reasons.TOPIC_NAME_INVALID, str(error)) from None
+    if publish.qos > state.config.qos_max:
+        # [MQTT-3.2.2-11]
+        raise ProtocolViolation(
+            reasons.QOS_NOT_SUPPORTED,
+            f"QoS {publish.qos}, the maximum here is {state.config.qos_max}",
+        )
+    if publish.retain and not state.config.retain_available:
+        # [MQTT-3.2.2-14]
+        raise ProtocolViolation(reasons.RETAIN_NOT_SUPPORTED, "retained messages are switched off")
+    return route
+
+
+def _is_repeated(
+    state: NodeState, connection: Connection, session: Session, packet_id: int
+) -> bool:
+    """[MQTT-4.3.3-10] A QoS 2 message that was seen and not yet released is acknowledged again, and
+    not published again."""
+    if session.inbound is None or packet_id not in session.inbound:
+        return False
+    state.stats.duplicates_received += 1
+    connection.unacknowledged -= 1
+    reply = encode_ack(PUBREC, packet_id, reasons.SUCCESS, connection.version)
+    state.hold_reply(HeldReply(connection, reply, False))
+    return True
+
+
+def _identify(session: Session, packet_id: int, record: Record) -> None:
+    record.flags |= log_record.FLAG_PACKET_ID
+    record.sequence = packet_id
+    # The batches of a write group are not in the order of their records. Without the
+    # epoch, recovery takes the message of a session that has ended for one of the next: that
+    # one's new message with the same packet id would be acknowledged and not stored.
+    record.producer_epoch = session.epoch
+
+
+def _is_answered(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
+) -> bool:
+    """If its producer has numbered the message: is it one that is not to be stored? Else the
+    record gets the number."""
+    at = publish.properties.find(PROPERTY_HEAD)
+    if at < 0:
+        return False
+    sequencer = sequencer_of(connection)
+    if state.cluster is None:
+        outcome = admit(state, connection, sequencer, record.partition, publish, at)
+    else:
+        outcome = read_sequence(state, connection, sequencer, record.partition, publish, at)
+    if outcome == ANSWER:
+        _answer_sequenced(state, connection, session, publish, record.partition, sequencer)
+        return True
+    if outcome == STORE:
+        record.flags |= log_record.FLAG_PRODUCER
+        record.producer = sequencer.producer_id
+        record.producer_epoch = sequencer.epoch
+        record.sequence = sequencer.sequence
+    return False
+
+
+def _publish_here(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+    route: Route,
+) -> None:
+    if publish.qos == 2:
+        _note_inbound(session, publish.packet_id, record.partition)
+    state.appended += 1
+    state.journal.append(record)
+    state.hold(HeldPublish(record, route, connection, publish.packet_id))
+
+
+def _publish_to_cluster(
+    state: NodeState,
+    cluster: Cluster,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    record: Record,
+) -> None:
+    """What else comes of the message comes with its record, when that is committed."""
+    reason = cluster.refusal(record.partition)
+    text = "this node reaches no majority of the cluster"
+    if connection.refusals_due:
+        # Behind a message that it may send again, or the order would be another.
+        reason = reasons.QUOTA_EXCEEDED
+        text = "an earlier message was refused: send that first"
+    if reason:
+        state.stats.refused_unavailable += 1
+        note_refused(state, connection, record)
+        _refuse(state, connection, session, publish, reason, text)
+        return
+    is_repeated = False
+    if publish.qos == 2:
+        _note_inbound(session, publish.packet_id, record.partition)
+        is_repeated = publish.dup
+    state.append(record)
+    cluster.hold(HeldAck(connection, record, publish.packet_id, is_repeated))
+
+
+def _note_inbound(session: Session, packet_id: int, partition: int) -> None:
+    if session.inbound is None:
+        session.inbound = {}
+    session.inbound[packet_id] = partition
+
+
+def _publish_qos0(
+    state: NodeState, connection: Connection, session: Session, publish: Publish, route: Route
+) -> None:
+    message = Message(
+        publish.topic,
+        publish.payload,
+        0,
+        publish.retain,
+        publish.properties,
+        publish.expiry_s,
+        state.wall_us,
+        session.key,
+    )
+    reader = connection.reader
+    if reader.first == 0x30 and not publish.properties and not publish.topic_alias:
+        message.adopt_frame(connection.version, reader.buffer[reader.begin : reader.end])
+    deliver(state, route, message)
+    if state.cluster is not None:
+        state.cluster.spread(message, route.topic)
+    if route.logged or publish.retain:
+        if not state.disk_full:
+            log_qos0(state, message, route)
+        elif publish.retain and state.cluster is None:
+            retain_at_once(state, route.topic, route.partition, message)
+
+
+def log_qos0(state: NodeState, message: Message, route: Route) -> None:
+    """Write a QoS 0 message into the log: as a message where the configuration asks, else only
+    for its retained effect."""
+    message.partition = route.partition
+    message.offset = state.append(
+        Record(
+            route.partition,
+            log_record.MESSAGE if route.logged else log_record.RETAINED,
+            flags=log_record.FLAG_RETAIN if message.retain else 0,
+            timestamp_us=message.timestamp_us,
+            topic=message.topic,
+            client_id=message.publisher,
+            properties=message.properties,
+            payload=message.payload,
+        )
+    )
+    if message.retain and state.cluster is None:
+        retain_at_once(state, route.topic, route.partition, message)
+
+
+def _resolve_alias(state: NodeState, connection: Connection, publish: Publish) -> None:
+    alias = publish.topic_alias
+    if not alias:
+        if connection.version >= 5:
+            # [MQTT-3.3.2-8] a topic or an alias
+            raise ProtocolViolation(reasons.PROTOCOL_ERROR, "empty topic name without topic alias")
+        raise MalformedPacket("empty topic name")
+    # [MQTT-3.3.2-8] [MQTT-3.3.2-9] [MQTT-3.2.2-17]
+    if alias > state.config.topic_alias_max:
+        raise ProtocolViolation(
+            reasons.TOPIC_ALIAS_INVALID,
+            f"topic alias {alias}, the maximum here is {state.config.topic_alias_max}",
+        )
+    aliases = connection.aliases_in
+    if aliases is None:
+        aliases = AliasesIn()
+        connection.aliases_in = aliases
+    if publish.topic:
+        if not aliases.set(alias, publish.topic):
+            raise ProtocolViolation(
+                reasons.QUOTA_EXCEEDED,
+                f"topic aliases for more than {ALIASES_IN_BYTES_MAX} bytes of topics",
+            )
+        return
+    topic = aliases.topics.get(alias)
+    if topic is None:
+        raise ProtocolViolation(
+            reasons.PROTOCOL_ERROR, f"topic alias {alias} was not set on this connection"
+        )
+    publish.topic = topic
+
+
+def _refuse(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    reason: int,
+    text: str = "",
+) -> None:
+    """A message that is not taken; `text`: why. MQTT 5 says so; MQTT 3 has no negative
+    acknowledgement: an unauthorised message is acknowledged and dropped [MQTT3-3.3.5-2], one that
+    could not be stored closes the connection so that the client keeps it."""
+    if reason == reasons.NOT_AUTHORIZED:
+        state.stats.authorizations_denied += 1
+    if publish.qos == 0:
+        return
+    is_repeated = state.cluster is not None and publish.qos == 2 and publish.dup
+    if is_repeated and reason == reasons.QUOTA_EXCEEDED:
+        # See HeldAck.
+        raise ProtocolViolation(reason, f"the message could not be stored: {text}")
+    if connection.version < 5:
+        if reason != reasons.NOT_AUTHORIZED:
+            raise ProtocolViolation(reason, f"the message could not be stored: {text}")
+        reason = reasons.SUCCESS
+    counted = reason == reasons.QUOTA_EXCEEDED
+    packet_type = acknowledgement(publish.qos)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, text)
+    # Behind earlier acknowledgements of this client. [MQTT-4.6.0-2] [MQTT-4.6.0-3]
+    if counted:
+        state.hold_reply(HeldRefusal(connection, reply))
+    else:
+        state.hold_reply(HeldReply(connection, reply, False))
+
+
+def _answer_sequenced(
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    publish: Publish,
+    partition: int,
+    sequencer: Sequencer,
+) -> None:
+    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is
+    a promise: the record may still be on its way to the disk, so it waits for all there are."""
+    reason = sequencer.reason
+    packet_type = acknowledgement(publish.qos)
+    is_open = publish.qos == 2 and reason < 0x80
+    if is_open:
+        # Its PUBREL is still to come.
+        _note_inbound(session, publish.packet_id, partition)
+    reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
+    state.hold_reply(HeldReply(connection, reply, not is_open))
+
+
+def handle_pubrel(
+    state: NodeState, connection: Connection, session: Session, packet_id: int
+) -> None:
+    """The publisher has let go of a QoS 2 message: its id may be used again, and the log must
+    know before PUBCOMP says so. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
+    inbound = session.inbound
+    partition = -1
+    if inbound is not None:
+        partition = inbound.pop(packet_id, -1)
+    reason = reasons.SUCCESS
+    is_appended = False
+    if partition < 0:
+        if connection.version >= 5:
+            reason = reasons.PACKET_IDENTIFIER_NOT_FOUND
+    elif session.expiry_s > 0:
+        state.append(
+            Record(
+                partition,
+                log_record.RELEASE,
+                timestamp_us=state.wall_us,
+                client_id=session.key,
+                producer_epoch=session.epoch,
+                sequence=packet_id,
+            )
+        )
+        is_appended = True
+    held = HeldReply(
+        connection, encode_ack(PUBCOMP, packet_id, reason, connection.version), partition >= 0
+    )
+    if is_appended:
+        state.hold(held)
+    else:
+        state.hold_reply(held)
+
+
+def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
+    """A QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
+    message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
+    route = find_route(state, topic)
+    if retain:
+        state.retained.set(route.topic, message)
+    deliver(state, route, message)
+    if state.cluster is not None:
+        # Each node tells its own clients about itself.
+        for group in route.groups:
+            send_group_qos0(state, group, message)

@@ -1,0 +1,392 @@
+"""Producers and how far each has come: what lets QoS 1 take effect exactly once.
+
+A producer numbers its messages, over all its topics, in the user property `hf-seq`:
+`<producer id>:<epoch>:<sequence>`. The table knows per producer and log partition the last
+(epoch, sequence) that was stored there, so a repetition is recognised after any crash: it is
+rebuilt from the records themselves (FLAG_PRODUCER) and from snapshots.
+
+Invariants
+- A place is what the newest record of its producer in its partition says; nothing else moves it.
+  So replay in log order ends with the same places, whatever a snapshot already contained.
+- Partitions are independent: a crash may leave sequence 8 in one and take 7 from another.
+- `places_max` bounds the memory. Above it the holder with the most places loses one. A holder is a
+  user or, where users are not verified, the client that began the producer. So a client that
+  numbers ever new producers pushes out its own; without holders it would push out everybody's, and
+  with them their exactly once. Among equals the producer goes that stored nothing for longest.
+"""
+
+import hashlib
+import struct
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from holdfast.protocol.mqtt.properties import user_property_at
+
+PROPERTY_HEAD: Final = b"\x26\x00\x06hf-seq"
+"""A user property of that name, up to its value's length."""
+PROPERTY_HEAD_BYTES: Final = len(PROPERTY_HEAD)
+ID_BYTES_MAX: Final = 64
+ID_CHARACTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
+EPOCH_MAX: Final = (1 << 32) - 1
+SEQUENCE_MAX: Final = (1 << 63) - 1
+EPOCH_DIGITS_MAX: Final = 10
+SEQUENCE_DIGITS_MAX: Final = 19
+
+CANDIDATES_MAX: Final = 32
+"""Producers that are looked at to find the one to be forgotten."""
+_HOLDER_BYTES: Final = 16
+
+_ENTRY: Final = struct.Struct("<BHH")
+_PLACE: Final = struct.Struct("<HIQq")
+
+
+class InvalidSequence(Exception):
+    """A value of `hf-seq` that is none. The text is for the publisher."""
+
+
+class SequenceReader:
+    """Reads `hf-seq`; afterwards the fields have what it said. One for each connection: the part
+    before the sequence is the same from message to message."""
+
+    def __init__(self) -> None:
+        self.producer_id = b""
+        self.epoch = 0
+        self.sequence = 0
+        # `<producer id>:<epoch>` as it was last read.
+        self._head = b""
+
+    def read(self, properties: bytes, at: int) -> bool:
+        """`properties` are a checked block, `at` is where PROPERTY_HEAD was first found in it.
+        False: those bytes belong to other properties. Raises InvalidSequence."""
+        if at:
+            at = user_property_at(properties, PROPERTY_HEAD, 0)
+            if at < 0:
+                return False
+        start = at + PROPERTY_HEAD_BYTES + 2
+        end = start + (properties[start - 2] << 8 | properties[start - 1])
+        if end < len(properties) and user_property_at(properties, PROPERTY_HEAD, end) >= 0:
+            raise InvalidSequence("hf-seq stands more than once")
+        head, _, digits = properties[start:end].rpartition(b":")
+        if head != self._head or not head:
+            self._read_head(head)
+        if len(digits) <= SEQUENCE_DIGITS_MAX and digits.isdigit() and digits[0] != 0x30:
+            self.sequence = int(digits)
+            if self.sequence <= SEQUENCE_MAX:
+                return True
+        raise InvalidSequence(_number_text("sequence", 1, SEQUENCE_MAX))
+
+    def _read_head(self, head: bytes) -> None:
+        producer_id, colon, digits = head.partition(b":")
+        if not colon:
+            raise InvalidSequence("hf-seq is not <producer id>:<epoch>:<sequence>")
+        if not 0 < len(producer_id) <= ID_BYTES_MAX or producer_id.translate(None, ID_CHARACTERS):
+            raise InvalidSequence(
+                f"hf-seq: the producer id must be 1 to {ID_BYTES_MAX} of A-Z a-z 0-9 _ . -"
+            )
+        is_number = len(digits) <= EPOCH_DIGITS_MAX and digits.isdigit()
+        if not is_number or (digits[0] == 0x30 and len(digits) > 1) or int(digits) > EPOCH_MAX:
+            raise InvalidSequence(_number_text("epoch", 0, EPOCH_MAX))
+        self._head = head
+        self.producer_id = producer_id
+        self.epoch = int(digits)
+
+
+def _number_text(name: str, low: int, high: int) -> str:
+    return (
+        f"hf-seq: the {name} must be a decimal number from {low} to {high}"
+        " without sign or leading zeros"
+    )
+
+
+class Place:
+    """How far a producer has come in one partition. Sequence 0: nothing is stored there."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.epoch = 0
+        self.sequence = 0
+        # Wall clock of the newest record.
+        self.stored_us = 0
+
+
+class Holder:
+    """A user, or a client, with its producers, in the order of their beginning."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.places = 0
+        self.producers: dict[bytes, None] = {}
+
+
+class Producer:
+    """`owner`: the user it is bound to, "" while it is anybody's. Most producers write to one
+    partition, so the first place needs no dict."""
+
+    def __init__(self, first: Place) -> None:
+        self.owner = ""
+        self.holder: Holder | None = None
+        self.first = first
+        self.others: dict[int, Place] | None = None
+
+    def place(self, partition: int) -> Place | None:
+        if self.first.partition == partition:
+            return self.first
+        return None if self.others is None else self.others.get(partition)
+
+    def places(self) -> list[Place]:
+        return [self.first] if self.others is None else [self.first, *self.others.values()]
+
+    def is_expired(self, since_us: int) -> bool:
+        if self.first.stored_us >= since_us:
+            return False
+        return all(place.stored_us < since_us for place in self.places())
+
+
+class ProducerTable:
+    """`wall_us` is the wall clock in microseconds, as in the records."""
+
+    def __init__(self, places_max: int, expiry_s: int) -> None:
+        self.places_max = places_max
+        self.expiry_us = expiry_s * 1_000_000
+        # The one whose newest record is oldest comes first.
+        self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
+        self.places = 0
+        self.holders: dict[bytes, Holder] = {}
+        # Those with so many places each; and the largest such number, or a larger one.
+        self._by_places: dict[int, dict[Holder, None]] = {}
+        self._places_top = 0
+        # A producer was bound to a user; from then on the log tells whose each new one is.
+        self.binds = False
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def find(self, producer_id: bytes, wall_us: int) -> Producer | None:
+        """None if it is unknown or has been silent for too long."""
+        producer = self.by_id.get(producer_id)
+        if producer is not None and producer.is_expired(wall_us - self.expiry_us):
+            self._forget(producer_id)
+            return None
+        return producer
+
+    def advance(
+        self, producer_id: bytes, place: Place, epoch: int, sequence: int, stored_us: int
+    ) -> None:
+        """A record was appended at a known place."""
+        self.by_id.move_to_end(producer_id)
+        place.epoch = epoch
+        place.sequence = sequence
+        place.stored_us = stored_us
+
+    def store(
+        self,
+        producer_id: bytes,
+        partition: int,
+        epoch: int,
+        sequence: int,
+        stored_us: int,
+        client_id: bytes = b"",
+    ) -> int:
+        """A record of the client (b"": unknown) was appended, or is replayed in log order. Returns
+        how many places of other producers had to go for it."""
+        producer = self.by_id.get(producer_id)
+        place = None if producer is None else producer.place(partition)
+        if place is None:
+            place = self._place(producer_id, partition, stored_us, client_id)
+        self.advance(producer_id, place, epoch, sequence, stored_us)
+        return self._evict(producer_id) if self.places > self.places_max else 0
+
+    def bind(self, producer_id: bytes, partition: int, owner: str, stored_us: int) -> None:
+        """The producer, new in this partition or not, is `owner`'s from now on; "": anybody's."""
+        producer = self.by_id.get(producer_id)
+        if producer is None or producer.place(partition) is None:
+            self._place(producer_id, partition, stored_us, b"")
+            producer = self.by_id[producer_id]
+        producer.owner = owner
+        key = b"u" + owner.encode()
+        if producer.holder is None or producer.holder.key != key:
+            # Where users are verified, all that belong to nobody have one holder.
+            self._give(producer_id, producer, key)
+        if owner:
+            self.binds = True
+
+    def snapshot(self, wall_us: int) -> Iterator[bytes]:
+        """An entry for each producer, for `restore`. The table may change between two entries."""
+        since_us = wall_us - self.expiry_us
+        for producer_id, producer in list(self.by_id.items()):
+            if not producer.is_expired(since_us):
+                yield encode_producer(producer_id, producer)
+
+    def restore(self, data: bytes) -> None:
+        """Raises struct.error or ValueError if the entry is none."""
+        producer_id, producer = decode_producer(data)
+        self._forget(producer_id)
+        self.by_id[producer_id] = producer
+        self.places += len(producer.places())
+        self._give(producer_id, producer, _holder_key(producer_id, producer.owner, b""))
+        if producer.owner:
+            self.binds = True
+        self._evict(producer_id)
+
+    def remove(self, producer_id: bytes, partition: int) -> None:
+        """Forget one of its places."""
+        producer = self.by_id.get(producer_id)
+        if producer is None or producer.place(partition) is None:
+            return
+        kept = [place for place in producer.places() if place.partition != partition]
+        if not kept:
+            self._forget(producer_id)
+            return
+        producer.first = kept[0]
+        producer.others = {place.partition: place for place in kept[1:]} or None
+        self.places -= 1
+        self._count(producer, -1)
+
+    def _give(self, producer_id: bytes, producer: Producer, key: bytes) -> None:
+        """The holder has the producer from now on."""
+        count = len(producer.places())
+        self._take(producer_id, producer)
+        holder = self.holders.get(key)
+        if holder is None:
+            holder = Holder(key)
+            self.holders[key] = holder
+        holder.producers[producer_id] = None
+        producer.holder = holder
+        self._count(producer, count)
+
+    def _take(self, producer_id: bytes, producer: Producer) -> None:
+        holder = producer.holder
+        if holder is None:
+            return
+        self._count(producer, -len(producer.places()))
+        del holder.producers[producer_id]
+        producer.holder = None
+        if not holder.producers:
+            del self.holders[holder.key]
+
+    def _count(self, producer: Producer, change: int) -> None:
+        holder = producer.holder
+        assert holder is not None
+        if holder.places:
+            equals = self._by_places[holder.places]
+            del equals[holder]
+            if not equals:
+                del self._by_places[holder.places]
+        holder.places += change
+        if holder.places:
+            self._by_places.setdefault(holder.places, {})[holder] = None
+            self._places_top = max(self._places_top, holder.places)
+
+    def _largest(self) -> Holder:
+        """Of those with the most places, one. Each step down was a step up before."""
+        while self._places_top not in self._by_places:
+            self._places_top -= 1
+        return next(iter(self._by_places[self._places_top]))
+
+    def _place(self, producer_id: bytes, partition: int, stored_us: int, client_id: bytes) -> Place:
+        """A new place, of a producer that is new or known."""
+        place = Place(partition)
+        place.stored_us = stored_us
+        producer = self.by_id.get(producer_id)
+        if producer is None:
+            self._forget_oldest(stored_us - self.expiry_us)
+            producer = Producer(place)
+            self.by_id[producer_id] = producer
+            self._give(producer_id, producer, _holder_key(producer_id, "", client_id))
+        else:
+            if producer.others is None:
+                producer.others = {}
+            producer.others[partition] = place
+            self._count(producer, 1)
+        self.places += 1
+        return place
+
+    def _forget_oldest(self, since_us: int) -> None:
+        """Two that have expired for each new one: so they leave without a search for them."""
+        for _ in range(2):
+            oldest = next(iter(self.by_id), None)
+            if oldest is None or not self.by_id[oldest].is_expired(since_us):
+                return
+            self._forget(oldest)
+
+    def _evict(self, newest: bytes) -> int:
+        """`newest` stays, even if it alone has more places than there may be."""
+        before = self.places
+        while self.places > self.places_max and len(self.by_id) > 1:
+            self._forget(self._least(newest))
+        return before - self.places
+
+    def _least(self, newest: bytes) -> bytes:
+        """The producer to be forgotten. Of the ones that stored nothing for longest the first whose
+        holder has no fewer places than any other; if there is none, one that is old in that
+        holder."""
+        largest = self._largest()
+        if len(largest.producers) == 1 and newest in largest.producers:
+            # It may have all of its own.
+            return next(each for each in self.by_id if each != newest)
+        for producer_id in islice(self.by_id, CANDIDATES_MAX):
+            holder = self.by_id[producer_id].holder
+            assert holder is not None
+            if holder.places >= largest.places and producer_id != newest:
+                return producer_id
+        found = b""
+        found_us = 0
+        for producer_id in islice(largest.producers, CANDIDATES_MAX):
+            producer = self.by_id[producer_id]
+            stored_us = max(place.stored_us for place in producer.places())
+            if producer_id != newest and (not found or stored_us < found_us):
+                found = producer_id
+                found_us = stored_us
+        return found
+
+    def _forget(self, producer_id: bytes) -> None:
+        producer = self.by_id.pop(producer_id, None)
+        if producer is not None:
+            self._take(producer_id, producer)
+            self.places -= len(producer.places())
+
+
+def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:
+    """Client ids may be long, so a digest stands for them. A producer without user and client, from
+    a snapshot, is by itself."""
+    if owner:
+        return b"u" + owner.encode()
+    if client_id:
+        return b"c" + hashlib.blake2b(client_id, digest_size=_HOLDER_BYTES).digest()
+    return b"p" + producer_id
+
+
+def encode_producer(producer_id: bytes, producer: Producer) -> bytes:
+    """u8 id length, u16 owner length, u16 places; the id, the owner; per place u16 partition,
+    u32 epoch, u64 sequence, i64 stored_us. Little-endian."""
+    owner = producer.owner.encode()
+    places = producer.places()
+    parts = [_ENTRY.pack(len(producer_id), len(owner), len(places)), producer_id, owner]
+    for place in places:
+        parts.append(_PLACE.pack(place.partition, place.epoch, place.sequence, place.stored_us))
+    return b"".join(parts)
+
+
+def decode_producer(data: bytes) -> tuple[bytes, Producer]:
+    """Raises struct.error or ValueError if `data` is not from encode_producer."""
+    id_length, owner_length, count = _ENTRY.unpack_from(data)
+    owner_start = _ENTRY.size + id_length
+    at = owner_start + owner_length
+    if count == 0 or len(data) != at + count * _PLACE.size:
+        raise ValueError(f"a producer entry of {len(data)} bytes for {count} places")
+    places: list[Place] = []
+    for _ in range(count):
+        partition, epoch, sequence, stored_us = _PLACE.unpack_from(data, at)
+        place = Place(partition)
+        place.epoch = epoch
+        place.sequence = sequence
+        place.stored_us = stored_us
+        places.append(place)
+        at += _PLACE.size
+    producer = Producer(places[0])
+    producer.owner = data[owner_start : owner_start + owner_length].decode()
+    if count > 1:
+        producer.others = {place.partition: place for place in places[1:]}
+    return data[_ENTRY.size : owner_start], producer

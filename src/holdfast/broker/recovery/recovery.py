@@ -1,0 +1,608 @@
+"""Derived state from the log: sessions, retained messages, QoS 2 ids, wills, producers.
+
+A snapshot gives the state at some sequence or a little later (it is taken while the state moves
+on); the records from its sequence on are applied over it. Every record sets keys to values, so
+applying one whose effect the snapshot already contains changes nothing in the end.
+"""
+
+import base64
+import json
+import struct
+from collections.abc import Iterator
+
+from holdfast.broker.connections.close import drop_session, end_session
+from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.delivery.subscriptions import (
+    add_subscription,
+    remove_subscription,
+    subscription_fields,
+)
+from holdfast.broker.publish.completion import set_retained
+from holdfast.broker.recovery.state_records import (
+    group_positions,
+    is_durable_group,
+    will_fields,
+    will_from,
+)
+from holdfast.broker.rights import forget
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import NEVER_EXPIRES, Inflight, Session, new_subscription
+from holdfast.broker.session.state import ENTRIES_MAX, CursorState, decode_cursor, encode_cursor
+from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, Group, NodeState
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic, is_shared
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Batch, BatchBuilder, Record
+
+EARLY_MAX = 10_000
+"""Clients with packet ids whose session was not opened yet: more than a write group has."""
+
+SNAPSHOT_SESSION = 1
+"""JSON: one session whole."""
+SNAPSHOT_RETAINED = 2
+"""A batch with the one record that set the retained topic."""
+SNAPSHOT_GROUP = 3
+"""JSON: key and positions of a shared group."""
+SNAPSHOT_PRODUCER = 4
+"""Packed: one producer with its places, see node.producers.encode_producer."""
+
+
+class Recovery:
+    """Applies snapshot entries and records to an empty NodeState, then finishes it.
+
+    A standby applies for days before it finishes, and then in a hurry: `settle` does in advance,
+    session by session, what `finish` would have to. A record that touches a settled session undoes
+    that.
+    """
+
+    def __init__(self, state: NodeState) -> None:
+        self.state = state
+        self.group_positions: dict[str, list[int]] = {}
+        self.group_given: dict[str, set[tuple[int, int]]] = {}
+        # Not settled since they were changed.
+        self.touched: set[Session] = set()
+        # Settled but for their expiry, which came meanwhile: it is for `finish` to log.
+        self.expired: set[Session] = set()
+        # Sessions the log knows; `open` ones had a connection when the log ended.
+        self.open: set[Session] = set()
+        # Per client id the epoch from which on records of packet ids are its session's. Of a
+        # session in a snapshot its own: what came before is in the snapshot, or was released.
+        self._first_epochs: dict[str, int] = {}
+        # Per client id the packet ids (with partition and epoch) of a session whose opening was not
+        # applied yet: it is in a later batch of the same write group.
+        self._early: dict[str, dict[int, tuple[int, int]]] = {}
+        # The newest epoch of sessions that have the name of a group, by that name.
+        self._misnamed: dict[str, int] = {}
+        self.damaged = 0
+        # How far the clock that says when a session was closed may be behind this node's.
+        self.clock_slack_us = 0
+
+    def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
+        if kind == SNAPSHOT_RETAINED:
+            record = Batch(data).record(0)
+            self._set_retained(record)
+        elif kind == SNAPSHOT_SESSION:
+            fields = json.loads(data)
+            if not self._is_misnamed(fields):
+                self._restore_session(fields)
+        elif kind == SNAPSHOT_GROUP:
+            fields = json.loads(data)
+            self.group_positions[fields["key"]] = list(fields["positions"])
+            given = fields.get("given")
+            if given:
+                self.group_given[fields["key"]] = {(place[0], place[1]) for place in given}
+        elif kind == SNAPSHOT_PRODUCER:
+            self.state.producers.restore(data)
+
+    def apply(self, record: Record) -> None:
+        """A record in journal order. One that cannot be understood is counted, not fatal."""
+        try:
+            self._apply(record)
+        except (ValueError, KeyError, TypeError, struct.error, AttributeError):
+            self.damaged += 1
+            self.state.note(
+                "error",
+                "record_not_understood",
+                {
+                    "partition": record.partition,
+                    "offset": record.offset,
+                    "kind": log_record.KIND_NAMES.get(record.kind, str(record.kind)),
+                },
+            )
+
+    def _apply(self, record: Record) -> None:
+        kind = record.kind
+        if kind == log_record.MESSAGE:
+            if record.flags & log_record.FLAG_RETAIN:
+                self._set_retained(record)
+            if record.flags & log_record.FLAG_WILL:
+                self._will_done(record.client_id.decode(), record.sequence)
+            elif record.flags & log_record.FLAG_PACKET_ID:
+                self._note_inbound(record)
+            elif record.flags & log_record.FLAG_PRODUCER:
+                self.state.producers.store(
+                    record.producer,
+                    record.partition,
+                    record.producer_epoch,
+                    record.sequence,
+                    record.timestamp_us,
+                    record.client_id,
+                )
+        elif kind == log_record.RETAINED:
+            self._set_retained(record)
+        elif kind == log_record.RELEASE:
+            self._release_inbound(record)
+        elif kind == log_record.WILL:
+            self._will_done(record.client_id.decode(), record.sequence)
+        elif kind == log_record.CURSOR:
+            self._move_cursor(record)
+        elif kind == log_record.PRODUCER:
+            self.state.producers.bind(
+                record.producer, record.partition, record.client_id.decode(), record.timestamp_us
+            )
+        elif kind == log_record.SESSION:
+            fields = json.loads(record.payload)
+            if not self._is_misnamed(fields):
+                self._change_session(fields, record.timestamp_us, record.sequence)
+
+    def _is_misnamed(self, fields: dict[str, object]) -> bool:
+        """Whether it is of a session with the name of a shared group: older versions let clients
+        choose such ids. The group's positions are under that name, so the session is left out."""
+        client_id = str(fields["client"])
+        if not is_shared(client_id):
+            return False
+        if "epoch" in fields:
+            self._misnamed[client_id] = int(str(fields["epoch"]))
+            self.state.note("warning", "session_with_the_name_of_a_group", {"client": client_id})
+        return True
+
+    def _note_inbound(self, record: Record) -> None:
+        """Records before there were epochs in them have 0, and are taken as they come."""
+        client_id = record.client_id.decode()
+        epoch = record.producer_epoch
+        session = self.state.sessions.get(client_id)
+        if epoch and (session is None or epoch > session.epoch):
+            if client_id not in self._early and len(self._early) >= EARLY_MAX:
+                del self._early[next(iter(self._early))]
+            ids = self._early.setdefault(client_id, {})
+            ids[record.sequence] = (record.partition, epoch)
+        elif session is not None and not 0 < epoch < self._first_epochs.get(client_id, 0):
+            if session.inbound is None:
+                session.inbound = {}
+            session.inbound[record.sequence] = record.partition
+
+    def _note_early(self, session: Session) -> None:
+        """The session was opened: packet ids that were used since."""
+        for packet_id, (partition, epoch) in self._early.pop(session.client_id, {}).items():
+            if epoch >= session.epoch:
+                if session.inbound is None:
+                    session.inbound = {}
+                session.inbound[packet_id] = partition
+
+    def _release_inbound(self, record: Record) -> None:
+        client_id = record.client_id.decode()
+        session = self.state.sessions.get(client_id)
+        if session is None or session.inbound is None:
+            return
+        if 0 < record.producer_epoch < self._first_epochs.get(client_id, 0):
+            return
+        # In the meantime it may have been used again, for a message of another partition.
+        if session.inbound.get(record.sequence) == record.partition:
+            del session.inbound[record.sequence]
+
+    def _set_retained(self, record: Record) -> None:
+        try:
+            topic = decode_topic(record.topic)
+        except InvalidTopic:
+            return
+        set_retained(self.state, topic, message_of(record))
+
+    def _touch(self, session: Session) -> None:
+        self.expired.discard(session)
+        if session not in self.touched:
+            self.touched.add(session)
+            self.state.cancel(session.will_timer)
+            self.state.cancel(session.expiry_timer)
+            session.will_timer = None
+            session.expiry_timer = None
+
+    def _will_done(self, client_id: str, epoch: int) -> None:
+        session = self.state.sessions.get(client_id)
+        if session is not None and session.epoch <= epoch:
+            self._touch(session)
+            session.will = None
+
+    def _move_cursor(self, record: Record) -> None:
+        cursor = decode_cursor(record.payload)
+        key = record.client_id.decode()
+        if is_shared(key):
+            if not self._is_of_misnamed(record):
+                self._move_group(key, cursor)
+            return
+        session = self.state.sessions.get(key)
+        if session is None:
+            return
+        # A node that has lost the session since: what it wrote counts for nothing.
+        if not record.sequence or record.sequence >= session.epoch:
+            self._advance(session, cursor)
+
+    def _is_of_misnamed(self, record: Record) -> bool:
+        """Whether a CURSOR record under the name of a group is a session's. In a cluster a group's
+        may look the same: to pass over that has messages delivered again, and none lost."""
+        if not self.state.journal.replicated:
+            return record.sequence != 0
+        return record.sequence == self._misnamed.get(record.client_id.decode(), -1)
+
+    def _move_group(self, key: str, cursor: CursorState) -> None:
+        known = self.group_positions.setdefault(key, [0] * self.state.config.partitions)
+        for partition, offset in cursor.positions:
+            known[partition] = offset
+        given = self.group_given.pop(key, set()).union(cursor.done)
+        ahead = {place for place in given if place[1] >= known[place[0]]}
+        if ahead:
+            self.group_given[key] = ahead
+
+    def _advance(self, session: Session, cursor: CursorState) -> None:
+        """A record of the session's progress."""
+        self._set_cursor(session, cursor)
+
+    def _set_cursor(self, session: Session, cursor: CursorState) -> None:
+        self._touch(session)
+        if cursor.positions and session.positions is None:
+            session.positions = self._unlogged_positions(session)
+        for partition, offset in cursor.positions:
+            assert session.positions is not None
+            session.positions[partition] = offset
+        for packet_id, entry in cursor.inflight:
+            if entry is None:
+                session.inflight.pop(packet_id, None)
+            else:
+                session.inflight[packet_id] = entry
+        if cursor.done:
+            if session.done is None:
+                session.done = set()
+            session.done.update(cursor.done)
+
+    def _unlogged_positions(self, session: Session) -> list[int]:
+        """Before the first record of the session's cursor."""
+        return [0] * self.state.config.partitions
+
+    def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
+        client_id = str(fields["client"])
+        operation = fields["op"]
+        session = self.state.sessions.get(client_id)
+        if session is not None and epoch and epoch < session.epoch:
+            return
+        if operation == "open":
+            if session is not None and fields["clean"]:
+                self._forget(session)
+                session = None
+            if session is None:
+                session = self._new_session(client_id)
+                self._first_epochs[client_id] = int(str(fields["epoch"]))
+            self.open.add(session)
+            session.epoch = int(str(fields["epoch"]))
+            self._note_early(session)
+            session.expiry_s = int(str(fields["expiry_s"]))
+            session.username = None if fields["username"] is None else str(fields["username"])
+            # Older versions, which also recorded names that nobody proved, do not say.
+            session.is_owned = bool(fields.get("proved"))
+            forget(session)
+            session.owner = str(fields.get("owner", ""))
+            will = fields.get("will")
+            session.will = will_from(will) if isinstance(will, dict) else None
+            self._touch(session)
+        elif session is None:
+            return
+        else:
+            self._touch(session)
+            self._change_known_session(session, operation, fields, timestamp_us)
+
+    def _change_known_session(
+        self, session: Session, operation: object, fields: dict[str, object], timestamp_us: int
+    ) -> None:
+        if operation == "close":
+            self.open.discard(session)
+            session.owner = ""
+            session.disconnected_us = timestamp_us
+            session.expiry_s = int(str(fields["expiry_s"]))
+            if not fields["will"]:
+                session.will = None
+        elif operation == "end":
+            self._forget(session)
+        elif operation == "subscribe":
+            start = fields["start"]
+            subscriptions = fields["subscriptions"]
+            assert isinstance(start, list)
+            assert isinstance(subscriptions, list)
+            for each in subscriptions:
+                self._subscribe(session, each, start)
+        elif operation == "unsubscribe":
+            filters = fields["filters"]
+            assert isinstance(filters, list)
+            for filter in filters:
+                remove_subscription(self.state, session, str(filter))
+
+    def _new_session(self, client_id: str) -> Session:
+        session = Session(client_id, client_id.encode())
+        session.recorded = True
+        session.tailing = False
+        self.state.sessions[client_id] = session
+        return session
+
+    def _forget(self, session: Session) -> None:
+        self._touch(session)
+        self.touched.discard(session)
+        self.open.discard(session)
+        self._first_epochs.pop(session.client_id, None)
+        drop_session(self.state, session, in_slices=False)
+
+    def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
+        filter, qos, no_local, retain_as_published, retain_handling, subscription_id = fields
+        subscription = new_subscription(
+            session,
+            str(filter),
+            int(str(qos)),
+            bool(no_local),
+            bool(retain_as_published),
+            int(str(retain_handling)),
+            int(str(subscription_id)),
+        )
+        old = session.subscriptions.get(subscription.filter)
+        if old is not None:
+            subscription.start = old.start
+        else:
+            subscription.start = list(start) if start else None
+        add_subscription(self.state, subscription)
+
+    def take_over(self, fields: dict[str, object]) -> Session:
+        """In a cluster: the session that an entry of a snapshot tells of, ready to be resumed here.
+        Raises KeyError, ValueError, TypeError or AssertionError for fields that are none."""
+        session = self._restore_session(fields)
+        is_cursor_logged = session.positions is not None
+        self._settle(session)
+        if not is_cursor_logged:
+            # The first record has to name all positions: the images have none to change.
+            session.logged_positions = None
+        if fields.get("maybe_sent", True):
+            session.maybe_sent = list(self.state.delivered)
+        return session
+
+    def _restore_session(self, fields: dict[str, object]) -> Session:
+        client_id = str(fields["client"])
+        session = self._new_session(client_id)
+        session.epoch = int(str(fields["epoch"]))
+        self._first_epochs[client_id] = session.epoch
+        session.expiry_s = int(str(fields["expiry_s"]))
+        session.disconnected_us = int(str(fields["disconnected_us"]))
+        username = fields["username"]
+        session.username = None if username is None else str(username)
+        session.is_owned = bool(fields.get("proved"))
+        session.owner = str(fields.get("owner", ""))
+        will = fields.get("will")
+        if isinstance(will, dict):
+            session.will = will_from(will)
+        if fields["open"]:
+            self.open.add(session)
+        subscriptions = fields["subscriptions"]
+        assert isinstance(subscriptions, list)
+        for each in subscriptions:
+            start = each[-1]
+            self._subscribe(session, each[:-1], start if isinstance(start, list) else [])
+        inbound = fields["inbound"]
+        assert isinstance(inbound, list)
+        if inbound:
+            session.inbound = dict(inbound)
+        cursor = decode_cursor(base64.b64decode(str(fields["cursor"])))
+        done = fields.get("done")
+        if isinstance(done, list):
+            cursor.done += [(int(partition), int(offset)) for partition, offset in done]
+        self._set_cursor(session, cursor)
+        return session
+
+    def settle(self, sessions_max: int) -> None:
+        """Do some of the work of `finish` in advance. The state's clock is set."""
+        for _ in range(min(sessions_max, len(self.touched))):
+            session = self.touched.pop()
+            self._settle(session)
+            if session not in self.open and not self._rearm(session):
+                self.expired.add(session)
+
+    def finish(self) -> None:
+        """Call once, after the last record: connections of before are gone, so their wills and
+        expiries run from now."""
+        state = self.state
+        expired = list(self.expired)
+        for session in self.touched:
+            self._settle(session)
+            if session not in self.open and not self._rearm(session):
+                expired.append(session)
+        for session in self.open:
+            session.disconnected_us = state.wall_us
+            # Of what it was sent last the log does not know.
+            session.maybe_sent = list(state.delivered)
+            if not self._rearm(session):
+                expired.append(session)
+        for session in expired:
+            end_session(state, session)
+        for group in state.groups.values():
+            group.start = None
+            group.tailing = False
+            group.positions = self.group_positions.get(group.key)
+            if group.positions is None:
+                group.positions = list(state.delivered)
+            group.positions = _clamped(state, group.positions)
+            group.logged_positions = list(group.positions)
+            for partition, offset in self.group_given.pop(group.key, ()):
+                group.note_given(partition, offset)
+            group.given_changes = []
+            if not state.journal.replicated:
+                _note_inflight(group, group.positions)
+        self.group_positions = {}
+        self.group_given = {}
+
+    def _settle(self, session: Session) -> None:
+        state = self.state
+        if session.positions is None:
+            session.positions = first_starts(state, session)
+        session.positions = _clamped(state, session.positions)
+        session.logged_positions = list(session.positions)
+        self._settle_inflight(session)
+
+    def _settle_inflight(self, session: Session) -> None:
+        session.inflight = in_sending_order(session.inflight)
+        for packet_id, entry in session.inflight.items():
+            entry.logged = True
+            session.next_packet_id = packet_id + 1 if packet_id < 65535 else 1
+        session.replaying = bool(session.inflight or session.done)
+
+    def _rearm(self, session: Session) -> bool:
+        """False if the session has expired."""
+        state = self.state
+        gone_us = state.wall_us - session.disconnected_us - self.clock_slack_us
+        gone_s = max(0, gone_us) / 1_000_000
+        # One that was armed since the session was touched must not fire beside the new one.
+        state.cancel(session.will_timer)
+        state.cancel(session.expiry_timer)
+        will = session.will
+        if will is not None and session.expiry_s > 0:
+            due_s = min(will.delay_s, session.expiry_s) - gone_s
+            session.will_due_at = state.now + max(0.0, due_s)
+            session.will_timer = state.arm(session.will_due_at, WILL_DUE, session)
+        if session.expiry_s == NEVER_EXPIRES:
+            return True
+        left_s = session.expiry_s - gone_s
+        if left_s <= 0:
+            return False
+        session.expires_at = state.now + left_s
+        session.expiry_timer = state.arm(session.expires_at, SESSION_EXPIRY, session)
+        return True
+
+
+def _note_inflight(group: Group, positions: list[int]) -> None:
+    """What members have inflight: a QoS 2 packet id is logged at once, the group's position
+    later."""
+    for session in group.members:
+        tags = [other.tag for other in session.groups or () if isinstance(other, Group)]
+        if tags.count(group.tag) > 1:
+            continue  # it may be the other group's record: twice is better than never
+        for entry in session.inflight.values():
+            is_given = entry.qos == 2 and entry.group_tag == group.tag
+            if is_given and entry.offset >= positions[entry.partition]:
+                group.note_given(entry.partition, entry.offset)
+
+
+def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
+    """The log tells of QoS 2 ids at once and of QoS 1 ids later, so its order is not that of
+    sending. Ids are: they are given out one after the other, starting over at 1, so the oldest is
+    the one after the widest gap in the circle. [MQTT-4.6.0-1]"""
+    ids = sorted(inflight)
+    if len(ids) < 2:
+        return inflight
+    oldest = 0
+    widest = 0
+    for index, packet_id in enumerate(ids):
+        gap = (packet_id - ids[index - 1]) % 65535
+        if gap > widest:
+            widest = gap
+            oldest = index
+    return {packet_id: inflight[packet_id] for packet_id in ids[oldest:] + ids[:oldest]}
+
+
+def _clamped(state: NodeState, positions: list[int]) -> list[int]:
+    """With durability "memory" a crash may take records that a snapshot has seen: a position
+    beyond the log's end would skip what is written there next. In a replica what is beyond is
+    committed, and only not here yet."""
+    if state.journal.replicated:
+        return positions
+    return list(map(min, positions, state.journal.next_offset))
+
+
+def first_starts(state: NodeState, session: Session) -> list[int]:
+    """A session that never logged its cursor begins where its subscriptions do."""
+    positions = list(state.delivered)
+    starts = [each.start for each in session.subscriptions.values() if each.start is not None]
+    if state.journal.replicated and starts:
+        # What was delivered here is not the same on every node.
+        positions = list(starts[0])
+    for start in starts:
+        positions = list(map(min, positions, start))
+    return positions
+
+
+def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
+    """The derived state, entry by entry. The caller may let the state move on between entries:
+    see the module's docstring. Positions come from the moment an entry is made."""
+    for session in list(state.sessions.values()):
+        if session.recorded and state.sessions.get(session.client_id) is session:
+            fields = session_fields(state, session)
+            data = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+            yield SNAPSHOT_SESSION, data.encode()
+    for group in list(state.groups.values()):
+        if is_durable_group(group):
+            place = {
+                "key": group.key,
+                "positions": group_positions(state, group),
+                "given": sorted(group.given or ()),
+            }
+            yield SNAPSHOT_GROUP, json.dumps(place, separators=(",", ":")).encode()
+    for entry in state.producers.snapshot(state.wall_us):
+        yield SNAPSHOT_PRODUCER, entry
+    scan = state.retained.scan_all()
+    while not scan.done:
+        for topic, message in scan.next(100):
+            assert isinstance(message, Message)
+            if message.partition >= 0 and state.retained.get(topic) is message:
+                yield SNAPSHOT_RETAINED, retained_entry(message)
+
+
+def session_fields(state: NodeState, session: Session) -> dict[str, object]:
+    """Of a SNAPSHOT_SESSION entry."""
+    positions = list(enumerate(session.resume_positions(state.delivered)))
+    if session.positions is None and state.journal.replicated:
+        # See Images: no record has told a cursor.
+        positions = []
+    inflight: dict[int, Inflight | None] = dict(session.inflight)
+    inbound = session.inbound
+    done = sorted(session.done or ())
+    # More than one payload has room for goes beside it.
+    is_beside = len(inflight) + len(done) > ENTRIES_MAX
+    fields: dict[str, object] = {
+        "client": session.client_id,
+        "epoch": session.epoch,
+        "expiry_s": session.expiry_s,
+        "username": session.username,
+        "proved": session.is_owned,
+        "disconnected_us": session.disconnected_us,
+        "open": session.connection is not None or session.owner != "",
+        "owner": session.owner,
+        "subscriptions": [
+            [*subscription_fields(each), each.start] for each in session.subscriptions.values()
+        ],
+        "inbound": [] if inbound is None else [list(item) for item in inbound.items()],
+        "cursor": base64.b64encode(
+            encode_cursor(positions, inflight, [] if is_beside else done)
+        ).decode(),
+    }
+    if is_beside:
+        fields["done"] = done
+    if session.will is not None:
+        fields["will"] = will_fields(session.will)
+    return fields
+
+
+def retained_entry(message: Message) -> bytes:
+    """Of kind SNAPSHOT_RETAINED."""
+    builder = BatchBuilder(message.partition, message.offset)
+    builder.add(
+        Record(
+            builder.partition,
+            log_record.MESSAGE,
+            flags=message.qos | log_record.FLAG_RETAIN,
+            timestamp_us=message.timestamp_us,
+            topic=message.topic,
+            client_id=message.publisher,
+            properties=message.properties,
+            payload=message.payload,
+        )
+    )
+    return builder.build(0)

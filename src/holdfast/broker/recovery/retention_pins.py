@@ -1,0 +1,32 @@
+"""What of the log sessions and shared groups still need: retention leaves it, within limits."""
+
+from holdfast.broker.recovery.recovery import first_starts
+from holdfast.broker.recovery.state_records import group_positions, is_durable_group
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import NodeState
+from holdfast.storage.journal.retention import Hold
+
+
+def holds_of(state: NodeState, bytes_max: int | None) -> list[Hold]:
+    """Of those that have not finished with everything. `bytes_max`: as in Hold."""
+    holds: list[Hold] = []
+    for session in state.sessions.values():
+        if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
+            holds.append(Hold(session.client_id, _positions(state, session), bytes_max))
+    for group in state.groups.values():
+        if is_durable_group(group) or not group.tailing:
+            holds.append(Hold(group.key, group_positions(state, group), bytes_max))
+    return holds
+
+
+def _positions(state: NodeState, session: Session) -> list[int]:
+    """What the session still needs: unread records, and unfinished ones for a resend."""
+    if session.positions is None and not session.tailing:
+        # The image of a session that has logged no cursor.
+        positions = first_starts(state, session)
+    else:
+        positions = session.resume_positions(state.delivered)
+    for entry in session.inflight.values():
+        if not entry.is_retained:
+            positions[entry.partition] = min(positions[entry.partition], entry.offset)
+    return positions

@@ -1,0 +1,168 @@
+"""Derived state into the log: what sessions and groups must leave there to be rebuilt."""
+
+import base64
+import json
+from typing import Final
+
+from holdfast.broker.delivery.delivery import append_state, arm_progress, log_cursor
+from holdfast.broker.session.session import SENT, Session, Will
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import Group, NodeState
+from holdfast.storage import record as log_record
+
+
+def will_fields(will: Will) -> dict[str, object]:
+    return {
+        "topic": will.topic.decode(),
+        "payload": base64.b64encode(will.payload).decode(),
+        "qos": will.qos,
+        "retain": will.retain,
+        "properties": base64.b64encode(will.properties).decode(),
+        "expiry_s": will.expiry_s,
+        "delay_s": will.delay_s,
+    }
+
+
+def will_from(fields: dict[str, object]) -> Will:
+    """Raises KeyError, ValueError or TypeError for fields that are not a will's."""
+    return Will(
+        str(fields["topic"]).encode(),
+        base64.b64decode(str(fields["payload"])),
+        int(str(fields["qos"])),
+        bool(fields["retain"]),
+        base64.b64decode(str(fields["properties"])),
+        int(str(fields["expiry_s"])),
+        int(str(fields["delay_s"])),
+    )
+
+
+SESSION_OPENED: Final = b'{"op":"open",'
+"""So begins what `session_opened` returns, and no other record of a session."""
+
+
+def session_opened(session: Session, clean: bool, owner: str = "", request: int = 0) -> bytes:
+    """`owner`: in a cluster, the node that the client is connected to, and its request."""
+    fields: dict[str, object] = {
+        "op": "open",
+        "client": session.client_id,
+        "epoch": session.epoch,
+        "expiry_s": session.expiry_s,
+        "clean": clean,
+        "username": session.username,
+    }
+    if session.is_owned:
+        fields["proved"] = True
+    if owner:
+        fields["owner"] = owner
+        fields["request"] = request
+    if session.will is not None:
+        fields["will"] = will_fields(session.will)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[int, int]]:
+    changed: list[tuple[int, int]] = []
+    for partition in range(len(now)):
+        if logged is None or logged[partition] != now[partition]:
+            changed.append((partition, now[partition]))
+    return changed
+
+
+def group_positions(state: NodeState, group: Group) -> list[int]:
+    """The group's first unfinished offset per partition: what waits, what members gave back, and
+    what is with members whose own state would not survive a crash."""
+    positions = group.resume_positions(state.delivered)
+    waiting: list[object] = list(group.returned)
+    for messages in group.aside.values():
+        waiting.extend(messages)
+    for message in waiting:
+        # Message or Inflight; deque[object] keeps state.py free of the latter.
+        partition = message.partition  # type: ignore[attr-defined]
+        offset = message.offset  # type: ignore[attr-defined]
+        positions[partition] = min(positions[partition], offset)
+    for session in group.members:
+        if session.expiry_s > 0:
+            continue
+        for entry in session.inflight.values():
+            if entry.group is group and entry.state == SENT:
+                positions[entry.partition] = min(positions[entry.partition], entry.offset)
+    return positions
+
+
+def is_durable_group(group: Group) -> bool:
+    return any(session.expiry_s > 0 for session in group.members)
+
+
+def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
+    """Write the cursors that moved since the last call, about `steps` of them; the rest follows in
+    the next pass of the timers.
+
+    A group and those of its members that moved go into one write group, which is atomic. With the
+    group's position alone in the log, a message that a member has inflight would be given to nobody
+    after a crash. Neither order of two write groups is safe: a message that a member has returned
+    is lost if the log knows of that before it knows that the group has it again."""
+    state.progress_armed = False
+    groups = state.groups_in_progress
+    while groups and steps > 0:
+        group = groups.popleft()
+        steps -= 1 + len(group.members) // 16
+        group.progress_due = False
+        for session in group.members:
+            if session.progress_due:
+                steps -= 1
+                _log_session(state, session)
+        _log_group(state, group)
+    sessions = state.sessions_in_progress
+    while sessions and steps > 0:
+        session = sessions.popleft()
+        steps -= 1
+        if session.progress_due:
+            _log_session(state, session)
+    if groups or sessions:
+        arm_progress(state, 0.0)
+
+
+def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> None:
+    """With its members, or (`lower_only`) with one of them: then the position moves back only,
+    because others may have records inflight of which the log does not know."""
+    if state.groups.get(group.key) is not group or not is_durable_group(group):
+        return
+    positions = group_positions(state, group)
+    if lower_only:
+        if group.logged_positions is None:
+            return
+        positions = list(map(min, positions, group.logged_positions))
+    changed = changed_positions(group.logged_positions, positions)
+    given = [place for place in group.given_changes if place[1] >= positions[place[0]]]
+    group.given_changes = []
+    if changed or given:
+        append_state(
+            state, log_record.CURSOR, group.key.encode(), encode_cursor(changed, {}, given)
+        )
+        group.logged_positions = positions
+    if group.given is not None:
+        ahead = {place for place in group.given if place[1] >= positions[place[0]]}
+        group.given = ahead or None
+
+
+def _log_session(state: NodeState, session: Session) -> None:
+    session.progress_due = False
+    if session.expiry_s == 0 or state.sessions.get(session.client_id) is not session:
+        return
+    for group in session.groups or ():
+        assert isinstance(group, Group)
+        if group.progress_due:
+            _log_group(state, group, lower_only=True)
+    positions = session.resume_positions(state.delivered)
+    log_cursor(state, session, changed_positions(session.logged_positions, positions))
+    session.logged_positions = positions
+    if session.replaying:
+        _forget_passed(session, positions)
+
+
+def _forget_passed(session: Session, positions: list[int]) -> None:
+    if session.done is not None:
+        session.done = {place for place in session.done if place[1] >= positions[place[0]]}
+    if session.positions is None and not session.outbox:
+        session.replaying = False
+        session.done = None

@@ -1,0 +1,156 @@
+"""Topic -> receivers, remembered until a subscription changes."""
+
+from typing import Final
+
+from holdfast.broker.rights import is_reserved, may_read
+from holdfast.broker.session.session import Session, Subscription
+from holdfast.broker.state import Group, NodeState, Route
+from holdfast.protocol.topics.names import decode_topic, matches
+from holdfast.storage.partition import partition_of
+
+ROUTES_BYTES_MAX: Final = 128 << 20
+"""Memory of the topics whose receivers are remembered. Above it all are forgotten."""
+ROUTE_BYTES: Final = 700
+"""Memory of one without its name and receivers, about."""
+RECEIVER_BYTES: Final = 8
+
+
+def find_route(state: NodeState, raw: bytes) -> Route:
+    """The route of a topic name, with its receivers. Raises InvalidTopic for bytes that are no
+    topic name."""
+    return resolved(state, look_up(state, raw))
+
+
+def look_up(state: NodeState, raw: bytes) -> Route:
+    """What the topic name itself says; nothing is remembered of one that is not used. Raises
+    InvalidTopic for bytes that are no topic name."""
+    route = state.routes.get(raw)
+    if route is None:
+        topic = decode_topic(raw)
+        route = Route(topic, raw, partition_of(raw, state.config.partitions))
+        route.reserved = is_reserved(topic)
+        for filter in state.config.qos0_logged:
+            if matches(filter, topic):
+                route.logged = True
+    return route
+
+
+def resolved(state: NodeState, route: Route) -> Route:
+    """The route with its receivers as they are now. It is remembered."""
+    if route.version != state.route_version and not _is_untouched(state, route):
+        _resolve(state, route)
+        _remember(state, route)
+    return route
+
+
+def _remember(state: NodeState, route: Route) -> None:
+    """All memory of it counts, its receivers too: with 1,000 of them to a topic, 100,000 topics
+    have a list of 8 kB each."""
+    routes = state.routes
+    size_bytes = ROUTE_BYTES + 2 * len(route.raw)
+    size_bytes += RECEIVER_BYTES * (len(route.targets) + len(route.groups))
+    if routes.get(route.raw) is route:
+        state.routes_bytes -= route.size_bytes
+    if state.routes_bytes + size_bytes > ROUTES_BYTES_MAX:
+        routes.clear()
+        state.routes_bytes = 0
+    route.size_bytes = size_bytes
+    routes[route.raw] = route
+    state.routes_bytes += size_bytes
+
+
+def _is_untouched(state: NodeState, route: Route) -> bool:
+    """Does none of the filters that changed since the route was resolved match its topic? Looking
+    is worth it while they are few beside the receivers."""
+    changes = state.route_changes
+    behind = state.route_version - route.version
+    count = len(changes)
+    if route.version < 0 or behind > count or behind > 4 + len(route.targets) // 4:
+        return False
+    for index in range(count - behind, count):
+        if matches(changes[index], route.topic):
+            return False
+    route.version = state.route_version
+    return True
+
+
+def _resolve(state: NodeState, route: Route) -> None:
+    targets: list[Subscription] = []
+    groups: list[Group] = []
+    merged: dict[Session, int] = {}
+    denied: set[Session] = set()
+    overlapping: dict[int, list[Subscription]] = {}
+    raw = route.raw
+    ended = state.ended
+    matching = state.subscriptions.match(route.topic)
+    state.spent += len(matching)
+    for value in matching:
+        if isinstance(value, Group):
+            groups.append(value)
+            continue
+        assert isinstance(value, Subscription)
+        session = value.session
+        if session in ended:
+            continue
+        if not may_read(session, raw):
+            denied.add(session)
+            continue
+        index = merged.get(session, -1)
+        if index < 0:
+            merged[session] = len(targets)
+            targets.append(value)
+            continue
+        same = overlapping.get(index)
+        if same is None:
+            overlapping[index] = [targets[index], value]
+        else:
+            same.append(value)
+    for index, same in overlapping.items():
+        targets[index] = merge(same)
+    route.targets = targets
+    route.groups = groups
+    route.denied = len(denied)
+    route.version = state.route_version
+
+
+def merge(subscriptions: list[Subscription]) -> Subscription:
+    """Overlapping subscriptions of one session: one copy, at the highest QoS, with every
+    subscription id. [MQTT-3.3.4-2] [MQTT-3.3.4-3] [MQTT-3.3.4-4]"""
+    first = subscriptions[0]
+    if len(subscriptions) == 1:
+        return first
+    qos = 0
+    no_local = True
+    retain_as_published = False
+    ids: list[int] = []
+    for each in subscriptions:
+        qos = max(qos, each.qos)
+        no_local = no_local and each.no_local
+        retain_as_published = retain_as_published or each.retain_as_published
+        ids.extend(each.subscription_ids)
+    both = Subscription(first.session, first.filter, qos, no_local, retain_as_published, 0, 0)
+    both.subscription_ids = tuple(ids)
+    return both
+
+
+def subscriptions_of(state: NodeState, session: Session, topic: str) -> list[Subscription]:
+    """The session's own (not shared) subscriptions that match: by the routing, and not by a look at
+    each of what may be 100,000 filters."""
+    found: list[Subscription] = []
+    for value in state.subscriptions.match_of(topic, session):
+        assert isinstance(value, Subscription)
+        found.append(value)
+    return found
+
+
+def subscription_at(
+    matching: list[Subscription], partition: int, offset: int
+) -> Subscription | None:
+    """What the matching subscriptions of a session say about a record read from the log; None: no
+    longer, or not yet at that offset, subscribed with QoS > 0."""
+    counting: list[Subscription] = []
+    for subscription in matching:
+        start = subscription.start
+        if start is None or offset >= start[partition]:
+            counting.append(subscription)
+    return merge(counting) if counting else None

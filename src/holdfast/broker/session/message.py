@@ -1,0 +1,194 @@
+"""A published message on its way through the node, and the frames made of it.
+
+One object serves the whole way from the publisher's packet to every outbox: receivers that need
+the same bytes share them, so fan-out costs one encoding per (protocol, QoS, retain).
+
+A form that would be larger than MQTT's largest packet has no frame: the result is b"", and the
+message is dropped for that receiver as if it were above the receiver's Maximum Packet Size. A
+message that came from an MQTT 3 client in 268,435,455 bytes is one byte too large for MQTT 5.
+"""
+
+from typing import Final
+
+from holdfast.broker.session.audience import Audience
+from holdfast.protocol.mqtt.fields import VARINT_MAX, varint
+from holdfast.protocol.mqtt.publish import splice_properties, topic_field
+
+NO_EXPIRY: Final = -1
+
+
+class Message:
+    """`partition` is -1 for a message that is not in the log (QoS 0, unless logged)."""
+
+    def __init__(
+        self,
+        topic: bytes,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        properties: bytes,
+        expiry_s: int,
+        timestamp_us: int,
+        publisher: bytes,
+    ) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.properties = properties
+        self.expiry_s = expiry_s
+        self.timestamp_us = timestamp_us
+        self.publisher = publisher
+        self.partition = -1
+        self.offset = -1
+        # None: whoever subscribed.
+        self.audience: Audience | None = None
+        # Shared frames for receivers with no subscription id, alias or expiry of their own.
+        self._frame_v3: bytes | None = None
+        self._frame_v5: bytes | None = None
+        self._head_v3: bytes | None = None
+        self._tail_v3: bytes = b""
+        self._head_v5: bytes | None = None
+        self._tail_v5: bytes = b""
+
+    def adopt_frame(self, version: int, frame: bytes) -> None:
+        """`frame` is this message as a QoS 0 PUBLISH without DUP, RETAIN and properties, just as
+        it came from a client of that version: receivers of the same version get the same."""
+        if version < 5:
+            self._frame_v3 = frame
+        else:
+            self._frame_v5 = frame
+
+    def drop_frames(self) -> None:
+        """Of a message that is delivered, and kept: see `without_frames`."""
+        self._frame_v3 = None
+        self._frame_v5 = None
+        self._head_v3 = None
+        self._tail_v3 = b""
+        self._head_v5 = None
+        self._tail_v5 = b""
+
+    def without_frames(self) -> "Message":
+        """The same message to be kept for long: without the frames made for its receivers, which
+        have its payload a second time."""
+        kept = Message(
+            self.topic,
+            self.payload,
+            self.qos,
+            self.retain,
+            self.properties,
+            self.expiry_s,
+            self.timestamp_us,
+            self.publisher,
+        )
+        kept.partition = self.partition
+        kept.offset = self.offset
+        return kept
+
+    def is_expired(self, wall_us: int) -> bool:
+        return self.expiry_s >= 0 and wall_us - self.timestamp_us >= self.expiry_s * 1_000_000
+
+    def remaining_expiry_s(self, wall_us: int) -> int:
+        """Seconds left, at least 0, or NO_EXPIRY. [MQTT-3.3.2-6]"""
+        if self.expiry_s < 0:
+            return NO_EXPIRY
+        waited_s = (wall_us - self.timestamp_us) // 1_000_000
+        return max(0, self.expiry_s - max(0, waited_s))
+
+    def frame_qos0(self, version: int, retain: bool) -> bytes:
+        """A QoS 0 PUBLISH without receiver-specific properties."""
+        if retain:
+            return self._encode_qos0(version, True)
+        if version < 5:
+            if self._frame_v3 is None:
+                self._frame_v3 = self._encode_qos0(3, False)
+            return self._frame_v3
+        if self._frame_v5 is None:
+            self._frame_v5 = self._encode_qos0(5, False)
+        return self._frame_v5
+
+    def _encode_qos0(self, version: int, retain: bool) -> bytes:
+        head = topic_field(self.topic)
+        if version >= 5:
+            head += varint(len(self.properties)) + self.properties
+        size_bytes = len(head) + len(self.payload)
+        if size_bytes > VARINT_MAX:
+            return b""
+        first = b"\x31" if retain else b"\x30"
+        return b"".join((first, varint(size_bytes), head, self.payload))
+
+    def frame(self, version: int, qos: int, retain: bool, packet_id: int) -> bytes:
+        """A first-time QoS 1 or 2 PUBLISH without receiver-specific properties."""
+        if version < 5:
+            if self._head_v3 is None:
+                field = topic_field(self.topic)
+                size_bytes = len(field) + 2 + len(self.payload)
+                if size_bytes > VARINT_MAX:
+                    return b""
+                self._tail_v3 = self.payload
+                self._head_v3 = varint(size_bytes) + field
+            head = self._head_v3
+            tail = self._tail_v3
+        else:
+            if self._head_v5 is None:
+                field = topic_field(self.topic)
+                block = varint(len(self.properties)) + self.properties
+                size_bytes = len(field) + 2 + len(block) + len(self.payload)
+                if size_bytes > VARINT_MAX:
+                    return b""
+                self._tail_v5 = block + self.payload
+                self._head_v5 = varint(size_bytes) + field
+            head = self._head_v5
+            tail = self._tail_v5
+        first = FIRST_BYTES[qos << 1 | (1 if retain else 0)]
+        return b"".join((first, head, packet_id.to_bytes(2, "big"), tail))
+
+    def frame_special(
+        self,
+        version: int,
+        qos: int,
+        retain: bool,
+        dup: bool,
+        packet_id: int,
+        wall_us: int,
+        subscription_ids: tuple[int, ...],
+        topic: bytes,
+        topic_alias: int,
+    ) -> bytes:
+        """Any PUBLISH: own expiry, subscription ids, alias (with an empty or whole `topic`)."""
+        head = topic_field(topic)
+        if qos:
+            head += packet_id.to_bytes(2, "big")
+        if version >= 5:
+            properties = self.properties
+            if self.expiry_s >= 0 or subscription_ids or topic_alias:
+                properties = splice_properties(
+                    properties, self.remaining_expiry_s(wall_us), subscription_ids, topic_alias
+                )
+            if len(properties) > VARINT_MAX:
+                return b""
+            head += varint(len(properties)) + properties
+        size_bytes = len(head) + len(self.payload)
+        if size_bytes > VARINT_MAX:
+            return b""
+        first = 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0)
+        return b"".join((bytes((first,)), varint(size_bytes), head, self.payload))
+
+
+RETAINED_OVERHEAD_BYTES: Final = 600
+"""Of a message in the retained store, beside its bytes: objects, and slots of two tables."""
+
+
+def retained_size(entry: object) -> int:
+    """Bytes of memory of a message in the retained store. Its topic is there as bytes and text."""
+    assert isinstance(entry, Message)
+    return (
+        RETAINED_OVERHEAD_BYTES
+        + 2 * len(entry.topic)
+        + len(entry.payload)
+        + len(entry.properties)
+        + len(entry.publisher)
+    )
+
+
+FIRST_BYTES: Final = [bytes((0x30 | flags,)) for flags in range(8)]

@@ -1,0 +1,107 @@
+"""How a session's state is written into the log: payloads of SESSION and CURSOR records.
+
+SESSION payloads are JSON (rare, and worth reading in `holdfast log dump`). CURSOR payloads are
+packed, since an active durable session writes up to twenty a second::
+
+    u16 positions, u16 entries
+    positions * (u16 partition, u64 next offset to read)
+    entries * (u16 packet id, u8 operation, u8 qos, u8 source, u16 partition, u64 offset)
+
+source: 0 what a subscription of the session's own has matched, 1 retained when it subscribed, else
+the tag of the shared group that the record was given by.
+operation: 0 the packet id is free, 3 the offset was finished though no logged position has passed
+it (the packet id is 0; in a group's record a member has the message), otherwise the Inflight state.
+Every field sets one key to a value, so replaying records that a snapshot already contains changes
+nothing.
+"""
+
+import struct
+from typing import Final
+from zlib import crc32
+
+from holdfast.broker.session.session import Inflight
+
+_COUNTS: Final = struct.Struct("<HH")
+_POSITION: Final = struct.Struct("<HQ")
+_ENTRY: Final = struct.Struct("<HBBBHQ")
+
+ENTRIES_MAX: Final = 65_535
+"""Of one payload."""
+
+FREE: Final = 0
+DONE: Final = 3
+
+RETAINED: Final = 1
+TAG_MIN: Final = 2
+TAGS: Final = 254
+
+
+def tag_of(group: str) -> int:
+    """Tells the groups of one session apart, by their keys, mostly: two of them that have the same
+    one and match the same topics may take each other's records for their own after a failure."""
+    return TAG_MIN + crc32(group.encode()) % TAGS
+
+
+class CursorState:
+    """What one CURSOR record says."""
+
+    def __init__(self) -> None:
+        # (partition, next offset to read)
+        self.positions: list[tuple[int, int]] = []
+        # (packet id, what it stands for; None: free)
+        self.inflight: list[tuple[int, Inflight | None]] = []
+        # (partition, offset)
+        self.done: list[tuple[int, int]] = []
+
+
+def encode_cursor(
+    positions: list[tuple[int, int]],
+    changes: dict[int, Inflight | None],
+    done: list[tuple[int, int]],
+) -> bytes:
+    parts = [_COUNTS.pack(len(positions), len(changes) + len(done))]
+    for partition, offset in positions:
+        parts.append(_POSITION.pack(partition, offset))
+    for packet_id, entry in changes.items():
+        if entry is None:
+            parts.append(_ENTRY.pack(packet_id, FREE, 0, 0, 0, 0))
+        else:
+            parts.append(
+                _ENTRY.pack(
+                    packet_id,
+                    entry.state,
+                    entry.qos,
+                    RETAINED if entry.is_retained else entry.group_tag,
+                    entry.partition,
+                    entry.offset,
+                )
+            )
+    for partition, offset in done:
+        parts.append(_ENTRY.pack(0, DONE, 0, 0, partition, offset))
+    return b"".join(parts)
+
+
+def decode_cursor(payload: bytes) -> CursorState:
+    """Raises struct.error if the payload is not a CURSOR payload."""
+    cursor = CursorState()
+    position_count, entry_count = _COUNTS.unpack_from(payload, 0)
+    at = _COUNTS.size
+    for _ in range(position_count):
+        partition, offset = _POSITION.unpack_from(payload, at)
+        cursor.positions.append((partition, offset))
+        at += _POSITION.size
+    for _ in range(entry_count):
+        packet_id, state, qos, source, partition, offset = _ENTRY.unpack_from(payload, at)
+        at += _ENTRY.size
+        if state == FREE:
+            cursor.inflight.append((packet_id, None))
+        elif state == DONE:
+            cursor.done.append((partition, offset))
+        else:
+            entry = Inflight(partition, offset, qos, source == RETAINED)
+            if source >= TAG_MIN:
+                entry.group_tag = source
+            entry.state = state
+            entry.logged = True
+            cursor.inflight.append((packet_id, entry))
+    return cursor

@@ -1,0 +1,98 @@
+"""The $SYS tree, with Mosquitto's topic names (note the blank in `retained messages`)."""
+
+from holdfast import __version__
+from holdfast.broker.publish.inbound import publish_own
+from holdfast.broker.state import NodeState
+
+VERSION = f"holdfast version {__version__}"
+LOADS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
+
+
+class SysTopics:
+    """Publishes each interval what has changed since the last one."""
+
+    def __init__(self, state: NodeState) -> None:
+        self._state = state
+        self._last: dict[str, str] = {}
+        self._loads: dict[str, float] = {}
+        self._before: dict[str, int] = {}
+
+    def values(self) -> dict[str, str]:
+        state = self._state
+        stats = state.stats
+        connected = state.connections
+        total = max(state.client_sessions(), connected)
+        values = {
+            "version": VERSION,
+            "uptime": f"{max(0, state.wall_us - state.started_us) // 1_000_000} seconds",
+            "clients/connected": str(connected),
+            "clients/active": str(connected),
+            "clients/disconnected": str(max(0, total - connected)),
+            "clients/inactive": str(max(0, total - connected)),
+            "clients/total": str(total),
+            "clients/maximum": str(stats.clients_maximum),
+            "clients/expired": str(stats.sessions_expired),
+            "bytes/received": str(stats.bytes_received),
+            "bytes/sent": str(stats.bytes_sent),
+            "messages/received": str(stats.packets_received),
+            "messages/sent": str(stats.publish_sent),
+            "publish/messages/received": str(stats.publish_received),
+            "publish/messages/sent": str(stats.publish_sent),
+            "publish/messages/dropped": str(self._dropped()),
+            "retained messages/count": str(len(state.retained)),
+            "subscriptions/count": str(state.subscription_count),
+            "shared_subscriptions/count": str(len(state.groups)),
+            "producers/count": str(len(state.producers)),
+            "producers/duplicates": str(stats.producer_duplicates),
+            "producers/fenced": str(stats.producer_fenced),
+            "producers/evicted": str(stats.producer_evicted),
+            "store/messages/count": str(sum(state.journal.high_watermark)),
+        }
+        if state.journal.epoch:
+            # Of a shared data directory: who speaks here holds its lease.
+            values["lease/holder"] = state.config.node_id
+            values["lease/epoch"] = str(state.journal.epoch)
+        if state.sys_values is not None:
+            values.update(state.sys_values())
+        for name, rate in self._loads.items():
+            values[f"load/{name}"] = f"{rate:.2f}"
+        return values
+
+    def _dropped(self) -> int:
+        stats = self._state.stats
+        return (
+            stats.dropped_qos0_slow
+            + stats.dropped_expired
+            + stats.dropped_too_large
+            + stats.dropped_lost
+            + stats.refused_disk_full
+        )
+
+    def _update_loads(self) -> None:
+        """Per-minute rates, exponentially averaged over 1, 5 and 15 minutes."""
+        stats = self._state.stats
+        interval_s = self._state.config.sys_interval_s
+        counters = {
+            "messages/received": stats.packets_received,
+            "messages/sent": stats.publish_sent,
+            "publish/received": stats.publish_received,
+            "publish/sent": stats.publish_sent,
+            "bytes/received": stats.bytes_received,
+            "bytes/sent": stats.bytes_sent,
+            "connections": stats.connections_opened,
+        }
+        for name, count in counters.items():
+            per_minute = (count - self._before.get(name, 0)) * 60.0 / interval_s
+            self._before[name] = count
+            for label, window_s in LOADS:
+                key = f"{name}/{label}"
+                share = min(1.0, interval_s / window_s)
+                self._loads[key] = self._loads.get(key, 0.0) * (1 - share) + per_minute * share
+
+    def publish(self) -> None:
+        self._update_loads()
+        last = self._last
+        for name, value in self.values().items():
+            if last.get(name) != value:
+                last[name] = value
+                publish_own(self._state, f"$SYS/broker/{name}".encode(), value.encode(), True)

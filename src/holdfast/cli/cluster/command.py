@@ -1,0 +1,150 @@
+"""`holdfast cluster`: nodes that replicate one log, or that share a data directory.
+
+Of a cluster, asked from a node's admin port (`--admin`):
+init        make a cluster of the node that is asked
+status      a verdict, and every node; exit code 0 healthy, 1 degraded, 2 error,
+            3 no majority
+nodes       every node
+partitions  every partition; with --topic the one of a topic
+drain       take leaderships and replicas away from a node; undrain: let it take part again
+remove      a node that is drained, or dead, for good
+rebalance   give every partition its preferred leader
+unsafe-recover  lead again what has lost every disk that had all
+watch       what changes, a line each
+local       a whole cluster on this machine, for trying
+
+Of a shared data directory (`--data`): status, handover. See `holdfast.cli.cluster.pair`.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.cluster import commands as cluster_commands
+from holdfast.cli.cluster import local as cluster_local
+from holdfast.cli.cluster import pair as cluster_pair
+from holdfast.cli.cluster import watch as cluster_watch
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminError, AdminPort
+
+EXIT_ERROR: Final = 2
+DRAIN_TIMEOUT_S: Final = 600.0
+SHARED_DEFAULT: Final = Path("holdfast-data")
+
+Command = Callable[[AdminPort, argparse.Namespace], int]
+
+_COMMANDS: Final[dict[str, tuple[Command, str]]] = {
+    "init": (cluster_commands.make_cluster, "make a cluster of this node; others join it"),
+    "status": (cluster_commands.show_status, "is it healthy; every node; or of a shared directory"),
+    "nodes": (cluster_commands.show_nodes, "every node"),
+    "partitions": (cluster_commands.show_partitions, "every partition, or that of a topic"),
+    "drain": (cluster_commands.drain, "take leaderships and replicas away from a node"),
+    "undrain": (cluster_commands.undrain, "let a drained node take part again"),
+    "remove": (cluster_commands.remove, "remove a node that is drained or dead, for good"),
+    "rebalance": (cluster_commands.rebalance, "give every partition its preferred leader"),
+    "unsafe-recover": (
+        cluster_commands.unsafe_recover,
+        "let a node lead lost partitions with what it has: messages may be lost",
+    ),
+    "watch": (cluster_watch.watch, "print what changes, until Ctrl-C"),
+}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "cluster",
+        help="nodes that replicate one log, or share a data directory",
+        description="Make, look at and change a cluster; or the nodes of a shared data directory.",
+    )
+    commands = parser.add_subparsers(dest="cluster_command", metavar="COMMAND", required=True)
+    parsers = {name: commands.add_parser(name, help=text) for name, (_, text) in _COMMANDS.items()}
+    for each in parsers.values():
+        each.add_argument("--json", action="store_true", help="print JSON")
+        each.add_argument(
+            "--admin",
+            metavar="ADDR:PORT",
+            help=f"admin port of a node of the cluster (default {DEFAULT_ADMIN})",
+        )
+    parsers["status"].add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help=f"look at a shared data directory instead (default ./{SHARED_DEFAULT}, if shared)",
+    )
+    for name in ("drain", "undrain", "remove", "unsafe-recover"):
+        parsers[name].add_argument("node", metavar="NODE", help="its id")
+    parsers["partitions"].add_argument(
+        "--topic", type=cluster_commands.topic_argument, metavar="T", help="only where this one is"
+    )
+    parsers["unsafe-recover"].add_argument(
+        "--accept-loss", action="store_true", help="you know that messages are lost for good"
+    )
+    parsers["init"].add_argument(
+        "--wait",
+        type=cluster_commands.wait_argument,
+        default=cluster_commands.INIT_WAIT_S,
+        metavar="SECONDS",
+        help="how long a node that has just been started has to open its admin port"
+        f" (default {cluster_commands.INIT_WAIT_S:g})",
+    )
+    _add_drain_options(parsers["drain"])
+    _add_handover(commands)
+    cluster_local.add_options(
+        commands.add_parser("local", help="run a whole cluster on this machine, for trying")
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_drain_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="do not wait until it is drained")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=DRAIN_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait; the draining goes on (default {DRAIN_TIMEOUT_S:g})",
+    )
+
+
+def _add_handover(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    handover = commands.add_parser(
+        "handover", help="of a shared directory: let the holder hand over to a standby"
+    )
+    handover.add_argument(
+        "--timeout",
+        type=float,
+        default=cluster_pair.HANDOVER_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait for the new holder (default {cluster_pair.HANDOVER_TIMEOUT_S:g})",
+    )
+    handover.add_argument(
+        "--data",
+        type=Path,
+        default=SHARED_DEFAULT,
+        metavar="DIR",
+        help=f"the shared data directory (default ./{SHARED_DEFAULT})",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    name = args.cluster_command
+    try:
+        if name == "local":
+            return cluster_local.run(args)
+        if name == "handover" or (name == "status" and _asks_for_directory(args)):
+            return cluster_pair.run(args)
+        args.admin = args.admin or DEFAULT_ADMIN
+        return _COMMANDS[name][0](AdminPort(args.admin), args)
+    except AdminError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+    return EXIT_ERROR
+
+
+def _asks_for_directory(args: argparse.Namespace) -> bool:
+    """A pair's node has no need to say so in its own working directory. Raises AdminError."""
+    if args.data is not None and args.admin is not None:
+        raise AdminError("give --admin for a cluster, or --data for a shared directory")
+    if args.data is None and args.admin is None and cluster_pair.is_shared(SHARED_DEFAULT):
+        args.data = SHARED_DEFAULT
+    return args.data is not None

@@ -1,0 +1,118 @@
+"""The admin port of a broker, asked from the command line."""
+
+import http.client
+import json
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from holdfast.cli.cluster.status import ClusterStatus
+
+DEFAULT_ADMIN: Final = "127.0.0.1:18083"
+TIMEOUT_S: Final = 10.0
+"""Of one request. A change waits for the agreement of a majority."""
+
+
+class AdminError(Exception):
+    """The text says what is wrong and what to do."""
+
+
+class NoAnswer(AdminError):
+    """Later there may be one."""
+
+
+class Unanswered(NoAnswer):
+    """It may have been asked, and may do it."""
+
+
+class Refused(AdminError):
+    """The cluster, with its reason."""
+
+
+class AdminPort:
+    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Raises AdminError: that is no address."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise AdminError(f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}")
+        self.address = address
+        self._host = host.strip("[]")
+        self._port = int(port)
+        self._timeout_s = timeout_s
+
+    def request(self, method: str, path: str) -> tuple[int, bytes]:
+        """Status and body. Raises AdminError."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            self._connect(connection)
+            connection.request(method, path)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except TimeoutError:
+            raise Unanswered(
+                f"{self.address} does not answer within {self._timeout_s:g} s"
+            ) from None
+        except (OSError, http.client.IncompleteRead) as error:
+            raise Unanswered(f"{self.address} has closed the connection: {error}") from error
+        except http.client.HTTPException as error:
+            raise AdminError(f"{self.address} speaks no HTTP: {error!r}") from error
+        finally:
+            connection.close()
+
+    def _connect(self, connection: http.client.HTTPConnection) -> None:
+        try:
+            connection.connect()
+        except ConnectionRefusedError:
+            raise NoAnswer(
+                f"nothing listens on {self.address}: is the node running, and is that its --admin?"
+            ) from None
+        except OSError as error:
+            raise NoAnswer(f"cannot reach {self.address}: {error.strerror or error}") from error
+
+    def is_ready(self) -> bool:
+        """Raises AdminError."""
+        return self.request("GET", "/readyz")[0] == 200
+
+    def status(self) -> ClusterStatus:
+        """Raises AdminError."""
+        return self.status_as_sent()[0]
+
+    def status_as_sent(self) -> tuple[ClusterStatus, dict[str, object]]:
+        """Also with what this version does not know of. Raises AdminError."""
+        body = self._ask("GET", "/cluster")
+        try:
+            values = msgspec.json.decode(body, type=dict[str, object])
+            return msgspec.convert(values, ClusterStatus), values
+        except msgspec.MsgspecError as error:
+            raise AdminError(
+                f"{self.address} answers what this version does not understand: {error}"
+            ) from None
+
+    def change(self, action: str, node: str = "", **more: str) -> None:
+        """Raises AdminError. `more`: further parameters."""
+        given = {"node": node, **more} if node else more
+        query = urlencode(given, quote_via=quote)
+        try:
+            self._ask("POST", f"/cluster/{action}" + (f"?{query}" if query else ""))
+        except Unanswered as error:
+            raise Unanswered(f"{error}: look at the status whether it was done") from None
+
+    def get_json(self, path: str) -> dict[str, Any]:
+        """Raises AdminError."""
+        body = self._ask("GET", path)
+        try:
+            return msgspec.json.decode(body, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise AdminError(f"{self.address} answers no JSON: {error}") from None
+
+    def _ask(self, method: str, path: str) -> bytes:
+        code, body = self.request(method, path)
+        if code == 200:
+            return body
+        try:
+            text = str(json.loads(body)["error"])
+        except (ValueError, KeyError, TypeError):
+            text = f"HTTP {code}: is that the admin port of a holdfast node?"
+        kind = Refused if code == 409 else AdminError
+        raise kind(text if code == 409 else f"{self.address}: {text}")

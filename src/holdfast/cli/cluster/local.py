@@ -1,0 +1,251 @@
+"""`holdfast cluster local`: a whole cluster on this machine, in the foreground, for trying.
+
+Nothing is started again by itself, so that one can see what a node's end does. SIGTERM, SIGINT and
+SIGHUP stop all nodes in order, a second one at once; however this process ends, they end.
+"""
+
+import argparse
+import json
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypeVar
+
+from holdfast.cli.cluster.children import POLL_S, Child, stop_all
+from holdfast.cli.cluster.http import AdminError, AdminPort, NoAnswer, Refused
+from holdfast.cli.cluster.layout import (
+    ADMIN_DISTANCE,
+    BASE_PORT_MAX,
+    NODES,
+    NODES_MAX,
+    PEER_DISTANCE,
+    LayoutError,
+    LocalNode,
+    is_free,
+    plan,
+    secret_file,
+)
+from holdfast.cli.cluster.status import ClusterStatus
+from holdfast.cli.cluster.text import table
+from holdfast.cli.log.text import count_text
+
+START_TIMEOUT_S: Final = 60.0
+REQUEST_TIMEOUT_S: Final = 2.0
+EXIT_FAILED: Final = 1
+
+T = TypeVar("T")
+
+
+class NotStarted(Exception):
+    """The text says why."""
+
+
+class NotYet(Exception):
+    """The text says what is awaited."""
+
+
+class Stopped(Exception):
+    """By a signal, before all was ready."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--nodes",
+        type=lambda text: _number(text, NODES_MAX),
+        metavar="N",
+        help=f"how many (default {NODES}, or as many as DIR has)",
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="keep the data here (default: a temporary one)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per node, when ready")
+    parser.add_argument(
+        "--base-port",
+        type=lambda text: _number(text, BASE_PORT_MAX),
+        metavar="P",
+        help=f"clients on P, P+1, ...; admin on P+{ADMIN_DISTANCE}, ...; peers on"
+        f" P+{PEER_DISTANCE}, ... (default: free ones)",
+    )
+    parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="of every node")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=START_TIMEOUT_S,
+        metavar="SECONDS",
+        help=f"how long to wait until all are ready (default {START_TIMEOUT_S:g})",
+    )
+
+
+def _number(text: str, maximum: int) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= maximum:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number from 1 to {maximum}")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Until a signal comes or no node lives."""
+    signals = _Signals()
+    directory = args.data
+    try:
+        if directory is None:
+            directory = Path(tempfile.mkdtemp(prefix="holdfast-cluster-"))
+        directory.mkdir(parents=True, exist_ok=True)
+        return LocalCluster(directory.absolute(), args, signals).run()
+    except Stopped:
+        return 0
+    except (NotStarted, LayoutError, AdminError) as error:
+        _tell(f"holdfast: {error}")
+    except OSError as error:
+        _tell(f"holdfast: {error.filename or directory}: {error.strerror or error}")
+    finally:
+        if args.data is None and directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+    return EXIT_FAILED
+
+
+class _Signals:
+    """Counts them, from when it is made."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # Under nohup the end of the terminal is none of ours.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+class LocalCluster:
+    def __init__(self, directory: Path, args: argparse.Namespace, signals: _Signals) -> None:
+        """Raises LayoutError, OSError."""
+        self._directory = directory
+        self._args = args
+        self._signals = signals
+        self._nodes = plan(directory, args.nodes, args.base_port)
+        self._secret_file = secret_file(directory)
+        self._children: list[Child] = []
+
+    def run(self) -> int:
+        """Raises Stopped, NotStarted, AdminError, OSError."""
+        started = time.monotonic()
+        try:
+            for node in self._nodes:
+                _check_ports(node)
+            for node in self._nodes:
+                self._children.append(self._start(node))
+            self._await_ready(started + self._args.timeout)
+            self._print_nodes(time.monotonic() - started)
+            return self._attend()
+        finally:
+            for child in stop_all(self._children, lambda: self._signals.count > 1):
+                _tell(f"{child.name} did not stop in time, and was killed")
+
+    def _start(self, node: LocalNode) -> Child:
+        others = [f"127.0.0.1:{each.peer}" for each in self._nodes if each.node != node.node]
+        arguments = [
+            *["serve", "--node-id", node.node, "--data", str(self._directory / node.node)],
+            *["--bind", "127.0.0.1", "--port", str(node.port)],
+            *["--admin", f"127.0.0.1:{node.admin}", "--peer-bind", f"127.0.0.1:{node.peer}"],
+            *["--cluster-secret-file", str(self._secret_file)],
+        ]
+        if others:
+            arguments += ["--join", ",".join(others)]
+        if self._args.config is not None:
+            arguments += ["--config", str(self._args.config)]
+        return Child(node.node, arguments, self._directory / f"{node.node}.log")
+
+    def _await_ready(self, deadline: float) -> None:
+        ports = [AdminPort(f"127.0.0.1:{node.admin}", REQUEST_TIMEOUT_S) for node in self._nodes]
+        self._until(deadline, lambda: _make_cluster(ports))
+        self._until(deadline, lambda: _check_ready(ports))
+
+    def _until(self, deadline: float, attempt: Callable[[], T]) -> T:
+        """What `attempt` returns once it does. Raises Stopped, and NotStarted: a node has died, or
+        it was not in time."""
+        while not self._signals.count:
+            for child in self._children:
+                if not child.is_alive():
+                    raise NotStarted(f"{child.name} {child.end_text()}:\n{child.log_end()}")
+            try:
+                return attempt()
+            except (NoAnswer, Refused, NotYet) as error:
+                if time.monotonic() > deadline:
+                    raise NotStarted(f"not ready in time: {error}\n{self._log_ends()}") from None
+            time.sleep(POLL_S)
+        raise Stopped
+
+    def _log_ends(self) -> str:
+        return "\n".join(f"log of {each.name} ends:\n{each.log_end()}" for each in self._children)
+
+    def _print_nodes(self, took_s: float) -> None:
+        rows = [
+            {"node": node.node, "port": node.port, "admin": node.admin, "pid": child.pid}
+            for node, child in zip(self._nodes, self._children, strict=True)
+        ]
+        if self._args.json:
+            print("\n".join(json.dumps(row) for row in rows), flush=True)
+            return
+        texts = [{name: str(value) for name, value in row.items()} for row in rows]
+        print("\n".join(table(texts, ("port", "admin", "pid"))))
+        print(f"ready after {took_s:.1f} s, data in {self._directory}; Ctrl-C stops it", flush=True)
+
+    def _attend(self) -> int:
+        living = list(self._children)
+        while living and not self._signals.count:
+            time.sleep(POLL_S)
+            for child in [each for each in living if not each.is_alive()]:
+                living.remove(child)
+                _tell(
+                    f"{child.name} (pid {child.pid}) {child.end_text()},"
+                    f" {count_text(len(living), 'node')} left; to start it again:\n"
+                    f"  {shlex.join(child.command)}"
+                )
+        return 0 if living else EXIT_FAILED
+
+
+def _check_ports(node: LocalNode) -> None:
+    for port in node.ports():
+        if not is_free(port):
+            raise NotStarted(f"port {port} of {node.node} is taken: does it run already?")
+
+
+def _make_cluster(ports: list[AdminPort]) -> None:
+    """Unless there is one, if only on a single node. Raises AdminError."""
+    statuses = [port.status() for port in ports]
+    if not any(status.initialised for status in statuses):
+        ports[0].change("init")
+
+
+def _check_ready(ports: list[AdminPort]) -> None:
+    """Raises NotYet, AdminError."""
+    status = ports[0].status()
+    wanted = min(status.replication_factor, len(ports))
+    if text := _awaited(status, wanted):
+        raise NotYet(text)
+    for port in ports:
+        if not port.is_ready():
+            raise NotYet(f"{port.address} is not ready")
+
+
+def _awaited(status: ClusterStatus, wanted: int) -> str:
+    if not status.partitions:
+        return "there are no partitions yet"
+    for partition in status.partitions:
+        if not partition.leader:
+            return f"nobody leads partition {partition.partition}"
+        if len(partition.in_sync) < wanted:
+            found = len(partition.in_sync)
+            return f"partition {partition.partition} has {found} of {wanted} in sync"
+    return ""
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,231 @@
+"""What a node says about its cluster (`GET /cluster`), as values, and what to think of it."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from holdfast.cli.log.text import count_text
+
+CLOCK_SKEW_S: Final = 5.0
+"""A clock that is off by more is told."""
+
+
+class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    state: str
+    """up, down or draining."""
+    role: str
+    """data or witness."""
+    voter: bool
+    connected: bool
+    """Whether the node that was asked has a link to it, or is it."""
+    peer_address: str
+    client_address: str
+    admin_address: str
+    leaders: int
+    replicas: int
+    in_sync: int
+    adding: int = 0
+    """Replicas that are being made on it."""
+    disk_full: bool = False
+    """It says that it has no room for more of the log."""
+    clock_skew_s: float = 0.0
+    """How far its clock is ahead of what the cluster goes by."""
+    refused: str = ""
+    """Why it was not let in: it came without the disk that it had."""
+
+    @property
+    def held(self) -> int:
+        return self.replicas + self.adding
+
+
+class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    partition: int
+    leader: str
+    """Empty: nobody may lead it now."""
+    epoch: int
+    replicas: list[str]
+    in_sync: list[str]
+    adding: list[str]
+    high_watermark: int
+    """Of the node that was asked."""
+    version: int
+
+
+class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    cluster_id: str
+    node: str
+    initialised: bool
+    metadata_leader: str
+    has_majority: bool
+    version: int
+    replication_factor: int
+    min_insync: int
+    nodes: list[NodeStatus]
+    partitions: list[PartitionStatus]
+    under_replicated: int
+    leaderless: int
+    moving: int
+    sessions_here: int
+    below_min_insync: int = 0
+    """Partitions whose QoS 1 and 2 messages are refused: too few replicas are in sync."""
+    waits_s: float = 0.0
+    """How long the oldest acknowledgement of the node that was asked has been waiting."""
+    lost: int = 0
+    """Of the leaderless ones, those of which every disk that had all is gone."""
+    older_copy: str = ""
+    """The records the disk of this node has lost since; the node takes no part in the cluster."""
+    refused_by: list[str] = []
+    """Of a node that is in no cluster: who will not have it, and why."""
+
+    def node_status(self, node: str) -> NodeStatus | None:
+        return next((each for each in self.nodes if each.node == node), None)
+
+
+WAITS_S: Final = 2.0
+"""An acknowledgement that waits longer is a defect."""
+HEALTHY: Final = 0
+DEGRADED: Final = 1
+NO_MAJORITY: Final = 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    level: int
+    """HEALTHY, DEGRADED or NO_MAJORITY, which are exit codes as well."""
+    text: str
+
+    @property
+    def is_healthy(self) -> bool:
+        return self.level == HEALTHY
+
+
+def verdict(status: ClusterStatus) -> Verdict:
+    """One line. A node that is being drained and replicas on the move are no defect."""
+    if status.older_copy:
+        return Verdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
+    if status.refused_by:
+        text = f"{status.node} is in no cluster: {'; '.join(status.refused_by)}"
+        return Verdict(DEGRADED, text)
+    if not status.initialised:
+        text = f"no cluster yet: {status.node} waits for `holdfast cluster init`"
+        return Verdict(DEGRADED, text)
+    wrong = []
+    if status.has_majority and not status.metadata_leader:
+        wrong.append("nobody leads the metadata")
+    if status.below_min_insync:
+        count = count_text(status.below_min_insync, "partition")
+        wrong.append(
+            f"QoS 1 and 2 publishes to {count} are refused: fewer than {status.min_insync} replicas"
+            " in sync"
+        )
+    if status.waits_s > WAITS_S:
+        # Without the seconds: `watch` prints what has changed.
+        wrong.append(f"publishes at {status.node} wait for longer than {WAITS_S:g} s")
+    for node in status.nodes:
+        if node.refused:
+            wrong.append(f"{node.node} was not let in: {node.refused}")
+        elif node.state == "down":
+            wrong.append(f"{node.node} is down" + ": its disk is full" * node.disk_full)
+        elif node.disk_full:
+            wrong.append(f"the disk of {node.node} is full")
+        elif not node.connected and node.node != status.node:
+            wrong.append(f"{status.node} has no link to {node.node}")
+    if status.leaderless:
+        wrong.append(f"{count_text(status.leaderless, 'partition')} without a leader")
+    if status.lost:
+        wrong.append(f"{status.lost} of them lost: see `holdfast cluster unsafe-recover --help`")
+    if status.under_replicated:
+        wrong.append(f"{count_text(status.under_replicated, 'partition')} under-replicated")
+    if not status.has_majority:
+        text = f"no majority: {status.node} acknowledges nothing, and knows no news of the others"
+        return Verdict(NO_MAJORITY, "; ".join([text, *wrong]))
+    if wrong:
+        return Verdict(DEGRADED, "degraded: " + "; ".join(wrong))
+    nodes, partitions = len(status.nodes), len(status.partitions)
+    parts = [count_text(nodes, "node"), count_text(partitions, "partition")]
+    if status.partitions:
+        fewest = min(len(each.in_sync) for each in status.partitions)
+        parts.append(f"all with {fewest} in sync")
+    if status.moving:
+        parts.append(f"{status.moving} getting new replicas")
+    parts += [f"{node.node} draining" for node in status.nodes if node.state == "draining"]
+    parts += [
+        f"the clock of {node.node} is off by {node.clock_skew_s:+.0f} s"
+        for node in status.nodes
+        if abs(node.clock_skew_s) > CLOCK_SKEW_S
+    ]
+    return Verdict(HEALTHY, "healthy: " + ", ".join(parts))
+
+
+def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    """What has changed, a line each; what befalls many partitions alike is one line."""
+    lines = []
+    if not before.initialised and now.initialised:
+        lines.append(f"cluster {now.cluster_id} made")
+    if before.has_majority != now.has_majority:
+        lines.append(f"{now.node} {'reaches' if now.has_majority else 'has lost'} the majority")
+    if before.metadata_leader != now.metadata_leader:
+        lines.append(f"metadata leader {_moved(before.metadata_leader, now.metadata_leader)}")
+    return lines + _node_changes(before, now) + _partition_changes(before, now)
+
+
+def _node_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    lines = []
+    old = {node.node: node for node in before.nodes}
+    for node in now.nodes:
+        was = old.pop(node.node, None)
+        if was is None:
+            lines.append(f"node {node.node} joined as {node.role}, {node.state}")
+            continue
+        if was.state != node.state:
+            lines.append(f"node {node.node} {node.state}")
+        # A link of the node that is asked says nothing where another node is asked.
+        if was.connected != node.connected and before.node == now.node:
+            lines.append(f"link to {node.node} {'made' if node.connected else 'lost'}")
+        if was.voter != node.voter:
+            lines.append(f"node {node.node} {'votes' if node.voter else 'votes no more'}")
+    return lines + [f"node {node} removed" for node in old]
+
+
+def _partition_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
+    lines = []
+    alike: dict[str, list[int]] = {}
+    for was, is_now in zip(before.partitions, now.partitions, strict=False):
+        number = is_now.partition
+        if (was.leader, was.epoch) != (is_now.leader, is_now.epoch):
+            moved = _moved(was.leader, is_now.leader)
+            lines.append(f"partition {number} leader {moved} epoch {is_now.epoch}")
+        for name, old, new in (
+            ("in sync", was.in_sync, is_now.in_sync),
+            ("replicas", was.replicas, is_now.replicas),
+            ("adding", was.adding, is_now.adding),
+        ):
+            if set(old) != set(new):
+                alike.setdefault(f"{name} {_difference(old, new)}", []).append(number)
+    return lines + [f"{_partitions_text(numbers)} {text}" for text, numbers in alike.items()]
+
+
+def _moved(before: str, now: str) -> str:
+    return f"{before or 'nobody'} -> {now or 'nobody'}"
+
+
+def _difference(before: list[str], now: list[str]) -> str:
+    gone = [f"-{node}" for node in sorted(before) if node not in now]
+    return " ".join([f"+{node}" for node in sorted(now) if node not in before] + gone)
+
+
+def _partitions_text(numbers: list[int]) -> str:
+    """`partition 4`, `partitions 0-3 7`."""
+    if len(numbers) == 1:
+        return f"partition {numbers[0]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return "partitions " + " ".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in runs
+    )

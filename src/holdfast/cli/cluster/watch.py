@@ -1,0 +1,80 @@
+"""`holdfast cluster watch`: what changes in a cluster, a line each, until Ctrl-C.
+
+When the node that is asked ends, another one is asked: the last status told their admin addresses.
+"""
+
+import argparse
+import json
+import time
+from datetime import datetime
+from typing import Final
+
+from holdfast.cli.cluster.http import AdminError, AdminPort
+from holdfast.cli.cluster.status import ClusterStatus, changes, verdict
+
+POLL_S: Final = 0.5
+TIMEOUT_S: Final = 2.0
+"""After which a node that accepts and answers nothing counts as gone."""
+
+
+def watch(port: AdminPort, args: argparse.Namespace) -> int:
+    try:
+        Watch(args.admin, args.json).run()
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+class Watch:
+    def __init__(self, address: str, as_json: bool) -> None:
+        self._as_json = as_json
+        self._first = address
+        self._address = address
+        self._others: list[str] = []
+        """Admin addresses of the other nodes."""
+        self._is_silent = False
+        self._last: ClusterStatus | None = None
+
+    def run(self) -> None:
+        """Does not end by itself. Raises AdminError if the first one asked does not answer."""
+        self._take(AdminPort(self._address, TIMEOUT_S).status())
+        while True:
+            time.sleep(POLL_S)
+            self._poll()
+
+    def _poll(self) -> None:
+        candidates = dict.fromkeys([self._address, self._first, *self._others])
+        for address in candidates:
+            try:
+                status = AdminPort(address, TIMEOUT_S).status()
+            except AdminError as error:
+                if address == self._address and not self._is_silent:
+                    self._print(str(error))
+                continue
+            if address != self._address:
+                self._print(f"asking {status.node} at {address} now")
+                self._address = address
+            elif self._is_silent:
+                self._print(f"{address} answers again")
+            self._is_silent = False
+            self._take(status)
+            return
+        self._is_silent = True
+
+    def _take(self, status: ClusterStatus) -> None:
+        last = self._last
+        self._last = status
+        self._others = [node.admin_address for node in status.nodes if node.admin_address]
+        if last is not None:
+            for line in changes(last, status):
+                self._print(line)
+        if last is None or verdict(last) != verdict(status):
+            self._print(verdict(status).text)
+
+    def _print(self, text: str) -> None:
+        at = datetime.now().astimezone()
+        if self._as_json:
+            line = json.dumps({"time": at.isoformat(timespec="milliseconds"), "text": text})
+        else:
+            line = f"{at:%H:%M:%S}.{at.microsecond // 100_000} {text}"
+        print(line, flush=True)

@@ -1,0 +1,123 @@
+"""`holdfast federation`: how a broker's membership of a federation is, asked from its admin port.
+
+status      the member, its links, what waits for others
+mesh TOPIC  who wants a topic, and along which tree it reaches them
+
+Exit codes: 0 success; 1 it is down, the broker belongs to none or does not answer; 2 wrong usage.
+"""
+
+import argparse
+import json
+import sys
+from typing import Any, Final
+from urllib.parse import quote
+
+from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminError, AdminPort
+from holdfast.cli.cluster.text import table
+from holdfast.cli.log.text import count_text
+
+EXIT_FAILED: Final = 1
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "federation",
+        help="how a broker's membership of a federation is",
+        description="How the membership of a broker with [federation] is.",
+    )
+    commands = parser.add_subparsers(dest="federation_command", metavar="COMMAND", required=True)
+    commands.add_parser("status", help="the member, its links, what waits for others")
+    mesh = commands.add_parser("mesh", help="who wants a topic, and which way it takes")
+    mesh.add_argument("topic", metavar="TOPIC")
+    for each in commands.choices.values():
+        each.add_argument(
+            "--admin",
+            metavar="ADDR:PORT",
+            default=DEFAULT_ADMIN,
+            help=f"of the broker (default {DEFAULT_ADMIN})",
+        )
+        each.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    query = ""
+    if args.federation_command == "mesh":
+        query = f"?topic={quote(args.topic, safe='')}"
+    try:
+        status = AdminPort(args.admin).get_json(f"/api/v1/federation{query}")
+    except AdminError as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    shown = status["mesh"] if query else status
+    if args.json:
+        print(json.dumps(shown, indent=2))
+    elif not status["running"]:
+        print(f"{status['federation']}: down: {status['failure']}")
+    else:
+        print("\n".join(mesh_lines(shown) if query else status_lines(shown)))
+    return 0 if status["running"] else EXIT_FAILED
+
+
+def status_lines(status: dict[str, Any]) -> list[str]:
+    custody, interest, edge = status["custody"], status["interest"], status["edge"]
+    lines = [
+        f"member {status['id']} of {status['federation']}, start {status['epoch']},"
+        f" at {status['address'] or 'no address'}",
+        f"knows {count_text(status['members'], 'member')}, itself included; announces"
+        f" {count_text(interest['local'], 'filter')}, others want"
+        f" {count_text(interest['remote'], 'filter')}",
+        f"in custody {count_text(custody['messages'], 'message')}; handed over"
+        f" {edge['counts'].get('exported', 0)}, taken in {edge['counts'].get('imported', 0)}",
+    ]
+    if custody["disk_full"]:
+        lines.append("the disk is full: nothing more is taken into custody")
+    lines += status.get("problems", [])
+    if not edge["is_up"]:
+        lines.append("the broker's session is not open: nothing goes out or comes in")
+    lines += [
+        f"{count_text(count, 'message')}: {outcome}"
+        for outcome, count in edge["counts"].items()
+        if outcome not in ("exported", "imported")
+    ]
+    manager = status["manager"]
+    if manager is not None:
+        lines.append(
+            f"member {manager['id']} of the manager at {manager['url']}"
+            if manager["connected"]
+            else f"the manager at {manager['url']} does not answer: the links stay as they are"
+        )
+    lines += [
+        f"{count_text(count, 'connection')} refused: {reason.replace('_', ' ')} (the log says more)"
+        for reason, count in status["counters"]["refused"].items()
+    ]
+    rows = [
+        {
+            "link": link["id"],
+            "remote": link["remote"],
+            "rtt ms": "-" if link["rtt_ms"] is None else f"{link['rtt_ms']:.1f}",
+            "up s": f"{link['up_s']:.0f}",
+            "state": "busy" if link["busy"] else "up" if link["usable"] else "held down",
+        }
+        for link in status["links"]
+    ]
+    lines += list(table(rows, ("rtt ms", "up s"))) or ["no links"]
+    queued = [{"waits for": node, "messages": str(n)} for node, n in custody["queued"].items()]
+    return [*lines, *table(queued, ("messages",))]
+
+
+def mesh_lines(mesh: dict[str, Any]) -> list[str]:
+    """The tree from the root, two blanks for each link; members that only pass on in brackets."""
+    if mesh["root"] is None:
+        return [f"nobody wants {mesh['topic']}"]
+    members = set(mesh["members"])
+    want = "wants" if len(members) == 1 else "want"
+    lines = [f"{count_text(len(members), 'member')} {want} {mesh['topic']}"]
+    waiting = [(mesh["root"], 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        lines.append("  " * depth + (node if node in members else f"({node})"))
+        below = mesh["children"].get(node, [])
+        waiting += [(child, depth + 1) for child in reversed(below)]
+    reached = {*mesh["parents"], mesh["root"]}
+    lines += [f"no way to {node}" for node in sorted(members - reached)]
+    return lines

@@ -1,0 +1,288 @@
+"""`holdfast log`: look into a data directory, whether a broker serves it or not.
+
+inspect   what it holds: segments, partitions, times, snapshots, damage
+verify    every checksum, every index, every offset; exit code 1 if something is wrong
+dump      records, oldest first
+tail      the newest records, and with -f those that arrive
+
+All of them only read. What they show is what the files hold: at the very end that may be records
+that the broker has not made durable yet. Of a cluster's replica, dump and tail show what counts and
+is committed as of its last checkpoint. Damage is told on standard error, and passed.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from holdfast.cli.log.records import (
+    KINDS,
+    Bound,
+    Selection,
+    json_line,
+    parse_bound,
+    parse_filter,
+    text_line,
+)
+from holdfast.cli.log.replica import ReplicaLog
+from holdfast.cli.log.report import examine
+from holdfast.cli.log.text import count_text, report_lines
+from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader
+from holdfast.storage.record import Batch, CorruptBatch, Record
+
+EXIT_DAMAGE: Final = 1
+EXIT_UNREADABLE: Final = 2
+POLL_S: Final = 0.1
+"""How often tail -f looks for new records."""
+TAIL_RECORDS: Final = 10
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = subparsers.add_parser(
+        "log",
+        help="inspect, verify, dump or follow a data directory",
+        description="Look into a data directory, whether a broker serves it or not. Only reads.",
+    )
+    commands = parser.add_subparsers(dest="log_command", metavar="COMMAND", required=True)
+    inspect = commands.add_parser("inspect", help="what it holds, and what is damaged")
+    verify = commands.add_parser("verify", help="check everything; exit code 1 on damage")
+    dump = commands.add_parser("dump", help="print records, oldest first")
+    tail = commands.add_parser("tail", help="print the newest records")
+    for each in (inspect, verify, dump, tail):
+        each.add_argument("directory", type=Path, metavar="DIR", help="data directory")
+        each.add_argument("--json", action="store_true", help="print JSON")
+    for each in (dump, tail):
+        _add_selection(each)
+    for bound, text in (("from", "first"), ("to", "end before this")):
+        dump.add_argument(
+            f"--{bound}",
+            type=parse_bound,
+            default=Bound(),
+            metavar="WHEN",
+            help=f"{text} offset, or time like 2026-01-31T12:00:00Z",
+        )
+    tail.set_defaults(**{"from": Bound(), "to": Bound()})
+    tail.add_argument("-f", "--follow", action="store_true", help="go on as records arrive")
+    tail.add_argument(
+        "-n",
+        "--lines",
+        type=_count,
+        default=TAIL_RECORDS,
+        metavar="N",
+        help=f"records from before (default {TAIL_RECORDS})",
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_selection(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--partition", type=_count, action="append", default=[], metavar="P", help="repeatable"
+    )
+    parser.add_argument(
+        "--topic",
+        type=parse_filter,
+        action="append",
+        default=[],
+        metavar="FILTER",
+        help="messages and retained topics under a topic filter; repeatable",
+    )
+    parser.add_argument(
+        "--kind", choices=KINDS, action="append", default=[], help="kind of record; repeatable"
+    )
+    parser.add_argument("--full", action="store_true", help="do not shorten payloads")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        directory = open_to_read(args.directory)
+        return _COMMANDS[args.log_command](directory, args)
+    except BrokenPipeError:
+        raise
+    except (DataDirectoryError, OSError) as error:
+        print(f"holdfast: {error}", file=sys.stderr)
+        return EXIT_UNREADABLE
+
+
+def _inspect(directory: DataDirectory, args: argparse.Namespace) -> int:
+    report = examine(directory, args.directory, deep=False)
+    if args.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        print("\n".join(report_lines(report)))
+    return 0
+
+
+def _verify(directory: DataDirectory, args: argparse.Namespace) -> int:
+    report = examine(directory, args.directory, deep=True)
+    if args.json:
+        fields = {"ok": not report.problems, "problems": report.problems, "notes": report.notes}
+        print(json.dumps(fields, indent=2))
+    else:
+        for line in report.problems:
+            print(f"damage  {line}")
+        for line in report.notes:
+            print(f"note    {line}")
+        records = count_text(sum(segment.records for segment in report.segments), "record")
+        segments = count_text(len(report.segments), "segment")
+        snapshots = count_text(len(report.snapshots), "snapshot")
+        found = count_text(len(report.problems), "problem") if report.problems else "no damage"
+        print(f"{found} in {records} of {segments} and {snapshots}")
+    return EXIT_DAMAGE if report.problems else 0
+
+
+def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
+    printer = _Printer(args)
+    if directory.manifest.is_replica:
+        for record in ReplicaLog(directory, printer.tell).records():
+            printer.show_record(record)
+        return EXIT_DAMAGE if printer.has_seen_damage else 0
+    sequences = directory.segments()
+    for sequence in sequences:
+        try:
+            reader = SegmentReader(directory, sequence)
+        except FileNotFoundError:
+            continue  # retention removes the oldest ones while we read
+        for item in reader.read(newest=sequence == sequences[-1]):
+            printer.show(item)
+    return EXIT_DAMAGE if printer.has_seen_damage else 0
+
+
+def _tail(directory: DataDirectory, args: argparse.Namespace) -> int:
+    printer = _Printer(args)
+    if directory.manifest.is_replica:
+        return _tail_replica(directory, printer, args)
+    reader, newest = _newest_records(directory, printer, args.lines)
+    for record in newest:
+        printer.print(record)
+    sys.stdout.flush()
+    follower = _Follower(directory, reader)
+    while args.follow:
+        for item in follower.arrived():
+            printer.show(item)
+        sys.stdout.flush()
+        time.sleep(POLL_S)
+    return EXIT_DAMAGE if printer.has_seen_damage else 0
+
+
+def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.Namespace) -> int:
+    log = ReplicaLog(directory, printer.tell)
+    for record in log.newest(args.lines, printer.selection):
+        printer.print(record)
+    sys.stdout.flush()
+    follower = _Follower(directory, log.reader())
+    while args.follow:
+        watermarks = directory.read_watermarks()
+        for item in follower.arrived():
+            if isinstance(item, Damage):
+                printer.tell(item)
+            else:
+                log.add(item)
+        for record in log.committed(watermarks):
+            printer.show_record(record)
+        sys.stdout.flush()
+        time.sleep(POLL_S)
+    return EXIT_DAMAGE if printer.has_seen_damage else 0
+
+
+class _Printer:
+    """Prints the chosen records of batches, and damage as it is met."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.selection = Selection(
+            frozenset(args.partition),
+            tuple(args.topic),
+            frozenset(KINDS[name] for name in args.kind),
+            getattr(args, "from"),  # a keyword
+            args.to,
+        )
+        self.json: bool = args.json
+        self.full: bool = args.full
+        self.has_seen_damage = False
+
+    def show(self, item: Batch | Damage) -> None:
+        if isinstance(item, Damage):
+            self.tell(item)
+        else:
+            for record in self.selection.records(item):
+                self.print(record)
+
+    def show_record(self, record: Record) -> None:
+        if self.selection.has(record):
+            self.print(record)
+
+    def print(self, record: Record) -> None:
+        print(json_line(record) if self.json else text_line(record, full=self.full))
+
+    def tell(self, damage: Damage) -> None:
+        self.has_seen_damage = True
+        sys.stdout.flush()
+        print(f"holdfast: {damage}", file=sys.stderr)
+
+
+def _newest_records(
+    directory: DataDirectory, printer: _Printer, count: int
+) -> tuple[SegmentReader | None, list[Record]]:
+    """The newest `count` chosen records, oldest first, and the reader that goes on after them."""
+    newest: SegmentReader | None = None
+    found: list[Record] = []
+    for sequence in reversed(directory.segments()):
+        try:
+            reader = SegmentReader(directory, sequence)
+        except FileNotFoundError:
+            break  # removed by retention, so what is older is gone too
+        positions: list[int] = []
+        for item in reader.read(newest=newest is None):
+            if isinstance(item, Damage):
+                printer.tell(item)
+            else:
+                positions.append(reader.position - item.length)
+        newest = newest or reader
+        while positions and len(found) < count:
+            with contextlib.suppress(CorruptBatch):  # cut off by the broker since
+                batch = reader.read_batch(positions.pop())
+                found += reversed(printer.selection.records(batch))
+        if len(found) >= count:
+            break
+    return newest, found[:count][::-1]
+
+
+class _Follower:
+    """Goes on from where a reader stands, into newer segments too."""
+
+    def __init__(self, directory: DataDirectory, reader: SegmentReader | None) -> None:
+        self.directory = directory
+        self.reader = reader
+
+    def arrived(self) -> Iterator[Batch | Damage]:
+        """What has come since the last call."""
+        while True:
+            reader = self.reader
+            # Listed before reading: if there is a newer segment, this one is complete.
+            newer = [
+                sequence
+                for sequence in self.directory.segments()
+                if reader is None or sequence > reader.sequence
+            ]
+            if reader is not None:
+                yield from reader.read(newest=not newer)
+            if not newer:
+                return
+            try:
+                self.reader = SegmentReader(self.directory, newer[0])
+            except FileNotFoundError:
+                continue  # retention was faster
+
+
+_COMMANDS: Final = {"inspect": _inspect, "verify": _verify, "dump": _dump, "tail": _tail}

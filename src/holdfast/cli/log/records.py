@@ -1,0 +1,257 @@
+"""Records chosen and shown: what `holdfast log dump` and `tail` print.
+
+A text line never contains a control character of a topic, client id or payload: what a stranger
+published must not drive the terminal of who looks at it.
+"""
+
+import argparse
+import base64
+import json
+import struct
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+
+from holdfast.broker.session.audience import Audience, decode_audience
+from holdfast.broker.session.state import decode_cursor
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared, matches
+from holdfast.storage.record import (
+    CURSOR,
+    FLAG_AUDIENCE,
+    FLAG_PACKET_ID,
+    FLAG_PRODUCER,
+    FLAG_QOS_MASK,
+    FLAG_RETAIN,
+    FLAG_WILL,
+    KIND_NAMES,
+    MESSAGE,
+    RELEASE,
+    RETAINED,
+    WILL,
+    Batch,
+    Record,
+)
+
+SHOWN_CHARACTERS_MAX: Final = 200
+"""Of a payload in a text line; `--full` shows all."""
+KINDS: Final = {name: kind for kind, name in KIND_NAMES.items()}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An offset or a time; None: no bound of this sort."""
+
+    offset: int | None = None
+    time_us: int | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which records are shown. Empty: all."""
+
+    partitions: frozenset[int] = frozenset()
+    filters: tuple[str, ...] = ()
+    kinds: frozenset[int] = frozenset()
+    start: Bound = field(default_factory=Bound)
+    end: Bound = field(default_factory=Bound)
+    """Not included."""
+
+    def records(self, batch: Batch) -> list[Record]:
+        """The chosen records of a batch, in order."""
+        if self.partitions and batch.partition not in self.partitions:
+            return []
+        first = 0
+        last = batch.count
+        if self.start.offset is not None:
+            first = max(first, self.start.offset - batch.base_offset)
+        if self.end.offset is not None:
+            last = min(last, self.end.offset - batch.base_offset)
+        records = [batch.record(index) for index in range(first, last)]
+        return [record for record in records if self._has(record)]
+
+    def has(self, record: Record) -> bool:
+        """Is it chosen?"""
+        if self.partitions and record.partition not in self.partitions:
+            return False
+        if self.start.offset is not None and record.offset < self.start.offset:
+            return False
+        if self.end.offset is not None and record.offset >= self.end.offset:
+            return False
+        return self._has(record)
+
+    def _has(self, record: Record) -> bool:
+        if self.kinds and record.kind not in self.kinds:
+            return False
+        if self.start.time_us is not None and record.timestamp_us < self.start.time_us:
+            return False
+        if self.end.time_us is not None and record.timestamp_us >= self.end.time_us:
+            return False
+        if self.filters:
+            if record.kind not in (MESSAGE, RETAINED):
+                return False
+            topic = record.topic.decode("utf-8", "replace")
+            return any(matches(filter, topic) for filter in self.filters)
+        return True
+
+
+def parse_bound(text: str) -> Bound:
+    """For argparse: an offset, or a time in ISO 8601 (local if it names no zone)."""
+    if text.isdecimal():
+        return Bound(offset=int(text))
+    try:
+        when = datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither an offset nor a time like 2026-01-31T12:00:00Z"
+        ) from None
+    return Bound(time_us=int((when - _EPOCH).total_seconds() * 1_000_000))
+
+
+def parse_filter(text: str) -> str:
+    """For argparse: a topic filter."""
+    try:
+        check_filter(text)
+    except InvalidFilter as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if is_shared(text):
+        raise argparse.ArgumentTypeError(f"give the filter of {text!r} without its group")
+    return text
+
+
+def time_text(timestamp_us: int) -> str:
+    """ISO 8601 in UTC with microseconds."""
+    try:
+        seconds, rest_us = divmod(timestamp_us, 1_000_000)
+        when = datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{timestamp_us}us"
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{rest_us:06}Z"
+
+
+def text_line(record: Record, *, full: bool = False) -> str:
+    """One line for a reader: when, where, what, who, the payload last."""
+    parts = [
+        time_text(record.timestamp_us),
+        f"{record.partition}/{record.offset}",
+        KIND_NAMES.get(record.kind, f"kind-{record.kind}"),
+    ]
+    if record.kind in (MESSAGE, RETAINED):
+        parts.append(f"q{record.flags & FLAG_QOS_MASK}{'r' if record.flags & FLAG_RETAIN else ''}")
+        parts.append(_printable(record.topic))
+    if record.client_id:
+        parts.append(f"client={_printable(record.client_id)}")
+    if record.flags & FLAG_PRODUCER:
+        producer = _printable(record.producer)
+        parts.append(f"producer={producer}:{record.producer_epoch}:{record.sequence}")
+    elif record.flags & FLAG_PACKET_ID or record.kind == RELEASE:
+        parts.append(f"packet={record.sequence}")
+    elif record.flags & FLAG_WILL or record.kind == WILL:
+        parts.append(f"will-epoch={record.sequence}")
+    if record.properties:
+        parts.append(f"properties={record.properties.hex()}")
+    audience = _audience(record)
+    if audience is not None:
+        names = [*(["plain"] if audience.is_plain else []), *sorted(audience.groups)]
+        parts.append(f"for={_escaped(','.join(names) or 'nobody')}")
+    payload = _payload_text(record)
+    if len(payload) > SHOWN_CHARACTERS_MAX and not full:
+        payload = f"{payload[:SHOWN_CHARACTERS_MAX]}... ({len(record.payload)} bytes)"
+    parts.append(payload)
+    return " ".join(parts).rstrip()
+
+
+def json_line(record: Record) -> str:
+    """One JSON object, with everything the record has. Bytes that are not UTF-8 are base64 under
+    a name that says so."""
+    fields: dict[str, object] = {
+        "partition": record.partition,
+        "offset": record.offset,
+        "time": time_text(record.timestamp_us),
+        "timestamp_us": record.timestamp_us,
+        "kind": KIND_NAMES.get(record.kind, record.kind),
+    }
+    if record.kind in (MESSAGE, RETAINED):
+        fields["qos"] = record.flags & FLAG_QOS_MASK
+        fields["retain"] = bool(record.flags & FLAG_RETAIN)
+    fields["flags"] = record.flags
+    _put_bytes(fields, "topic", record.topic)
+    _put_bytes(fields, "client", record.client_id)
+    if record.flags & FLAG_PRODUCER:
+        _put_bytes(fields, "producer", record.producer)
+        fields["producer_epoch"] = record.producer_epoch
+    if record.sequence or record.flags & (FLAG_PRODUCER | FLAG_PACKET_ID | FLAG_WILL):
+        fields["sequence"] = record.sequence
+    if record.properties:
+        fields["properties_base64"] = base64.b64encode(record.properties).decode()
+    audience = _audience(record)
+    if audience is not None:
+        fields["audience"] = {"plain": audience.is_plain, "groups": sorted(audience.groups)}
+    cursor = _cursor_text(record.payload) if record.kind == CURSOR else None
+    if cursor is not None:
+        fields["cursor"] = cursor
+    else:
+        _put_bytes(fields, "payload", record.payload)
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def _put_bytes(fields: dict[str, object], name: str, value: bytes) -> None:
+    if not value and name != "payload":
+        return
+    try:
+        fields[name] = value.decode()
+    except UnicodeDecodeError:
+        fields[f"{name}_base64"] = base64.b64encode(value).decode()
+
+
+def _audience(record: Record) -> Audience | None:
+    """For whom of the clients it is; None: for all, or it cannot be read."""
+    if not record.flags & FLAG_AUDIENCE:
+        return None
+    try:
+        return decode_audience(record.audience)
+    except ValueError:
+        return None
+
+
+def _payload_text(record: Record) -> str:
+    if record.kind == CURSOR:
+        cursor = _cursor_text(record.payload)
+        if cursor is not None:
+            return cursor
+    try:
+        text = record.payload.decode()
+    except UnicodeDecodeError:
+        return f"hex:{record.payload.hex()}"
+    return _escaped(text)
+
+
+def _cursor_text(payload: bytes) -> str | None:
+    """Positions and changed packet ids; None if the payload is no cursor."""
+    try:
+        cursor = decode_cursor(payload)
+    except struct.error:
+        return None
+    parts = [f"{partition}/{offset}" for partition, offset in cursor.positions]
+    parts += [
+        f"packet={packet_id}:" + ("free" if entry is None else f"{entry.partition}/{entry.offset}")
+        for packet_id, entry in cursor.inflight
+    ]
+    parts += [f"finished={partition}/{offset}" for partition, offset in cursor.done]
+    return " ".join(parts)
+
+
+def _printable(value: bytes) -> str:
+    return _escaped(value.decode("utf-8", "backslashreplace"))
+
+
+def _escaped(text: str) -> str:
+    """Control characters and the like as backslash escapes."""
+    if text.isprintable() and "\\" not in text:
+        return text
+    return "".join(
+        character
+        if character.isprintable() and character != "\\"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -1,0 +1,103 @@
+"""The journal of a cluster's replica, seen from outside: what counts and is committed.
+
+What was cut off is told apart as the node itself does it when it opens the directory; only what
+its checkpoint of the watermarks says is committed is shown. A node writes that about once a
+second.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from holdfast.cli.log.records import Selection
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.storage.reading import scan
+from holdfast.storage.reading.cursor import LogReader
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader
+from holdfast.storage.record import Batch, Record
+
+UNCOMMITTED_BYTES_MAX: Final = 64 << 20
+"""Of a partition; a leader that finds no replica takes no more long before."""
+
+
+class ReplicaLog:
+    def __init__(self, directory: DataDirectory, on_damage: Callable[[Damage], None]) -> None:
+        """`on_damage`: told each damaged place once."""
+        self._directory = directory
+        self._on_damage = on_damage
+        self._told: set[tuple[int, int]] = set()
+        self._opened = self._open()
+        self._shown = list(self._opened.journal.high_watermark)
+        """Per partition the end of what `records` or `newest` has."""
+        self._waiting: dict[int, list[Batch]] = {}
+        """Per partition what is not known to be committed."""
+
+    def records(self) -> Iterator[Record]:
+        """All, in journal order. Raises OSError."""
+        return replay(self._opened, limits=self._shown, state_only=False)
+
+    def newest(self, count: int, selection: Selection) -> list[Record]:
+        """The newest chosen ones, oldest first: segment by segment from the end. Raises OSError."""
+        found: list[Record] = []
+        for segment in reversed(self._opened.journal.segments):
+            if len(found) >= count:
+                break
+            limits = [min(p) for p in zip(segment.end_offsets(), self._shown, strict=True)]
+            here = [
+                record
+                for record in replay(
+                    self._opened, segment.start_offsets(), limits=limits, state_only=False
+                )
+                if selection.has(record)
+            ]
+            found = here[max(0, len(here) - (count - len(found))) :] + found
+        return found
+
+    def reader(self) -> SegmentReader | None:
+        """For what comes after; None if there is nothing yet. Raises FileNotFoundError."""
+        journal = self._opened.journal
+        if not journal.segments:
+            return None
+        last = journal.segments[-1]
+        reader = SegmentReader(self._directory, last.sequence)
+        reader.position = last.size_bytes
+        log = LogReader(journal, self._opened.store)
+        for partition, end in enumerate(journal.next_offset):
+            shown = self._shown[partition]
+            batches = log.read_batches(partition, shown, end, UNCOMMITTED_BYTES_MAX)
+            self._waiting[partition] = [Batch(data) for data in batches]
+        return reader
+
+    def add(self, batch: Batch) -> None:
+        """The next one in the files."""
+        waiting = self._waiting.get(batch.partition, [])
+        if batch.count:
+            kept = [each for each in waiting if each.base_offset < batch.base_offset]
+            self._waiting[batch.partition] = [*kept, batch]
+        else:
+            self._waiting.pop(batch.partition, None)
+
+    def committed(self, watermarks: Sequence[int]) -> Iterator[Record]:
+        """What of the batches added so far is committed, and was not shown yet. `watermarks`: read
+        before the last of them was."""
+        for partition, waiting in self._waiting.items():
+            end = watermarks[partition]
+            start = self._shown[partition]
+            for batch in waiting:
+                for record in batch.records():
+                    if start <= record.offset < end:
+                        yield record
+            self._waiting[partition] = [each for each in waiting if each.end_offset > end]
+            self._shown[partition] = max(start, end)
+
+    def _open(self) -> OpenedJournal:
+        opened = open_journal(self._directory, writes=False, on_damage=self._tell)
+        for damage in opened.damage:
+            self._tell(damage)
+        return opened
+
+    def _tell(self, damage: scan.Damage) -> None:
+        place = (damage.segment, damage.position)
+        if place not in self._told:
+            self._told.add(place)
+            self._on_damage(Damage(damage.segment, damage.position, damage.length, damage.reason))

@@ -1,0 +1,405 @@
+"""Going through a whole data directory: what it holds, and everything that is wrong with it.
+
+A *problem* is something that should not be there after any crash of the broker: damage, offsets
+that are missing or there twice, an index that does not describe its segment, a snapshot that
+cannot be used, a journal that does not reach back to the newest usable snapshot. A *note* is worth
+knowing and harmless: an unfinished tail, which the next start cuts off, a missing index, which it
+builds anew, or what a replica has cut off and now has as its leader has it.
+"""
+
+import contextlib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from holdfast.cli.log.index import index_difference
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.files.layout import JOURNAL, QUARANTINE, START, DataDirectory
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.reading.index import IndexHead
+from holdfast.storage.reading.index_file import CorruptIndex
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader, is_zero
+from holdfast.storage.record import ATTRIBUTE_RESET, Batch
+from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
+
+
+@dataclass
+class SegmentReport:
+    sequence: int
+    size_bytes: int
+    batches: int = 0
+    records: int = 0
+    first_us: int | None = None
+    last_us: int | None = None
+    missing: int = 0
+    """Offsets that are not there, in here or right before it."""
+    superseded: int = 0
+    """Records, in a replica, in place of which later ones in here count."""
+    damage_bytes: int = 0
+    unfinished_bytes: int = 0
+    index: str = ""
+    """What is wrong with its index; the newest segment has none."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.sequence:020d}.log"
+
+    @property
+    def index_name(self) -> str:
+        return f"{self.sequence:020d}.idx"
+
+
+@dataclass
+class PartitionReport:
+    start: int
+    """Offset of the first record that is there."""
+    end: int
+    records: int = 0
+
+
+@dataclass
+class SnapshotReport:
+    sequence: int
+    size_bytes: int
+    error: str = ""
+    created_us: int | None = None
+    entries: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.sequence:020d}.snap"
+
+
+@dataclass
+class Report:
+    path: str
+    node_id: str
+    partition_count: int
+    created: str
+    epoch: int
+    """Of a shared directory the newest that counts; 0 otherwise."""
+    epoch_node_id: str
+    """The node that holds, or held, the lease in it."""
+    segments: list[SegmentReport] = field(default_factory=list)
+    partitions: dict[int, PartitionReport] = field(default_factory=dict)
+    """Those that have records."""
+    snapshots: list[SnapshotReport] = field(default_factory=list)
+    quarantine: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def examine(directory: DataDirectory, path: Path, *, deep: bool) -> Report:
+    """Go through the directory at `path`. `deep`: read every byte and compare every index;
+    otherwise a segment whose index fits its length is not read."""
+    manifest = directory.manifest
+    epoch = directory.epoch
+    report = Report(
+        str(path),
+        manifest.node_id,
+        manifest.partitions,
+        manifest.created,
+        epoch.number,
+        epoch.node_id,
+    )
+    # Snapshots first: one that appears later would need records beyond the end that was seen.
+    _examine_snapshots(directory, report, newer_than=-1)
+    _JournalExaminer(directory, report, deep=deep).run()
+    if report.segments and _newest_usable_snapshot(report) < report.segments[0].sequence:
+        # Or retention wrote one after that look, and removed the segments before the next.
+        seen = max((snapshot.sequence for snapshot in report.snapshots), default=-1)
+        _examine_snapshots(directory, report, newer_than=seen)
+    _check_snapshots(report)
+    report.quarantine = directory.files.list(QUARANTINE)
+    return report
+
+
+@dataclass(frozen=True)
+class _Missing:
+    """Offsets of a partition that are missing before, or in, a segment."""
+
+    partition: int
+    start: int
+    end: int
+    problem: str
+    """What the report says of it."""
+    segment: int
+    """How many there are before it."""
+
+
+class _JournalExaminer:
+    """Goes through the segments, oldest first, and keeps what the next one must continue."""
+
+    def __init__(self, directory: DataDirectory, report: Report, *, deep: bool) -> None:
+        self.directory = directory
+        self.report = report
+        self.deep = deep
+        self.sequence: int | None = None
+        """What the next segment must be named."""
+        self.ends: dict[int, int] = {}
+        """Per partition the offset that must come next, where that is known."""
+        self.gaps: list[_Missing] = []
+
+    def run(self) -> None:
+        sequences = self.directory.segments()
+        # Read after listing: retention writes it before it removes what lies before.
+        self._expect_start(sequences)
+        for sequence in sequences:
+            try:
+                self._examine_segment(sequence, newest=sequence == sequences[-1])
+            except FileNotFoundError:
+                # Retention removes the oldest ones while we look.
+                self.sequence = None
+                self.ends.clear()
+
+    def _expect_start(self, sequences: list[int]) -> None:
+        start = self.directory.read_start()
+        if start is None:
+            if START.rpartition("/")[2] in self.directory.files.list(JOURNAL):
+                self.report.problems.append(f"{START}: damaged; retention writes it anew")
+            elif sequences and sequences[0] == 0:
+                start = 0, [0] * self.directory.manifest.partitions
+        if start is not None and sequences and sequences[0] >= start[0]:
+            self.sequence = start[0]
+            self.ends = dict(enumerate(start[1]))
+
+    def _examine_segment(self, sequence: int, *, newest: bool) -> None:
+        reader = SegmentReader(self.directory, sequence)
+        segment = SegmentReport(sequence, reader.file.size())
+        if self.sequence is not None and sequence != self.sequence:
+            self._report_wrong_sequence(segment, sequence - self.sequence)
+        head = None if newest else self._index_head(segment, reader)
+        if head is not None and not self.deep:
+            self._enter_head(segment, head)
+        else:
+            self._scan(segment, reader, head, newest=newest)
+        self.report.segments.append(segment)
+        self.sequence = sequence + segment.records + segment.missing
+
+    def _index_head(self, segment: SegmentReport, reader: SegmentReader) -> IndexHead | None:
+        """The head of the segment's index if it describes the file as it is."""
+        try:
+            head = self.directory.read_index_head(segment.sequence)
+        except CorruptIndex as error:
+            segment.index = str(error)
+        else:
+            if head is None:
+                segment.index = "missing"
+                self.report.notes.append(f"{segment.name}: no index; the next start builds it")
+                return None
+            segment.index = _head_mismatch(head, reader.file, self.report.partition_count)
+            if not segment.index:
+                return head
+        self.report.problems.append(f"{segment.index_name}: {segment.index}")
+        return None
+
+    def _enter_head(self, segment: SegmentReport, head: IndexHead) -> None:
+        """Believe the index."""
+        segment.batches = head.batches
+        segment.records = head.records
+        if head.records:
+            segment.first_us = head.first_timestamp_us
+            segment.last_us = head.last_timestamp_us
+        missing = [0] * len(head.start_offsets)
+        for gap in head.gaps:
+            missing[gap.partition] += gap.end - gap.start
+            self._report_gap(segment.name, gap.partition, gap.start, gap.end)
+        segment.missing = sum(missing)
+        segment.superseded = head.void
+        if head.void and self.directory.manifest.is_replica:
+            self.report.notes.append(
+                f"{segment.name}: {head.void} records are superseded by others in it"
+            )
+        for number, start in enumerate(head.start_offsets):
+            end = head.end_offsets[number]
+            segment.missing += self._check_offset(number, start, segment.name)
+            if number in head.resets:
+                start = head.resets[number]
+                segment.missing -= self._begin_anew(segment.name, number, start)
+            self.ends[number] = end
+            if end > start:
+                partition = self._partition(number, start)
+                partition.end = end
+                partition.records += end - start - missing[number]
+
+    def _scan(
+        self,
+        segment: SegmentReport,
+        reader: SegmentReader,
+        head: IndexHead | None,
+        *,
+        newest: bool,
+    ) -> None:
+        """Read every byte; with a head, compare the index too."""
+        starts = [0] * self.report.partition_count if head is None else head.start_offsets
+        if head is None and self.directory.manifest.is_replica:
+            starts = [self.ends.get(number, 0) for number in range(len(starts))]
+        rebuilt = ActiveIndex(segment.sequence, starts)
+        for item in reader.read(newest=newest):
+            if isinstance(item, Damage):
+                segment.damage_bytes += item.size_bytes
+                self.report.problems.append(str(item))
+            else:
+                self._enter(segment, item, reader.position - item.length, rebuilt)
+        segment.size_bytes = reader.file.size()
+        segment.unfinished_bytes = reader.unfinished_bytes
+        if reader.unfinished_bytes:
+            self.report.notes.append(
+                f"{segment.name} at {reader.position}: the last {reader.unfinished_bytes} bytes are"
+                " no whole batch: a write that goes on, or that a crash cut off"
+            )
+        data = None if head is None else self.directory.read_index(segment.sequence)
+        # An index from before the damage says what was there; one from after it what is left.
+        if data is not None and not segment.damage_bytes:
+            segment.index = index_difference(data, rebuilt)
+            if segment.index:
+                self.report.problems.append(f"{segment.index_name}: {segment.index}")
+
+    def _enter(
+        self, segment: SegmentReport, batch: Batch, position: int, rebuilt: ActiveIndex
+    ) -> None:
+        where = f"{segment.name} at {position}"
+        if batch.partition >= self.report.partition_count:
+            self.report.problems.append(
+                f"{where}: partition {batch.partition}, the directory has"
+                f" {self.report.partition_count}"
+            )
+            return
+        rebuilt.add_parsed(position, batch)
+        segment.batches = rebuilt.batch_count()
+        segment.records = rebuilt.head.records
+        segment.first_us = rebuilt.head.first_timestamp_us
+        segment.last_us = rebuilt.head.last_timestamp_us
+        segment.superseded = rebuilt.head.void
+        if batch.attributes & ATTRIBUTE_RESET and self.directory.manifest.is_replica:
+            segment.missing -= self._begin_anew(where, batch.partition, batch.base_offset)
+            return
+        epoch = batch.epoch
+        segment.missing += self._check_offset(batch.partition, batch.base_offset, where, epoch)
+        partition = self._partition(batch.partition, batch.base_offset)
+        partition.end = max(partition.end, batch.end_offset)
+        partition.records += batch.count
+        self.ends[batch.partition] = partition.end
+
+    def _partition(self, number: int, start: int) -> PartitionReport:
+        return self.report.partitions.setdefault(number, PartitionReport(start, start))
+
+    def _begin_anew(self, where: str, number: int, start: int) -> int:
+        """Returns how many offsets missed in this segment do not count any more."""
+        self.report.notes.append(
+            f"{where}: partition {number} begins anew at offset {start}, what lies before is void"
+        )
+        self.report.partitions[number] = PartitionReport(start, start)
+        self.ends[number] = start
+        return self._withdraw_gaps(number, 0)
+
+    def _check_offset(self, partition: int, start: int, where: str, epoch: int = -1) -> int:
+        """How many offsets are missing before `start`; less than 0 if some were that do not count
+        any more. `epoch`: of the batch there, if known."""
+        expected = self.ends.get(partition, start)
+        if start > expected:
+            self._report_gap(where, partition, expected, start)
+        elif start < expected and self.directory.manifest.is_replica:
+            by = f" by epoch {epoch}" if epoch >= 0 else ""
+            self.report.notes.append(
+                f"{where}: offsets {start} to {expected} of partition {partition} before it are"
+                f" superseded{by}"
+            )
+            known = self._partition(partition, start)
+            known.records -= expected - max(start, known.start)
+            known.start = min(known.start, start)
+            known.end = start
+            return -self._withdraw_gaps(partition, start)
+        elif start < expected:
+            self.report.problems.append(
+                f"{where}: offset {start} of partition {partition} again, after {expected} was"
+                " reached"
+            )
+        return max(0, start - expected)
+
+    def _report_gap(self, where: str, partition: int, start: int, end: int) -> None:
+        problem = f"{where}: offsets {start} to {end} of partition {partition} are missing"
+        self.report.problems.append(problem)
+        self.gaps.append(_Missing(partition, start, end, problem, len(self.report.segments)))
+
+    def _withdraw_gaps(self, partition: int, offset: int) -> int:
+        """What is missing there was cut off anyway, and so, perhaps, was what the oldest segment
+        begins with. Returns how many of the offsets were missed in this segment."""
+        here = 0
+        for gap in [gap for gap in self.gaps if gap.partition == partition and gap.start >= offset]:
+            self.gaps.remove(gap)
+            self.report.problems.remove(gap.problem)
+            if gap.segment == len(self.report.segments):
+                here += gap.end - gap.start
+        return here
+
+    def _report_wrong_sequence(self, segment: SegmentReport, missing: int) -> None:
+        what = (
+            f"{missing} records before it are missing"
+            if missing > 0
+            else f"{-missing} records more than expected lie before it"
+        )
+        self.report.problems.append(f"{segment.name}: {what}")
+
+
+def _head_mismatch(head: IndexHead, segment: ReadFile, partitions: int) -> str:
+    """What shows at once that an index is not the segment's; empty if nothing does."""
+    size_bytes = segment.size()
+    if head.log_bytes > size_bytes or not is_zero(segment, head.log_bytes, size_bytes):
+        return f"it covers {head.log_bytes} bytes of a segment of {size_bytes}"
+    if len(head.start_offsets) != partitions:
+        return f"it has {len(head.start_offsets)} partitions, the directory {partitions}"
+    return ""
+
+
+def _examine_snapshots(directory: DataDirectory, report: Report, *, newer_than: int) -> None:
+    for sequence in directory.snapshots():
+        if sequence > newer_than:
+            # An older one goes when a newer one is there.
+            with contextlib.suppress(FileNotFoundError):
+                report.snapshots.append(_examine_snapshot(directory, sequence))
+
+
+def _newest_usable_snapshot(report: Report) -> int:
+    """The sequence that it starts at; 0, where every journal begins, if there is none."""
+    usable = (snapshot.sequence for snapshot in report.snapshots if not snapshot.error)
+    return max(usable, default=0)
+
+
+def _examine_snapshot(directory: DataDirectory, sequence: int) -> SnapshotReport:
+    file = directory.open_snapshot(sequence)
+    report = SnapshotReport(sequence, file.size())
+    try:
+        snapshot = Snapshot(file.read, report.size_bytes)
+        report.created_us = snapshot.created_us
+        report.entries = snapshot.entry_count
+        snapshot.check()
+        if snapshot.sequence != sequence:
+            report.error = f"it says that it starts at sequence {snapshot.sequence}"
+    except (CorruptSnapshot, OSError) as error:
+        report.error = str(error)
+    return report
+
+
+def _check_snapshots(report: Report) -> None:
+    for snapshot in report.snapshots:
+        if snapshot.error:
+            report.problems.append(f"{snapshot.name}: {snapshot.error}")
+    if not report.segments:
+        return
+    start = report.segments[0].sequence
+    newest = _newest_usable_snapshot(report)
+    if newest < start:
+        found = f"the newest usable snapshot starts at {newest}" if newest else "none is usable"
+        report.problems.append(
+            f"the journal begins at sequence {start} and needs a snapshot from there on, but"
+            f" {found}: older sessions and retained messages cannot be restored whole"
+        )
+    end = report.segments[-1].sequence + report.segments[-1].records
+    report.notes.extend(
+        f"{snapshot.name}: it starts beyond the journal's end, sequence {end}"
+        for snapshot in report.snapshots
+        if not snapshot.error and snapshot.sequence > end
+    )

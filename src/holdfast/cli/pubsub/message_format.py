@@ -1,0 +1,294 @@
+"""How `holdfast sub` prints a message: payload only, with its topic, or by a -F format string.
+
+A format is compiled once into a list of functions. `%` starts a part of the message (with flags,
+width and precision as in printf), `@` a part of the time, a backslash a character.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Final, TypeAlias
+
+from holdfast.client.protocol.effects import Message
+from holdfast.protocol.mqtt import properties as pr
+
+Part: TypeAlias = Callable[[Message, int], bytes]
+"""Prints one part of a message received at a wall clock time in nanoseconds."""
+
+_ESCAPES: Final = {
+    "\\": b"\\",
+    "0": b"\0",
+    "a": b"\a",
+    "e": b"\x1b",
+    "n": b"\n",
+    "r": b"\r",
+    "t": b"\t",
+    "v": b"\v",
+}
+_SPECIFIER: Final = re.compile(r"([0-]*)(\d*)(?:\.(\d+))?(.)", re.DOTALL)
+_ZERO_PADDED: Final = "AEFlmSxX"
+_TRUNCATED: Final = "CIRt"
+_PADDED: Final = "ACEFIlmpRStxX"
+FIELD_WIDTH_MAX: Final = 10_000
+
+
+class FormatError(ValueError):
+    """What is wrong with a format string."""
+
+
+def compile_format(text: str, pretty: bool) -> list[Part]:
+    """Raises FormatError. `pretty` is about the JSON of %j and %J."""
+    parts: list[Part] = []
+    literal = bytearray()
+    position = 0
+    while position < len(text):
+        character = text[position]
+        position += 1
+        if character not in "%@\\":
+            literal += character.encode("utf-8", "surrogateescape")
+            continue
+        kind = "escape" if character == "\\" else "format"
+        if position == len(text):
+            raise FormatError(f"Incomplete {kind} specifier.")
+        if character == "\\":
+            if text[position] not in _ESCAPES:
+                raise FormatError(f"Invalid escape specifier '{text[position]}'.")
+            literal += _ESCAPES[text[position]]
+            position += 1
+            continue
+        if character + text[position] in ("%%", "@@"):
+            literal += character.encode()
+            position += 1
+            continue
+        if literal:
+            parts.append(_literal(bytes(literal)))
+            literal.clear()
+        if character == "@":
+            parts.append(_time_part(text[position]))
+            position += 1
+        else:
+            part, position = _message_part(text, position, pretty)
+            parts.append(part)
+    if literal:
+        parts.append(_literal(bytes(literal)))
+    return parts
+
+
+def _literal(data: bytes) -> Part:
+    return lambda message, now_ns: data
+
+
+def _time_part(letter: str) -> Part:
+    if letter == "N":
+        return lambda message, now_ns: b"%09d" % (now_ns % 1_000_000_000)
+    return lambda message, now_ns: time.strftime(
+        "%" + letter, time.localtime(now_ns // 1_000_000_000)
+    ).encode()
+
+
+def _message_part(text: str, position: int, pretty: bool) -> tuple[Part, int]:
+    match = _SPECIFIER.match(text, position)
+    if match is None:
+        raise FormatError("Incomplete format specifier.")
+    flags, width_text, precision_text, letter = match.groups()
+    if letter == "j" or letter == "J":
+        return _json_part(letter == "J", pretty), match.end()
+    value = _VALUES.get(letter)
+    if value is None:
+        raise FormatError(f"Invalid format specifier '{letter}'.")
+    width = int(width_text or 0)
+    if width > FIELD_WIDTH_MAX:
+        raise FormatError(f"Field width {width}, the maximum is {FIELD_WIDTH_MAX}.")
+    if letter not in _PADDED:
+        return value, match.end()
+    precision = int(precision_text) if precision_text and letter in _TRUNCATED else -1
+    fill = b"0" if "0" in flags and letter in _ZERO_PADDED else b" "
+
+    def part(message: Message, now_ns: int) -> bytes:
+        data = value(message, now_ns)
+        if precision >= 0:
+            data = data[:precision]
+        return data.ljust(width) if "-" in flags else data.rjust(width, fill)
+
+    return part, match.end()
+
+
+def _property(identifier: int) -> Part:
+    """A property as text, empty if the message has none."""
+
+    def part(message: Message, now_ns: int) -> bytes:
+        value = message.properties.get(identifier)
+        if value is None:
+            return b""
+        if isinstance(value, bytes):
+            return value
+        if isinstance(value, list):
+            value = value[0]  # type: ignore[assignment]
+        return str(value).encode()
+
+    return part
+
+
+def _user_properties(message: Message, now_ns: int) -> bytes:
+    pairs = message.properties.get(pr.USER_PROPERTY, [])
+    assert isinstance(pairs, list)
+    return " ".join(f"{key}:{value}" for key, value in pairs).encode()  # type: ignore[misc]
+
+
+def _iso_time(now_ns: int, fraction: bool) -> str:
+    moment = datetime.fromtimestamp(now_ns // 1_000_000_000).astimezone()
+    micros = f".{now_ns // 1000 % 1_000_000:06d}" if fraction else ""
+    return f"{moment:%Y-%m-%dT%H:%M:%S}{micros}{moment:%z}"
+
+
+_VALUES: Final[dict[str, Part]] = {
+    "A": _property(pr.TOPIC_ALIAS),
+    "C": _property(pr.CONTENT_TYPE),
+    "D": _property(pr.CORRELATION_DATA),
+    "E": _property(pr.MESSAGE_EXPIRY_INTERVAL),
+    "F": _property(pr.PAYLOAD_FORMAT_INDICATOR),
+    "I": lambda message, now_ns: _iso_time(now_ns, False).encode(),
+    "l": lambda message, now_ns: b"%d" % len(message.payload),
+    "m": lambda message, now_ns: b"%d" % message.packet_id,
+    "P": _user_properties,
+    "p": lambda message, now_ns: message.payload,
+    "q": lambda message, now_ns: b"%d" % message.qos,
+    "R": _property(pr.RESPONSE_TOPIC),
+    "r": lambda message, now_ns: b"%d" % message.retain,
+    "S": _property(pr.SUBSCRIPTION_IDENTIFIER),
+    "t": lambda message, now_ns: message.topic.encode(),
+    "U": lambda message, now_ns: b"%d.%09d" % divmod(now_ns, 1_000_000_000),
+    "x": lambda message, now_ns: message.payload.hex().encode(),
+    "X": lambda message, now_ns: message.payload.hex().upper().encode(),
+}
+
+
+class PayloadNotJson(Exception):
+    """%J met a payload that is no JSON document."""
+
+
+def _json_part(payload_is_json: bool, pretty: bool) -> Part:
+    def part(message: Message, now_ns: int) -> bytes:
+        document = _document(message, now_ns, payload_is_json)
+        if pretty:
+            return _indented(document, 0).encode()
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(
+            "utf-8", "replace"
+        )
+
+    return part
+
+
+class _Pairs(dict[str, str]):
+    """A JSON object that may have a key more than once, as user properties do."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def items(self) -> list[tuple[str, str]]:  # type: ignore[override]
+        return self._pairs
+
+
+_NAMED: Final = (
+    pr.CONTENT_TYPE,
+    pr.RESPONSE_TOPIC,
+    pr.CORRELATION_DATA,
+    pr.USER_PROPERTY,
+    pr.PAYLOAD_FORMAT_INDICATOR,
+    pr.MESSAGE_EXPIRY_INTERVAL,
+    pr.TOPIC_ALIAS,
+    pr.SUBSCRIPTION_IDENTIFIER,
+)
+
+
+def _document(message: Message, now_ns: int, payload_is_json: bool) -> dict[str, object]:
+    document: dict[str, object] = {
+        "tst": _iso_time(now_ns, True),
+        "topic": message.topic,
+        "qos": message.qos,
+        "retain": int(message.retain),
+        "payloadlen": len(message.payload),
+    }
+    if message.qos:
+        document["mid"] = message.packet_id
+    properties = _json_properties(message)
+    if properties:
+        document["properties"] = properties
+    text = message.payload.decode("utf-8", "replace")
+    if not payload_is_json:
+        document["payload"] = text
+        return document
+    try:
+        document["payload"] = json.loads(
+            message.payload, parse_float=_number, parse_constant=_refuse
+        )
+    except (ValueError, RecursionError):
+        raise PayloadNotJson(
+            f"Error: Message payload is not valid JSON on topic {message.topic}."
+        ) from None
+    return document
+
+
+def _json_properties(message: Message) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for identifier, value in message.properties.items():
+        name = pr.TABLE[identifier].name
+        if identifier == pr.USER_PROPERTY:
+            found["user-properties"] = _Pairs(value)  # type: ignore[arg-type]
+        elif isinstance(value, bytes):
+            found[name] = value.decode("utf-8", "replace")
+        elif isinstance(value, list):
+            found[name] = value[0] if len(value) == 1 else value
+        else:
+            found[name] = value
+    return found
+
+
+def _number(text: str) -> float | int:
+    """1.0 is printed as 1."""
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 1e15 else number
+
+
+def _refuse(name: str) -> object:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _indented(value: object, depth: int) -> str:
+    """With tabs, and lists on one line."""
+    if isinstance(value, dict):
+        if not value:
+            return "{\n" + "\t" * depth + "}"
+        inner = "\t" * (depth + 1)
+        lines = [
+            f"{inner}{json.dumps(key, ensure_ascii=False)}:\t{_indented(item, depth + 1)}"
+            for key, item in value.items()
+        ]
+        return "{\n" + ",\n".join(lines) + "\n" + "\t" * depth + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_indented(item, depth + 1) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+class Printer:
+    """Renders messages as the options say."""
+
+    def __init__(self, format: list[Part] | None, verbose: bool, newline: bool) -> None:
+        self._format = format
+        self._verbose = verbose
+        self._end = b"\n" if newline else b""
+
+    def render(self, message: Message, now_ns: int) -> bytes:
+        """What to print for a message. Raises PayloadNotJson."""
+        if self._format is not None:
+            return b"".join([part(message, now_ns) for part in self._format]) + self._end
+        if self._verbose:
+            topic = message.topic.encode()
+            return topic + b" " + (message.payload or b"(null)") + self._end
+        return message.payload + self._end if message.payload else b""
+
+    def end(self) -> bytes:
+        return self._end

@@ -1,0 +1,399 @@
+"""The options that `holdfast pub` and `holdfast sub` share: mosquitto's, word for word.
+
+argparse is not used: `-h` is the host, `-D` takes a varying number of values, and the messages
+and exit codes are mosquitto's. An option is one argument, its values are the next ones; options
+that are not offered are refused by name.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.cli.pubsub.properties import PropertyError, add_property
+from holdfast.client.options import LEVEL_5, LEVEL_31, Options
+from holdfast.client.servers import Server, parse_server, servers_of
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.packets import Properties, Will
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+
+EXPIRY_NEVER: Final = 0xFFFFFFFF
+KEEP_ALIVE_S_MIN: Final = 5
+RESPONSE_TIMEOUT_S: Final = 2.0
+
+_VERSIONS: Final = {
+    "mqttv31": LEVEL_31,
+    "31": LEVEL_31,
+    "mqttv311": 4,
+    "311": 4,
+    "mqttv5": LEVEL_5,
+    "5": LEVEL_5,
+}
+
+_NOT_OFFERED: Final = {
+    "--unix": "connect with -h and -p",
+    "--psk": "use --cafile, --cert and --key",
+    "--psk-identity": "use --cafile, --cert and --key",
+    "--proxy": "connect directly",
+    "--ws": "name the server with --server ws://HOST/PATH",
+    "--tls-engine": "use key files",
+    "--tls-engine-kpass-sha1": "use key files",
+    "--keyform": "keys are PEM files",
+    "-S": "name the host with -h",
+}
+
+
+class UsageError(Exception):
+    """Wrong options. The text is what to print after "Error: "."""
+
+
+class HelpWanted(Exception):
+    """--help was given."""
+
+
+class VersionWanted(Exception):
+    """--version was given."""
+
+
+Setter = Callable[[str], None]
+
+
+class ClientOptions:
+    """Parsed connection options. A command adds its own options before `parse`."""
+
+    def __init__(self) -> None:
+        self.host = "localhost"
+        self.port = 0
+        self.server_urls: list[str] = []
+        self._names_host = False
+        self.bind = ""
+        self.topics: list[str] = []
+        self.qos = 0
+        self.level = 4
+        self.client_id: str | None = None
+        self.id_prefix = ""
+        self.keep_alive_s = 60
+        self.clean = True
+        self.session_expiry_s: int | None = None
+        self.username: str | None = None
+        self.password: str | None = None
+        self.debug = False
+        self.quiet = False
+        self.inflight_max = 20
+        self.will_topic: str | None = None
+        self.will_payload: bytes | None = None
+        self.will_qos = 0
+        self.will_retain = False
+        self.tls: dict[str, str] = {}
+        self.insecure = False
+        self.use_tls = False
+        self.properties: dict[str, Properties] = {}
+        """By command in lower case, "will" included."""
+        self._flags: dict[str, Callable[[], None]] = {}
+        self._values: dict[str, tuple[str, Setter]] = {}
+        self._add_connection_options()
+        self._add_tls_options()
+
+    def _add_connection_options(self) -> None:
+        self.add_flag(self._set_persistent, "-c", "--disable-clean-session")
+        self.add_flag(self._set_debug, "-d", "--debug")
+        self.add_flag(self._set_quiet, "--quiet")
+        self.add_flag(_ignore, "--nodelay")
+        self.add_flag(self._set_will_retain, "--will-retain")
+        self.add_flag(_want_help, "--help")
+        self.add_flag(_want_version, "--version")
+        self.add_value("host", self._set_host, "-h", "--host")
+        self.add_value("port", self._set_port, "-p", "--port")
+        self.add_value("address", self._set_bind, "-A")
+        self.add_value("id", self._set_id, "-i", "--id")
+        self.add_value("id prefix", self._set_id_prefix, "-I", "--id-prefix")
+        self.add_value("keepalive", self._set_keep_alive, "-k", "--keepalive")
+        self.add_value("URL", self._set_url, "-L", "--url")
+        self.add_value("max_inflight", self._set_inflight, "-M")
+        self.add_value("password", self._set_password, "-P", "--pw")
+        self.add_value("username", self._set_username, "-u", "--username")
+        self.add_value("QoS", self._set_qos, "-q", "--qos")
+        self.add_value("topic", self._set_topic, "-t", "--topic")
+        self.add_value("version", self._set_version, "-V", "--protocol-version")
+        self.add_value("server URL", self._add_server, "--server")
+        self.add_value("session expiry interval", self._set_session_expiry, "-x")
+        self.add_value("will payload", self._set_will_payload, "--will-payload")
+        self.add_value("will QoS", self._set_will_qos, "--will-qos")
+        self.add_value("will topic", self._set_will_topic, "--will-topic")
+
+    def _add_tls_options(self) -> None:
+        self.add_flag(self._set_insecure, "--insecure")
+        self.add_flag(self._set_tls, "--tls-use-os-certs")
+        for name in ("cafile", "capath", "cert", "key", "ciphers", "tls-version", "tls-alpn"):
+            self.add_value(name, self._tls_setter(name), f"--{name}")
+
+    def _tls_setter(self, name: str) -> Setter:
+        def take(text: str) -> None:
+            self.tls[name] = text
+            # As with mosquitto, a client certificate alone does not ask for TLS.
+            if name in ("cafile", "capath"):
+                self.use_tls = True
+
+        return take
+
+    def add_flag(self, setter: Callable[[], None], *names: str) -> None:
+        """An option without a value."""
+        for name in names:
+            self._flags[name] = setter
+
+    def add_value(self, missing: str, setter: Setter, *names: str) -> None:
+        """An option with one value; `missing` is what the complaint calls it."""
+        for name in names:
+            self._values[name] = (missing, setter)
+
+    # Parsing
+
+    def parse(self, arguments: list[str]) -> None:
+        """Raises UsageError, HelpWanted, VersionWanted."""
+        position = 0
+        while position < len(arguments):
+            name = arguments[position]
+            position += 1
+            if name in self._flags:
+                self._flags[name]()
+            elif name in self._values:
+                missing, setter = self._values[name]
+                if position == len(arguments):
+                    raise UsageError(f"{name} argument given but no {missing} specified.")
+                setter(arguments[position])
+                position += 1
+            elif name in ("-D", "--property"):
+                try:
+                    position = add_property(self.properties, arguments, position)
+                except PropertyError as error:
+                    raise UsageError(str(error)) from None
+                self.level = LEVEL_5
+            elif name in _NOT_OFFERED:
+                raise UsageError(f"{name} is not offered here: {_NOT_OFFERED[name]}.")
+            else:
+                raise UsageError(f"Unknown option '{name}'.")
+        self._check()
+
+    def _check(self) -> None:
+        if self.client_id is not None and self.id_prefix:
+            raise UsageError("-i and -I argument cannot be used together.")
+        if self.client_id == "":
+            raise UsageError("Invalid id.")
+        if self.id_prefix:
+            self.client_id = f"{self.id_prefix}{os.getpid()}"
+        if self.client_id is None and not self.clean:
+            raise UsageError("You must provide a client id if you are using the -c option.")
+        if self.client_id is None and self.session_expiry_s == EXPIRY_NEVER:
+            raise UsageError(
+                "You must provide a client id if you are using an infinite session expiry interval."
+            )
+        if self.password is not None and self.username is None and self.level < LEVEL_5:
+            raise UsageError("-P needs a user name (-u) with MQTT v3.1 and v3.1.1.")
+        if self.will_topic is None:
+            for given, what in (
+                (self.will_payload is not None, "payload"),
+                (self.will_retain, "retain"),
+                (self.will_qos > 0, "QoS"),
+            ):
+                if given:
+                    raise UsageError(f"Will {what} given, but no will topic given.")
+        if ("cert" in self.tls) != ("key" in self.tls):
+            raise UsageError("Both certfile and keyfile must be provided if one of them is set.")
+        version = self.tls.get("tls-version", "tlsv1.2")
+        if version not in ("tlsv1.3", "tlsv1.2", "tlsv1.1"):
+            raise UsageError(f"Invalid TLS version '{version}': one of tlsv1.3, tlsv1.2, tlsv1.1.")
+
+    def servers(self) -> list[Server]:
+        """All to choose from; that of -h and -p first, if given or the only one. Raises
+        ValueError."""
+        found: list[Server] = []
+        if self._names_host or not self.server_urls:
+            found += servers_of(self.host, self.port or None, [], self.use_tls)
+        if self.server_urls:
+            found += servers_of(None, None, self.server_urls, self.use_tls)
+        return list(dict.fromkeys(found))
+
+    def connect_options(self) -> Options:
+        expiry_s = self.session_expiry_s
+        if expiry_s is None:
+            expiry_s = 0 if self.clean else EXPIRY_NEVER
+        will = None
+        if self.will_topic is not None:
+            will = Will(
+                self.will_topic,
+                self.will_payload or b"",
+                self.will_qos,
+                self.will_retain,
+                self.properties.get("will", {}),
+            )
+        extra = self.properties.get("connect", {})
+        # With somewhere else to go, a silent server is left soon.
+        has_choice = len(self.servers()) > 1
+        return Options(
+            level=self.level,
+            client_id=self.client_id or "",
+            clean_start=self.clean,
+            session_expiry_s=expiry_s,
+            keep_alive_s=self.keep_alive_s,
+            username=self.username,
+            password=self.password.encode() if self.password is not None else None,
+            will=will,
+            inflight_max=self.inflight_max,
+            response_timeout_s=RESPONSE_TIMEOUT_S if has_choice else Options.response_timeout_s,
+            ping_interval_s=RESPONSE_TIMEOUT_S if has_choice else 0.0,
+            topic_alias_max=_number(extra, pr.TOPIC_ALIAS_MAXIMUM, 0),
+            receive_maximum=_number(extra, pr.RECEIVE_MAXIMUM, 65535),
+            packet_bytes_max=_number(extra, pr.MAXIMUM_PACKET_SIZE, 268_435_460),
+            properties=extra,
+        )
+
+    # Setters
+
+    def _set_persistent(self) -> None:
+        self.clean = False
+
+    def _set_debug(self) -> None:
+        self.debug = True
+
+    def _set_quiet(self) -> None:
+        self.quiet = True
+
+    def _set_will_retain(self) -> None:
+        self.will_retain = True
+
+    def _set_insecure(self) -> None:
+        self.insecure = True
+
+    def _set_tls(self) -> None:
+        self.use_tls = True
+
+    def _set_host(self, text: str) -> None:
+        self.host = text
+        self._names_host = True
+
+    def _set_port(self, text: str) -> None:
+        self.port = whole_number(text, 1, 65535, f"Invalid port given: {text}")
+        self._names_host = True
+
+    def _set_bind(self, text: str) -> None:
+        self.bind = text
+
+    def _add_server(self, text: str) -> None:
+        try:
+            parse_server(text)
+        except ValueError as error:
+            raise UsageError(f"Invalid --server: {error}.") from None
+        self.server_urls.append(text)
+
+    def _set_id(self, text: str) -> None:
+        self.client_id = text
+
+    def _set_id_prefix(self, text: str) -> None:
+        self.id_prefix = text
+
+    def _set_keep_alive(self, text: str) -> None:
+        self.keep_alive_s = whole_number(
+            text,
+            KEEP_ALIVE_S_MIN,
+            65535,
+            "Invalid keepalive given, it must be between 5 and 65535 inclusive.",
+        )
+
+    def _set_inflight(self, text: str) -> None:
+        self.inflight_max = whole_number(
+            text, 1, 1 << 31, "Maximum inflight messages must be greater than 0."
+        )
+        self.inflight_max = min(self.inflight_max, 65535)
+
+    def _set_password(self, text: str) -> None:
+        self.password = text
+
+    def _set_username(self, text: str) -> None:
+        self.username = text
+
+    def _set_qos(self, text: str) -> None:
+        self.qos = whole_number(text, 0, 2, f"Invalid QoS given: {text}")
+
+    def _set_topic(self, text: str) -> None:
+        self.topics.append(text)
+
+    def _set_version(self, text: str) -> None:
+        if text not in _VERSIONS:
+            raise UsageError("Invalid protocol version argument given.")
+        self.level = _VERSIONS[text]
+
+    def _set_session_expiry(self, text: str) -> None:
+        if text in ("-1", "∞"):
+            self.session_expiry_s = EXPIRY_NEVER
+            return
+        if not text.isdecimal():
+            raise UsageError("session-expiry-interval not a number.")
+        self.session_expiry_s = whole_number(
+            text, 0, EXPIRY_NEVER, "session-expiry-interval out of range."
+        )
+
+    def _set_will_payload(self, text: str) -> None:
+        self.will_payload = os.fsencode(text)
+
+    def _set_will_qos(self, text: str) -> None:
+        self.will_qos = whole_number(text, 0, 2, f"Invalid will QoS {text}.")
+
+    def _set_will_topic(self, text: str) -> None:
+        check_topic(text, "will topic")
+        self.will_topic = text
+
+    def _set_url(self, text: str) -> None:
+        """mqtt(s)://[user[:password]@]host[:port]/topic"""
+        from urllib.parse import unquote
+
+        scheme, separator, rest = text.partition("://")
+        if not separator or scheme not in ("mqtt", "mqtts"):
+            raise UsageError("unsupported URL scheme.")
+        authority, slash, topic = rest.partition("/")
+        if not slash or not topic:
+            raise UsageError("Invalid URL for -L argument specified - topic missing.")
+        user, at, address = authority.rpartition("@")
+        if at:
+            username, colon, password = user.partition(":")
+            self.username = unquote(username)
+            if colon:
+                self.password = unquote(password)
+        host, colon, port = address.rpartition(":")
+        if not colon or port.endswith("]"):
+            host, port = address, ""
+        self._set_host(host.strip("[]"))
+        if port:
+            self._set_port(port)
+        self._set_topic(topic)
+        if scheme == "mqtts":
+            self.use_tls = True
+
+
+def whole_number(text: str, low: int, high: int, message: str) -> int:
+    if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
+        raise UsageError(message)
+    return int(text)
+
+
+def check_topic(topic: str, what: str) -> None:
+    """A topic that messages are published to."""
+    try:
+        decode_topic(topic.encode())
+    except (InvalidTopic, UnicodeEncodeError):
+        raise UsageError(f"Invalid {what} '{topic}', does it contain '+' or '#'?") from None
+
+
+def _ignore() -> None:
+    """asyncio sets TCP_NODELAY anyway."""
+
+
+def _want_help() -> None:
+    raise HelpWanted
+
+
+def _want_version() -> None:
+    raise VersionWanted
+
+
+def _number(properties: Properties, name: int, default: int) -> int:
+    value = properties.get(name)
+    return value if isinstance(value, int) else default

@@ -1,0 +1,229 @@
+"""What `holdfast pub` and `holdfast sub` do alike: TLS, exit codes, error and debug lines."""
+
+import errno
+import socket
+import ssl
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.cli.pubsub.options import ClientOptions
+from holdfast.client.client import Client
+from holdfast.client.errors import ClientError, ConnectionLost, ConnectionRefused, reason_text
+from holdfast.client.options import LEVEL_5
+from holdfast.client.protocol.effects import Message
+from holdfast.client.reconnect import ONCE, Reconnect
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Packet
+from holdfast.protocol.mqtt.reasons import connack_return_code
+
+# Exit codes of mosquitto's clients; beside these a refused connection exits with the CONNACK code.
+EXIT_FAILED: Final = 1
+EXIT_LOST: Final = 7
+EXIT_TLS: Final = 8
+EXIT_TIMED_OUT: Final = 27
+
+FIRST_S: Final = 10.0
+"""How long the first connection is tried for where there are several servers; a single one is
+asked once, as mosquitto's clients do."""
+AGAIN: Final = Reconnect(delay_max_s=1.0)
+"""After a lost connection: without end."""
+AGAIN_BOUNDED: Final = Reconnect(delay_max_s=1.0, give_up_after_s=FIRST_S)
+
+_RETURN_CODES: Final = {
+    1: "unacceptable protocol version",
+    2: "identifier rejected",
+    3: "broker unavailable",
+    4: "bad user name or password",
+    5: "not authorised",
+}
+
+
+class TlsProblem(Exception):
+    """The TLS options cannot be used; the text says why."""
+
+
+def new_client(
+    options: ClientOptions,
+    reconnect: Reconnect,
+    on_message: Callable[[Message], None] | None = None,
+) -> Client:
+    """Raises TlsProblem, ValueError."""
+    return Client(
+        servers=options.servers(),
+        reconnect=reconnect,
+        options=options.connect_options(),
+        tls=_tls_context(options),
+        local_address=(options.bind, 0) if options.bind else None,
+        on_message=on_message,
+        on_trace=Tracer(options).show if options.debug else None,
+    )
+
+
+def first_policy(client: Client) -> Reconnect:
+    return AGAIN_BOUNDED if len(client.servers) > 1 else ONCE
+
+
+def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
+    if not options.use_tls and not any(one.is_secure for one in options.servers()):
+        return None
+    tls = options.tls
+    try:
+        context = ssl.create_default_context(cafile=tls.get("cafile"), capath=tls.get("capath"))
+        context.check_hostname = not options.insecure
+        versions = {
+            "tlsv1.1": ssl.TLSVersion.TLSv1_1,
+            "tlsv1.2": ssl.TLSVersion.TLSv1_2,
+            "tlsv1.3": ssl.TLSVersion.TLSv1_3,
+        }
+        context.minimum_version = versions[tls.get("tls-version", "tlsv1.2")]
+        if "cert" in tls:
+            # Without a function OpenSSL would ask for a passphrase on the terminal.
+            context.load_cert_chain(tls["cert"], tls["key"], lambda: "")
+        if "ciphers" in tls:
+            context.set_ciphers(tls["ciphers"])
+        if "tls-alpn" in tls:
+            context.set_alpn_protocols([tls["tls-alpn"]])
+    except (OSError, ValueError) as error:
+        text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise TlsProblem(f"Problem setting TLS options: {text}.") from None
+    return context
+
+
+def exit_code(error: ClientError, options: ClientOptions) -> int:
+    if isinstance(error, ConnectionRefused):
+        return error.reason if options.level == LEVEL_5 else connack_return_code(error.reason)
+    cause = error.__cause__
+    if _is_tls_failure(cause, options):
+        return EXIT_TLS
+    if isinstance(error, ConnectionLost) and cause is None:
+        return error.reason if error.reason > 0 else EXIT_LOST
+    return EXIT_FAILED
+
+
+def _is_tls_failure(cause: BaseException | None, options: ClientOptions) -> bool:
+    """A server that does not speak TLS resets the connection."""
+    return isinstance(cause, ssl.SSLError) or (
+        options.use_tls and isinstance(cause, ConnectionResetError)
+    )
+
+
+def error_line(error: ClientError, options: ClientOptions) -> str:
+    """In mosquitto's words where it has any."""
+    cause = error.__cause__
+    if isinstance(error, ConnectionRefused):
+        if options.level < LEVEL_5:
+            code = connack_return_code(error.reason)
+            text = f"Connection Refused: {_RETURN_CODES.get(code, 'unknown reason')}."
+        else:
+            text = reason_text(error.reason)
+            if error.detail:
+                text += f" ({error.detail})"
+            if error.reason == reasons.UNSUPPORTED_PROTOCOL_VERSION:
+                text += ". Try connecting to an MQTT v5 broker, or use MQTT v3.x mode."
+        return f"Connection error: {text}"
+    if isinstance(cause, socket.gaierror):
+        return "Unable to connect (Lookup error.)."
+    if _is_tls_failure(cause, options):
+        return f"Error: A TLS error occurred ({getattr(cause, 'reason', None) or cause})."
+    if isinstance(cause, OSError):
+        return f"Error: {_os_error_text(cause)}"
+    if isinstance(error, ConnectionLost) and error.reason < 0:
+        return "Error: The connection was lost."
+    return f"Error: {error}"
+
+
+def _os_error_text(error: OSError) -> str:
+    """asyncio puts several addresses' errors into one text, and its own words before others."""
+    for number in (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH):
+        if error.errno == number or f"[Errno {number}]" in str(error):
+            return _CAPITALIZED.get(number, str(error))
+    return error.strerror or str(error)
+
+
+_CAPITALIZED: Final = {
+    errno.ECONNREFUSED: "Connection refused",
+    errno.EADDRNOTAVAIL: "Cannot assign requested address",
+    errno.ENETUNREACH: "Network is unreachable",
+    errno.EHOSTUNREACH: "No route to host",
+}
+
+
+def complain(options: ClientOptions, line: str) -> None:
+    if not options.quiet:
+        print(line, file=sys.stderr)
+
+
+class Tracer:
+    """-d: a line per packet, in mosquitto's form."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._name = options.client_id or "(null)"
+        self._level = options.level
+        self._sent_count = 0
+
+    def show(self, sent: bool, packet: Packet) -> None:
+        if isinstance(packet, pk.Connack):
+            assigned = packet.properties.get(pr.ASSIGNED_CLIENT_IDENTIFIER)
+            if isinstance(assigned, str):
+                self._name = assigned
+        for line in self._lines(sent, packet):
+            print(f"Client {self._name} {line}")
+        if isinstance(packet, pk.Suback):
+            granted = ", ".join(str(reason) for reason in packet.reasons)
+            print(f"Subscribed (mid: {packet.packet_id}): {granted}")
+        sys.stdout.flush()
+
+    def _lines(self, sent: bool, packet: Packet) -> list[str]:
+        verb = "sending" if sent else "received"
+        match packet:
+            case pk.Connack():
+                code = packet.reason
+                if self._level < LEVEL_5 and code:
+                    code = connack_return_code(code)
+                return [f"received CONNACK ({code})"]
+            case pk.Publish():
+                return [f"{verb} PUBLISH ({self._publish_text(sent, packet)})"]
+            case pk.Ack():
+                return [self._ack_line(sent, packet)]
+            case pk.Subscribe():
+                return [
+                    f"sending SUBSCRIBE (Mid: {packet.packet_id}, Topic: {one.filter}, "
+                    f"QoS: {one.qos}, Options: 0x{_subscription_options(one):02x})"
+                    for one in packet.subscriptions
+                ]
+            case pk.Unsubscribe():
+                return [
+                    f"sending UNSUBSCRIBE (Mid: {packet.packet_id}, Topic: {filter})"
+                    for filter in packet.filters
+                ]
+            case pk.Disconnect() if not sent:
+                return [f"received DISCONNECT ({packet.reason})"]
+        return [f"{verb} {type(packet).__name__.upper()}"]
+
+    def _publish_text(self, sent: bool, packet: pk.Publish) -> str:
+        packet_id = packet.packet_id
+        if sent:
+            # mosquitto numbers its messages whatever their QoS.
+            self._sent_count += 1
+            packet_id = packet_id or self._sent_count
+        topic = packet.topic.decode("utf-8", "replace") or "(null)"
+        return (
+            f"d{packet.dup:d}, q{packet.qos}, r{packet.retain:d}, m{packet_id}, "
+            f"'{topic}', ... ({len(packet.payload)} bytes)"
+        )
+
+    def _ack_line(self, sent: bool, packet: pk.Ack) -> str:
+        name = pk.TYPE_NAMES[packet.kind]
+        if sent:
+            code = f", rc{packet.reason}" if packet.kind in (pk.PUBACK, pk.PUBREC) else ""
+            return f"sending {name} (m{packet.packet_id}{code})"
+        code = f", RC:{packet.reason}" if packet.kind in (pk.PUBACK, pk.PUBCOMP) else ""
+        return f"received {name} (Mid: {packet.packet_id}{code})"
+
+
+def _subscription_options(request: pk.SubscriptionRequest) -> int:
+    """The options byte without the QoS."""
+    return request.no_local << 2 | request.retain_as_published << 3 | request.retain_handling << 4

@@ -1,0 +1,338 @@
+"""`holdfast sub`: subscribe and print, with the options, output and exit codes of mosquitto_sub.
+
+Differences, all on purpose: the time zone of %j and %J has no stray Z before it; a payload with a
+zero byte or no UTF-8 is printed whole in JSON (replacement characters); %x pads the whole
+hexadecimal text; an invalid shared filter is refused at once; --help exits with 0.
+"""
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from typing import Final
+
+from holdfast.cli.pubsub import run as client_run
+from holdfast.cli.pubsub.help import SUB_USAGE
+from holdfast.cli.pubsub.message_format import (
+    FormatError,
+    Part,
+    PayloadNotJson,
+    Printer,
+    compile_format,
+)
+from holdfast.cli.pubsub.options import (
+    ClientOptions,
+    HelpWanted,
+    UsageError,
+    VersionWanted,
+    whole_number,
+)
+from holdfast.client.client import Client
+from holdfast.client.errors import ClientError, ConnectionLost, SubscribeRefused
+from holdfast.client.protocol.effects import Message
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
+from holdfast.protocol.topics.names import (
+    InvalidFilter,
+    check_filter,
+    is_shared,
+    matches,
+    split_shared,
+)
+
+EXIT_PIPE: Final = 141
+RETAIN_HANDLING: Final = {"always": 0, "new": 1, "never": 2}
+
+
+class SubOptions(ClientOptions):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters_out: list[str] = []
+        self.unsubscribe: list[str] = []
+        self.count = 0
+        """0: no limit."""
+        self.timeout_s = 0
+        """0: none."""
+        self.exit_subscribed = False
+        self.verbose = False
+        self.newline = True
+        self.no_retained = False
+        self.retained_only = False
+        self.remove_retained = False
+        self.retain_as_published = False
+        self.retain_handling = 0
+        self.random_percent = 100.0
+        self.format: list[Part] | None = None
+        self._format_text: str | None = None
+        self._pretty = False
+        self._add_output_options()
+
+    def _add_output_options(self) -> None:
+        for attribute, names in (
+            ("exit_subscribed", ("-E",)),
+            ("verbose", ("-v", "--verbose")),
+            ("no_retained", ("-R",)),
+            ("retained_only", ("--retained-only",)),
+            ("remove_retained", ("--remove-retained",)),
+            ("retain_as_published", ("--retain-as-published",)),
+            ("_pretty", ("--pretty",)),
+        ):
+            self._add_switch(attribute, *names)
+        self.add_flag(self._set_no_newline, "-N")
+        self.add_value("count", self._set_count, "-C")
+        self.add_value("format", self._set_format, "-F")
+        self.add_value("filter", self._add_filter_out, "-T", "--filter-out")
+        self.add_value("topic", self._add_unsubscribe, "-U", "--unsubscribe")
+        self.add_value("timeout", self._set_timeout, "-W")
+        self.add_value("chance", self._set_random, "--random-filter")
+        self.add_value("behavior", self._set_retain_handling, "--retain-handling")
+
+    def _add_switch(self, attribute: str, *names: str) -> None:
+        self.add_flag(lambda: setattr(self, attribute, True), *names)
+
+    def _check(self) -> None:
+        super()._check()
+        if not self.topics:
+            raise UsageError("You must specify a topic to subscribe to.")
+        for filter in self.topics:
+            _check_filter(filter, "subscription")
+        if self.no_retained and self.retained_only:
+            raise UsageError("Combining '-R' and '--retained-only' makes no sense.")
+        if self._format_text is not None:
+            try:
+                self.format = compile_format(self._format_text, self._pretty)
+            except FormatError as error:
+                raise UsageError(str(error)) from None
+
+    def requests(self) -> list[SubscriptionRequest]:
+        return [
+            SubscriptionRequest(
+                filter, self.qos, False, self.retain_as_published, self.retain_handling
+            )
+            for filter in self.topics
+        ]
+
+    def _set_no_newline(self) -> None:
+        self.newline = False
+
+    def _set_count(self, text: str) -> None:
+        self.count = whole_number(text, 1, 1 << 62, f'Invalid message count "{text}".')
+
+    def _set_timeout(self, text: str) -> None:
+        self.timeout_s = whole_number(text, 1, 1 << 31, f'Invalid timeout "{text}".')
+
+    def _set_format(self, text: str) -> None:
+        self._format_text = text
+
+    def _add_filter_out(self, text: str) -> None:
+        _check_filter(text, "filter")
+        self.filters_out.append(text)
+
+    def _add_unsubscribe(self, text: str) -> None:
+        _check_filter(text, "unsubscribe")
+        self.unsubscribe.append(text)
+
+    def _set_random(self, text: str) -> None:
+        try:
+            self.random_percent = float(text)
+        except ValueError:
+            self.random_percent = 0.0
+        if not 0.1 <= self.random_percent <= 100:
+            raise UsageError("--random-filter chance must be between 0.1-100.0")
+
+    def _set_retain_handling(self, text: str) -> None:
+        if text not in RETAIN_HANDLING:
+            raise UsageError(f"Invalid retain handling '{text}': always, new or never.")
+        self.retain_handling = RETAIN_HANDLING[text]
+
+
+def _check_filter(filter: str, what: str) -> None:
+    try:
+        check_filter(filter)
+        if is_shared(filter):
+            split_shared(filter)
+    except InvalidFilter:
+        raise UsageError(
+            f"Invalid {what} topic '{filter}', are all '+' and '#' wildcards correct?"
+        ) from None
+
+
+def main(arguments: list[str]) -> int:
+    options = SubOptions()
+    try:
+        options.parse(arguments)
+    except HelpWanted:
+        print(SUB_USAGE)
+        return 0
+    except VersionWanted:
+        from holdfast.cli.main import version_text
+
+        print(version_text())
+        return 0
+    except UsageError as error:
+        print(f"Error: {error}\n\nUse 'holdfast sub --help' to see usage.", file=sys.stderr)
+        return client_run.EXIT_FAILED
+    return asyncio.run(Subscriber(options).run())
+
+
+class Subscriber:
+    def __init__(self, options: SubOptions) -> None:
+        self._options = options
+        self._printer = Printer(options.format, options.verbose, options.newline)
+        self._random = random.Random()
+        self._printed = 0
+        self._flush_scheduled = False
+        self._removals: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
+        # Set once `_exit_code` is decided.
+        self._stop = asyncio.Event()
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        options = self._options
+        try:
+            client = client_run.new_client(options, client_run.AGAIN, self._receive)
+        except (client_run.TlsProblem, ValueError) as error:
+            client_run.complain(options, f"Error: {error}")
+            return client_run.EXIT_FAILED
+        self._client = client
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._finish, 0)
+        try:
+            await self._connect(client)
+            if options.timeout_s:
+                loop.call_later(options.timeout_s, self._time_out)
+            await self._serve(client)
+            await client.disconnect(properties=options.properties.get("disconnect"))
+        except ClientError as error:
+            client_run.complain(options, client_run.error_line(error, options))
+            return client_run.exit_code(error, options)
+        finally:
+            self._flush()
+        return self._exit_code
+
+    async def _connect(self, client: Client) -> None:
+        """Returns without a connection when there is an exit code first."""
+        connecting = asyncio.create_task(client.connect(client_run.first_policy(client)))
+        stop = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait({connecting, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if connecting.done():
+                connecting.result()
+        finally:
+            connecting.cancel()
+            stop.cancel()
+
+    async def _serve(self, client: Client) -> None:
+        """Subscribe and print until there is an exit code. Raises what ended the connection for
+        good; one that is only lost the client makes again."""
+        work = asyncio.create_task(self._subscribe(client))
+        stop = asyncio.create_task(self._stop.wait())
+        closed = asyncio.create_task(client.wait_closed())
+        waiting: set[asyncio.Task[object]] = {work, stop, closed}
+        try:
+            while not (stop.done() or closed.done()):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if work in done:
+                    work.result()
+            if not stop.done():
+                raise closed.result() or ConnectionLost("disconnected")
+        finally:
+            for task in (work, stop, closed):
+                task.cancel()
+
+    async def _subscribe(self, client: Client) -> None:
+        options = self._options
+        properties = options.properties
+        waiting = [client.subscribe(*options.requests(), properties=properties.get("subscribe"))]
+        if options.unsubscribe:
+            waiting.append(
+                client.unsubscribe(*options.unsubscribe, properties=properties.get("unsubscribe"))
+            )
+        # Both leave at once; the answer to the first one decides.
+        tasks = [asyncio.create_task(one) for one in waiting]
+        try:
+            await tasks[0]
+            if options.exit_subscribed:
+                self._finish(0)
+            await asyncio.gather(*tasks)
+        except SubscribeRefused as error:
+            if all(reason >= 0x80 for reason in error.reasons):
+                client_run.complain(options, "All subscription requests were denied.")
+                self._finish(0)
+        except ConnectionLost:
+            return  # Seen by the task that waits for it.
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # Messages
+
+    def _receive(self, message: Message) -> None:
+        options = self._options
+        if self._stop.is_set():
+            return
+        if options.retained_only and not message.retain:
+            self._finish(0)
+            return
+        if any(matches(filter, message.topic) for filter in options.filters_out):
+            return
+        if options.remove_retained and message.retain and message.payload:
+            task = asyncio.get_running_loop().create_task(self._remove(message.topic))
+            self._removals.add(task)
+            task.add_done_callback(self._removals.discard)
+        if options.no_retained and message.retain:
+            return
+        if options.random_percent < 100 and self._random.uniform(0, 100) > options.random_percent:
+            return
+        self._print(message)
+        self._printed += 1
+        if self._printed == options.count:
+            self._finish(0)
+
+    async def _remove(self, topic: str) -> None:
+        assert self._client is not None
+        try:
+            await self._client.publish(topic, b"", retain=True)
+        except ClientError as error:
+            client_run.complain(self._options, f"Error: {topic} not removed: {error}")
+
+    def _print(self, message: Message) -> None:
+        try:
+            data = self._printer.render(message, time.time_ns())
+        except PayloadNotJson as error:
+            client_run.complain(self._options, str(error))
+            data = self._printer.end()
+        try:
+            sys.stdout.buffer.write(data)
+            if self._options.debug:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            self._broken_pipe()
+        if not self._flush_scheduled:
+            # Once for all that one read of the socket brought.
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            self._broken_pipe()
+
+    def _broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        self._finish(EXIT_PIPE)
+
+    def _time_out(self) -> None:
+        if not self._stop.is_set():
+            client_run.complain(self._options, "Timed out")
+            self._finish(client_run.EXIT_TIMED_OUT)
+
+    def _finish(self, code: int) -> None:
+        if not self._stop.is_set():
+            self._exit_code = code
+            self._stop.set()

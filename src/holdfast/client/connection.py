@@ -1,0 +1,349 @@
+"""The half of the asyncio client that keeps the connection: made, lost, made again, and what is
+received, acknowledged or answered over it."""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from secrets import token_hex
+from typing import Final, TypeAlias
+
+from holdfast.client.errors import (
+    ClientError,
+    ConnectionLost,
+    NotConnected,
+    PublishRefused,
+    reason_text,
+)
+from holdfast.client.options import LEVEL_31, Options
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.effects import (
+    Acknowledged,
+    Closed,
+    Connected,
+    Effect,
+    Message,
+    Reauthenticated,
+    Received,
+    Subscribed,
+    Traced,
+)
+from holdfast.client.protocol.responses import reason_string
+from holdfast.client.protocol.sender import CONNECTED
+from holdfast.client.reconnect import ONCE, Reconnect
+from holdfast.client.servers import Server, servers_of
+from holdfast.client.transport.deadline import fail
+from holdfast.client.transport.dialer import Dialer
+from holdfast.client.transport.sockets import Dialing, Endpoint
+from holdfast.client.transport.transport import ClientTransport
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.packets import Packet, Properties
+
+_NO_CONNECTION: Final = "there is no connection"
+
+
+@dataclass
+class PublishResult:
+    """`reason` is SUCCESS or NO_MATCHING_SUBSCRIBERS (and always SUCCESS for QoS 0)."""
+
+    reason: int
+    properties: Properties
+
+
+Outcome: TypeAlias = PublishResult | ClientError
+
+
+class Connecting:
+    """One session with one server at a time. `holdfast.client.client.Client` is the other half."""
+
+    def __init__(
+        self,
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        servers: Sequence[str | Server] = (),
+        reconnect: Reconnect | None = None,
+        options: Options | None = None,
+        client_id: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        local_address: tuple[str, int] | None = None,
+        messages_max: int = 1000,
+        request_timeout_s: float = 30.0,
+        on_message: Callable[[Message], None] | None = None,
+        on_connect: Callable[[bool, Server], None] | None = None,
+        on_connect_failed: Callable[[ClientError, Server], None] | None = None,
+        on_connection_lost: Callable[[ClientError], None] | None = None,
+        on_trace: Callable[[bool, Packet], None] | None = None,
+    ) -> None:
+        """Either `host` (`port`: by default 1883, or 8883 with `tls`) or `servers`, a list like
+        "mqtt://a:1883", "mqtts://b", "wss://c/mqtt", "d:1883"; the first that answers is taken.
+        Servers reached by TLS need no `tls` where the system's certificates do.
+
+        `client_id` overrides the one of `options`; an MQTT 3.1 client without one gets a random
+        one. `server_hostname` is what the certificate must name if not the host. `messages_max`
+        bounds the queue of received messages (one read of the socket may pass it),
+        `request_timeout_s` the wait for an answer to SUBSCRIBE, UNSUBSCRIBE and AUTH on a live
+        connection.
+
+        Callbacks: `on_message` takes each message as it arrives, instead of the queue.
+        `on_connect` is told whether the server had our session, `on_connect_failed` each attempt
+        that failed, `on_connection_lost` each loss of a connection. `on_trace` sees each
+        packet that leaves (true) or arrives (false). Raises ValueError."""
+        options = options if options is not None else Options()
+        if client_id is not None:
+            options = replace(options, client_id=client_id)
+        if on_trace is not None:
+            options = replace(options, trace=True)
+        if not options.client_id and options.level == LEVEL_31:
+            options = replace(options, client_id=f"holdfast-{token_hex(7)}")
+        self.servers = servers_of(host, port, servers, tls is not None)
+        self.core = ClientProtocol(options, resubscribe=reconnect is not None)
+        self.connack_properties: Properties = {}
+        self.connections = 0
+        """How often a server has accepted us."""
+        self._reconnects = reconnect is not None
+        self._dialing = Dialing(
+            Dialer(self.servers, reconnect or ONCE, options.connect_timeout_s, Random().random),
+            Endpoint(tls, server_hostname, local_address, options.connect_timeout_s),
+            self._new_transport,
+            self._failed,
+            self._end,
+        )
+        self._messages_max = messages_max
+        self._request_timeout_s = request_timeout_s
+        self._on_message = on_message
+        self._on_connect = on_connect
+        self._on_connect_failed = on_connect_failed
+        self._on_connection_lost = on_connection_lost
+        self._on_trace = on_trace
+        self._transport: ClientTransport | None = None
+        self._connected: asyncio.Future[bool] | None = None
+        self._error: ClientError | None = None
+        # Set while there is a connection, and when none is coming any more.
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._is_over = asyncio.Event()
+        self._is_over.set()
+        self._received: deque[Message] = deque()
+        self._arrival = asyncio.Event()
+        self._room = asyncio.Event()
+        self._publishes: dict[int, asyncio.Future[PublishResult]] = {}
+        self._batched: dict[int, Callable[[Outcome], None]] = {}
+        # None for an answer: the connection was lost, ask again.
+        self._requests: dict[int, asyncio.Future[Subscribed | None]] = {}
+        self._reauthenticated: asyncio.Future[None] | None = None
+        # There are acknowledgements to send at the end of this turn.
+        self._is_acknowledging = False
+
+    @property
+    def client_id(self) -> str:
+        return self.core.client_id
+
+    @property
+    def is_connected(self) -> bool:
+        return self.core.state == CONNECTED
+
+    @property
+    def server(self) -> Server | None:
+        """The server of the connection, None without one."""
+        return self._dialing.dialer.server
+
+    async def connect(self, policy: Reconnect | None = None) -> bool:
+        """Connect; whether the server still had our session. `policy` says for this time how long
+        to try; by default `reconnect` does (without it, each server is tried once).
+
+        Raises ConnectionRefused, ConnectionLost, TimedOut, ProtocolError, AuthenticationFailed;
+        ConnectionLost, too, when several servers failed each in its way. Cancelling ends it."""
+        if not self._is_over.is_set():
+            raise ValueError("already connected")
+        self._error = None
+        self._is_over.clear()
+        self._settled.clear()
+        self._connected = asyncio.get_running_loop().create_future()
+        self._dialing.begin(policy)
+        try:
+            return await self._connected
+        except asyncio.CancelledError:
+            self._leave(reasons.SUCCESS, None)
+            raise
+
+    async def disconnect(
+        self, reason: int = reasons.SUCCESS, properties: Properties | None = None
+    ) -> None:
+        """Say goodbye and close the socket. What was published and is not acknowledged stays
+        queued for the next `connect`; its futures fail."""
+        self._leave(reason, properties)
+        if self._transport is not None:
+            await self._transport.lost.wait()
+
+    def abort(self) -> None:
+        """Cut the connection, or end the attempt to make one, without a goodbye: the server
+        publishes the will. Otherwise as `disconnect`."""
+        if self._transport is not None:
+            self._transport.abandon()
+        if not self._is_over.is_set():
+            self._end(None)
+
+    def _leave(self, reason: int, properties: Properties | None) -> None:
+        if self.is_connected:
+            transport = self._require()
+            self.core.disconnect(transport.now, reason, properties)
+            transport.pump()
+        elif not self._is_over.is_set():
+            self._dialing.stop()
+            self._end(None)
+
+    async def wait_closed(self) -> ClientError | None:
+        """Wait until the connection is over for good; its error, None after `disconnect`."""
+        await self._is_over.wait()
+        if self._transport is not None:
+            await self._transport.lost.wait()
+        return self._error
+
+    # The transport
+
+    def _new_transport(
+        self, on_opened: Callable[[], None], on_failed: Callable[[ClientError], None]
+    ) -> ClientTransport:
+        return ClientTransport(self.core, self._handle, on_opened, on_failed)
+
+    def _failed(self, server: Server, error: ClientError) -> None:
+        self._tell(self._on_connect_failed, error, server)
+
+    def _is_reconnecting(self) -> bool:
+        return self._reconnects and not self.is_connected and not self._is_over.is_set()
+
+    def _require(self) -> ClientTransport:
+        if self._transport is None or not self.is_connected:
+            if self._error is not None:
+                raise self._error
+            raise NotConnected(_NO_CONNECTION)
+        return self._transport
+
+    async def _ready(self) -> ClientTransport:
+        """The connection; waits for it while it is being made again."""
+        while self._is_reconnecting():
+            await self._settled.wait()
+        return self._require()
+
+    # Effects
+
+    def _handle(self, effect: Effect) -> None:
+        match effect:
+            case Received(message):
+                self._arrived(message)
+            case Acknowledged():
+                self._settle(effect)
+            case Subscribed(packet_id):
+                request = self._requests.pop(packet_id, None)
+                if request is not None and not request.done():
+                    request.set_result(effect)
+            case Connected(session_present, properties):
+                self._accepted(session_present, properties)
+            case Reauthenticated():
+                if self._reauthenticated is not None and not self._reauthenticated.done():
+                    self._reauthenticated.set_result(None)
+            case Traced(sent, packet):
+                if self._on_trace is not None:
+                    self._on_trace(sent, packet)
+            case Closed(error):
+                self._closed(error)
+
+    def _accepted(self, session_present: bool, properties: Properties) -> None:
+        self.connack_properties = properties
+        self.connections += 1
+        self._transport = self._dialing.connected()
+        self._settled.set()
+        self._room.set()
+        if self._connected is not None and not self._connected.done():
+            self._connected.set_result(session_present)
+        assert self.server is not None
+        self._tell(self._on_connect, session_present, self.server)
+
+    def _arrived(self, message: Message) -> None:
+        message.connection = self.connections
+        if self._on_message is not None:
+            self._on_message(message)
+            return
+        self._received.append(message)
+        self._arrival.set()
+        if len(self._received) >= self._messages_max and self._transport is not None:
+            self._transport.pause_reading()
+
+    def _settle(self, effect: Acknowledged) -> None:
+        self._room.set()
+        if effect.reason < 0x80:
+            outcome: Outcome = PublishResult(effect.reason, effect.properties)
+        else:
+            text = f"message refused: {reason_text(effect.reason)}"
+            outcome = PublishRefused(text, effect.reason, reason_string(effect.properties))
+        if effect.handle in self._batched:
+            self._settle_batched(self._batched.pop(effect.handle), outcome)
+            return
+        future = self._publishes.pop(effect.handle, None)
+        if future is None or future.done():
+            return
+        if isinstance(outcome, PublishResult):
+            future.set_result(outcome)
+        else:
+            fail(future, outcome)
+
+    def _settle_batched(self, on_settled: Callable[[Outcome], None], outcome: Outcome) -> None:
+        try:
+            on_settled(outcome)
+        except Exception as error:  # noqa: BLE001
+            # As of any callback: the loop's to report, not the connection's to die of.
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "on_settled of submit_batch failed", "exception": error}
+            )
+
+    def _closed(self, error: ClientError | None) -> None:
+        if self._dialing.is_asking:
+            self._dialing.refused(error or ConnectionLost("disconnected"))
+            return
+        if error is not None:
+            self._tell(self._on_connection_lost, error)
+        if error is None or not self._reconnects:
+            self._end(error)
+        else:
+            self._settled.clear()
+            self._room.set()
+            for request in self._requests.values():
+                if not request.done():
+                    request.set_result(None)
+            self._requests.clear()
+            if self._reauthenticated is not None:
+                fail(self._reauthenticated, error)
+            self._dialing.lost(error)
+
+    def _end(self, error: ClientError | None) -> None:
+        """There is no connection and none is coming."""
+        self._error = error
+        self._dialing.stop()
+        self._is_over.set()
+        self._settled.set()
+        self._arrival.set()
+        self._room.set()
+        failure = error if error is not None else NotConnected("disconnected")
+        for publish in self._publishes.values():
+            fail(publish, failure)
+        for request in self._requests.values():
+            fail(request, failure)
+        self._publishes.clear()
+        self._requests.clear()
+        batched = list(self._batched.values())
+        self._batched.clear()
+        for on_settled in batched:
+            self._settle_batched(on_settled, failure)
+        if self._connected is not None:
+            fail(self._connected, failure)
+        if self._reauthenticated is not None:
+            fail(self._reauthenticated, failure)
+
+    def _tell(self, callback: Callable[..., None] | None, *arguments: object) -> None:
+        """What a callback raises is the loop's to report, not the connection's to die of."""
+        if callback is not None:
+            asyncio.get_running_loop().call_soon(callback, *arguments)

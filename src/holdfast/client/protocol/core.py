@@ -1,0 +1,446 @@
+"""The MQTT client core: bytes and calls in, bytes and effects out. No socket, no clock.
+
+A driver opens a transport and calls `connect`; hands received bytes to `handle_data`; calls
+`handle_timer` when `timer` is due and `handle_closed` when the transport is gone. After each call
+it sends `data_to_send` and carries out `effects`. `now` is monotonic seconds.
+
+The session (unacknowledged messages both ways) survives the connection: call `connect` again over
+a new transport. Exactly one Closed effect ends each connection. Calls that need a connection raise
+NotConnected, except `publish` with QoS 1 or 2, which waits for the next one.
+"""
+
+from collections.abc import Callable
+
+from holdfast.client.authentication import Authentication
+from holdfast.client.errors import (
+    AuthenticationFailed,
+    ClientError,
+    ConnectionLost,
+    ConnectionRefused,
+    ProtocolError,
+    PublishRefused,
+    SubscribeRefused,
+    TimedOut,
+    reason_text,
+)
+from holdfast.client.options import LEVEL_5, Options
+from holdfast.client.protocol.effects import (
+    Acknowledged,
+    Closed,
+    Connected,
+    Reauthenticated,
+    Received,
+    Subscribed,
+    Traced,
+)
+from holdfast.client.protocol.handshake import check_options, connect_packet, session_lasts
+from holdfast.client.protocol.incoming import NEW, REPEATED, Incoming, message_of
+from holdfast.client.protocol.limits import ServerLimits
+from holdfast.client.protocol.outgoing import PACKET_ID_MAX, OutgoingPublish
+from holdfast.client.protocol.responses import (
+    authentication_data,
+    check_answer,
+    reason_string,
+    server_reference,
+)
+from holdfast.client.protocol.sender import CLOSED, CONNECTED, CONNECTING, Sending
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import PINGREQ_BYTES, encode, encode_ack
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.framing import FrameReader
+from holdfast.protocol.mqtt.packets import Publish
+from holdfast.protocol.mqtt.properties import Properties
+
+
+class ClientProtocol(Sending):
+    def __init__(self, options: Options, resubscribe: bool = False) -> None:
+        """`resubscribe`: a server without a session of ours is told our subscriptions again,
+        before it is sent any message."""
+        check_options(options)
+        super().__init__(options, resubscribe)
+        self.client_id = options.client_id
+        """As assigned by the server once connected [MQTT-3.1.3-7]."""
+        self.incoming = Incoming(options.receive_maximum, options.topic_alias_max)
+        self._reader = FrameReader(options.packet_bytes_max)
+        self._exchange: Authentication | None = None
+        self._has_session = False
+        self._clean_sent = True
+        self._deadline: float | None = None
+        self._handlers: dict[int, Callable[[pk.Packet, float], None]] = {
+            pk.CONNACK: self._handle_connack,
+            pk.PUBACK: self._handle_ack,
+            pk.PUBREC: self._handle_ack,
+            pk.PUBREL: self._handle_pubrel,
+            pk.PUBCOMP: self._handle_ack,
+            pk.SUBACK: self._handle_suback,
+            pk.UNSUBACK: self._handle_suback,
+            pk.PINGRESP: self._handle_pingresp,
+            pk.DISCONNECT: self._handle_disconnect,
+            pk.AUTH: self._handle_auth,
+        }
+
+    def timer(self) -> float | None:
+        """When `handle_timer` wants to be called, None for never."""
+        if self.state == CONNECTING:
+            return self._deadline
+        return self._keep_alive.timer(self._is_owed()) if self.state == CONNECTED else None
+
+    # Calls of the application
+
+    def connect(self, now: float) -> None:
+        """Over a fresh transport: send CONNECT."""
+        options = self.options
+        self.state = CONNECTING
+        self._deadline = now + options.connect_timeout_s
+        self._out.clear()
+        self._aliases.clear()
+        self._keep_alive.start(now)
+        self._reader = FrameReader(options.packet_bytes_max)
+        self.incoming.start()
+        for packet_id in self._requests:
+            self._ids.release(packet_id)
+        self._requests.clear()
+        # Coming back, we want the session of before, whatever the first connection asked for.
+        known = self._has_session and session_lasts(options)
+        self._clean_sent = options.clean_start and not known
+        try:
+            if options.authentication is not None:
+                self._exchange = options.authentication()
+            packet = connect_packet(options, self.client_id, self._clean_sent, self._exchange)
+        except AuthenticationFailed as error:
+            self._close(error)
+            return
+        self._send(encode(packet, self.version), now)
+
+    def acknowledge(self, packet_id: int, now: float) -> None:
+        """With `manual_acknowledge`: the application is done with a received message."""
+        for done_id, qos in self.incoming.acknowledge(packet_id):
+            kind = pk.PUBACK if qos == 1 else pk.PUBREC
+            self._send(encode_ack(kind, done_id, reasons.SUCCESS, self.version), now)
+
+    def reauthenticate(self, now: float) -> None:
+        """Start the enhanced authentication again on the live connection [MQTT-4.12.1-1]."""
+        self._check_connected()
+        if self.options.authentication is None:
+            raise ValueError("no authentication was set in the options")
+        exchange = self.options.authentication()
+        self._exchange = exchange
+        self._send_auth(reasons.REAUTHENTICATE, exchange.start(), now)
+
+    def disconnect(
+        self,
+        now: float,
+        reason: int = reasons.SUCCESS,
+        properties: Properties | None = None,
+    ) -> None:
+        """Say goodbye; the Closed effect follows at once. Nothing happens if already closed."""
+        if self.state == CONNECTED:
+            self._send(encode(pk.Disconnect(reason, properties or {}), self.version), now)
+        if self.state in (CONNECTING, CONNECTED):
+            self._close(None)
+
+    # Calls of the driver
+
+    def handle_data(self, data: bytes, now: float) -> None:
+        if self.state not in (CONNECTING, CONNECTED):
+            return
+        self._keep_alive.received(now)
+        reader = self._reader
+        try:
+            reader.feed(data)
+            while reader.next():
+                self._handle_frame(now)
+                if self.state == CLOSED:
+                    return
+        except ProtocolViolation as violation:
+            self._fail(ProtocolError(str(violation), violation.reason), now)
+        except ProtocolError as error:
+            self._fail(error, now)
+        except AuthenticationFailed as error:
+            self._fail(error, now)
+        self._pump(now)
+
+    def handle_reading(self, paused: bool, now: float) -> None:
+        """The driver stopped (or went on) reading: pings cannot be answered meanwhile."""
+        self._keep_alive.hold(paused, now)
+
+    def handle_progress(self, now: float) -> None:
+        """Bytes that the transport had not got rid of are gone: the peer is not dead."""
+        self._keep_alive.progressed(now)
+
+    def handle_closed(self, now: float, text: str = "connection closed by the server") -> None:
+        """The transport is gone."""
+        if self.state in (CONNECTING, CONNECTED):
+            self._close(ConnectionLost(text))
+
+    def handle_timer(self, now: float) -> None:
+        if self.state == CONNECTING:
+            if self._deadline is not None and now >= self._deadline:
+                self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
+            return
+        if self.state != CONNECTED:
+            return
+        is_owed = self._is_owed()
+        if now >= self._keep_alive.lost_at(is_owed):
+            text = "the server does not answer" if is_owed else "the server does not answer pings"
+            self._fail(ConnectionLost(text, reasons.KEEP_ALIVE_TIMEOUT), now)
+            return
+        if now >= self._keep_alive.ping_at(is_owed):
+            self._keep_alive.pinged(now)  # [MQTT-3.1.2-20]
+            self._send(PINGREQ_BYTES, now)
+
+    # Frames
+
+    def _handle_frame(self, now: float) -> None:
+        reader = self._reader
+        kind = reader.first >> 4
+        if self.state == CONNECTING and kind not in (pk.CONNACK, pk.AUTH):
+            name = pk.TYPE_NAMES.get(kind, str(kind))
+            raise ProtocolError(f"{name} before CONNACK", reasons.PROTOCOL_ERROR)  # [MQTT-3.2.0-1]
+        if kind == pk.PUBLISH and self.options.on_unreadable is not None:
+            self._read_publish(self.options.on_unreadable, now)
+            return
+        packet = decode(reader.buffer, reader.first, reader.start, reader.end, self.version, False)
+        if self.options.trace:
+            self._effects.append(Traced(False, packet))
+        if isinstance(packet, Publish):
+            self._handle_publish(packet, now)
+            return
+        handler = self._handlers.get(kind)
+        if handler is None:
+            name = pk.TYPE_NAMES.get(kind, str(kind))
+            raise ProtocolError(f"{name} from a server", reasons.PROTOCOL_ERROR)
+        handler(packet, now)
+
+    def _handle_connack(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Connack)
+        if self.state != CONNECTING:
+            raise ProtocolError("a second CONNACK", reasons.PROTOCOL_ERROR)  # [MQTT-3.2.0-2]
+        if packet.reason != reasons.SUCCESS:
+            text = f"connection refused: {reason_text(packet.reason)}"
+            self._close(
+                ConnectionRefused(
+                    text,
+                    packet.reason,
+                    reason_string(packet.properties),
+                    server_reference(packet.properties),
+                )
+            )
+            return
+        # [MQTT-3.2.2-4]: a clean start cannot have found a session.
+        if packet.session_present and self._clean_sent:
+            raise ProtocolError("a session after a clean start", reasons.PROTOCOL_ERROR)
+        if self._exchange is not None:
+            self._exchange.finish(authentication_data(packet.properties))
+            self._exchange = None
+        self.limits = ServerLimits.from_connack(packet.properties, self.options.keep_alive_s)
+        self._keep_alive.interval_s = float(self.limits.keep_alive_s)
+        assigned = packet.properties.get(pr.ASSIGNED_CLIENT_IDENTIFIER)
+        if isinstance(assigned, str):
+            self.client_id = assigned
+        self.state = CONNECTED
+        if packet.session_present and not self._has_session:
+            self._release_former_ids(now)
+        self._has_session = True
+        if not packet.session_present:
+            self.incoming.forget_session()
+        self._effects.append(Connected(packet.session_present, packet.properties))
+        released, done = self.outgoing.resume(packet.session_present, self.limits.receive_maximum)
+        for publish in done:
+            self._effects.append(Acknowledged(publish.handle, reasons.SUCCESS, {}))
+        for publish in released:
+            self._send(encode_ack(pk.PUBREL, publish.packet_id, reasons.SUCCESS, self.version), now)
+        if not packet.session_present:
+            self._subscribe_again(now)
+        self._refuse_unfit()
+
+    def _release_former_ids(self, now: float) -> None:
+        """Of a program before us in this session. Whatever it has not released is released before
+        we use an id: until then the server would take a QoS 2 message of ours for its."""
+        if self._ids.id_max < PACKET_ID_MAX:
+            for packet_id in range(1, self._ids.id_max + 1):
+                self._send(encode_ack(pk.PUBREL, packet_id, reasons.SUCCESS, self.version), now)
+
+    def _refuse_unfit(self) -> None:
+        """Messages that were queued before the server announced what it does not accept; it would
+        disconnect us for each, again and again."""
+        limits = self.limits
+
+        def reason_against(publish: OutgoingPublish) -> int:
+            size_bytes = len(publish.topic) + len(publish.payload) + len(publish.properties)
+            try:
+                limits.check_publish(publish.qos, publish.retain, size_bytes)
+            except PublishRefused as error:
+                return error.reason
+            return 0
+
+        if limits.are_tight():
+            for publish, reason in self.outgoing.refuse(reason_against):
+                self._effects.append(Acknowledged(publish.handle, reason, {}))
+
+    def _read_publish(self, on_unreadable: Callable[[str], None], now: float) -> None:
+        reader = self._reader
+        try:
+            packet = decode(
+                reader.buffer, reader.first, reader.start, reader.end, self.version, False
+            )
+            assert isinstance(packet, Publish)
+            if self.options.trace:
+                self._effects.append(Traced(False, packet))
+            self._handle_publish(packet, now)
+        except (ProtocolViolation, ProtocolError) as error:
+            if not self._pass_over(now):
+                raise
+            on_unreadable(str(error))
+
+    def _pass_over(self, now: float) -> bool:
+        """Acknowledge the PUBLISH at hand. False: its packet id cannot be read, either."""
+        reader = self._reader
+        buffer, at = reader.buffer, reader.start
+        qos = reader.first >> 1 & 3
+        if qos == 3 or at + 2 > reader.end:
+            return False
+        at += 2 + (buffer[at] << 8 | buffer[at + 1])
+        if at + 2 * (qos > 0) > reader.end:
+            return False
+        if qos:
+            packet_id = buffer[at] << 8 | buffer[at + 1]
+            if not packet_id:
+                return False
+            if self._is_new(packet_id, qos, reader.first & 8 != 0, now):
+                self.acknowledge(packet_id, now)
+        return True
+
+    def _is_new(self, packet_id: int, qos: int, dup: bool, now: float) -> bool:
+        arrival = self.incoming.arrive(packet_id, qos, dup)
+        if arrival == REPEATED:
+            self._send(encode_ack(pk.PUBREC, packet_id, reasons.SUCCESS, self.version), now)
+        return arrival == NEW
+
+    def _handle_publish(self, publish: Publish, now: float) -> None:
+        topic = self.incoming.resolve(publish.topic, publish.topic_alias)
+        message = message_of(publish, topic)
+        qos = publish.qos
+        if qos:
+            if not self._is_new(publish.packet_id, qos, publish.dup, now):
+                return
+            if not self.options.manual_acknowledge:
+                self.acknowledge(publish.packet_id, now)
+        self._effects.append(Received(message))
+
+    def _handle_ack(self, packet: pk.Packet, now: float) -> None:
+        """PUBACK, PUBREC, PUBCOMP."""
+        assert isinstance(packet, pk.Ack)
+        outgoing = self.outgoing
+        refused = packet.reason >= 0x80
+        if packet.kind == pk.PUBREC:
+            publish = outgoing.handle_pubrec(packet.packet_id, refused)
+            if not refused:
+                # An id we do not know is answered too, so that the server can forget it.
+                reason = (
+                    reasons.SUCCESS if publish is not None else reasons.PACKET_IDENTIFIER_NOT_FOUND
+                )
+                self._send(encode_ack(pk.PUBREL, packet.packet_id, reason, self.version), now)
+                return
+        elif packet.kind == pk.PUBACK:
+            publish = outgoing.handle_puback(packet.packet_id)
+        else:
+            publish = outgoing.handle_pubcomp(packet.packet_id)
+        if publish is not None:
+            reason = packet.reason
+            if reason == reasons.PACKET_IDENTIFIER_NOT_FOUND:
+                # The PUBREL was a repeated one, and what it releases was released before.
+                reason = reasons.SUCCESS
+            self._effects.append(Acknowledged(publish.handle, reason, packet.properties))
+
+    def _handle_pubrel(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Ack)
+        known = self.incoming.release(packet.packet_id)
+        reason = reasons.SUCCESS if known else reasons.PACKET_IDENTIFIER_NOT_FOUND
+        # [MQTT-4.3.3-11]
+        self._send(encode_ack(pk.PUBCOMP, packet.packet_id, reason, self.version), now)
+
+    def _handle_suback(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Suback | pk.Unsuback)
+        request = self._requests.pop(packet.packet_id, None)
+        if request is None:
+            return
+        self._ids.release(packet.packet_id)
+        if isinstance(packet, pk.Suback) != (request.subscriptions is not None):
+            raise ProtocolError("the answer to another kind of request", reasons.PROTOCOL_ERROR)
+        codes = packet.reasons
+        count = len(request.filters)
+        if len(codes) != count and not (isinstance(packet, pk.Unsuback) and self.version < LEVEL_5):
+            raise ProtocolError(
+                f"{len(codes)} reason codes for {count} filters", reasons.PROTOCOL_ERROR
+            )
+        if self.subscriptions is not None:
+            if request.subscriptions is not None:
+                self.subscriptions.grant(request.subscriptions, request.properties, codes)
+            else:
+                self.subscriptions.remove(request.filters, codes)
+        if not request.is_again:
+            self._effects.append(Subscribed(packet.packet_id, codes, packet.properties))
+            return
+        try:
+            check_answer(packet.properties, codes, request.filters, "subscribe again to")
+        except SubscribeRefused as error:
+            # Going on without a subscription would be silence that looks like no messages.
+            self._send(encode(pk.Disconnect(reasons.SUCCESS, {}), self.version), now)
+            self._close(error)
+
+    def _handle_pingresp(self, packet: pk.Packet, now: float) -> None:
+        self._keep_alive.answered()
+
+    def _handle_disconnect(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Disconnect)
+        text = f"the server disconnected: {reason_text(packet.reason)}"
+        self._close(
+            ConnectionLost(
+                text,
+                packet.reason,
+                reason_string(packet.properties),
+                server_reference(packet.properties),
+            )
+        )
+
+    def _handle_auth(self, packet: pk.Packet, now: float) -> None:
+        assert isinstance(packet, pk.Auth)
+        exchange = self._exchange
+        if exchange is None:
+            raise ProtocolError("AUTH without an exchange of ours", reasons.PROTOCOL_ERROR)
+        data = authentication_data(packet.properties)
+        if packet.reason == reasons.CONTINUE_AUTHENTICATION:
+            self._send_auth(reasons.CONTINUE_AUTHENTICATION, exchange.step(data), now)
+        elif self.state == CONNECTED and packet.reason == reasons.SUCCESS:
+            exchange.finish(data)
+            self._exchange = None
+            self._effects.append(Reauthenticated())
+        else:
+            raise ProtocolError(f"AUTH with reason {packet.reason}", reasons.PROTOCOL_ERROR)
+
+    def _send_auth(self, reason: int, data: bytes | None, now: float) -> None:
+        # [MQTT-4.12.0-3] [MQTT-4.12.0-5]
+        assert self._exchange is not None
+        properties: Properties = {pr.AUTHENTICATION_METHOD: self._exchange.method}
+        if data is not None:
+            properties[pr.AUTHENTICATION_DATA] = data
+        self._send(encode(pk.Auth(reason, properties), self.version), now)
+
+    # Ending
+
+    def _fail(self, error: ClientError, now: float) -> None:
+        """End the connection because of the server; MQTT 5 tells it why."""
+        if self.state == CONNECTED and self.version == LEVEL_5 and error.reason >= 0x80:
+            self._send(encode(pk.Disconnect(error.reason, {}), self.version), now)
+        self._close(error)
+
+    def _close(self, error: ClientError | None) -> None:
+        self.state = CLOSED
+        self._deadline = None
+        self._exchange = None
+        self.outgoing.suspend()
+        self._effects.append(Closed(error))

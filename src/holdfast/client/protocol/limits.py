@@ -1,0 +1,68 @@
+"""What the server announced in CONNACK that it will (not) accept."""
+
+from holdfast.client.errors import PublishRefused
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.properties import Properties
+
+PUBLISH_OVERHEAD_BYTES = 12
+"""At most: header byte, four length bytes, topic length, packet id, properties length (less is
+not worth counting)."""
+
+
+class ServerLimits:
+    """The defaults are the protocol's, for a server that announced nothing (or speaks 3.x)."""
+
+    def __init__(self) -> None:
+        self.receive_maximum = 65535
+        self.packet_bytes_max = 268_435_460
+        self.qos_max = 2
+        self.retain_available = True
+        self.topic_alias_max = 0
+        self.keep_alive_s = 0
+
+    @classmethod
+    def from_connack(cls, properties: Properties, keep_alive_s: int) -> "ServerLimits":
+        """`keep_alive_s` is what we asked for; the server's wish goes before it
+        [MQTT-3.2.2-21]."""
+        limits = cls()
+        limits.keep_alive_s = _number(properties, pr.SERVER_KEEP_ALIVE, keep_alive_s)
+        limits.receive_maximum = _number(properties, pr.RECEIVE_MAXIMUM, 65535)
+        limits.packet_bytes_max = _number(properties, pr.MAXIMUM_PACKET_SIZE, 268_435_460)
+        limits.qos_max = _number(properties, pr.MAXIMUM_QOS, 2)
+        limits.retain_available = _number(properties, pr.RETAIN_AVAILABLE, 1) == 1
+        limits.topic_alias_max = _number(properties, pr.TOPIC_ALIAS_MAXIMUM, 0)
+        return limits
+
+    def are_tight(self) -> bool:
+        """Whether `check_publish` may refuse anything."""
+        return self.qos_max < 2 or not self.retain_available or self.packet_bytes_max < 268_435_460
+
+    def check_publish(self, qos: int, retain: bool, content_bytes: int) -> None:
+        """Raises PublishRefused for what the server would have to disconnect us for."""
+        if qos > self.qos_max:  # [MQTT-3.2.2-11]
+            raise PublishRefused(
+                f"QoS {qos}, the server supports {self.qos_max}", reasons.QOS_NOT_SUPPORTED
+            )
+        if retain and not self.retain_available:  # [MQTT-3.2.2-14]
+            raise PublishRefused(
+                "the server keeps no retained messages", reasons.RETAIN_NOT_SUPPORTED
+            )
+        if content_bytes + PUBLISH_OVERHEAD_BYTES > self.packet_bytes_max:  # [MQTT-3.2.2-15]
+            raise PublishRefused(
+                f"a message of {content_bytes} bytes, the server accepts packets of "
+                f"{self.packet_bytes_max}",
+                reasons.PACKET_TOO_LARGE,
+            )
+
+    def check_alias(self, alias: int) -> None:
+        if alias > self.topic_alias_max:  # [MQTT-3.2.2-17]
+            raise PublishRefused(
+                f"topic alias {alias}, the server allows {self.topic_alias_max}",
+                reasons.TOPIC_ALIAS_INVALID,
+            )
+
+
+def _number(properties: Properties, name: int, default: int) -> int:
+    value = properties.get(name)
+    return value if isinstance(value, int) else default

@@ -1,0 +1,210 @@
+"""The half of the client core that sends: messages within their window, and requests."""
+
+from typing import Final
+
+from holdfast.client.errors import NotConnected
+from holdfast.client.options import LEVEL_5, Options
+from holdfast.client.protocol.effects import Effect, Traced
+from holdfast.client.protocol.keepalive import KeepAlive
+from holdfast.client.protocol.limits import ServerLimits
+from holdfast.client.protocol.outgoing import Outgoing, OutgoingPublish, PacketIds
+from holdfast.client.protocol.responses import packet_of
+from holdfast.client.protocol.subscriptions import Subscriptions
+from holdfast.protocol.mqtt import packets as pk
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.properties import Properties, encode_block
+from holdfast.protocol.mqtt.publish import encode_publish
+from holdfast.protocol.topics.names import decode_topic
+
+IDLE: Final = 0
+CONNECTING: Final = 1
+CONNECTED: Final = 2
+CLOSED: Final = 3
+
+
+class Request:
+    """A SUBSCRIBE or UNSUBSCRIBE without answer."""
+
+    def __init__(
+        self,
+        filters: list[str],
+        subscriptions: list[pk.SubscriptionRequest] | None,
+        properties: Properties,
+        is_again: bool,
+    ) -> None:
+        self.filters = filters
+        self.subscriptions = subscriptions
+        """None: an UNSUBSCRIBE."""
+        self.properties = properties
+        self.is_again = is_again
+        """Said again by the core; nobody waits for the answer."""
+
+
+class Sending:
+    """What a connection and its session have to send. ClientProtocol is the other half."""
+
+    def __init__(self, options: Options, resubscribe: bool) -> None:
+        self.options = options
+        self.version = options.level
+        self.state = IDLE
+        self.limits = ServerLimits()
+        self.subscriptions = Subscriptions() if resubscribe else None
+        self._ids = PacketIds(options.packet_ids_max)
+        self.outgoing = Outgoing(self._ids, options.inflight_max, options.queue_messages_max)
+        self._aliases: dict[int, bytes] = {}
+        self._requests: dict[int, Request] = {}
+        self._keep_alive = KeepAlive(
+            options.ping_timeout_s, options.response_timeout_s, options.ping_interval_s
+        )
+        self._last_handle = 0
+        self._out: list[bytes] = []
+        self._effects: list[Effect] = []
+
+    def data_to_send(self) -> bytes:
+        """Everything to write to the transport, in order; empty if nothing."""
+        if not self._out:
+            return b""
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        return data
+
+    def effects(self) -> list[Effect]:
+        effects = self._effects
+        self._effects = []
+        return effects
+
+    # Messages and requests
+
+    def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        qos: int,
+        retain: bool,
+        now: float,
+        properties: Properties | None = None,
+        topic_alias: int = 0,
+    ) -> int:
+        """Send or queue a message; its handle, which an Acknowledged effect names if QoS > 0.
+
+        `topic_alias` asks for that alias: the topic is sent along the first time only. Raises
+        InvalidTopic, ValueError, PublishRefused, NotConnected (QoS 0), QueueFull.
+        """
+        raw = topic.encode()
+        decode_topic(raw)  # [MQTT-3.3.2-2]
+        encoded = b""
+        if properties and self.version == LEVEL_5:
+            encoded = encode_block(properties)
+        if not 0 <= qos <= 2:
+            raise ValueError(f"QoS {qos}: 0, 1 or 2")
+        if self.state == CONNECTED:
+            self.limits.check_publish(qos, retain, len(raw) + len(payload) + len(encoded))
+            self.limits.check_alias(topic_alias)
+        self._last_handle += 1
+        publish = OutgoingPublish(
+            self._last_handle, raw, payload, qos, retain, encoded, topic_alias
+        )
+        if qos == 0:
+            self._check_connected()
+            self._send_publish(publish, now)
+        else:
+            self.outgoing.add(publish)
+            self._pump(now)
+        return publish.handle
+
+    def subscribe(
+        self,
+        requests: list[pk.SubscriptionRequest],
+        now: float,
+        properties: Properties | None = None,
+    ) -> int:
+        """Returns the packet id that the Subscribed effect will name."""
+        if self.subscriptions is not None:
+            self.subscriptions.check_room(requests)
+        filters = [one.filter for one in requests]
+        return self._request(Request(filters, requests, properties or {}, False), now)
+
+    def unsubscribe(
+        self, filters: list[str], now: float, properties: Properties | None = None
+    ) -> int:
+        return self._request(Request(filters, None, properties or {}, False), now)
+
+    # What leaves
+
+    def _send(self, data: bytes, now: float) -> None:
+        if self.options.trace:
+            self._effects.append(Traced(True, packet_of(data, self.version)))
+        self._out.append(data)
+        self._keep_alive.sent(now)
+
+    def _pump(self, now: float) -> None:
+        """Send what the window allows."""
+        if self.state != CONNECTED:
+            return
+        is_owed = self._is_owed()
+        publish = self.outgoing.next_ready()
+        if publish is not None and not is_owed:
+            self._keep_alive.asked(now)
+        while publish is not None:
+            self._send_publish(publish, now)
+            publish = self.outgoing.next_ready()
+
+    def _send_publish(self, publish: OutgoingPublish, now: float) -> None:
+        topic = publish.topic
+        properties = publish.properties
+        alias = publish.topic_alias
+        # [MQTT-3.3.2-9]: queued before the limit was known, a message goes without its alias.
+        if 0 < alias <= self.limits.topic_alias_max and self.version == LEVEL_5:
+            properties += bytes((pr.TOPIC_ALIAS, alias >> 8, alias & 0xFF))
+            if self._aliases.get(alias) == topic:
+                topic = b""
+            else:
+                self._aliases[alias] = topic
+        self._send(
+            encode_publish(
+                topic,
+                publish.payload,
+                publish.qos,
+                publish.retain,
+                publish.dup,
+                publish.packet_id,
+                properties,
+                self.version,
+            ),
+            now,
+        )
+
+    def _request(self, request: Request, now: float) -> int:
+        self._check_connected()
+        packet_id = self._ids.take()
+        packet: pk.Packet
+        if request.subscriptions is not None:
+            packet = pk.Subscribe(packet_id, request.subscriptions, request.properties)
+        else:
+            packet = pk.Unsubscribe(packet_id, request.filters, request.properties)
+        try:
+            data = encode(packet, self.version)
+        except Exception:
+            self._ids.release(packet_id)
+            raise
+        if not self._is_owed():
+            self._keep_alive.asked(now)
+        self._requests[packet_id] = request
+        self._send(data, now)
+        return packet_id
+
+    def _subscribe_again(self, now: float) -> None:
+        if self.subscriptions is None:
+            return
+        for batch in self.subscriptions.batches(self.limits.packet_bytes_max):
+            filters = [one.filter for one in batch.requests]
+            self._request(Request(filters, batch.requests, batch.properties, True), now)
+
+    def _check_connected(self) -> None:
+        if self.state != CONNECTED:
+            raise NotConnected("there is no connection")
+
+    def _is_owed(self) -> bool:
+        """Whether the server owes an answer to something other than a ping."""
+        return bool(self.outgoing.inflight) or bool(self._requests)

@@ -1,0 +1,72 @@
+"""A message in a publish queue."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.protocol.mqtt.packets import Properties
+
+ENTRY_OVERHEAD_BYTES: Final = 64
+"""What a message counts in `bytes_max` beyond its own bytes."""
+
+
+class Entry:
+    """`sequence` orders a queue's messages and with `epoch` identifies them to the broker. Times
+    are seconds since 1970; `expires_at` 0: never."""
+
+    __slots__ = (
+        "attempts",
+        "epoch",
+        "expires_at",
+        "payload",
+        "properties",
+        "put_at",
+        "retain",
+        "sequence",
+        "size",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        sequence: int,
+        epoch: int,
+        topic: str,
+        payload: bytes,
+        properties: Properties | None,
+        retain: bool,
+        put_at: float,
+        expires_at: float,
+        size: int,
+    ) -> None:
+        self.sequence = sequence
+        self.epoch = epoch
+        self.topic = topic
+        self.payload = payload
+        self.properties = properties
+        self.retain = retain
+        self.put_at = put_at
+        self.expires_at = expires_at
+        self.size = size
+        """Bytes it counts in the queue's limit."""
+        self.attempts = 0
+        """How often it was handed to the client since the queue was opened."""
+
+    def __repr__(self) -> str:
+        return f"Entry({self.epoch}:{self.sequence} {self.topic!r}, {len(self.payload)} bytes)"
+
+
+@dataclass
+class Failed:
+    """A message that left the queue undelivered. `reason` is the server's reason code, -1 if it
+    never reached a server."""
+
+    entry: Entry
+    reason: int
+    text: str
+    failed_at: float
+    """Seconds since 1970."""
+
+
+def entry_size(topic: str, payload: bytes, block: bytes) -> int:
+    """What a message with the encoded properties `block` counts in the queue's limit."""
+    return len(topic.encode()) + len(payload) + len(block) + ENTRY_OVERHEAD_BYTES

@@ -1,0 +1,112 @@
+"""The two forms in which a publish queue's messages carry their ids.
+
+Default: the payload is the application's, the id is the user property of `identity` (MQTT 5).
+Compatible: `PaperFormat`, JSON payloads with an id in milliseconds; works with MQTT 3.1.1, too.
+"""
+
+import json
+from typing import Final, Protocol
+
+from holdfast.client.identity import SEQUENCE_MAX
+from holdfast.protocol.topics.names import check_filter, decode_topic
+
+
+class Format(Protocol):
+    name: str
+    """Kept in the queue's file: it holds messages of one form."""
+    needs_properties: bool
+    """Only MQTT 5 can carry it."""
+
+    def next_sequence(self, last: int, clock: float) -> int:
+        """Greater than `last`; `clock` is seconds since 1970."""
+
+    def check(self, payload: bytes) -> None:
+        """Raises ValueError for a payload that the form cannot carry."""
+
+    def encode(self, payload: bytes, sequence: int) -> bytes:
+        """The payload as it is published."""
+
+
+class SequenceFormat:
+    """The default form: sequences count up by one."""
+
+    name: str = "sequence"
+    needs_properties: bool = True
+
+    def next_sequence(self, last: int, clock: float) -> int:
+        return last + 1
+
+    def check(self, payload: bytes) -> None:
+        pass
+
+    def encode(self, payload: bytes, sequence: int) -> bytes:
+        return payload
+
+
+class PaperFormat:
+    """Payloads `{"id": <milliseconds since 1970>, "msg": <text>, "sender": <sender>}`. The id is
+    the message's sequence; it grows by at least one a message even if the clock does not. With an
+    MQTT 5 connection the identity of the default form goes along, for brokers that drop
+    repetitions."""
+
+    name: str = "paper"
+    needs_properties: bool = False
+
+    def __init__(self, sender: str) -> None:
+        if not sender:
+            raise ValueError("the sender's name is empty")
+        self.sender = sender
+
+    def next_sequence(self, last: int, clock: float) -> int:
+        return max(last + 1, int(clock * 1000))
+
+    def check(self, payload: bytes) -> None:
+        try:
+            payload.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"the payload is not UTF-8 at byte {error.start}: JSON carries text only"
+            ) from None
+
+    def encode(self, payload: bytes, sequence: int) -> bytes:
+        message = {"id": sequence, "msg": payload.decode(), "sender": self.sender}
+        return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+_PAPER_KEYS: Final = {"id", "msg", "sender"}
+
+
+def parse_paper(payload: bytes) -> tuple[int, str, str]:
+    """Id, message and sender of a payload in the compatible form. Raises ValueError."""
+    try:
+        message = json.loads(payload)
+    except RecursionError:
+        raise ValueError("JSON nested too deeply") from None
+    if not isinstance(message, dict) or not message.keys() >= _PAPER_KEYS:
+        raise ValueError("not a JSON object with id, msg and sender")
+    sequence, text, sender = message["id"], message["msg"], message["sender"]
+    if type(sequence) is not int or not 0 <= sequence <= SEQUENCE_MAX:
+        raise ValueError(f"id {sequence!r}: milliseconds since 1970")
+    if not isinstance(text, str) or not isinstance(sender, str):
+        raise ValueError("msg and sender must be strings")
+    return sequence, text, sender
+
+
+def paper_topic(topic: str, group: str, user: str) -> str:
+    """`topic1/group1/user1`. Raises ValueError for a level that is empty or has a separator or
+    wildcard in it."""
+    name = "/".join(_level(level) for level in (topic, group, user))
+    return decode_topic(name.encode())
+
+
+def paper_filter(topic: str, group: str) -> str:
+    """`topic1/group2/#`: all users of a group. Raises ValueError."""
+    name = "/".join((_level(topic), _level(group), "#"))
+    check_filter(name)
+    return name
+
+
+def _level(level: str) -> str:
+    if not level or any(character in level for character in "/+#"):
+        raise ValueError(f"topic level {level!r}: not empty and without / + #")
+    return level

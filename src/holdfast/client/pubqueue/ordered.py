@@ -1,0 +1,123 @@
+"""Received messages in their producers' order, without repetitions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import ClientError
+from holdfast.client.identity import Identity, identity_of
+from holdfast.client.protocol.effects import Message
+from holdfast.client.pubqueue.format import parse_paper
+from holdfast.client.pubqueue.reorder import (
+    GAP_TIMEOUT_S,
+    LATE,
+    NEW,
+    Deduplicate,
+    Gap,
+    Late,
+    Ordered,
+    Output,
+    Reorder,
+)
+
+PAPER_EPOCH: Final = 0
+
+
+def identify(message: Message) -> Identity | None:
+    """By the identity property, else by a payload in the paper's form; None: by neither."""
+    try:
+        identity = identity_of(message.properties)
+    except ValueError:
+        return None
+    return identity if identity is not None else identify_paper(message)
+
+
+def identify_paper(message: Message) -> Identity | None:
+    """By the payload's id and sender; None if it is not in the paper's form."""
+    try:
+        sequence, _, sender = parse_paper(message.payload)
+    except ValueError:
+        return None
+    return Identity(sender, PAPER_EPOCH, sequence)
+
+
+async def ordered_messages(
+    client: Client,
+    *,
+    complete: bool = False,
+    gap_timeout_s: float = GAP_TIMEOUT_S,
+    identify: Callable[[Message], Identity | None] = identify,
+    on_late: Callable[[Message], None] | None = None,
+    on_gap: Callable[[Gap], None] | None = None,
+) -> AsyncIterator[Message]:
+    """As `client.messages()`, but each producer's messages ascending and once. Those without an
+    identity pass at once.
+
+    `complete` waits up to `gap_timeout_s` for missing sequences: only for a subscription to
+    everything that the producers send, in the default form. A message whose place has passed goes
+    to `on_late`, what is given up waiting for to `on_gap`. A message that waits for a gap has been
+    acknowledged already, unless `Options.manual_acknowledge` is set.
+    """
+    tell = _Listener(on_late, on_gap)
+    if not complete:
+        deduplicate = Deduplicate()
+        async for message in client.messages():
+            identity = identify(message)
+            verdict = NEW if identity is None else deduplicate.judge(identity)
+            if verdict == NEW:
+                yield message
+            elif verdict == LATE:
+                tell.late(message)
+        return
+    reorder: Reorder[Message] = Reorder(gap_timeout_s)
+    loop = asyncio.get_running_loop()
+    received: Message | None = None
+    failure: ClientError | None = None
+    is_over = False
+    while not is_over:
+        output: list[Output[Message]] = []
+        try:
+            async with asyncio.timeout_at(reorder.timer()):
+                received = await client.receive()
+        except TimeoutError:
+            output = reorder.handle_timer(loop.time())
+        except ClientError as error:
+            failure, is_over = error, True
+            output = reorder.drain()
+        else:
+            if received is None:
+                is_over = True
+                output = reorder.drain()
+            elif (identity := identify(received)) is None:
+                output = [Ordered(received)]
+            else:
+                output = reorder.feed(identity, received, loop.time())
+        for one in output:
+            match one:
+                case Ordered(message):
+                    yield message
+                case Late(message):
+                    tell.late(message)
+                case Gap():
+                    tell.gap(one)
+    if failure is not None:
+        raise failure
+
+
+class _Listener:
+    def __init__(
+        self,
+        on_late: Callable[[Message], None] | None,
+        on_gap: Callable[[Gap], None] | None,
+    ) -> None:
+        self._on_late = on_late
+        self._on_gap = on_gap
+
+    def late(self, message: Message) -> None:
+        if self._on_late is not None:
+            self._on_late(message)
+
+    def gap(self, gap: Gap) -> None:
+        if self._on_gap is not None:
+            self._on_gap(gap)

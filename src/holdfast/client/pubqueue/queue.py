@@ -1,0 +1,294 @@
+"""The publish queue: messages that are put into it reach the broker, in order, at QoS 1.
+
+    async with Client(servers=[...], reconnect=Reconnect()) as client:
+        async with PublishQueue(client, SqliteStore("outbox.db"), window=64) as queue:
+            await queue.put("meter/power", b"42")        # in the file when it returns
+
+A message leaves the queue when the broker has confirmed it or refused it for good (then
+`on_failed` is told, and `failed` lists it). Each carries an id; a broker that knows it (Holdfast)
+stores a message once, however often it is sent. See docs/publish-queue.md.
+"""
+
+import asyncio
+import logging
+import time
+from types import TracebackType
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import ClientError, QueueFull, TimedOut
+from holdfast.client.options import LEVEL_5
+from holdfast.client.pubqueue.entry import Entry, Failed
+from holdfast.client.pubqueue.errors import MessagesLeft, QueueClosed
+from holdfast.client.pubqueue.format import Format, SequenceFormat
+from holdfast.client.pubqueue.message import checked_entry
+from holdfast.client.pubqueue.room import Room
+from holdfast.client.pubqueue.sender import Counts, OnDelivered, OnFailed, Sender
+from holdfast.client.pubqueue.store import MemoryStore, Store
+from holdfast.client.pubqueue.writer import Put, ThreadWriter, Writer
+from holdfast.protocol.mqtt.packets import Properties
+
+logger = logging.getLogger("holdfast.client")
+
+MESSAGES_MAX: Final = 100_000
+BYTES_MAX: Final = 64 << 20
+CLOSE_TIMEOUT_S: Final = 10.0
+PUTS_IN_A_ROW: Final = 64
+"""So many puts that need not wait, then the event loop gets its turn."""
+
+
+class PublishQueue:
+    def __init__(
+        self,
+        client: Client,
+        store: Store | None = None,
+        *,
+        window: int = 1,
+        form: Format | None = None,
+        messages_max: int = MESSAGES_MAX,
+        bytes_max: int = BYTES_MAX,
+        when_full: str = "block",
+        when_not_authorized: str = "wait",
+        expiry_s: float = 0.0,
+        close_timeout_s: float = CLOSE_TIMEOUT_S,
+        on_delivered: OnDelivered | None = None,
+        on_failed: OnFailed | None = None,
+    ) -> None:
+        """`store`: by default a MemoryStore. `window`: messages in flight. `form`: by default
+        SequenceFormat. `bytes_max` counts payloads, topics, properties and 64 bytes a message.
+        `when_full`: "block" lets `put` wait for room, "refuse" raises QueueFull.
+        `when_not_authorized`: "wait" sends a message that the broker does not authorise again until
+        it does, in its place in the order; "fail" gives such a message up. `expiry_s`: how
+        long a message may take until the client has it, 0 for ever. `close_timeout_s`: how long
+        leaving `async with` waits for confirmations. The callbacks are called in the event loop
+        and may be called again for the same message after a restart. Raises ValueError."""
+        if when_full not in ("block", "refuse"):
+            raise ValueError(f'when_full {when_full!r}: "block" or "refuse"')
+        if when_not_authorized not in ("wait", "fail"):
+            raise ValueError(f'when_not_authorized {when_not_authorized!r}: "wait" or "fail"')
+        self._form: Format = form if form is not None else SequenceFormat()
+        self._has_properties = client.core.options.level >= LEVEL_5
+        if self._form.needs_properties and not self._has_properties:
+            raise ValueError(
+                "the default form needs MQTT 5: set Options.level to 5, or use PaperFormat"
+            )
+        self.error: ClientError | None = None
+        """Why the queue has stopped: ProducerFenced or StoreError."""
+        self._store: Store = store if store is not None else MemoryStore()
+        self._sender = Sender(
+            client,
+            window,
+            self._left,
+            self._stop,
+            on_delivered,
+            on_failed,
+            waits_for_rights=when_not_authorized == "wait",
+        )
+        self._room = Room(messages_max, bytes_max)
+        self._blocks = when_full == "block"
+        self._expiry_s = expiry_s
+        self._close_timeout_s = close_timeout_s
+        self._is_open = False
+        self._writer: Writer | None = None
+        self._empty = asyncio.Event()
+        self._puts_in_a_row = 0
+
+    # Observation
+
+    @property
+    def length(self) -> int:
+        """Messages that are neither confirmed nor failed."""
+        return self._room.length
+
+    @property
+    def size_bytes(self) -> int:
+        """What they count in `bytes_max`."""
+        return self._room.size
+
+    @property
+    def age_s(self) -> float:
+        """How long ago the oldest of them was put; 0 if there is none."""
+        put_at = self._sender.core.oldest_put_at()
+        return max(0.0, time.time() - put_at) if put_at is not None else 0.0
+
+    @property
+    def counts(self) -> Counts:
+        """A live view."""
+        return self._sender.counts
+
+    @property
+    def refusal(self) -> ClientError | None:
+        """What the broker refused the last message for, if that may pass and nothing was delivered
+        since; None while messages leave."""
+        return self._sender.refusal
+
+    @property
+    def producer(self) -> str:
+        """The producer id under which the broker knows this queue; "" before it is open."""
+        return self._sender.producer
+
+    # Life
+
+    async def __aenter__(self) -> "PublishQueue":
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self.close()
+            return
+        try:
+            await self.close(0.0)
+        except ClientError as second:
+            logger.warning("publish_queue_closed error=%r", str(second))
+
+    async def open(self) -> None:
+        """Raises StoreError. A queue is opened once."""
+        if self._writer is not None:
+            raise QueueClosed("a queue is opened once: make another")
+        kind = ThreadWriter if self._store.blocking else Writer
+        self._writer = kind(self._store, self._form, self._added, self._dropped, self._stop)
+        opened = await self._writer.open()
+        self._room.length, self._room.size = opened.count, opened.size
+        self._is_open = True
+        self._sender.start(self._writer, opened)
+
+    async def close(self, timeout_s: float | None = None) -> int:
+        """Wait up to `timeout_s` (None: `close_timeout_s`) for the confirmation of all messages,
+        then close the store; how many are left in it. Raises MessagesLeft if they were only in
+        memory, StoreError."""
+        writer = self._writer
+        if writer is None or not self._is_open:
+            return 0
+        self._is_open = False
+        self._refuse_waiting(QueueClosed("the queue was closed"))
+        try:
+            await self.flush(self._close_timeout_s if timeout_s is None else timeout_s)
+        except ClientError as error:
+            logger.info("publish_queue_not_flushed left=%d error=%r", self.length, str(error))
+        finally:
+            self._sender.close()
+            await writer.close()
+        if self.length and not self._store.blocking:
+            raise MessagesLeft(self.length)
+        return self.length
+
+    # Messages
+
+    async def put(
+        self,
+        topic: str,
+        payload: bytes | str = b"",
+        *,
+        retain: bool = False,
+        properties: Properties | None = None,
+        expiry_s: float | None = None,
+    ) -> int:
+        """Add a message; its sequence. A store on disk has it when this returns. Raises QueueFull,
+        QueueClosed, StoreError, ProducerFenced, and ValueError for a message that no server could
+        accept.
+
+        Messages of one task leave in the order of its puts, those of concurrent ones in the order
+        of the calls. Cancelled, a put may have happened or not.
+        """
+        if properties and not self._has_properties:
+            raise ValueError("properties need MQTT 5")
+        life_s = self._expiry_s if expiry_s is None else expiry_s
+        entry = checked_entry(self._form, topic, payload, retain, properties, life_s)
+        if self.error is not None:
+            raise self.error
+        writer, room = self._open_writer(), self._room
+        if room.has_room(entry.size):
+            room.take(entry.size)
+            if not self._store.blocking:
+                writer.add(Put(entry, None))
+                await self._share_the_loop()
+                return entry.sequence
+            put = Put(entry, asyncio.get_running_loop().create_future())
+            writer.add(put)
+        elif entry.size > room.bytes_max or not self._blocks:
+            raise QueueFull(f"no room for {entry.size} bytes: {room.describe()}")
+        else:
+            put = Put(entry, asyncio.get_running_loop().create_future())
+            room.waiting.append(put)
+        assert put.done is not None
+        return await put.done
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until the queue is empty. Raises TimedOut, and what the queue has stopped for."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.length:
+                    if self.error is not None:
+                        raise self.error
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            raise TimedOut(f"{self.length} messages not confirmed in {timeout_s:g} s") from None
+
+    async def failed(self) -> list[Failed]:
+        """Messages that left the queue undelivered, oldest first; a bounded number is kept (see
+        the store). Raises StoreError."""
+        return await self._open_writer().list_failed()
+
+    async def forget_failed(self) -> int:
+        """Remove them from the store; how many there were. Raises StoreError."""
+        return await self._open_writer().forget_failed()
+
+    def _open_writer(self) -> Writer:
+        if self._writer is None or not self._is_open:
+            raise QueueClosed("the queue is not open")
+        return self._writer
+
+    async def _share_the_loop(self) -> None:
+        self._puts_in_a_row += 1
+        if self._puts_in_a_row >= PUTS_IN_A_ROW:
+            self._puts_in_a_row = 0
+            await asyncio.sleep(0)
+
+    # Told by the writer
+
+    def _added(self, puts: list[Put]) -> None:
+        if not puts:
+            return
+        for put in puts:
+            self._room.resize(put.entry.size - put.reserved)
+        self._sender.added(puts)
+
+    def _dropped(self, puts: list[Put]) -> None:
+        for put in puts:
+            self._room.give(put.reserved)
+        self._made_room()
+
+    # Told by the sender
+
+    def _left(self, entry: Entry) -> None:
+        self._room.give(entry.size)
+        self._made_room()
+
+    def _made_room(self) -> None:
+        assert self._writer is not None
+        while (put := self._room.next_waiting()) is not None:
+            self._writer.add(put)
+        if not self._room.length:
+            self._empty.set()
+
+    def _stop(self, error: ClientError) -> None:
+        """The queue keeps what it has and neither sends nor takes any more."""
+        if self.error is None:
+            logger.error("publish_queue_stopped error=%r", str(error))
+            self.error = error
+        self._sender.stop()
+        self._refuse_waiting(error)
+        self._empty.set()
+
+    def _refuse_waiting(self, error: ClientError) -> None:
+        while self._room.waiting:
+            put = self._room.waiting.popleft()
+            if put.done is not None and not put.done.done():
+                put.done.set_exception(error)

@@ -1,0 +1,57 @@
+"""The limits of a publish queue, and the messages that wait for room: first come, first served."""
+
+from collections import deque
+
+from holdfast.client.pubqueue.writer import Put
+
+
+class Room:
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        """Raises ValueError."""
+        if messages_max < 1:
+            raise ValueError(f"messages_max {messages_max}: 1 or more")
+        if bytes_max < 1:
+            raise ValueError(f"bytes_max {bytes_max}: 1 or more")
+        self.messages_max = messages_max
+        self.bytes_max = bytes_max
+        self.length = 0
+        self.size = 0
+        self.waiting: deque[Put] = deque()
+
+    def has_room(self, size: int) -> bool:
+        """Whether a message fits that does not push in front of waiting ones."""
+        return not self.waiting and self._fits(size)
+
+    def take(self, size: int) -> None:
+        self.length += 1
+        self.size += size
+
+    def give(self, size: int) -> None:
+        self.length -= 1
+        self.size -= size
+
+    def resize(self, difference: int) -> None:
+        """A message turned out larger or smaller than was taken for it."""
+        self.size += difference
+
+    def next_waiting(self) -> Put | None:
+        """The next waiting message that now has its place; None if there is none."""
+        while self.waiting:
+            put = self.waiting[0]
+            if put.is_cancelled():
+                self.waiting.popleft()
+                continue
+            if not self._fits(put.reserved):
+                return None
+            self.take(put.reserved)
+            return self.waiting.popleft()
+        return None
+
+    def describe(self) -> str:
+        return (
+            f"the queue has {self.length} of {self.messages_max} messages, "
+            f"{self.size} of {self.bytes_max} bytes"
+        )
+
+    def _fits(self, size: int) -> bool:
+        return self.length < self.messages_max and self.size + size <= self.bytes_max

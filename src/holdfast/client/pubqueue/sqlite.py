@@ -1,0 +1,309 @@
+"""A publish queue's messages in an SQLite file.
+
+Write-ahead log with synchronous=FULL: a transaction is on disk when it returns, for one sync of
+the file. One process at a time has the file open (SQLite's exclusive lock, which ends with the
+process). Calls come from one thread after another, never two at once.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from holdfast.client.identity import EPOCH_MAX, check_producer
+from holdfast.client.pubqueue.entry import ENTRY_OVERHEAD_BYTES, Entry, Failed, entry_size
+from holdfast.client.pubqueue.errors import StoreError, StoreFull
+from holdfast.client.pubqueue.store import FAILED_MAX, Change, Opened
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBLISH
+from holdfast.protocol.mqtt.properties import decode_block, encode_block
+from holdfast.sqlite import Result, Trouble, sync_directory, transaction, trouble_of
+
+APPLICATION_ID: Final = 0x48465051
+SCHEMA_VERSION: Final = 1
+WAL_PAGES_MAX: Final = 256
+"""The write-ahead log is copied into the file when it has so many pages (of 4 KiB): a disk that
+fills up must have room for both."""
+CHECKED_BYTES_MAX: Final = 64 << 20
+"""Files up to this size are checked for damage when opened; in larger ones it shows on reading."""
+COMPACTED_PAGES_MIN: Final = 1024
+"""An empty queue's file with at least so many free pages is compacted when opened."""
+
+_SCHEMA: Final = (
+    "CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+    "CREATE TABLE messages (sequence INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,"
+    " topic TEXT NOT NULL, payload BLOB NOT NULL, properties BLOB NOT NULL,"
+    " retain INTEGER NOT NULL, put_at REAL NOT NULL, expires_at REAL NOT NULL)",
+    "CREATE TABLE failed (sequence INTEGER PRIMARY KEY, epoch INTEGER NOT NULL,"
+    " topic TEXT NOT NULL, payload BLOB NOT NULL, properties BLOB NOT NULL,"
+    " retain INTEGER NOT NULL, put_at REAL NOT NULL, expires_at REAL NOT NULL,"
+    " reason INTEGER NOT NULL, text TEXT NOT NULL, failed_at REAL NOT NULL)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
+)
+_COLUMNS: Final = "sequence, epoch, topic, payload, properties, retain, put_at, expires_at"
+
+Row = tuple[int, int, str, bytes, bytes, int, float, float]
+
+
+class SqliteStore:
+    """The file is made if there is none; its producer id is random unless given, and stays.
+
+    `renew_identity`: give the messages left in the file this opening's epoch. That is the way on
+    after ProducerFenced, once no other writer uses the file's identity; what the broker has
+    already stored of them arrives again.
+    """
+
+    blocking: bool = True
+
+    def __init__(
+        self, path: str | Path, *, producer: str | None = None, renew_identity: bool = False
+    ) -> None:
+        if producer is not None:
+            check_producer(producer)
+        self.path = Path(path)
+        self._producer = producer
+        self._renew_identity = renew_identity
+        self._connection: sqlite3.Connection | None = None
+        self._failure: StoreError | None = None
+
+    def open(self, form: str, clock: float) -> Opened:
+        if self._connection is not None:
+            raise StoreError(f"{self.path} is open in this process already")
+        self._failure = None
+        self._connection = _connect(self.path)
+        try:
+            return self._guard(lambda db: self._open(db, form, clock))
+        except BaseException:
+            self.close()
+            raise
+
+    def apply(self, change: Change) -> None:
+        self._guard(lambda db: transaction(db, lambda: _apply(db, change)))
+
+    def read(self, after: int, count: int, size: int) -> list[Entry]:
+        return self._guard(lambda db: _read(db, after, count, size))
+
+    def renew(self, epoch: int) -> None:
+        def update(db: sqlite3.Connection) -> None:
+            db.execute("UPDATE messages SET epoch = ?", (epoch,))
+            _set_state(db, "epoch", epoch)
+
+        self._guard(lambda db: transaction(db, lambda: update(db)))
+
+    def list_failed(self) -> list[Failed]:
+        query = f"SELECT {_COLUMNS}, reason, text, failed_at FROM failed ORDER BY sequence"
+        rows = self._guard(lambda db: db.execute(query).fetchall())
+        return [Failed(_entry(row[:8]), row[8], row[9], row[10]) for row in rows]
+
+    def forget_failed(self) -> int:
+        def forget(db: sqlite3.Connection) -> int:
+            return db.execute("DELETE FROM failed").rowcount
+
+        return self._guard(lambda db: transaction(db, lambda: forget(db)))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _open(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
+        _prepare(db, self.path)
+        opened = transaction(db, lambda: self._load(db, form, clock))
+        if not opened.count and _number(db, "PRAGMA freelist_count") >= COMPACTED_PAGES_MIN:
+            # It needs room for a second copy; without it the file stays as it is.
+            with suppress(sqlite3.OperationalError):
+                db.execute("VACUUM")
+        return opened
+
+    def _load(self, db: sqlite3.Connection, form: str, clock: float) -> Opened:
+        """Read the state and fix this opening's epoch."""
+        state = dict(db.execute("SELECT name, value FROM state"))
+        count, size = db.execute(
+            "SELECT count(*), coalesce(sum(length(CAST(topic AS BLOB)) + length(payload)"
+            " + length(properties) + ?), 0) FROM messages",
+            (ENTRY_OVERHEAD_BYTES,),
+        ).fetchone()
+        kept_form = state.get("form", form)
+        if count and kept_form != form:
+            raise StoreError(
+                f"{self.path} has {count} messages of the form {kept_form!r}, this queue's is "
+                f"{form!r}: publish them with the other form first"
+            )
+        producer = state.get("producer") or self._producer or token_hex(8)
+        if self._producer not in (None, producer):
+            raise StoreError(
+                f"{self.path} belongs to producer {producer!r}, not {self._producer!r}: "
+                "each producer needs its own file"
+            )
+        epoch = _next_epoch(state.get("epoch", -1), clock)
+        last_sequence = state.get("sequence", 0)
+        for name, value in (
+            ("producer", producer),
+            ("epoch", epoch),
+            ("sequence", last_sequence),
+            ("form", form),
+        ):
+            _set_state(db, name, value)
+        if self._renew_identity:
+            db.execute("UPDATE messages SET epoch = ?", (epoch,))
+        return Opened(producer, epoch, last_sequence, count, size)
+
+    def _guard(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
+        connection = self._connection
+        if connection is None:
+            raise StoreError(f"{self.path} is not open")
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return operation(connection)
+        except sqlite3.Error as error:
+            explained = _explained(error, self.path)
+            if not isinstance(explained, StoreFull):
+                # After a failed sync nobody knows what the disk has; only reading it again tells.
+                self._failure = explained
+            raise explained from error
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    is_new = not path.exists()
+    try:
+        connection = sqlite3.connect(path, timeout=0, isolation_level=None, check_same_thread=False)
+        if is_new:
+            connection.execute("PRAGMA user_version")
+            sync_directory(path.parent)
+        return connection
+    except sqlite3.Error as error:
+        raise _explained(error, path) from error
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}") from error
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Lock the file, see that it is a queue, make its tables if it is new. Raises StoreError."""
+    # Before the first access: with an exclusive lock there is no shared-memory file, either.
+    db.execute("PRAGMA locking_mode = EXCLUSIVE")
+    application, tables = (
+        _number(db, "PRAGMA application_id"),
+        _number(db, "SELECT count(*) FROM sqlite_master"),
+    )
+    if tables and application != APPLICATION_ID:
+        raise StoreError(f"{path} is no publish queue but another SQLite database: give another")
+    version = _number(db, "PRAGMA user_version")
+    if tables and version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} has format {version}, this version reads {SCHEMA_VERSION}: use the version "
+            "that wrote it"
+        )
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    db.execute(f"PRAGMA wal_autocheckpoint = {WAL_PAGES_MAX}")
+    db.execute(f"PRAGMA journal_size_limit = {WAL_PAGES_MAX << 12}")
+    if not tables:
+        transaction(db, lambda: [db.execute(statement) for statement in _SCHEMA])
+    elif path.stat().st_size <= CHECKED_BYTES_MAX:
+        (result,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if result != "ok":
+            raise sqlite3.DatabaseError(result)
+
+
+def _apply(db: sqlite3.Connection, change: Change) -> None:
+    removed = [(sequence,) for sequence in change.removed]
+    removed += [(failed.entry.sequence,) for failed in change.failed]
+    db.executemany("DELETE FROM messages WHERE sequence = ?", removed)
+    if change.added:
+        db.executemany(
+            f"INSERT INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            map(_row, change.added),
+        )
+        _set_state(db, "sequence", change.added[-1].sequence)
+    if change.failed:
+        db.executemany(
+            f"INSERT OR REPLACE INTO failed ({_COLUMNS}, reason, text, failed_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(*_row(one.entry), one.reason, one.text, one.failed_at) for one in change.failed],
+        )
+        db.execute(
+            "DELETE FROM failed WHERE sequence <= (SELECT sequence FROM failed"
+            " ORDER BY sequence DESC LIMIT 1 OFFSET ?)",
+            (FAILED_MAX,),
+        )
+
+
+def _read(db: sqlite3.Connection, after: int, count: int, size: int) -> list[Entry]:
+    entries: list[Entry] = []
+    query = f"SELECT {_COLUMNS} FROM messages WHERE sequence > ? ORDER BY sequence LIMIT ?"
+    for row in db.execute(query, (after, count)):
+        entry = _entry(row)
+        entries.append(entry)
+        size -= entry.size
+        if size <= 0:
+            break
+    return entries
+
+
+def _row(entry: Entry) -> Row:
+    properties = encode_block(entry.properties) if entry.properties else b""
+    return (
+        entry.sequence,
+        entry.epoch,
+        entry.topic,
+        entry.payload,
+        properties,
+        int(entry.retain),
+        entry.put_at,
+        entry.expires_at,
+    )
+
+
+def _entry(row: Row) -> Entry:
+    sequence, epoch, topic, payload, block, retain, put_at, expires_at = row
+    try:
+        properties = decode_block(block, 0, len(block), PUBLISH) if block else None
+        size = entry_size(topic, payload, block)
+    except (ProtocolViolation, TypeError, AttributeError) as error:
+        raise sqlite3.DatabaseError(f"message {sequence} is unreadable: {error}") from error
+    return Entry(
+        sequence, epoch, topic, payload, properties, bool(retain), put_at, expires_at, size
+    )
+
+
+def _set_state(db: sqlite3.Connection, name: str, value: object) -> None:
+    db.execute("INSERT OR REPLACE INTO state (name, value) VALUES (?, ?)", (name, value))
+
+
+def _number(db: sqlite3.Connection, query: str) -> int:
+    (value,) = db.execute(query).fetchone()
+    return int(value)
+
+
+def _next_epoch(last: int, clock: float) -> int:
+    """Seconds since 1970, so that an old copy of a file does not repeat an epoch; more if the
+    clock has gone back."""
+    epoch = max(last + 1, int(clock) if 0 <= clock <= EPOCH_MAX else 0)
+    if epoch > EPOCH_MAX:
+        raise StoreError("the epochs of this producer are used up: begin a new file")
+    return epoch
+
+
+def _explained(error: sqlite3.Error, path: Path) -> StoreError:
+    match trouble_of(error):
+        case Trouble.FULL:
+            return StoreFull(f"{path}: the disk is full, nothing was stored")
+        case Trouble.IN_USE:
+            return StoreError(
+                f"{path} is in use by another process or queue: close it, or give another file"
+            )
+        case Trouble.NO_DATABASE:
+            return StoreError(f"{path} is no publish queue: give another file")
+        case Trouble.CANNOT_OPEN:
+            return StoreError(f"{path}: cannot be opened; does its directory exist?")
+        case Trouble.READ_ONLY:
+            return StoreError(f"{path}: is not writable")
+        case Trouble.DISK:
+            return StoreError(f"{path}: {error}; open the queue again once the disk works")
+    return StoreError(
+        f"{path} is damaged ({error}): move it away; `sqlite3 {path.name} .recover` may read it"
+    )

@@ -1,0 +1,287 @@
+"""Between a publish queue and its store: stamps messages with their ids and makes them durable.
+
+A blocking store works in a thread of its own. What is put while it writes is its next transaction
+(group commit). Removals of confirmed messages wait for the next transaction or `REMOVAL_DELAY_S`:
+losing one in a crash means that a message is sent again, which the broker drops.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
+
+from holdfast.client.errors import ClientError
+from holdfast.client.identity import SEQUENCE_MAX
+from holdfast.client.pubqueue.entry import Entry, Failed, entry_size
+from holdfast.client.pubqueue.errors import QueueClosed, StoreError, StoreFull
+from holdfast.client.pubqueue.format import Format
+from holdfast.client.pubqueue.store import Change, Opened, Store
+from holdfast.protocol.mqtt.properties import encode_block
+
+REMOVAL_DELAY_S: Final = 0.1
+REMOVALS_MAX: Final = 500
+"""So many removals do not wait."""
+FULL_RETRY_S: Final = 1.0
+"""Between a full disk and the next try to write removals."""
+ADDED_MAX: Final = 5_000
+"""Messages of one transaction: the first of a burst does not wait for all."""
+
+Result = TypeVar("Result")
+
+
+class Put:
+    """A message on its way into the store; `done` gets its sequence (None: nobody waits).
+    `reserved` is what it counts in the queue's limits until its size is known."""
+
+    __slots__ = ("done", "entry", "reserved")
+
+    def __init__(self, entry: Entry, done: asyncio.Future[int] | None) -> None:
+        self.entry = entry
+        self.done = done
+        self.reserved = entry.size
+
+    def is_cancelled(self) -> bool:
+        return self.done is not None and self.done.cancelled()
+
+
+class Writer:
+    """For a store whose calls take no time: everything happens at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        form: Format,
+        on_added: Callable[[list[Put]], None],
+        on_dropped: Callable[[list[Put]], None],
+        on_broken: Callable[[StoreError], None],
+    ) -> None:
+        """`on_added` is told of messages that are durable, ascending; `on_dropped` of those that
+        never will be; `on_broken` when the store cannot go on."""
+        self.store = store
+        self.form = form
+        self.on_added = on_added
+        self.on_dropped = on_dropped
+        self.on_broken = on_broken
+        self.epoch = 0
+        self.last_sequence = 0
+
+    async def open(self) -> Opened:
+        """Raises StoreError."""
+        opened = await self._call(lambda: self.store.open(self.form.name, time.time()))
+        self.epoch = opened.epoch
+        self.last_sequence = opened.last_sequence
+        return opened
+
+    def add(self, put: Put) -> None:
+        self._stamp(put.entry)
+        self.on_added([put])
+        if put.done is not None and not put.done.done():
+            put.done.set_result(put.entry.sequence)
+
+    def remove(self, sequence: int) -> None:
+        pass
+
+    def fail(self, failed: Failed) -> None:
+        self.store.apply(Change(failed=[failed]))
+
+    async def checkpoint(self) -> None:
+        """Returns when all removals so far are durable. Raises StoreError."""
+
+    async def renew(self) -> int:
+        """Give every message a new epoch, durably; the epoch. Raises StoreError."""
+        self.epoch += 1
+        self.store.renew(self.epoch)
+        return self.epoch
+
+    async def read(self, after: int, count: int, size: int) -> list[Entry]:
+        """Raises StoreError."""
+        return await self._call(lambda: self.store.read(after, count, size))
+
+    async def list_failed(self) -> list[Failed]:
+        return await self._call(self.store.list_failed)
+
+    async def forget_failed(self) -> int:
+        return await self._call(self.store.forget_failed)
+
+    async def close(self) -> None:
+        """Write what waits and close the store. Raises StoreError when something could not be
+        written; the store is closed all the same."""
+        self.store.close()
+
+    async def _call(self, operation: Callable[[], Result]) -> Result:
+        return operation()
+
+    def _stamp(self, entry: Entry) -> None:
+        """Give the message its id, and its payload the form that is published."""
+        sequence = self.form.next_sequence(self.last_sequence, entry.put_at)
+        if not 0 < sequence <= SEQUENCE_MAX:
+            raise StoreError("the sequences of this producer are used up: begin a new file")
+        self.last_sequence = entry.sequence = sequence
+        entry.epoch = self.epoch
+        payload = self.form.encode(entry.payload, sequence)
+        if payload is not entry.payload:
+            entry.payload = payload
+            block = encode_block(entry.properties) if entry.properties else b""
+            entry.size = entry_size(entry.topic, payload, block)
+
+
+class ThreadWriter(Writer):
+    def __init__(
+        self,
+        store: Store,
+        form: Format,
+        on_added: Callable[[list[Put]], None],
+        on_dropped: Callable[[list[Put]], None],
+        on_broken: Callable[[StoreError], None],
+    ) -> None:
+        super().__init__(store, form, on_added, on_dropped, on_broken)
+        self._executor = ThreadPoolExecutor(1, "publish-queue")
+        self._puts: list[Put] = []
+        self._change = Change()
+        self._work = asyncio.Event()
+        # Held while a transaction or a renewal is under way and its effects are told.
+        self._lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def open(self) -> Opened:
+        try:
+            opened = await super().open()
+        except BaseException:
+            # Cancelled, the thread may still have opened it.
+            self._executor.submit(self.store.close)
+            self._executor.shutdown(wait=False)
+            raise
+        self._task = asyncio.create_task(self._run(), name="publish-queue-writer")
+        return opened
+
+    def add(self, put: Put) -> None:
+        self._puts.append(put)
+        self._work.set()
+
+    def remove(self, sequence: int) -> None:
+        self._change.removed.append(sequence)
+        self._removal_waits()
+
+    def fail(self, failed: Failed) -> None:
+        self._change.failed.append(failed)
+        self._removal_waits()
+
+    async def list_failed(self) -> list[Failed]:
+        await self.checkpoint()
+        return await super().list_failed()
+
+    async def forget_failed(self) -> int:
+        await self.checkpoint()
+        return await super().forget_failed()
+
+    async def checkpoint(self) -> None:
+        async with self._lock:
+            if not self._change.is_empty():
+                await self._commit([])
+
+    async def renew(self) -> int:
+        async with self._lock:
+            if not self._change.is_empty():
+                await self._commit([])
+            epoch = self.epoch + 1
+            await self._call(lambda: self.store.renew(epoch))
+            self.epoch = epoch
+            return epoch
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        async with self._lock:
+            # With the lock the task is between two transactions.
+            if self._task is not None:
+                self._task.cancel()
+            self._refuse_puts(QueueClosed("the queue was closed before the message was stored"))
+            try:
+                if not self._change.is_empty():
+                    await self._commit([])
+            finally:
+                await self._call(self.store.close)
+                self._executor.shutdown(wait=False)
+
+    async def _call(self, operation: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, operation)
+
+    def _removal_waits(self) -> None:
+        if len(self._change.removed) >= REMOVALS_MAX:
+            self._work.set()
+        elif self._timer is None:
+            self._arm(REMOVAL_DELAY_S)
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._work.set)
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            async with self._lock:
+                try:
+                    await self._commit(self._take_puts())
+                except StoreFull:
+                    self._arm(FULL_RETRY_S)
+                except StoreError as error:
+                    self._refuse_puts(error)
+                    self.on_broken(error)
+                    return
+
+    def _take_puts(self) -> list[Put]:
+        """The messages of the next transaction."""
+        puts = self._puts[:ADDED_MAX]
+        del self._puts[:ADDED_MAX]
+        if not self._puts:
+            self._work.clear()
+        dropped = [put for put in puts if put.is_cancelled()]
+        if dropped:
+            puts = [put for put in puts if not put.is_cancelled()]
+            self.on_dropped(dropped)
+        return puts
+
+    def _refuse_puts(self, error: ClientError) -> None:
+        puts, self._puts = self._puts, []
+        for put in puts:
+            _fail(put, error)
+        self.on_dropped(puts)
+
+    async def _commit(self, puts: list[Put]) -> None:
+        """One transaction: `puts`, and the removals so far. Raises StoreError, after having told
+        those who wait."""
+        change, self._change = self._change, Change()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        before = self.last_sequence
+        try:
+            for put in puts:
+                self._stamp(put.entry)
+                change.added.append(put.entry)
+            if not change.is_empty():
+                await self._call(lambda: self.store.apply(change))
+        except Exception as failure:
+            # Nothing was stored: the sequences are free.
+            self.last_sequence = before
+            error = failure if isinstance(failure, StoreError) else StoreError(repr(failure))
+            self._change.removed[:0] = change.removed
+            self._change.failed[:0] = change.failed
+            for put in puts:
+                _fail(put, error)
+            self.on_dropped(puts)
+            if error is failure:
+                raise
+            raise error from failure
+        self.on_added(puts)
+        for put in puts:
+            if put.done is not None and not put.done.done():
+                put.done.set_result(put.entry.sequence)
+
+
+def _fail(put: Put, error: ClientError) -> None:
+    if put.done is not None and not put.done.done():
+        put.done.set_exception(error)

@@ -1,0 +1,48 @@
+"""What the asyncio client waits with."""
+
+import asyncio
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from holdfast.client.errors import ClientError, TimedOut
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
+
+Filter: TypeAlias = str | tuple[str, int] | SubscriptionRequest
+"""A topic filter (QoS 0), a filter with its QoS, or all subscription options."""
+
+
+class Deadline:
+    """`async with`: TimedOut instead of TimeoutError."""
+
+    def __init__(self, timeout_s: float, name: str) -> None:
+        self._timeout = asyncio.timeout(timeout_s)
+        self._text = f"no {name} within {timeout_s:g} s"
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, traceback)
+        except TimeoutError:
+            raise TimedOut(self._text) from None
+
+
+def fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        # Nobody may be waiting (a submitted message): that is no unhandled error.
+        future.exception()
+
+
+def request_of(filter: Filter) -> SubscriptionRequest:
+    if isinstance(filter, str):
+        return SubscriptionRequest(filter, 0)
+    if isinstance(filter, tuple):
+        return SubscriptionRequest(filter[0], filter[1])
+    return filter

@@ -1,0 +1,198 @@
+"""The asyncio edge of the client core: one socket, one timer."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+from holdfast.client.errors import ClientError, ConnectionLost, ProtocolError
+from holdfast.client.protocol.core import ClientProtocol
+from holdfast.client.protocol.effects import Closed, Effect, Traced
+from holdfast.protocol.mqtt import reasons
+
+WRITE_BUFFER_BYTES: Final = 262_144
+"""Unsent bytes above which publishers wait."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long the peer may take to accept the last bytes."""
+
+
+class ClientTransport(asyncio.Protocol):
+    """Moves bytes between a socket and `core` and hands its effects to `on_effect`, in order.
+
+    It first only holds the open socket, told by `on_opened`; `start` sends CONNECT. Once the
+    connection is over for the core, or after `abandon`, it no longer touches the core, which may
+    already have a new connection while this socket is closing.
+    """
+
+    def __init__(
+        self,
+        core: ClientProtocol,
+        on_effect: Callable[[Effect], None],
+        on_opened: Callable[[], None],
+        on_failed: Callable[[ClientError], None],
+    ) -> None:
+        """`on_failed`: the socket was closed before `start`."""
+        self._core = core
+        self._on_effect = on_effect
+        self._on_opened = on_opened
+        self._on_failed = on_failed
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._unsent = 0
+        """In the write buffer when the timer last came."""
+        self._paused = False
+        self._started = False
+        self._attached = True
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self.opened = asyncio.Event()
+        """Set when the socket is open, TLS and WebSocket included."""
+        self.lost = asyncio.Event()
+        """Set when the socket is closed."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._attached:
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self.opened.set()
+        self._on_opened()
+
+    def data_received(self, data: bytes) -> None:
+        if not self._attached:
+            return
+        if not self._started:
+            self._fail(ProtocolError("the server sent something before CONNECT"))
+            return
+        self._core.handle_data(data, self._loop.time())
+        self.pump()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        text = "connection closed by the server" if error is None else f"connection lost: {error}"
+        if self._attached and self._started:
+            self._core.handle_closed(self._loop.time(), text)
+            self.pump()
+        elif self._attached:
+            failure = ConnectionLost(text)
+            failure.__cause__ = error
+            self._fail(failure)
+        self._transport = None
+        self._writable.set()
+        self.lost.set()
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    # For the client
+
+    @property
+    def now(self) -> float:
+        """The clock of the core."""
+        return self._loop.time()
+
+    def start(self) -> None:
+        """Send CONNECT."""
+        self._started = True
+        self._core.connect(self._loop.time())
+        self.pump()
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether publishers need not wait."""
+        return self._writable.is_set()
+
+    def pump(self) -> None:
+        """Call after each call of the core: sends, hands on effects, sets the timer."""
+        if not self._attached:
+            return
+        transport = self._transport
+        data = self._core.data_to_send()
+        if data and transport is not None and not transport.is_closing():
+            transport.write(data)
+        for effect in self._core.effects():
+            if isinstance(effect, Closed):
+                self._detach()
+                self._close(effect.error)
+            self._on_effect(effect)
+        if not self._attached:
+            return
+        when = self._core.timer()
+        # A timer that comes too early only sets a new one: cheaper than one per message.
+        if when is not None and (self._timer is None or when < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = when
+            self._timer = self._loop.call_at(when, self._fire)
+
+    def _close(self, error: ClientError | None) -> None:
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if error is not None and error.reason == reasons.KEEP_ALIVE_TIMEOUT:
+            transport.abort()
+        else:
+            transport.close()
+            # The peer may never take the last bytes; on a closed transport this is nothing.
+            self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+
+    def _detach(self) -> None:
+        self._attached = False
+        self._writable.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fail(self, error: ClientError) -> None:
+        self._detach()
+        self.abort()
+        self._on_failed(error)
+
+    def abandon(self) -> None:
+        """Abort the socket; for the application there was no connection."""
+        if self._attached and self._started:
+            self._core.handle_closed(self.now)
+            for effect in self._core.effects():
+                if isinstance(effect, Traced):
+                    self._on_effect(effect)
+        self._detach()
+        self.abort()
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if self._transport is not None:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent < self._unsent:
+                self._core.handle_progress(now)
+            self._unsent = unsent
+        self._core.handle_timer(now)
+        self.pump()
+
+    async def writable(self) -> None:
+        """Wait until the socket takes more."""
+        await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        transport = self._transport
+        if self._attached and not self._paused and transport and not transport.is_closing():
+            self._paused = True
+            self._core.handle_reading(True, self.now)
+            transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        transport = self._transport
+        if self._attached and self._paused and transport and not transport.is_closing():
+            self._paused = False
+            self._core.handle_reading(False, self.now)
+            transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

@@ -1,0 +1,108 @@
+"""The client's half of MQTT over WebSocket. MQTT 5.0, section 6; RFC 6455, section 4.1."""
+
+import asyncio
+import logging
+from re import fullmatch
+from typing import Final
+
+from websockets.client import ClientProtocol
+from websockets.protocol import OPEN
+from websockets.typing import Subprotocol
+from websockets.uri import WebSocketURI
+
+from holdfast.protocol.websocket.stream import WebSocketError, WebSocketStream
+
+PATH: Final = "/mqtt"
+UPGRADE_TIMEOUT_S: Final = 10.0
+"""From the connection (TLS included) to the server's answer."""
+TEXT_CHARACTERS_MAX: Final = 200
+"""What is shown of a refusal's text."""
+SUBPROTOCOL: Final = Subprotocol("mqtt")
+
+logger = logging.getLogger("holdfast.client.websocket")
+
+
+def websocket_protocol_factory(
+    inner: asyncio.Protocol, host: str, port: int, path: str = PATH
+) -> asyncio.Protocol:
+    """For loop.create_connection, with or without TLS: upgrades the connection to a WebSocket, then
+    drives `inner` as a socket would. `path` may have a query. Raises ValueError for a path that
+    cannot be asked for.
+
+    `inner.connection_made` is called once the WebSocket is open. If it does not open there is only
+    `inner.connection_lost`, with a WebSocketError that says why.
+    """
+    if not fullmatch(r'/[!"$-~]*', path):
+        raise ValueError(
+            f"WebSocket path {path!r}: must begin with a slash and be of printable ASCII without"
+            " blanks and #; write others as %20 or the like"
+        )
+    return _ClientStream(inner, host, port, path)
+
+
+class _ClientStream(WebSocketStream):
+    def __init__(self, inner: asyncio.Protocol, host: str, port: int, path: str) -> None:
+        super().__init__(inner, is_client=True)
+        self._host = host
+        self._port = port
+        self._path = path
+        self._upgrade: ClientProtocol | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        secure = transport.get_extra_info("sslcontext") is not None
+        path, _, query = self._path.partition("?")
+        upgrade = ClientProtocol(
+            WebSocketURI(secure, self._host, self._port, path, query),
+            subprotocols=[SUBPROTOCOL],  # [MQTT-6.0.0-3]
+            logger=logger,
+        )
+        upgrade.send_request(upgrade.connect())
+        self.socket.write(b"".join(upgrade.data_to_send()))
+        self._upgrade = upgrade
+        self._start_timer(UPGRADE_TIMEOUT_S, self._too_late)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._upgrade is not None and self._error is None:
+            text = "the connection was closed before the WebSocket was open"
+            self._error = WebSocketError(text if error is None else f"{text}: {error}")
+        super().connection_lost(error)
+
+    def read_upgrade(self, head: bytes, rest: bytes) -> None:
+        upgrade = self._upgrade
+        assert upgrade is not None
+        text = _refusal(head, rest)
+        if not text:
+            upgrade.receive_data(head)
+            if upgrade.state is not OPEN:
+                text = f"no answer to a WebSocket's request: {upgrade.handshake_exc}"
+            elif upgrade.subprotocol != SUBPROTOCOL:
+                text = "the server did not choose the subprotocol mqtt: there is no MQTT here"
+        if text:
+            self.refuse(WebSocketError(f"{self._path}: {text}"))
+            return
+        self._upgrade = None
+        self._stop_timer()
+        self.opened(rest)
+
+    def refuse_upgrade(self, text: str, too_long: bool) -> None:
+        self.refuse(WebSocketError(f"{text}: the server does not speak WebSocket"))
+
+    def _too_late(self) -> None:
+        text = f"no answer to the WebSocket's request in {UPGRADE_TIMEOUT_S:g} s"
+        self._error = WebSocketError(text)
+        self.socket.abort()
+
+
+def _refusal(head: bytes, rest: bytes) -> str:
+    """What an answer other than 101 says; "" for that one."""
+    status, _, _ = head.partition(b"\r\n")
+    version, _, status = status.partition(b" ")
+    if not version.startswith(b"HTTP/"):
+        return "the server does not speak HTTP"
+    if status.startswith(b"101"):
+        return ""
+    words = rest.decode(errors="replace")[:TEXT_CHARACTERS_MAX]
+    plain = "".join(character if character.isprintable() else " " for character in words)
+    text = f"the server answered with HTTP {status.decode(errors='replace')}"
+    return f"{text}: {' '.join(plain.split())}" if plain.strip() else text

@@ -1,0 +1,107 @@
+"""What the broker's node asks of its cluster, handed on to the parts of the member."""
+
+from typing import Final
+
+from holdfast.broker.session.connection import Connection
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight, Session, Subscription
+from holdfast.broker.state import Cluster, Group, Held
+from holdfast.cluster.parts import Parts
+from holdfast.cluster.publish.forwarding import PENDING_BYTES_MAX
+from holdfast.cluster.publish.promises import Promise, enqueue
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage.record import Record
+
+UNAVAILABLE_S: Final = 2.0
+"""Without a majority for so long, a node refuses what it would have to promise."""
+
+
+class NodeSide(Cluster):
+    def __init__(self, parts: Parts) -> None:
+        self._state = parts.state
+        self._fabric = parts.fabric
+        self._forwarding = parts.forwarding
+        self._interest = parts.interest
+        self._images = parts.images
+        self._retained_updates = parts.retained_updates
+        self._opener = parts.opener
+        self._shares = parts.groups.shares
+        self._coordinator = parts.groups.coordinator
+
+    def append(self, record: Record) -> None:
+        self._forwarding.append(record)
+
+    def hold(self, held: Held) -> None:
+        self._forwarding.hold(held)
+
+    def hold_reply(self, held: Held) -> None:
+        enqueue(self._state, Promise(held))
+
+    def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
+        groups = self._shares.unfinished(session, entry)
+        promise = self._forwarding.hold(held, len(groups))
+        for group in groups:
+            self._shares.wait(group, session, entry, promise)
+
+    def hold_for_interest(self, held: Held) -> None:
+        self._interest.hold(held)
+
+    def refusal(self, partition: int) -> int:
+        now = self._state.now
+        if now > self._fabric.majority_at + UNAVAILABLE_S and not self._fabric.has_majority(now):
+            return reasons.QUOTA_EXCEEDED
+        return 0
+
+    def is_congested(self, part: int) -> bool:
+        return (
+            self._forwarding.pending_bytes > PENDING_BYTES_MAX // part
+            or self._fabric.journal.pending_bytes > self._state.config.pending_bytes_max // part
+        )
+
+    def recorded_sessions(self) -> int:
+        return len(self._images.state.sessions)
+
+    def has_recorded(self, client_id: str) -> bool:
+        return client_id in self._images.state.sessions
+
+    def spread(self, message: object, topic: str) -> None:
+        assert isinstance(message, Message)
+        self._interest.spread(message, topic)
+        if message.retain:
+            self._retained_updates.delivered(topic, message)
+
+    def retained_wanted(self, subscriptions: list[Subscription]) -> None:
+        self._retained_updates.wanted(subscriptions)
+
+    def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+        self._opener.open_session(connection, client_id, opening)
+
+    def session_detached(self, session: Session) -> None:
+        self._opener.detached(session)
+
+    def subscribed(self, filter: str) -> None:
+        self._interest.subscribed(filter)
+
+    def unsubscribed(self, filter: str) -> None:
+        self._interest.unsubscribed(filter)
+
+    def group_changed(self, group: Group) -> None:
+        self._shares.changed(group)
+
+    def group_record(self, group: Group, message: object) -> None:
+        assert isinstance(message, Message)
+        self._coordinator.record(group, message)
+
+    def group_read(
+        self, group: Group, records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        self._coordinator.handle_read(group, records, positions, done)
+
+    def group_finished(self, group: Group, partition: int, offset: int) -> None:
+        self._shares.finished(group.key, (partition, offset))
+
+    def group_denied(self, group: Group, partition: int, offset: int) -> None:
+        self._shares.denied(group.key, (partition, offset))
+
+    def group_kept(self, group: Group, session: Session, partition: int, offset: int) -> None:
+        self._shares.kept(group.key, session, (partition, offset))

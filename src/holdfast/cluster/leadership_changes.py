@@ -1,0 +1,104 @@
+"""What changes in a member when the metadata does: whom it leads, whom it follows, whom it tells
+what it has."""
+
+from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.parts import Parts
+
+
+class Leadership:
+    def __init__(self, parts: Parts) -> None:
+        self._node_id = parts.meta.node_id
+        self._is_witness = parts.config.is_witness
+        self._fabric = parts.fabric
+        self._log = parts.log
+        self._replication = parts.replication
+        self._detector = parts.detector
+        self._admission = parts.admission
+        self._alignment = parts.alignment
+        self._homes = parts.homes
+        self._opener = parts.opener
+        self._interest = parts.interest
+        self._groups = parts.groups
+        self._applier = parts.applier
+        self.failovers = 0
+
+    def lead(self, partition: int, epoch: int) -> None:
+        self._fabric.leading[partition] = epoch
+        self._admission.start_leading(partition, list(self._log.uncommitted[partition]))
+        self._alignment.lead(partition, epoch, self._applier.tickets(partition))
+        self._homes.start_leading(partition)
+        self._groups.start_leading(partition, epoch)
+        self._opener.tell_owned(self._node_id, [partition])
+        self._opener.leader_changed(partition)
+        if epoch > 1:
+            self.failovers += 1
+
+    def stop_leading(self, partition: int) -> None:
+        self._fabric.leading[partition] = 0
+        self._admission.stop_leading(partition)
+        self._homes.stop_leading(partition)
+        self._groups.stop_leading(partition)
+        self._alignment.lose(partition)
+
+    def take_metadata(
+        self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
+    ) -> bool:
+        """`changed`: partitions. True if the nodes have changed as well."""
+        before = self._fabric.metadata
+        self._fabric.metadata = metadata
+        moved = self._moved(before, metadata, changed)
+        for partition in moved:
+            self._groups.shares.lose(partition)
+            if metadata.partitions[partition].leader != self._node_id and not self._is_witness:
+                self._alignment.lose(partition)
+        if not self._is_witness:
+            self._replication.handle_metadata(metadata, changed, now)
+        has_other_nodes = before is None or before.nodes is not metadata.nodes
+        if has_other_nodes:
+            self._take_nodes(before, metadata, now)
+        led: dict[str, list[int]] = {}
+        for partition in moved:
+            leader = metadata.partitions[partition].leader
+            if leader and leader != self._node_id:
+                led.setdefault(leader, []).append(partition)
+                self._opener.leader_changed(partition)
+        for leader, partitions in led.items():
+            self._opener.tell_owned(leader, partitions)
+        return has_other_nodes
+
+    def _moved(
+        self, before: ClusterMetadata | None, metadata: ClusterMetadata, changed: tuple[int, ...]
+    ) -> list[int]:
+        """Those with another leader, or epoch of it."""
+        moved: list[int] = []
+        for partition in changed:
+            info = metadata.partitions[partition]
+            old = None if before is None else before.partitions[partition]
+            if old is None or old.leader != info.leader or old.epoch != info.epoch:
+                moved.append(partition)
+        return moved
+
+    def _take_nodes(
+        self, before: ClusterMetadata | None, metadata: ClusterMetadata, now: float
+    ) -> None:
+        self._detector.set_members(tuple(metadata.nodes), now)
+        for node in metadata.nodes if before is None else before.nodes:
+            if self._fabric.is_gone(node):
+                self._homes.node_gone(node)
+                self._groups.coordinator.node_gone(node)
+        own = metadata.nodes.get(self._node_id)
+        if before is None or before.nodes.get(self._node_id) != own:
+            # Who was taken for down has no part in any group until it tells.
+            self._groups.shares.lose_all()
+        self._interest.release()
+
+    def tell_owned(self, node: str) -> None:
+        """`node` has a new link."""
+        metadata = self._fabric.metadata
+        if metadata is None:
+            return
+        partitions = [
+            partition for partition, info in enumerate(metadata.partitions) if info.leader == node
+        ]
+        if partitions:
+            self._opener.tell_owned(node, partitions)

@@ -1,0 +1,150 @@
+"""A takeover, step by step. The order is what makes it safe:
+
+1. create <epoch>.claim exclusively: of several claimants one gets the number;
+2. announce the epoch: from here on the old holder, wherever it is, promises nothing more;
+3. link the old epoch's snapshots, then its segments, into the new folder;
+4. read the old journal to its end: this is where everything promised before step 2 lies;
+5. make that end durable, and epoch.json with it (the seal): from here on the new epoch counts;
+6. look at `epochs`: if somebody newer is there, it was for nothing.
+
+A claimant that dies in between leaves a number that is never used and a folder that never counts.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo
+from holdfast.cluster.lease.tenure import LeaseLost
+from holdfast.storage.files.filesystem import FileSystem, Lock, read_whole
+from holdfast.storage.files.layout import (
+    JOURNAL,
+    QUARANTINE,
+    SNAPSHOTS,
+    START,
+    DataDirectory,
+    Manifest,
+)
+from holdfast.storage.journal.epoch_folders import EPOCHS, Epoch, epoch_folder, write_epoch
+
+LINK_ATTEMPTS: Final = 100
+"""How often linking begins anew because the old holder has removed something meanwhile."""
+
+
+@dataclass
+class Claim:
+    """A number that is ours, and the lock that shows that we live."""
+
+    epoch: int
+    lock: Lock
+
+
+def claim(directory: LeaseDirectory, info: NodeInfo) -> Claim | None:
+    """Steps 1 and 2. None: another node was faster."""
+    epoch = directory.next_epoch()
+    lock = directory.begin_claim(epoch, info)
+    if lock is None:
+        return None
+    try:
+        directory.announce_epoch(epoch)
+    except OSError:
+        lock.release()
+        raise
+    return Claim(epoch, lock)
+
+
+def require_newest(directory: LeaseDirectory, epoch: int) -> None:
+    """Raises LeaseLost if a newer epoch was claimed."""
+    newest = directory.newest_claimed()
+    if newest != epoch:
+        raise LeaseLost(f"epoch {newest} was claimed while {epoch} was taking over")
+
+
+def link_epoch(root: FileSystem, manifest: Manifest, old: Epoch, number: int) -> DataDirectory:
+    """Step 3: the new epoch's folder with everything that the old one has now. Raises OSError.
+
+    Snapshots before segments: one that is there is covered by the journal that is read later.
+    """
+    for _ in range(LINK_ATTEMPTS):
+        try:
+            _link_all(root, old, number)
+            break
+        except FileNotFoundError:
+            # Retention removes what is oldest, after it has said so in START.
+            continue
+    else:
+        raise OSError(f"the files under {old.folder or 'the directory'} keep changing")
+    new = Epoch(number, sealed=_still_sealed(root, old, number))
+    return DataDirectory(new.files(root), manifest, new)
+
+
+def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
+    source = old.files(root)
+    target = Epoch(number).files(root)
+    for folder in (SNAPSHOTS, JOURNAL, QUARANTINE):
+        target.make_folder(folder)
+    for folder, endings in (
+        (SNAPSHOTS, (".snap",)),
+        (JOURNAL, (".log", ".idx")),
+        (QUARANTINE, (".bad",)),
+    ):
+        present = set(target.list(folder, must_exist=True))
+        there = source.list(folder, must_exist=folder != QUARANTINE)
+        names = [name for name in there if name.endswith(endings)]
+        for name in sorted(present - set(names)):
+            # Linked by an attempt before, and removed by retention since.
+            target.remove(f"{folder}/{name}")
+        for name in names:
+            if name not in present:
+                _link(source, root, f"{folder}/{name}", old, number)
+    # After the segments: what was removed before they were linked, it knows.
+    start_name = START.rpartition("/")[2]
+    if start_name in source.list(JOURNAL, must_exist=True):
+        start = read_whole(source, START)
+        if start_name in target.list(JOURNAL, must_exist=True):
+            target.remove(START)
+        file = target.open_write(START, create=True)
+        file.write(0, [start])
+        file.sync()
+        file.close()
+    for folder in (SNAPSHOTS, JOURNAL, QUARANTINE, ""):
+        target.sync_folder(folder)
+
+
+def _link(source: FileSystem, root: FileSystem, name: str, old: Epoch, number: int) -> None:
+    old_name = f"{old.folder}/{name}" if old.folder else name
+    new_name = f"{epoch_folder(number)}/{name}"
+    root.link(old_name, new_name)
+
+
+def _still_sealed(root: FileSystem, old: Epoch, number: int) -> dict[int, int]:
+    """Seals of segments that are still there."""
+    names = set(root.list(f"{epoch_folder(number)}/{JOURNAL}", must_exist=True))
+    return {
+        sequence: size for sequence, size in old.sealed.items() if f"{sequence:020d}.log" in names
+    }
+
+
+def seal(
+    directory: LeaseDirectory,
+    taken: Claim,
+    folder: DataDirectory,
+    node_id: str,
+    began: str,
+    last_segment: int | None,
+    end_bytes: int,
+) -> None:
+    """Steps 5 and 6: the journal ends at `end_bytes` of its last segment (None: it has none).
+    Raises LeaseLost, OSError."""
+    if last_segment is not None:
+        folder.sealed[last_segment] = end_bytes
+        file = folder.append_to_segment(last_segment)
+        try:
+            # The old holder may not have come to it; from now on it counts as committed.
+            file.sync()
+        finally:
+            file.close()
+    require_newest(directory, taken.epoch)
+    for name in (EPOCHS, ""):
+        directory.root.sync_folder(name)
+    write_epoch(directory.root, Epoch(taken.epoch, node_id, began, folder.sealed))
+    require_newest(directory, taken.epoch)

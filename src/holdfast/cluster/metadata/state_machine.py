@@ -1,0 +1,111 @@
+"""What the entries of the metadata's Raft lead to, on every node alike: the cluster metadata, and
+which requests were carried out lately.
+
+An entry is a request: an id, made by the node that proposes, and a command. A node that has heard
+nothing sends its request again, so an entry may come twice; the second does nothing.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.metadata.codec import decode_command, decode_metadata, encode_metadata
+from holdfast.cluster.metadata.commands import apply
+from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.cluster.metadata.requests import Accepted, Refused
+
+RECENT_MAX: Final = 1024
+"""Requests remembered. A request is repeated for some seconds only; far fewer come in that time."""
+MEMBER_SEPARATOR: Final = "."
+
+
+def member_id(node_id: str, incarnation: str) -> str:
+    """A node whose disk is another is another member: the old one's votes and entries are lost."""
+    return f"{node_id}{MEMBER_SEPARATOR}{incarnation}"
+
+
+def node_of(member: str) -> str:
+    return member.partition(MEMBER_SEPARATOR)[0]
+
+
+def encode_request(request_id: str, command: bytes) -> bytes:
+    name = request_id.encode()
+    return bytes((len(name),)) + name + command
+
+
+def decode_request(data: bytes) -> tuple[str, bytes]:
+    """(request id, command). Raises BadFrame."""
+    length = data[0] if data else 0
+    name = data[1 : 1 + length]
+    if not length or len(name) < length or not name.isascii():
+        raise BadFrame("a request without an id")
+    return name.decode(), data[1 + length :]
+
+
+class MetaState:
+    def __init__(self) -> None:
+        self.metadata: ClusterMetadata | None = None
+        self._recent: dict[str, Accepted | Refused] = {}
+
+    def apply(self, data: bytes) -> str:
+        """Returns the request id; `outcome` has what came of it. Raises BadFrame."""
+        request_id, encoded = decode_request(data)
+        if request_id in self._recent:
+            return request_id
+        applied = apply(self.metadata, decode_command(encoded))
+        self.metadata = applied.metadata
+        if applied.error or applied.metadata is None:
+            self._recent[request_id] = Refused(applied.error)
+        else:
+            self._recent[request_id] = Accepted(applied.metadata.version)
+        if len(self._recent) > RECENT_MAX:
+            del self._recent[next(iter(self._recent))]
+        return request_id
+
+    def outcome(self, request_id: str) -> Accepted | Refused | None:
+        """None if it was not carried out, lately."""
+        return self._recent.get(request_id)
+
+    def set_voters(self, voters: Sequence[str]) -> bool:
+        """Members; the metadata has their nodes. True if it has changed."""
+        if self.metadata is None:
+            return False
+        before = self.metadata
+        self.metadata = before.with_voters(tuple(sorted({node_of(voter) for voter in voters})))
+        return self.metadata is not before
+
+    def encode(self) -> bytes:
+        metadata = b"" if self.metadata is None else encode_metadata(self.metadata)
+        recent = [
+            [request_id, outcome.version if isinstance(outcome, Accepted) else outcome.text]
+            for request_id, outcome in self._recent.items()
+        ]
+        return json.dumps(recent, separators=(",", ":")).encode() + b"\n" + metadata
+
+    @classmethod
+    def decode(cls, data: bytes) -> "MetaState":
+        """Raises BadFrame."""
+        state = cls()
+        recent, _, metadata = data.partition(b"\n")
+        try:
+            for request_id, result in json.loads(recent):
+                state._recent[request_id] = (
+                    Accepted(result) if isinstance(result, int) else Refused(result)
+                )
+        except (ValueError, TypeError):
+            raise BadFrame("a metadata snapshot without its list of requests") from None
+        if metadata:
+            state.metadata = decode_metadata(metadata)
+        return state
+
+
+def changed_since(old: ClusterMetadata | None, new: ClusterMetadata) -> tuple[int, ...]:
+    """Partitions that are not as they were."""
+    if old is None or len(old.partitions) != len(new.partitions):
+        return tuple(range(len(new.partitions)))
+    return tuple(
+        number
+        for number, (before, after) in enumerate(zip(old.partitions, new.partitions, strict=True))
+        if before.version != after.version
+    )

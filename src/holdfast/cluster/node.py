@@ -1,0 +1,560 @@
+"""A node of a cluster as its driver sees it: frames, results and times in; frames, writes and
+reads out.
+
+The driver sets the clock of the broker's node (`Node.tick`) before each call and calls `end_turn`
+after a batch of them. What is to be carried out has gathered then in `fabric.outgoing` (frames, in
+order), `persists` (for the metadata's log, in order), `reads` (from the journal), `outcomes`, and
+in the broker's node as ever. Nothing here blocks.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from holdfast.broker.connections.close import close_connection
+from holdfast.broker.node import Node
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE
+from holdfast.cluster import frame_kinds as kinds
+from holdfast.cluster.broker_port import NodeSide
+from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
+from holdfast.cluster.failure.health import Health, Presence
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.leadership_changes import Leadership
+from holdfast.cluster.metadata.model import DATA, ClusterMetadata
+from holdfast.cluster.metadata.requests import Outcome
+from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.store import (
+    Changed,
+    LeaderChanged,
+    MetaStore,
+    Persist,
+    ProposalDone,
+    Send,
+)
+from holdfast.cluster.metadata_proposer import Governing
+from holdfast.cluster.partitions import disk_position
+from holdfast.cluster.partitions.disk_position import DiskPosition, decode_report, encode_report
+from holdfast.cluster.partitions.effects import (
+    BecameLeader,
+    Committed,
+    Diverged,
+    GivenUp,
+    ProposeInSync,
+    ReadBatches,
+    Restarted,
+    StoppedLeading,
+)
+from holdfast.cluster.partitions.effects import Send as SendBatches
+from holdfast.cluster.parts import MemberConfig, Parts
+from holdfast.cluster.placement.planning import useless
+from holdfast.cluster.publish.forwarding import decode_forward, decode_result
+from holdfast.cluster.raft.node import Write
+from holdfast.cluster.reads.read_barrier import ALIGNMENT, barrier_answer, decode_barrier
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.record import Batch
+
+TIDY_S: Final = 0.25
+"""How often what waits too long is looked for."""
+SETTLE_SESSIONS: Final = 1000
+"""So many sessions get their timers then."""
+
+
+class Member(Parts):
+    def __init__(
+        self,
+        node: Node,
+        images: Images,
+        journal: Journal,
+        meta: MetaStore,
+        presence: Presence,
+        config: MemberConfig,
+        random: Callable[[], float],
+        now: float,
+        lacking: Iterable[int] = (),
+    ) -> None:
+        """As Parts."""
+        super().__init__(node, images, journal, meta, presence, config, random, now, lacking)
+        self.governing = Governing(self)
+        self.leadership = Leadership(self)
+        self.persists: list[Write] = []
+        self.reads: list[ReadBatches] = []
+        # Of proposals that the driver made.
+        self.outcomes: list[tuple[int, Outcome]] = []
+        # The metadata's nodes have changed: whom to be connected with.
+        self.nodes_changed = False
+        self.has_diverged = False
+        """What is committed here is not what the others have gone on with."""
+        # What was agreed before this node started: known once it is passed.
+        self._first_read = self.metadata_reads.begin()
+        self._is_current = False
+        self._tidy_at = now
+        self._applied = False
+        # Connected nodes that understand POSITION, each with its incarnation.
+        self._reporting: dict[str, str] = {}
+        self._position = DiskPosition()
+        self._is_late = False
+        # The metadata.
+        self._may_lead = True
+        node.state.cluster = NodeSide(self)
+        metadata = meta.metadata
+        if metadata is not None:
+            self._take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
+        self._run()
+
+    @property
+    def failovers(self) -> int:
+        return self.leadership.failovers
+
+    # What the driver tells
+
+    def load_uncommitted(self, batches: list[bytes]) -> None:
+        """After a start: what the log has above its high watermark."""
+        for data in batches:
+            self.log.built(Batch(data, check=False))
+
+    def tick(self, now: float) -> None:
+        """The clock of the broker's node was set, before anything else is told. In the middle of
+        what is dealt with at one time `now` may be later than that clock."""
+        self.doubt.tick(now)
+
+    def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
+        self._drop_frames(node)
+        self.fabric.connected.add(node)
+        self._reporting.pop(node, None)
+        if disk_position.FEATURE in presence.features.split(","):
+            self._reporting[node] = presence.incarnation
+            # The clock first: what is judged by it may come at once.
+            self.fabric.outgoing.append((node, kinds.POSITION, self._report(now)))
+        self.detector.connected(node, presence, now)
+        self.alignment.lose_node(node)
+        self.replication.handle_connected(node, now)
+        self.interest.connected(node)
+        if role == DATA:
+            self.leadership.tell_owned(node)
+            self.homes.connected(node)
+            self.groups.shares.lose_node(node)
+        self.governing.connected(node, presence, role, now)
+        self._run()
+
+    def handle_disconnected(self, node: str, now: float) -> None:
+        if node not in self.fabric.connected:
+            return
+        self._drop_frames(node)
+        self.fabric.connected.discard(node)
+        self._reporting.pop(node, None)
+        self.governing.disconnected(node)
+        self.detector.closed(node, False, now)
+        self.replication.handle_disconnected(node, now)
+        self.alignment.lose_node(node)
+        self.interest.disconnected(node)
+        self.groups.disconnected(node)
+        self.homes.disconnected(node)
+        self.transfer.disconnected(node)
+        self._run()
+
+    def _drop_frames(self, node: str) -> None:
+        self.fabric.drop_frames(node)
+        self.admission.drop_results(node)
+
+    def handle_refused(self, node: str, now: float) -> None:
+        """Nobody listens at its address."""
+        self.detector.closed(node, True, now)
+        self.meta.leader_gone(node, now)
+        self._run()
+
+    def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
+        """Raises BadFrame: close the link."""
+        if kind == kinds.HEARTBEAT:
+            self.detector.handle_heartbeat(node, payload, now)
+            self._look_at_itself(now)
+            self.doubt.renew()
+            self.governing.is_changed = True
+            self._run()
+            return
+        self.detector.heard(node, now)
+        if kind == kinds.POSITION:
+            self._handle_position(node, payload, now)
+            return
+        if kinds.REPLICATE <= kind <= kinds.COMMIT:
+            self.replication.handle_frame(node, kind, payload, now)
+        elif kinds.RAFT <= kind <= kinds.PROPOSAL_RESULT:
+            self.meta.handle_frame(node, kind, payload, now)
+        elif kind == kinds.FORWARD:
+            for epoch, attempt, batch in decode_forward(payload):
+                self.admission.forwarded(node, epoch, attempt, batch)
+        elif kind == kinds.FORWARD_RESULT:
+            for answer in decode_result(payload):
+                self.forwarding.answered(node, answer)
+        elif kind == kinds.QOS0:
+            self.interest.handle_qos0(payload)
+        elif kind == kinds.BARRIER:
+            self.fabric.send(node, kinds.BARRIER_RESULT, barrier_answer(self.fabric, payload))
+        elif kind == kinds.BARRIER_RESULT:
+            question, entries = decode_barrier(payload)
+            if question == ALIGNMENT:
+                self.alignment.answered(node, entries)
+            else:
+                self.barriers.answered(question, entries)
+        else:
+            self._handle_session_frame(node, kind, payload)
+        self._run()
+
+    def _handle_position(self, node: str, payload: bytes, now: float) -> None:
+        wall_us, agreed_us, position = decode_report(payload)
+        incarnation = self._reporting.get(node)
+        metadata = self.fabric.metadata
+        if incarnation is not None and metadata is not None and node in metadata.nodes:
+            self.disk_memory.note(node, incarnation, position)
+            self.clock.heard(node, wall_us, agreed_us, now)
+
+    def _report(self, now: float) -> bytes:
+        clock = self.clock
+        return encode_report(clock.own_us(now), clock.agreed_us(now), self.disk_position())
+
+    def disk_position(self) -> DiskPosition:
+        """What will be found on the disk here whatever happens. Never less than before."""
+        journal = self.fabric.journal
+        durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
+        position = DiskPosition(*self.meta.durable, sum(map(min, durable)))
+        self._position = position.reached(self._position)
+        return self._position
+
+    def disk_claim(self) -> DiskPosition:
+        """How far the disk here has got, uncommitted records and entries included: after a restart
+        it is not known which are committed."""
+        durable = self.fabric.journal.durable_offset
+        return DiskPosition(*self.meta.durable_end, sum(durable)).reached(self._position)
+
+    def _handle_session_frame(self, node: str, kind: int, payload: bytes) -> None:
+        if kind == kinds.SESSION_OPEN:
+            self.homes.handle_open(node, payload)
+        elif kind == kinds.SESSION_OPENED:
+            self.opener.handle_opened(payload)
+        elif kind == kinds.SESSION_CLOSE:
+            self.opener.handle_close(payload)
+        elif kind == kinds.SESSION_CLOSED:
+            self.homes.handle_closed(node, payload)
+        elif kind == kinds.SESSION_OWNED:
+            self.homes.handle_owned(node, payload)
+        elif kind == kinds.INTEREST:
+            self.interest.handle_interest(node, payload)
+        elif kind == kinds.INTEREST_ACK:
+            self.interest.handle_ack(node, payload)
+        elif kind == kinds.GROUP:
+            self.groups.handle_frame(node, payload)
+        elif kind == kinds.IMAGE_REQUEST:
+            self.transfer.handle_request(node, payload)
+        elif kind == kinds.IMAGE:
+            self.transfer.handle_image(node, payload)
+        else:
+            raise BadFrame(f"a frame of kind {kind}, which this version does not know")
+
+    def handle_taken(self, group: WriteGroup, now: float) -> None:
+        """The journal's pending records are a group for the disk now."""
+        if group.built:
+            for batch in group.built:
+                self.log.built(batch)
+            self.replication.handle_taken(
+                [
+                    (batch.partition, batch.base_offset, batch.end_offset, batch.data)
+                    for batch in group.built
+                ],
+                now,
+            )
+            self._run()
+
+    def handle_durable(self, now: float) -> None:
+        """A group is durable, and the journal knows."""
+        self.replication.handle_durable(now)
+        self._run()
+
+    def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
+        self.replication.handle_batches(request, batches, now)
+        self._run()
+
+    def handle_persisted(self, now: float) -> None:
+        """The oldest of `persists` that was not reported is done."""
+        self.meta.persisted(now)
+        self._run()
+
+    def handle_disk(self, is_stalled: bool, now: float) -> None:
+        """It has not finished a write for too long, or does so again."""
+        self.detector.set_stalled(is_stalled, now)
+        self._look_at_itself(now)
+        self.governing.is_changed = True
+        self._run()
+
+    def handle_space(self, is_full: bool, now: float) -> None:
+        """The disk has no room for more of the log, but its last reserve; or has some again."""
+        self.detector.set_full(is_full, now)
+        self._look_at_itself(now)
+        self.space.set_full(is_full, now)
+        self.governing.is_changed = True
+        self._run()
+
+    def handle_damage(self, now: float) -> None:
+        """The log here has lost, or changed, what was in it: this node leads nothing and counts
+        for nothing any more. Once only."""
+        self.transfer.may_give = False
+        self.replication.set_unfit()
+        self.detector.set_damaged(now)
+        self._look_at_itself(now)
+        self.governing.is_changed = True
+        self._run()
+
+    @property
+    def is_dispensable(self) -> bool:
+        """What was agreed before this node started is known, it is in sync nowhere, and the others
+        are a majority without its vote: they have everything that is committed or agreed."""
+        metadata = self.fabric.metadata
+        present = self.detector.health(self.state.now).present
+        own = self.meta.node_id
+        membership = self.meta.membership
+        others = {
+            member_id(node, presence.incarnation)
+            for node, presence in present.items()
+            if node != own
+        }
+        return (
+            self._is_current
+            and metadata is not None
+            and own in metadata.nodes
+            and not any(own in info.in_sync for info in metadata.partitions)
+            and len(others.intersection(membership.voters)) >= membership.majority
+        )
+
+    def end_turn(self, now: float) -> None:
+        """Send what has gathered."""
+        if not self.transfer.is_whole or self.transfer.released:
+            self._step_transfer(now)
+        self.space.advance()
+        self.opener.take_local()
+        if not self._is_current and self.metadata_reads.has_passed(self._first_read):
+            self._is_current = True
+            self.clock.is_settled = True
+            self.replication.handle_current(now)
+        self.doubt.ask()
+        is_passed = self.barriers.advance()
+        if is_passed:
+            self.homes.endings.advance()
+        if is_passed or self._applied:
+            self._applied = False
+            self.opener.applied()
+            self.opener.take_local()
+        for partition, leader, epoch in self.alignment.take_aligned():
+            self.forwarding.aligned(partition, leader, epoch, self.applier.tickets(partition))
+        self.alignment.ask(now)
+        self.governing.step(now)
+        self.groups.flush()
+        self.metadata_reads.advance(now)
+        if self.doubt.advance():
+            self.opener.doubt_is_over()
+        self.interest.flush()
+        self.forwarding.flush()
+        self.admission.flush()
+        self._run()
+        self.state.release_stalled()
+        self._is_late = bool(self.state.dirty or self.state.effects)
+
+    def timer(self) -> float:
+        times = [self.meta.timer(), self._tidy_at]
+        if self._is_late and (self.state.dirty or self.state.effects):
+            # The driver may have carried out this turn's before.
+            times.append(self.state.now)
+        images = self.images.state.timers
+        if images:
+            times.append(images[0][0])
+        for when in (
+            self.replication.timer(),
+            self.detector.timer(),
+            self.governing.timer(),
+            self.homes.timer(),
+            self.opener.timer(),
+            self.interest.timer(),
+            self.alignment.timer(),
+            self.groups.timer(),
+            self.barriers.timer(),
+            self.metadata_reads.timer(),
+            self.transfer.timer(),
+            self.doubt.timer(),
+        ):
+            if when is not None:
+                times.append(when)
+        return min(times)
+
+    def handle_timers(self, now: float) -> None:
+        self.detector.handle_timers(now)
+        health = self.detector.health(now)
+        self.replication.handle_ill(health.suspected | health.ill, now)
+        self.meta.handle_timers(now)
+        self.replication.handle_timers(now)
+        self.homes.handle_timers()
+        self.opener.handle_timers()
+        self.interest.release()
+        for kind, subject in self.images.state.take_due(now):
+            if kind in (WILL_DUE, SESSION_EXPIRY) and isinstance(subject, Session):
+                self.homes.endings.due(subject, kind)
+        if now >= self._tidy_at:
+            self._tidy_at = now + TIDY_S
+            self.fabric.has_majority(now)
+            self.forwarding.refuse_overdue(now)
+            self.groups.tidy()
+            for session in self.images.settle_some(SETTLE_SESSIONS):
+                self.homes.endings.due(session, SESSION_EXPIRY)
+            self.governing.admit_all(now)
+            self._note_clocks()
+        self.governing.is_changed = True
+        self._run()
+
+    # Inside
+
+    def _note_clocks(self) -> None:
+        for node, skew_s, begins in self.clock.take_changes():
+            event = "clock_skewed" if begins else "clock_agrees"
+            self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
+
+    def _look_at_itself(self, now: float) -> None:
+        """Is this node good for nothing, in the others' eyes?"""
+        metadata = self.fabric.metadata
+        if metadata is not None:
+            health = self.detector.health(now)
+            own = self.meta.node_id
+            is_ill = own in useless(metadata, health)
+            self.doubt.set_ill(is_ill, now)
+            # On a full disk nobody leads the metadata either, if another one can.
+            may_lead = own not in health.stalled and not (is_ill and own in health.full)
+            if may_lead != self._may_lead:
+                self._may_lead = may_lead
+                self.meta.set_stalled(not may_lead, now)
+
+    def _run(self) -> None:
+        """Carry out what the cores ask of one another, until nothing is left."""
+        now = self.state.now
+        while True:
+            meta = self.meta.effects
+            replication = self.replication.effects
+            detector = self.detector.effects
+            if not meta and not replication and not detector:
+                return
+            if meta:
+                self.meta.effects = []
+                for effect in meta:
+                    self._carry_out_meta(effect, now)
+            if replication:
+                self.replication.effects = []
+                for asked in replication:
+                    self._carry_out_replication(asked, now)
+                self.governing.propose_in_sync(now)
+            if detector:
+                self.detector.effects = []
+                for seen in detector:
+                    self._carry_out_detector(seen)
+
+    def _carry_out_meta(self, effect: object, now: float) -> None:
+        if isinstance(effect, Send):
+            self.fabric.send(effect.node_id, effect.kind, effect.payload)
+        elif isinstance(effect, Persist):
+            self.persists.append(effect.write)
+        elif isinstance(effect, Changed):
+            self._take_metadata(effect.metadata, effect.changed_partitions, now)
+        elif isinstance(effect, LeaderChanged):
+            self.governing.leader_changed(effect.is_leader, now)
+            self.state.note("info", "metadata_leader", {"leader": effect.leader_id})
+        elif isinstance(effect, ProposalDone):
+            done = self.metadata_reads.proposal_done(effect.request, effect.outcome, now)
+            if not done and not self.governing.proposal_done(effect, now):
+                self.outcomes.append((effect.request, effect.outcome))
+
+    def _take_metadata(
+        self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
+    ) -> None:
+        is_first = self.fabric.metadata is None
+        if self.leadership.take_metadata(metadata, changed, now):
+            self.nodes_changed = True
+        self._look_at_itself(now)
+        self.doubt.renew()
+        self.governing.is_changed = True
+        if is_first:
+            self.governing.admit_all(now)
+
+    def _carry_out_replication(self, effect: object, now: float) -> None:
+        if isinstance(effect, SendBatches):
+            if effect.node in self.fabric.connected:
+                self.fabric.outgoing.append((effect.node, effect.kind, effect.payload))
+        elif isinstance(effect, Committed):
+            self.applier.apply_to(effect.partition, effect.offset)
+            self.admission.committed(effect.partition, effect.offset)
+            self.homes.committed(effect.partition)
+            self._applied = True
+        elif isinstance(effect, ReadBatches):
+            self.reads.append(effect)
+        elif isinstance(effect, ProposeInSync):
+            self.governing.note_in_sync(effect)
+        elif isinstance(effect, BecameLeader):
+            self.leadership.lead(effect.partition, effect.epoch)
+        elif isinstance(effect, StoppedLeading):
+            self.leadership.stop_leading(effect.partition)
+        elif isinstance(effect, Diverged):
+            self.has_diverged = self.has_diverged or not effect.takes_over
+            self.state.note(
+                "error",
+                "replica_diverged",
+                {
+                    "partition": effect.partition,
+                    "leader": effect.leader,
+                    "error": effect.text,
+                    "text": "this node takes over"
+                    if effect.takes_over
+                    else "the others have gone on without this node",
+                },
+            )
+        elif isinstance(effect, Restarted):
+            self.state.note(
+                "warning",
+                "replica_restarted",
+                {"partition": effect.partition, "offset": effect.offset},
+            )
+            self._restart(effect.partition, effect.offset)
+        elif isinstance(effect, GivenUp):
+            self.state.note("error", "images_given_up", {"partition": effect.partition})
+            self.transfer.give_up(effect.partition)
+
+    def _carry_out_detector(self, effect: object) -> None:
+        if isinstance(effect, Beat):
+            for node in self.fabric.connected:
+                self.fabric.outgoing.append((node, kinds.HEARTBEAT, effect.payload))
+            if self._reporting:
+                report = self._report(self.state.now)
+                for node in self._reporting:
+                    self.fabric.outgoing.append((node, kinds.POSITION, report))
+            return
+        self.governing.is_changed = True
+        if isinstance(effect, Suspected):
+            self.state.note(
+                "warning", "node_suspected", {"node": effect.node, "reason": effect.reason}
+            )
+        elif isinstance(effect, HeardAgain):
+            self.state.note("info", "node_heard_again", {"node": effect.node})
+
+    def _restart(self, partition: int, offset: int) -> None:
+        if self.state.delivered[partition] < offset:
+            # Who is connected here would never see what lies between; another node may have it.
+            for session in list(self.state.sessions.values()):
+                if session.connection is not None:
+                    text = "this node was away for too long"
+                    close_connection(self.state, session.connection, reasons.SERVER_BUSY, text)
+            self.forwarding.give_up_doubtful(partition)
+        self.transfer.restarted(partition, offset)
+        self.fabric.is_whole = False
+
+    def _step_transfer(self, now: float) -> None:
+        self.transfer.step(now)
+        for partition in self.transfer.take_released():
+            self.replication.resume(partition, now)
+        self.fabric.is_whole = self.transfer.is_whole
+
+    def health(self, now: float) -> Health:
+        return self.detector.health(now)

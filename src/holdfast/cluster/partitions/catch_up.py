@@ -1,0 +1,193 @@
+"""Feeds followers that are behind: from memory where the batches are still there, else by reads.
+
+Per node in turn, a bounded piece of one partition after the other, and never more than a window
+ahead of what the node has acknowledged. Followers that the high watermark waits for come first, and
+without the limit on bytes a second that keeps the others from starving live traffic.
+"""
+
+from collections import deque
+from typing import Final
+
+from holdfast.cluster.frame_kinds import REPLICATE
+from holdfast.cluster.partitions.codec import place, replicate_parts
+from holdfast.cluster.partitions.effects import ReadBatches, Send
+from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, Led, Peer, Progress
+from holdfast.cluster.partitions.state import ReplicaState
+
+READ_AGAIN_S: Final = 0.1
+"""After a read that found nothing of use: what it was for is not in the file yet, or damaged."""
+
+
+class CatchUp:
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self._config = state.config
+        self._requests = 0
+        self._reads: dict[int, Progress] = {}
+        # Bytes that may be read now for followers nobody waits for; below zero: a debt.
+        self._tokens = float(self._config.read_bytes)
+        self._tokens_at = 0.0
+        # Peers that wait for tokens.
+        self._blocked: list[Peer] = []
+        # (when, who) had a read that found nothing.
+        self._later: deque[tuple[float, Progress]] = deque()
+
+    def enqueue(self, progress: Progress) -> None:
+        if progress.is_queued:
+            return
+        progress.is_queued = True
+        if progress.is_counted:
+            progress.peer.queue.appendleft(progress)
+        else:
+            progress.peer.queue.append(progress)
+
+    def pump(self, peer: Peer, now: float) -> None:
+        """Feed the peer as much as its window takes."""
+        window = self._config.catch_up_window_bytes
+        queue = peer.queue
+        while queue and peer.outstanding_bytes() < window:
+            progress = queue[0]
+            if progress.state == CATCHING_UP and not self._feed(progress, now):
+                break
+            queue.popleft()
+            progress.is_queued = False
+            if progress.state == CATCHING_UP and not progress.reading:
+                self.enqueue(progress)
+        flush(self._state, peer)
+
+    def _feed(self, progress: Progress, now: float) -> bool:
+        """One piece from memory, or the read of one; False: it has to wait."""
+        led = progress.led
+        batches = led.recent(progress.sent, self._config.read_bytes)
+        if batches:
+            self._send(progress, batches)
+            return True
+        peer = progress.peer
+        if peer.reads >= self._config.reads_max:
+            return False
+        if not progress.is_counted and not self._may_read(now):
+            if peer not in self._blocked:
+                self._blocked.append(peer)
+            return False
+        self._requests += 1
+        self._reads[self._requests] = progress
+        progress.reading = self._requests
+        peer.reads += 1
+        self._state.effects.append(
+            ReadBatches(
+                self._requests, peer.node, led.partition, progress.sent, self._config.read_bytes
+            )
+        )
+        return True
+
+    def _may_read(self, now: float) -> bool:
+        rate = self._config.catch_up_bytes_per_s
+        self._tokens = min(
+            self._tokens + (now - self._tokens_at) * rate, float(self._config.read_bytes)
+        )
+        self._tokens_at = now
+        return self._tokens > 0
+
+    def handle_batches(self, request: int, batches: list[bytes], now: float) -> Progress | None:
+        """What was read. Returns the follower if what it needs is no longer there."""
+        progress = self._reads.pop(request, None)
+        if progress is None:
+            return None
+        progress.peer.reads -= 1
+        if progress.reading == request:
+            progress.reading = 0
+            if not progress.is_counted:
+                self._tokens -= sum(map(len, batches))
+            if self._send(progress, batches):
+                self.enqueue_if_behind(progress)
+            elif progress.sent < self._state.log.start_offsets[progress.led.partition]:
+                return progress
+            else:
+                self._later.append((now + READ_AGAIN_S, progress))
+        self.pump(progress.peer, now)
+        return None
+
+    def enqueue_if_behind(self, progress: Progress) -> None:
+        if progress.state == CATCHING_UP:
+            self.enqueue(progress)
+
+    def _send(self, progress: Progress, batches: list[bytes]) -> bool:
+        """Those that go on where the follower is; False: none does."""
+        led = progress.led
+        peer = progress.peer
+        start = progress.sent
+        for batch in batches:
+            _, base, end, _ = place(batch)
+            # What a read leaves out is damaged, or gone by now.
+            if base != progress.sent or not base < end <= led.end:
+                break
+            peer.add(led.epoch_bytes, batch)
+            progress.sent = end
+        if progress.sent == led.end:
+            progress.state = LIVE
+        return progress.sent > start
+
+    def timer(self) -> float | None:
+        due = self._later[0][0] if self._later else None
+        if self._blocked:
+            rate = self._config.catch_up_bytes_per_s
+            at = self._tokens_at + max(0.001, (1 - self._tokens) / rate)
+            due = at if due is None else min(at, due)
+        return due
+
+    def handle_timers(self, now: float) -> None:
+        while self._later and self._later[0][0] <= now:
+            progress = self._later.popleft()[1]
+            if progress.state == CATCHING_UP and not progress.reading:
+                self.enqueue(progress)
+                self.pump(progress.peer, now)
+        if self._blocked and self._may_read(now):
+            blocked, self._blocked = self._blocked, []
+            for peer in blocked:
+                self.pump(peer, now)
+
+
+class RecentBatches:
+    """Bounds what all partitions together keep in memory. What is not durable here stays: it
+    cannot be read from the disk yet."""
+
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self._order: deque[Led] = deque()
+        self.size_bytes = 0
+
+    def keep(self, led: Led, base: int, batch: bytes) -> None:
+        led.keep(base, batch)
+        self._order.append(led)
+        self.size_bytes += len(batch)
+        durable = self._state.log.durable_offset
+        while self.size_bytes > self._state.config.recent_bytes_max:
+            oldest = self._order[0]
+            if oldest.is_led and oldest.oldest_end() > durable[oldest.partition]:
+                break
+            self._order.popleft()
+            self.size_bytes -= oldest.drop_oldest()
+
+
+def flush(state: ReplicaState, peer: Peer) -> None:
+    """Send the batches that have gathered for the peer, in one frame unless that gets too large."""
+    batches = peer.batches
+    if not batches:
+        return
+    epochs = peer.epochs
+    peer.epochs = []
+    peer.batches = []
+    largest = state.config.frame_bytes
+    start = 0
+    size = 0
+    for at, batch in enumerate(batches):
+        if size and size + len(batch) > largest:
+            parts = replicate_parts(epochs[start:at], batches[start:at])
+            state.effects.append(Send(peer.node, REPLICATE, parts))
+            start = at
+            size = 0
+        size += len(batch)
+    if start:
+        epochs = epochs[start:]
+        batches = batches[start:]
+    state.effects.append(Send(peer.node, REPLICATE, replicate_parts(epochs, batches)))

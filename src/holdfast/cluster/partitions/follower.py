@@ -1,0 +1,397 @@
+"""The follower's side of every partition that this node does not lead.
+
+It asks the leader from where to go on (FOLLOW: the epoch and the end of its own log), cuts what the
+leader's log does not have, and takes over batches as they come. Logs are compared by epoch and
+never by high watermark: two logs that both have a batch of one epoch are equal up to there, because
+an epoch has one leader, in one life of its process, and leaders only append.
+
+- Batches and high watermarks count only between the answer GO_ON to the newest request and the next
+  question, from the leader of the epoch that this node knows as the newest.
+- What is acknowledged is durable here, and in the leader's log.
+- The high watermark here is never above what is durable here.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from holdfast.cluster.frame_kinds import FOLLOW, REPLICATE_ACK, BadFrame
+from holdfast.cluster.partitions.codec import (
+    ASK,
+    CUT,
+    FOLLOW_ENTRY,
+    GO_ON,
+    NEWER,
+    OFFSET_ENTRY,
+    RESET,
+    FollowFromEntry,
+    OffsetEntry,
+    encode_ack,
+    encode_follow,
+)
+from holdfast.cluster.partitions.effects import Diverged, ProposeInSync, Restarted, Send, Truncated
+from holdfast.cluster.partitions.log_matching import cut_offset
+from holdfast.cluster.partitions.state import ReplicaState
+from holdfast.storage.record import Batch
+
+WAITING: Final = 0
+"""No leader, or no link to it, or newer metadata must come first, or it is held."""
+ASKING: Final = 1
+FOLLOWING: Final = 2
+STUCK: Final = 3
+"""The logs have diverged below the high watermark."""
+
+
+class Followed:
+    """A partition as its follower sees it."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.leader = ""
+        self.epoch = 0
+        self.state = WAITING
+        # Number of the newest request; answers to others are void.
+        self.request = 0
+        # The end that the leader knows to be durable here.
+        self.acknowledged = 0
+        self.leader_watermark = 0
+        # Under which its leader was found to lack what is committed here.
+        self.diverged_epoch = 0
+        # Its log goes on above what is durable or acknowledged.
+        self.is_dirty = False
+
+
+class Source:
+    """The link to another node, as its follower sees it."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        # Bytes of batches on this link.
+        self.received_bytes = 0
+        # Some of them will not be acknowledged with an offset; unless it is told that they came,
+        # the leader takes them for under way.
+        self.has_ignored = False
+        self.questions: list[bytes] = []
+        self.acknowledgements: list[bytes] = []
+
+
+class Following:
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self._partitions = [Followed(number) for number in range(len(state.epochs))]
+        self._sources: dict[str, Source] = {}
+        self._requests = 0
+        self._asking: dict[int, Followed] = {}
+        self._ask_again_at = 0.0
+        self._dirty: list[Followed] = []
+
+    def follow(self, partition: int, leader: str, epoch: int, now: float) -> None:
+        """The metadata names this leader (empty: none). The same again changes nothing."""
+        followed = self._partitions[partition]
+        known = self._state.epochs[partition]
+        if epoch < known:
+            leader = ""
+        if followed.leader == leader and followed.epoch == epoch:
+            return
+        self._wait(followed)
+        followed.leader = leader
+        followed.epoch = epoch
+        followed.leader_watermark = 0
+        self._begin(followed, now)
+
+    def hold(self, partition: int) -> None:
+        """Do not follow it before `resume`."""
+        self._state.held.add(partition)
+        self._wait(self._partitions[partition])
+
+    def resume(self, partition: int, now: float) -> None:
+        self._state.held.discard(partition)
+        followed = self._partitions[partition]
+        if followed.state == WAITING:
+            self._begin(followed, now)
+
+    def _begin(self, followed: Followed, now: float) -> None:
+        source = self._sources.get(followed.leader)
+        if source is not None and followed.partition not in self._state.held:
+            self._ask(followed, source, now)
+
+    def stop(self, partition: int) -> None:
+        """This node leads the partition, or nobody does that we know of."""
+        followed = self._partitions[partition]
+        self._wait(followed)
+        followed.leader = ""
+        followed.epoch = 0
+
+    def handle_connected(self, node: str, now: float) -> None:
+        source = Source(node)
+        self._sources[node] = source
+        for followed in self._partitions:
+            if followed.leader == node:
+                self._wait(followed)
+                self._begin(followed, now)
+
+    def handle_disconnected(self, node: str) -> None:
+        if self._sources.pop(node, None) is not None:
+            for followed in self._partitions:
+                if followed.leader == node:
+                    self._wait(followed)
+
+    def handle_follow_from(self, node: str, entries: list[FollowFromEntry], now: float) -> None:
+        source = self._sources.get(node)
+        if source is None:
+            return
+        for partition, epoch, request, action, cut_epoch, offset, watermark in entries:
+            followed = self._followed(partition)
+            if action == NEWER:
+                continue
+            if followed.leader != node or followed.epoch != epoch:
+                continue
+            if action == ASK:
+                if followed.state == FOLLOWING:
+                    self._ask(followed, source, now)
+            elif followed.state == ASKING and followed.request == request:
+                self._answered(followed, source, action, cut_epoch, offset, watermark, now)
+
+    def _answered(
+        self,
+        followed: Followed,
+        source: Source,
+        action: int,
+        cut_epoch: int,
+        offset: int,
+        watermark: int,
+        now: float,
+    ) -> None:
+        partition = followed.partition
+        log = self._state.log
+        if action == CUT:
+            self._cut(followed, cut_epoch, offset)
+        elif action == RESET:
+            self._reset(followed, offset)
+        elif offset != log.next_offset[partition]:
+            raise BadFrame(
+                f"partition {partition}: go on from {offset}, "
+                f"the log ends at {log.next_offset[partition]}"
+            )
+        if followed.state != ASKING:
+            return
+        if action != GO_ON:
+            self._ask(followed, source, now)
+            return
+        del self._asking[partition]
+        followed.state = FOLLOWING
+        followed.leader_watermark = watermark
+        self._mark(followed)
+        self._advance(followed)
+
+    def _cut(self, followed: Followed, cut_epoch: int, offset: int) -> None:
+        partition = followed.partition
+        log = self._state.log
+        offset = cut_offset(log, partition, cut_epoch, offset)
+        if offset >= log.next_offset[partition]:
+            raise BadFrame(
+                f"partition {partition}: cut at {offset}, "
+                f"the log ends at {log.next_offset[partition]}"
+            )
+        if offset < log.high_watermark[partition]:
+            self._diverged(followed, f"asks to cut at {offset}")
+            return
+        log.truncate(partition, offset)
+        self._state.effects.append(Truncated(partition, offset))
+
+    def _reset(self, followed: Followed, offset: int) -> None:
+        partition = followed.partition
+        log = self._state.log
+        if offset < log.high_watermark[partition]:
+            self._diverged(followed, f"asks to begin anew at {offset}")
+            return
+        log.reset(partition, offset)
+        self._state.effects.append(Restarted(partition, offset))
+        if self._state.config.holds_restarted:
+            self.hold(partition)
+
+    def _diverged(self, followed: Followed, what: str) -> None:
+        """The leader has lost what it had acknowledged: it was put back from an older copy. Whoever
+        is in sync has all that is committed, so as long as this node is, it must lead instead, and
+        the leader is out. The one with most of all that are in sync leads in the end: each that
+        has more asks the same."""
+        partition = followed.partition
+        state = self._state
+        watermark = state.log.high_watermark[partition]
+        text = f"the leader {what}, below what is committed here, {watermark}"
+        followed.state = STUCK
+        info = state.info(partition)
+        takes_over = (
+            info is not None
+            and info.leader == followed.leader
+            and info.epoch == followed.epoch
+            and state.node_id in info.in_sync
+            and state.node_id in info.replicas
+        )
+        if not takes_over:
+            self._asking.pop(partition, None)
+        if followed.diverged_epoch != followed.epoch or not takes_over:
+            followed.diverged_epoch = followed.epoch
+            state.effects.append(Diverged(partition, followed.leader, text, takes_over))
+        if takes_over:
+            # It is asked again and proposed again: the partition may have changed meanwhile.
+            assert info is not None
+            in_sync = tuple(node for node in info.in_sync if node != info.leader)
+            changed = replace(info, leader=state.node_id, epoch=info.epoch + 1, in_sync=in_sync)
+            state.effects.append(ProposeInSync(partition, info.version, changed))
+
+    def handle_replicate(self, node: str, batches: list[tuple[int, Batch]], now: float) -> None:
+        source = self._sources.get(node)
+        if source is None:
+            return
+        log = self._state.log
+        for epoch, batch in batches:
+            source.received_bytes += batch.length
+            partition = batch.partition
+            followed = self._followed(partition)
+            if self._is_refused(source, partition, epoch):
+                continue
+            if (
+                followed.state != FOLLOWING
+                or followed.leader != node
+                or followed.epoch != epoch
+                or batch.base_offset < log.next_offset[partition]
+            ):
+                source.has_ignored = True
+            elif batch.base_offset > log.next_offset[partition]:
+                self._ask(followed, source, now)
+            elif batch.epoch < log.last_epoch(partition):
+                raise BadFrame(
+                    f"partition {partition}: a batch of epoch {batch.epoch} "
+                    f"after one of {log.last_epoch(partition)}"
+                )
+            else:
+                log.append_batch(batch)
+                self._mark(followed)
+
+    def _is_refused(self, source: Source, partition: int, epoch: int) -> bool:
+        """Whoever sends under an older epoch is told that there is a newer one."""
+        known = self._state.epochs[partition]
+        if epoch >= known:
+            return False
+        source.acknowledgements.append(OFFSET_ENTRY.pack(partition, known, 0))
+        return True
+
+    def handle_commit(self, node: str, entries: list[OffsetEntry]) -> None:
+        for partition, epoch, offset in entries:
+            followed = self._followed(partition)
+            if (
+                followed.state == FOLLOWING
+                and followed.leader == node
+                and followed.epoch == epoch
+                and offset > followed.leader_watermark
+            ):
+                followed.leader_watermark = offset
+                self._advance(followed)
+
+    def handle_durable(self) -> None:
+        """The log's durable_offset has moved, or there is something to acknowledge."""
+        dirty = self._dirty
+        if not dirty:
+            return
+        self._dirty = []
+        log = self._state.log
+        for followed in dirty:
+            followed.is_dirty = False
+            if followed.state != FOLLOWING:
+                continue
+            partition = followed.partition
+            durable = self._durable_end(partition)
+            if durable > followed.acknowledged:
+                followed.acknowledged = durable
+                self._sources[followed.leader].acknowledgements.append(
+                    OFFSET_ENTRY.pack(partition, followed.epoch, durable)
+                )
+                self._advance(followed)
+            if durable < log.next_offset[partition]:
+                self._mark(followed)
+
+    def learn(self, partition: int, epoch: int) -> None:
+        """There is an epoch above what the metadata here says: follow nobody until it comes."""
+        followed = self._partitions[partition]
+        if epoch > followed.epoch:
+            self._wait(followed)
+            followed.leader = ""
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        for source in self._sources.values():
+            if source.acknowledgements or source.has_ignored:
+                payload = encode_ack(source.received_bytes, source.acknowledgements)
+                source.acknowledgements = []
+                source.has_ignored = False
+                self._state.effects.append(Send(source.node, REPLICATE_ACK, payload))
+            if source.questions:
+                payload = encode_follow(self._state.config.incarnation, source.questions)
+                source.questions = []
+                self._state.effects.append(Send(source.node, FOLLOW, payload))
+
+    def timer(self) -> float | None:
+        return self._ask_again_at if self._asking else None
+
+    def handle_timers(self, now: float) -> None:
+        if self._asking and now >= self._ask_again_at:
+            asking, self._asking = self._asking, {}
+            for followed in asking.values():
+                self._ask(followed, self._sources[followed.leader], now)
+
+    def followed_epoch(self, partition: int) -> int:
+        followed = self._partitions[partition]
+        return followed.epoch if followed.state == FOLLOWING else 0
+
+    def _followed(self, partition: int) -> Followed:
+        if partition >= len(self._partitions):
+            raise BadFrame(f"partition {partition}, there are {len(self._partitions)}")
+        return self._partitions[partition]
+
+    def _wait(self, followed: Followed) -> None:
+        self._leave(followed)
+        followed.state = WAITING
+        self._asking.pop(followed.partition, None)
+
+    def _leave(self, followed: Followed) -> None:
+        if followed.is_dirty and followed.state == FOLLOWING:
+            source = self._sources.get(followed.leader)
+            if source is not None:
+                source.has_ignored = True
+
+    def _ask(self, followed: Followed, source: Source, now: float) -> None:
+        if not self._asking:
+            self._ask_again_at = now + self._state.config.ask_again_s
+        partition = followed.partition
+        self._asking[partition] = followed
+        self._requests = (self._requests + 1) & 0xFFFFFFFF
+        log = self._state.log
+        self._leave(followed)
+        followed.state = ASKING
+        followed.request = self._requests
+        followed.acknowledged = self._durable_end(partition)
+        source.questions.append(
+            FOLLOW_ENTRY.pack(
+                partition,
+                followed.epoch,
+                followed.request,
+                log.last_epoch(partition),
+                log.next_offset[partition],
+                followed.acknowledged,
+            )
+        )
+
+    def _durable_end(self, partition: int) -> int:
+        """What this node vouches for."""
+        return self._state.log.durable_offset[partition]
+
+    def _mark(self, followed: Followed) -> None:
+        if not followed.is_dirty:
+            followed.is_dirty = True
+            self._dirty.append(followed)
+
+    def _advance(self, followed: Followed) -> None:
+        partition = followed.partition
+        self._state.commit(
+            partition, min(followed.leader_watermark, self._state.log.durable_offset[partition])
+        )

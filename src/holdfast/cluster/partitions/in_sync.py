@@ -1,0 +1,129 @@
+"""Which replicas a leader wants to count as in sync, and how it gets the metadata to say so.
+
+- Someone who leaves: proposed when silent; the high watermark passes it only when the metadata
+  says that it is out.
+- Someone who comes: proposed when it has everything below the high watermark and below this epoch's
+  start, and is not taken for dead; counted from then on, until the metadata moves on without it.
+- A set is not shrunk below `min_insync`: the watermark could not move either way, and whoever stays
+  in the set may lead after this node.
+- One proposal at a time for a version of the partition; after a while without an answer another
+  one, which, if nothing else, makes the first one void.
+"""
+
+from dataclasses import replace
+
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeState
+from holdfast.cluster.partitions.effects import ProposeInSync
+from holdfast.cluster.partitions.progress import IDLE, Led, Progress
+from holdfast.cluster.partitions.state import ReplicaState
+
+
+class InSync:
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self._silent_s = state.config.silent_s
+        # Nobody has been silent from before this: we could not have heard it.
+        self._judged_from = 0.0
+
+    def forgive(self, now: float) -> None:
+        """This node was held up itself."""
+        self._judged_from = now
+
+    def judge(self, led: Led, now: float) -> None:
+        """See who is silent, and propose what follows from it."""
+        alive = 1
+        for progress in led.counted:
+            if progress.peer.node not in led.info.in_sync:
+                continue
+            progress.is_silent = self._says_nothing(led, progress, now)
+            alive += not progress.is_silent
+        led.alive = alive
+        self.propose(led, now)
+
+    def _says_nothing(self, led: Led, progress: Progress, now: float) -> bool:
+        """It is behind, and has not got on for a while."""
+        is_behind = progress.state == IDLE or progress.matched < led.end
+        heard_at = max(progress.heard_at, self._judged_from)
+        return is_behind and now - heard_at > self._silent_s
+
+    def is_settled(self, led: Led) -> bool:
+        """Nothing will come of time alone."""
+        if led.proposal is not None:
+            return False
+        for progress in led.counted:
+            if progress.state == IDLE or progress.matched < led.end or progress.is_silent:
+                return False
+        return True
+
+    def propose(self, led: Led, now: float) -> None:
+        """Propose the set as it should be, unless it is so or an answer is awaited."""
+        metadata = self._state.metadata
+        assert metadata is not None
+        is_pending = led.proposal is not None
+        if is_pending and now - led.proposed_at < self._state.config.propose_again_s:
+            return
+        wanted = self._wanted(led, metadata, now)
+        if not is_pending and len(wanted) == len(led.info.in_sync) and wanted == led.info.in_sync:
+            return
+        led.proposal = wanted
+        led.proposed_at = now
+        for node in wanted:
+            if node != self._state.node_id and node not in led.info.in_sync:
+                progress = led.followers[node]
+                if not progress.is_counted:
+                    progress.is_counted = True
+                    led.counted.append(progress)
+        self._state.effects.append(
+            ProposeInSync(led.partition, led.info.version, replace(led.info, in_sync=wanted))
+        )
+
+    def _wanted(self, led: Led, metadata: ClusterMetadata, now: float) -> tuple[str, ...]:
+        info = led.info
+        lost = set()
+        silent = set()
+        for progress in led.counted:
+            if self._has_lost(progress, metadata):
+                lost.add(progress.peer.node)
+            elif progress.is_silent:
+                silent.add(progress.peer.node)
+        kept = [node for node in info.in_sync if node not in lost and node not in silent]
+        if len(kept) < metadata.min_insync:
+            kept = [node for node in info.in_sync if node not in lost]
+        grown = []
+        for node in info.members:
+            follower = led.followers.get(node)
+            if (
+                node not in info.in_sync
+                and follower is not None
+                and self.has_come(led, follower, now)
+            ):
+                grown.append(node)
+        return (*kept, *grown)
+
+    def _has_lost(self, progress: Progress, metadata: ClusterMetadata) -> bool:
+        """Its disk is not the one that was in sync."""
+        return progress.is_lost or (progress.state != IDLE and not is_genuine(progress, metadata))
+
+    def has_come(self, led: Led, progress: Progress, now: float) -> bool:
+        """It has all that can have been committed, and so may be waited for. Not so one that stays
+        where it was when it was left behind: it would be waited for, and left, for ever."""
+        metadata = self._state.metadata
+        return (
+            progress.state != IDLE
+            and not self._says_nothing(led, progress, now)
+            # The controller would take it out again at once, and so on.
+            and progress.peer.node not in self._state.ill
+            and progress.matched >= led.start
+            and progress.matched >= self._state.log.high_watermark[led.partition]
+            and progress.peer.node in led.info.members
+            and metadata is not None
+            and is_genuine(progress, metadata)
+            # One that hangs has its socket open, and what it acknowledged before.
+            and metadata.nodes[progress.peer.node].state != NodeState.DOWN
+        )
+
+
+def is_genuine(progress: Progress, metadata: ClusterMetadata) -> bool:
+    """The node runs on the disk that the metadata knows."""
+    info = metadata.nodes.get(progress.peer.node)
+    return info is not None and info.incarnation == progress.peer.incarnation

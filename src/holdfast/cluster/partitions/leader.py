@@ -1,0 +1,386 @@
+"""The leader's side of the partitions that this node leads.
+
+Batches go to every follower in the turn in which they are closed, while the local disk writes them;
+nobody is waited for. `Progress.sent` runs ahead, `Progress.matched` follows with the
+acknowledgements, and the high watermark is the least durable end of all that count.
+
+- This node is the only one that appends under the epoch, in this life of its process: who restarts
+  needs a new epoch (see Replication).
+- The high watermark counts what is durable, of every node in the in-sync set and of every node that
+  this leader has proposed for it since the metadata last moved; never less than the metadata does.
+- What a follower has of earlier epochs counts once it was compared: when it was answered GO_ON.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.cluster.frame_kinds import COMMIT, FOLLOW_FROM, BadFrame
+from holdfast.cluster.metadata.model import PartitionInfo
+from holdfast.cluster.partitions.catch_up import CatchUp, RecentBatches, flush
+from holdfast.cluster.partitions.codec import (
+    ASK,
+    FOLLOW_FROM_ENTRY,
+    NEWER,
+    OFFSET_ENTRY,
+    FollowEntry,
+    OffsetEntry,
+)
+from holdfast.cluster.partitions.effects import BecameLeader, Send, StoppedLeading, Truncated
+from holdfast.cluster.partitions.in_sync import InSync
+from holdfast.cluster.partitions.log_matching import compare
+from holdfast.cluster.partitions.progress import CATCHING_UP, IDLE, LIVE, Led, Peer, Progress
+from holdfast.cluster.partitions.state import ReplicaState
+
+
+class Leading:
+    def __init__(self, state: ReplicaState) -> None:
+        self._state = state
+        self.led: list[Led | None] = [None] * len(state.epochs)
+        self._peers: dict[str, Peer] = {}
+        self._catch_up = CatchUp(state)
+        self._in_sync = InSync(state)
+        self._recent = RecentBatches(state)
+        # Led partitions that are not durable up to their end.
+        self._dirty: list[Led] = []
+        # Led partitions in which time alone may change something.
+        self._watched: dict[int, Led] = {}
+        self._watch_at = 0.0
+        # Partitions whose high watermark has moved and followers do not know.
+        self._moved: list[Led] = []
+        # Per node, questions under an epoch that this node is about to learn it leads.
+        self._early: dict[str, dict[int, FollowEntry]] = {}
+
+    def lead(self, partition: int, info: PartitionInfo, now: float) -> None:
+        """The metadata makes this node the leader under a new epoch."""
+        log = self._state.log
+        log.lead(partition, info.epoch)
+        led = Led(partition, info, log.next_offset[partition])
+        self.led[partition] = led
+        self._state.effects.append(BecameLeader(partition, info.epoch))
+        self._count(led, now)
+        self._mark(led)
+        self._advance(led)
+
+    def answer_early(self, now: float) -> None:
+        """Answer those who knew that this node leads before it did itself."""
+        for node, waiting in self._early.items():
+            entries = []
+            for partition, entry in list(waiting.items()):
+                led = self.led[partition]
+                if entry[1] < self._state.epochs[partition]:
+                    del waiting[partition]
+                elif led is not None:
+                    del waiting[partition]
+                    entries.append(entry)
+            self._handle_follow(self._peers[node], entries, now)
+
+    def update(self, led: Led, info: PartitionInfo, now: float) -> None:
+        """The metadata says something new under the same epoch."""
+        led.info = info
+        led.proposal = None
+        self._count(led, now)
+        # First: a follower that was left behind has what is committed until the watermark moves.
+        self._advance(led)
+        self._in_sync.judge(led, now)
+
+    def handle_nodes(self, now: float) -> None:
+        """The metadata says something new about nodes."""
+        for led in self.led:
+            if led is not None and len(led.info.in_sync) < len(led.info.members):
+                self._in_sync.propose(led, now)
+                self._watch(led, now)
+
+    def stop(self, partition: int) -> None:
+        """Append nothing more under this epoch. What was not closed yet is gone."""
+        led = self.led[partition]
+        if led is None:
+            return
+        self.led[partition] = None
+        self._watched.pop(partition, None)
+        for progress in led.followers.values():
+            progress.stop()
+        led.is_led = False
+        log = self._state.log
+        self._state.effects.append(StoppedLeading(partition, led.epoch))
+        if log.next_offset[partition] > led.end:
+            log.truncate(partition, led.end)
+            self._state.effects.append(Truncated(partition, led.end))
+
+    def _count(self, led: Led, now: float) -> None:
+        """Who is waited for, by the metadata."""
+        for progress in led.counted:
+            progress.is_counted = False
+        led.counted = []
+        led.alive = 1
+        for node in led.info.in_sync:
+            if node != self._state.node_id:
+                progress = self._progress(led, node, now)
+                progress.is_counted = True
+                led.counted.append(progress)
+                led.alive += not progress.is_silent
+        for progress in led.followers.values():
+            if not progress.is_counted:
+                progress.is_silent = False
+                progress.is_lost = False
+        self._watch(led, now)
+
+    def _progress(self, led: Led, node: str, now: float) -> Progress:
+        progress = led.followers.get(node)
+        if progress is None:
+            progress = Progress(self._peer(node), led, now)
+            led.followers[node] = progress
+        return progress
+
+    def _peer(self, node: str) -> Peer:
+        peer = self._peers.get(node)
+        if peer is None:
+            peer = self._peers[node] = Peer(node)
+        return peer
+
+    def lag_records(self) -> dict[str, int]:
+        lag: dict[str, int] = {}
+        for led in self.led:
+            if led is not None:
+                for node, progress in led.followers.items():
+                    lag[node] = lag.get(node, 0) + max(0, led.end - progress.matched)
+        return lag
+
+    def handle_connected(self, node: str, now: float) -> None:
+        self._disconnect(node, now)
+        self._peer(node).restart(True)
+
+    def handle_disconnected(self, node: str, now: float) -> None:
+        self._disconnect(node, now)
+        self._peer(node).restart(False)
+
+    def _disconnect(self, node: str, now: float) -> None:
+        self._early.pop(node, None)
+        for led in self.led:
+            progress = led.followers.get(node) if led is not None else None
+            if led is None or progress is None:
+                continue
+            if progress.state != IDLE:
+                if progress.matched == led.end:
+                    progress.heard_at = now
+                progress.stop()
+                self._watch(led, now)
+
+    def handle_follow(
+        self, node: str, incarnation: str, entries: list[FollowEntry], now: float
+    ) -> list[tuple[int, int]]:
+        """Answer from where the follower goes on. Returns (partition, epoch) that are newer than
+        what this node knows; the questions are kept until the metadata has come."""
+        peer = self._peer(node)
+        if not peer.is_connected:
+            return []
+        peer.incarnation = incarnation
+        newer = []
+        mine = []
+        answers: list[bytes] = []
+        for entry in entries:
+            partition, epoch, request = entry[0], entry[1], entry[2]
+            led = self._led(partition)
+            known = self._state.epochs[partition]
+            if epoch < known:
+                answers.append(FOLLOW_FROM_ENTRY.pack(partition, known, request, NEWER, 0, 0, 0))
+            elif led is not None and led.epoch == epoch:
+                mine.append(entry)
+            else:
+                self._early.setdefault(node, {})[partition] = entry
+                if epoch > known:
+                    newer.append((partition, epoch))
+        if answers:
+            self._state.effects.append(Send(node, FOLLOW_FROM, b"".join(answers)))
+        self._handle_follow(peer, mine, now)
+        return newer
+
+    def _handle_follow(self, peer: Peer, entries: list[FollowEntry], now: float) -> None:
+        answers: list[bytes] = []
+        answered: list[Progress] = []
+        for entry in entries:
+            led = self.led[entry[0]]
+            assert led is not None
+            progress = self._progress(led, peer.node, now)
+            answer = compare(self._state.log, led, progress, entry)
+            if answer:
+                answers.append(answer)
+            if progress.is_lost:
+                self._watch(led, now)
+            if progress.state != IDLE:
+                progress.heard_at = now
+                answered.append(progress)
+        if not answers:
+            return
+        self._state.effects.append(Send(peer.node, FOLLOW_FROM, b"".join(answers)))
+        for progress in answered:
+            led = progress.led
+            self._got_on(led, progress, now)
+            self._catch_up.enqueue_if_behind(progress)
+        self._catch_up.pump(peer, now)
+
+    def handle_ack(
+        self, node: str, received_bytes: int, entries: list[OffsetEntry], now: float
+    ) -> list[tuple[int, int]]:
+        """Returns (partition, epoch) that are newer than what this node knows."""
+        peer = self._peer(node)
+        if not peer.is_connected:
+            return []
+        if not peer.received_bytes <= received_bytes <= peer.sent_bytes:
+            raise BadFrame(
+                f"{received_bytes} bytes received, after {peer.received_bytes} "
+                f"and of {peer.sent_bytes} sent"
+            )
+        peer.received_bytes = received_bytes
+        newer = []
+        for partition, epoch, end in entries:
+            led = self._led(partition)
+            if epoch > self._state.epochs[partition]:
+                newer.append((partition, epoch))
+            elif led is not None and led.epoch == epoch:
+                progress = led.followers.get(node)
+                if progress is not None and progress.state != IDLE:
+                    self._matched(led, progress, end, now)
+        self._catch_up.pump(peer, now)
+        return newer
+
+    def _matched(self, led: Led, progress: Progress, end: int, now: float) -> None:
+        if end > progress.sent:
+            raise BadFrame(
+                f"partition {led.partition}: durable to {end}, sent only to {progress.sent}"
+            )
+        if end > progress.matched:
+            progress.matched = end
+            progress.heard_at = now
+            self._got_on(led, progress, now)
+
+    def _got_on(self, led: Led, progress: Progress, now: float) -> None:
+        """A follower has shown that it has more, or was compared."""
+        if progress.is_counted:
+            if progress.is_silent:
+                self._in_sync.judge(led, now)
+            self._advance(led)
+        elif self._in_sync.has_come(led, progress, now):
+            self._in_sync.propose(led, now)
+            self._watch(led, now)
+
+    def handle_taken(self, batches: Sequence[tuple[int, int, int, bytes]], now: float) -> None:
+        """Batches this node has just closed: (partition, base offset, end offset, bytes)."""
+        for partition, base, end, batch in batches:
+            led = self.led[partition]
+            if led is None:
+                continue
+            if base != led.end:
+                raise ValueError(f"partition {partition}: a batch from {base} after {led.end}")
+            led.end = end
+            self._recent.keep(led, base, batch)
+            self._push(led, base, batch, now)
+            self._mark(led)
+            if led.counted:
+                self._watch(led, now)
+        for peer in self._peers.values():
+            flush(self._state, peer)
+
+    def _push(self, led: Led, base: int, batch: bytes, now: float) -> None:
+        window = self._state.config.push_window_bytes
+        for progress in led.followers.values():
+            if progress.state == IDLE:
+                continue
+            if progress.matched == base:
+                progress.heard_at = now
+            if progress.state != LIVE:
+                continue
+            peer = progress.peer
+            if peer.outstanding_bytes() < window:
+                peer.add(led.epoch_bytes, batch)
+                progress.sent = led.end
+            else:
+                progress.state = CATCHING_UP
+                self._catch_up.enqueue(progress)
+
+    def handle_durable(self) -> None:
+        dirty = self._dirty
+        if not dirty:
+            return
+        self._dirty = []
+        durable = self._state.log.durable_offset
+        for led in dirty:
+            led.is_dirty = False
+            if led.is_led:
+                self._advance(led)
+                if durable[led.partition] < led.end:
+                    self._mark(led)
+
+    def _advance(self, led: Led) -> None:
+        """Move the high watermark to where everybody who counts is durable."""
+        metadata = self._state.metadata
+        if metadata is None or len(led.info.in_sync) < metadata.min_insync:
+            return
+        offset = self._state.log.durable_offset[led.partition]
+        for progress in led.counted:
+            if progress.matched < offset:
+                offset = progress.matched
+        if self._state.commit(led.partition, offset):
+            self._moved.append(led)
+
+    def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
+        gone = self._catch_up.handle_batches(request, batches, now)
+        if gone is not None:
+            gone.stop()
+            entry = FOLLOW_FROM_ENTRY.pack(gone.led.partition, gone.led.epoch, 0, ASK, 0, 0, 0)
+            self._state.effects.append(Send(gone.peer.node, FOLLOW_FROM, entry))
+
+    def flush(self) -> None:
+        """Tell the followers how far what they have is committed."""
+        moved = self._moved
+        if not moved:
+            return
+        self._moved = []
+        marks = self._state.log.high_watermark
+        entries = [
+            OFFSET_ENTRY.pack(led.partition, led.epoch, marks[led.partition]) for led in moved
+        ]
+        everything = b"".join(entries)
+        for peer in self._peers.values():
+            if not peer.is_connected:
+                continue
+            told = []
+            for number, led in enumerate(moved):
+                progress = led.followers.get(peer.node)
+                if progress is not None and progress.state != IDLE:
+                    told.append(entries[number])
+            if told:
+                payload = everything if len(told) == len(entries) else b"".join(told)
+                self._state.effects.append(Send(peer.node, COMMIT, payload))
+
+    def timer(self) -> float | None:
+        due = self._catch_up.timer()
+        if self._watched and (due is None or self._watch_at < due):
+            return self._watch_at
+        return due
+
+    def handle_timers(self, now: float) -> None:
+        self._catch_up.handle_timers(now)
+        if not self._watched or now < self._watch_at:
+            return
+        config = self._state.config
+        if now - self._watch_at > config.lag_s:
+            self._in_sync.forgive(now)
+        self._watch_at = now + config.silent_s / 4
+        for led in list(self._watched.values()):
+            self._in_sync.judge(led, now)
+            if self._in_sync.is_settled(led):
+                del self._watched[led.partition]
+
+    def _led(self, partition: int) -> Led | None:
+        if partition >= len(self.led):
+            raise BadFrame(f"partition {partition}, there are {len(self.led)}")
+        return self.led[partition]
+
+    def _mark(self, led: Led) -> None:
+        if not led.is_dirty:
+            led.is_dirty = True
+            self._dirty.append(led)
+
+    def _watch(self, led: Led, now: float) -> None:
+        if not self._watched:
+            self._watch_at = now + self._state.config.silent_s / 4
+        self._watched[led.partition] = led

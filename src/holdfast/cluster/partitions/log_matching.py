@@ -1,0 +1,75 @@
+"""How the logs of a leader and a follower are brought together, by epoch (KIP-101, KIP-279).
+
+Two logs that both have a batch of one epoch at an offset are equal up to there. So the follower
+tells the last epoch of its log and where it ends; the leader knows whether that is a place in its
+own log. If not, it names the nearest epoch it has and where that ends; the follower cuts its log
+there, or where its own part of that epoch ends, and asks again: each time with an older epoch or a
+lower end.
+"""
+
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.partitions.codec import CUT, FOLLOW_FROM_ENTRY, GO_ON, RESET, FollowEntry
+from holdfast.cluster.partitions.log import ReplicaLog
+from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, Led, Progress
+
+
+def compare(log: ReplicaLog, led: Led, progress: Progress, entry: FollowEntry) -> bytes:
+    """The leader's answer to a follower, whose progress begins where the logs agree; empty: none
+    for now, because it must leave the in-sync set first. Raises BadFrame."""
+    partition, epoch, request, last_epoch, end, durable = entry
+    if last_epoch > epoch or durable > end:
+        raise BadFrame(
+            f"partition {partition}: asks under epoch {epoch} with a log of epoch {last_epoch} "
+            f"that ends at {end}, durable to {durable}"
+        )
+    progress.stop()
+    watermark = log.high_watermark[partition]
+    if progress.is_counted and end < watermark:
+        progress.is_lost = True
+    cut_epoch, offset = log.epoch_end(partition, last_epoch)
+    action = _action(log, led, progress, entry, cut_epoch, offset)
+    if action == RESET:
+        if progress.is_counted:
+            return b""
+        offset = log.start_offsets[partition]
+    elif action == GO_ON:
+        offset = end
+        progress.sent = end
+        progress.matched = durable
+        progress.state = LIVE if end == led.end else CATCHING_UP
+    return FOLLOW_FROM_ENTRY.pack(partition, epoch, request, action, cut_epoch, offset, watermark)
+
+
+def _action(
+    log: ReplicaLog,
+    led: Led,
+    progress: Progress,
+    entry: FollowEntry,
+    cut_epoch: int,
+    offset: int,
+) -> int:
+    partition, _, _, last_epoch, end, _ = entry
+    start = log.start_offsets[partition]
+    if last_epoch == 0:
+        # An empty log: nothing in it can differ.
+        return GO_ON if start <= end <= led.end else RESET
+    if end < start:
+        return RESET
+    if cut_epoch == last_epoch and end <= offset:
+        return GO_ON
+    if cut_epoch == 0:
+        # What is left here is all newer. Somebody in sync has everything below our start, which is
+        # committed, and can cut there; of anybody else we cannot tell.
+        if not progress.is_counted:
+            return RESET
+        return GO_ON if end == offset else CUT
+    return CUT
+
+
+def cut_offset(log: ReplicaLog, partition: int, cut_epoch: int, offset: int) -> int:
+    """Where a follower cuts its log, given the leader's answer."""
+    if cut_epoch == 0:
+        return offset
+    epoch, end = log.epoch_end(partition, cut_epoch)
+    # If we do not have that epoch, where it ends at the leader says nothing about our older ones.
+    return min(offset, end) if epoch == cut_epoch else end

@@ -1,0 +1,353 @@
+"""The controller: keeps the cluster as it should be. It runs on the Raft leader, nowhere else.
+
+It compares what is (the metadata, and the health that the detector sees) with what should be,
+and proposes the difference. It knows nothing that it could not find anew: make a new one when the
+node becomes Raft leader. Every proposal is a compare-and-set, so one that comes too late, or
+twice, or from a controller that does not know yet that it is deposed, changes nothing.
+
+Never an unclean leader: if all who were in sync are dead a partition waits for one of them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from holdfast.cluster.failure.health import Health
+from holdfast.cluster.metadata.commands import ChangePartitions, Command
+from holdfast.cluster.metadata.model import (
+    DATA,
+    ClusterMetadata,
+    NodeInfo,
+    NodeState,
+    PartitionInfo,
+)
+from holdfast.cluster.placement.planning import (
+    Standing,
+    advanced,
+    begun,
+    is_led_by_another,
+    lacks_replica,
+    last_copies,
+    led_by,
+    relieved,
+    settled,
+    standing_of,
+    useless,
+    wanted_replicas,
+)
+from holdfast.cluster.placement.ring import Assignment
+
+FOREVER: Final = float("inf")
+
+
+@dataclass(frozen=True)
+class ControllerConfig:
+    replace_after_s: float = 10.0
+    """How long a dead node is waited for before its replicas are made elsewhere."""
+    balance_after_s: float = 5.0
+    """How long a node that was down must have been up before it leads again."""
+    moves_max: int = 16
+    """Partitions to which replicas are being added at the same time."""
+    leader_moves_max: int = 8
+    """Leaders moved, every `leader_moves_every_s`, only because others are preferred."""
+    leader_moves_every_s: float = 0.2
+    changes_max: int = 512
+    """Partitions in one command: it is one entry of the metadata log."""
+    proposal_timeout_s: float = 2.0
+    """After which a proposal without a result is made again."""
+    pace_s: float = 0.02
+    """Between looks at the metadata when nothing has happened to a node: what partition leaders
+    change one by one is looked at together."""
+    retry_s: float = 0.02
+    """The pause before what was refused is proposed again, if it is still to be done."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    version: int
+    until: float
+
+
+Change = tuple[int, int, PartitionInfo]
+
+
+class Controller:
+    """Call `step` when the metadata or the health has changed, and when `timer` says."""
+
+    def __init__(self, node_id: str, config: ControllerConfig) -> None:
+        self.node_id = node_id
+        self._config = config
+        self._metadata: ClusterMetadata | None = None
+        self._health: Health | None = None
+        self._looked_at = -FOREVER
+        self._next_at = FOREVER
+        self._down_since: dict[str, float] = {}
+        self._up_since: dict[str, float] = {}
+        """Of nodes that were down before."""
+        self._leaders_moved_at = -FOREVER
+        self._pending_partitions: dict[int, _Pending] = {}
+        self._pending_nodes: dict[str, _Pending] = {}
+        self._wanted_for: tuple[frozenset[str], frozenset[str]] | None = None
+        self._wanted: Assignment = ()
+
+    def timer(self) -> float | None:
+        return self._next_at if self._next_at != FOREVER else None
+
+    def step(self, metadata: ClusterMetadata, health: Health, now: float) -> list[Command]:
+        """What to propose now, all of it at once; the commands do not depend on one another."""
+        if metadata is not self._metadata:
+            self._wake(self._looked_at + self._config.pace_s)
+        if health is self._health and now < self._next_at:
+            return []
+        self._metadata = metadata
+        self._looked_at = now
+        self._health = health
+        self._next_at = FOREVER
+        self._forget_pending(metadata, now)
+        self._note_states(metadata, now)
+        nodes = self._node_changes(metadata, health)
+        standing = standing_of(metadata, nodes, health)
+        wanted = self._wanted_replicas(metadata, now)
+        urgent, ordinary, free = self._changes(metadata, wanted, standing)
+        if free:
+            ordinary += self._begin_moves(metadata, wanted, standing, free)
+            begun_here = {number for number, _, _ in ordinary}
+            free = [number for number in free if number not in begun_here]
+            ordinary += self._prefer_leaders(metadata, standing, free, now)
+        return self._commands(nodes, urgent, ordinary, standing, now)
+
+    def settled(self, command: Command, now: float) -> None:
+        """The proposal was accepted or refused: what is still to be done may be proposed again."""
+        if not isinstance(command, ChangePartitions):
+            return
+        until = now + self._config.retry_s
+        for number, version, _ in command.changes:
+            if number in self._pending_partitions:
+                self._pending_partitions[number] = _Pending(version, until)
+        for version, info in command.nodes:
+            if info.node_id in self._pending_nodes:
+                self._pending_nodes[info.node_id] = _Pending(version, until)
+        self._wake(until)
+
+    def _wake(self, at: float) -> None:
+        self._next_at = min(self._next_at, at)
+
+    def _forget_pending(self, metadata: ClusterMetadata, now: float) -> None:
+        partitions = metadata.partitions
+        self._pending_partitions = {
+            number: pending
+            for number, pending in self._pending_partitions.items()
+            if partitions[number].version == pending.version and now < pending.until
+        }
+        self._pending_nodes = {
+            node: pending
+            for node, pending in self._pending_nodes.items()
+            if node in metadata.nodes
+            and metadata.nodes[node].version == pending.version
+            and now < pending.until
+        }
+        for pending in (*self._pending_partitions.values(), *self._pending_nodes.values()):
+            self._wake(pending.until)
+
+    def _note_states(self, metadata: ClusterMetadata, now: float) -> None:
+        for node, info in metadata.nodes.items():
+            if info.state == NodeState.DOWN:
+                self._down_since.setdefault(node, now)
+                self._up_since.pop(node, None)
+            elif self._down_since.pop(node, None) is not None:
+                self._up_since[node] = now
+        for since in (self._down_since, self._up_since):
+            for node in [node for node in since if node not in metadata.nodes]:
+                del since[node]
+
+    def _node_changes(self, metadata: ClusterMetadata, health: Health) -> dict[str, NodeInfo]:
+        """What the entries of nodes become: down, up again, or with another disk. One whose disk
+        does not answer, or is damaged, is as good as dead, whatever else of it runs."""
+        changes = {}
+        wiped: set[str] = set()
+        ill = useless(metadata, health)
+        for node, info in metadata.nodes.items():
+            if node in self._pending_nodes:
+                continue
+            presence = health.present.get(node)
+            changed = info
+            if presence is not None:
+                changed = replace(
+                    info,
+                    incarnation=presence.incarnation,
+                    peer_address=presence.peer_address,
+                    client_address=presence.client_address,
+                    admin_address=presence.admin_address,
+                )
+            if presence is None or node in ill:
+                if info.state == NodeState.UP and (node in health.dead or node in ill):
+                    changed = replace(changed, state=NodeState.DOWN)
+            elif info.state == NodeState.DOWN:
+                changed = replace(changed, state=NodeState.UP)
+            if changed == info:
+                continue
+            if changed.incarnation != info.incarnation and self._is_in_sync_in_pending(node):
+                # It must leave all of these in one command with that.
+                continue
+            if changed.incarnation != info.incarnation:
+                wiped.add(node)
+                if last_copies(metadata, wiped):
+                    # The disk that it had may only not be mounted. An operator decides, see
+                    # operations.unsafe_recover.
+                    wiped.discard(node)
+                    continue
+            changes[node] = changed
+        return changes
+
+    def _is_in_sync_in_pending(self, node: str) -> bool:
+        partitions = self._metadata.partitions if self._metadata is not None else ()
+        return any(node in partitions[number].in_sync for number in self._pending_partitions)
+
+    def _wanted_replicas(self, metadata: ClusterMetadata, now: float) -> Assignment:
+        """Where everything belongs. Decided anew only when other nodes come into question, so
+        that a plan is carried out to its end."""
+        usable = set()
+        given_up = set()
+        for node, info in metadata.nodes.items():
+            if info.role != DATA or info.state == NodeState.DRAINING:
+                continue
+            replace_at = self._down_since.get(node, FOREVER) + self._config.replace_after_s
+            if now < replace_at:
+                usable.add(node)
+                self._wake(replace_at)
+            else:
+                given_up.add(node)
+        wanted_for = (frozenset(usable), frozenset(given_up))
+        if wanted_for != self._wanted_for or len(self._wanted) != len(metadata.partitions):
+            self._wanted_for = wanted_for
+            self._wanted = wanted_replicas(metadata, usable, given_up)
+        return self._wanted
+
+    def _changes(
+        self, metadata: ClusterMetadata, wanted: Assignment, standing: Standing
+    ) -> tuple[list[Change], list[Change], list[int]]:
+        """Changes after failures, changes of plan, and the partitions that need none of either
+        but are not as they should be."""
+        urgent: list[Change] = []
+        ordinary: list[Change] = []
+        free: list[int] = []
+        pending = self._pending_partitions
+        min_insync = metadata.min_insync
+        lacking = standing.absent | standing.wiped
+        for number, info in enumerate(metadata.partitions):
+            replicas = info.replicas
+            if (
+                info.leader == replicas[0]
+                and info.leader in standing.willing
+                and replicas == wanted[number]
+                and not info.adding
+                and lacking.isdisjoint(info.in_sync)
+            ):
+                continue
+            if number in pending:
+                continue
+            changed = settled(info, standing)
+            if changed is not info:
+                urgent.append((number, info.version, changed))
+                continue
+            changed = advanced(relieved(info, standing), wanted[number], standing, min_insync)
+            if changed is not info:
+                ordinary.append((number, info.version, changed))
+            else:
+                free.append(number)
+        return urgent, ordinary, free
+
+    def _begin_moves(
+        self,
+        metadata: ClusterMetadata,
+        wanted: Assignment,
+        standing: Standing,
+        free: Iterable[int],
+    ) -> list[Change]:
+        """Adds replicas, first where fewest are in sync."""
+        partitions = metadata.partitions
+        room = self._config.moves_max - len(self._pending_partitions)
+        room -= sum(1 for info in partitions if not standing.absent.issuperset(info.adding))
+        if room <= 0:
+            return []
+        waiting = sorted(
+            (len(partitions[number].in_sync), number)
+            for number in free
+            if lacks_replica(partitions[number], wanted[number], standing)
+        )
+        return [
+            (
+                number,
+                partitions[number].version,
+                begun(partitions[number], wanted[number], standing),
+            )
+            for _, number in waiting[:room]
+        ]
+
+    def _prefer_leaders(
+        self, metadata: ClusterMetadata, standing: Standing, free: Iterable[int], now: float
+    ) -> list[Change]:
+        """Gives some partitions back to their preferred leaders."""
+        steady = self._steady(standing, now)
+        movable = [
+            number
+            for number in free
+            if is_led_by_another(info := metadata.partitions[number])
+            and info.replicas[0] in steady
+            and not info.adding
+        ]
+        if not movable:
+            return []
+        next_at = self._leaders_moved_at + self._config.leader_moves_every_s
+        if now < next_at:
+            self._wake(next_at)
+            return []
+        self._leaders_moved_at = now
+        if len(movable) > self._config.leader_moves_max:
+            self._wake(now + self._config.leader_moves_every_s)
+        moves = []
+        for number in movable[: self._config.leader_moves_max]:
+            info = metadata.partitions[number]
+            moves.append((number, info.version, led_by(info, info.replicas[0])))
+        return moves
+
+    def _steady(self, standing: Standing, now: float) -> set[str]:
+        steady = set()
+        for node in standing.willing:
+            at = self._up_since.get(node, -FOREVER) + self._config.balance_after_s
+            if now >= at:
+                steady.add(node)
+            else:
+                self._wake(at)
+        return steady
+
+    def _commands(
+        self,
+        nodes: dict[str, NodeInfo],
+        urgent: list[Change],
+        ordinary: list[Change],
+        standing: Standing,
+        now: float,
+    ) -> list[Command]:
+        """What is urgent goes first, the changes of nodes with it; the rest shall not be able to
+        delay it. A node with a new disk leaves all in-sync sets in the command that says so."""
+        metadata = self._metadata
+        assert metadata is not None
+        node_changes = tuple((metadata.nodes[node].version, nodes[node]) for node in sorted(nodes))
+        first = len(urgent) if standing.wiped else self._config.changes_max
+        commands: list[Command] = []
+        if node_changes or urgent:
+            commands.append(ChangePartitions(tuple(urgent[:first]), node_changes))
+        for rest in (urgent[first:], ordinary):
+            for start in range(0, len(rest), self._config.changes_max):
+                chunk = rest[start : start + self._config.changes_max]
+                commands.append(ChangePartitions(tuple(chunk)))
+        if not commands:
+            return commands
+        until = now + self._config.proposal_timeout_s
+        for number, version, _ in (*urgent, *ordinary):
+            self._pending_partitions[number] = _Pending(version, until)
+        for version, info in node_changes:
+            self._pending_nodes[info.node_id] = _Pending(version, until)
+        self._wake(until)
+        return commands

@@ -1,0 +1,318 @@
+"""The leader's side of appending: what is stored already is not stored again.
+
+Repetitions are QoS 2 packet ids, producer sequences and wills. What the committed records say of
+them is in the images; what is appended and not committed yet is in a partition's `Tail`, made anew
+from the log when this node becomes its leader, and forgotten when it stops.
+
+A repetition is acknowledged only when everything appended before it is committed: the record that
+it repeats may be among that.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import FORWARD_RESULT
+from holdfast.cluster.publish.forwarding import Answer, Appender, Forwarding, Pending, encode_result
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.mqtt import reasons
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Batch, Record
+
+HOLES_MAX: Final = 10_000
+"""Producers of one partition that have a refused sequence to send again; more are refused."""
+
+NO_ATTEMPT: Final = -2
+"""Of this node's own records: it learns of a refusal at once."""
+STORE: Final = 0
+REPEATED: Final = 1
+REFUSED: Final = 2
+
+
+class Tail:
+    """Of a partition that this node leads: what its uncommitted records say."""
+
+    def __init__(self) -> None:
+        # (client id, packet id) -> (stored: True, released: False; offset)
+        self.inbound: dict[tuple[bytes, int], tuple[bool, int]] = {}
+        # client id -> (epoch of the newest session that told of packet ids, offset)
+        self.sessions: dict[bytes, tuple[int, int]] = {}
+        # producer id -> (epoch, sequence, offset)
+        self.producers: dict[bytes, tuple[int, int, int]] = {}
+        # client id -> (session epoch, offset)
+        self.wills: dict[bytes, tuple[int, int]] = {}
+        # (offset, record kind or flag, key) in order.
+        self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
+        # producer id -> (epoch, sequence) refused for want of replicas or space: nothing later of
+        # the producer is stored before it.
+        self.holes: dict[bytes, tuple[int, int]] = {}
+        # Per node, the attempt in which something of it was refused: nothing else of that is
+        # stored.
+        self.refused: dict[str, int] = {}
+        # Repetitions that wait: (offset that must be committed, origin, ticket)
+        self.repeated: deque[tuple[int, str, int]] = deque()
+
+    def note(self, record: Record) -> None:
+        offset = record.offset
+        kind = record.kind
+        flags = record.flags
+        client_id = record.client_id
+        epoch = record.producer_epoch
+        sequence = record.sequence
+        if kind == log_record.RELEASE:
+            key = (client_id, sequence)
+            self.inbound[key] = (False, offset)
+            self.sessions[client_id] = (epoch, offset)
+            self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
+        elif kind == log_record.WILL or flags & log_record.FLAG_WILL:
+            self.wills[client_id] = (sequence, offset)
+            self._entries.append((offset, log_record.FLAG_WILL, (client_id, 0)))
+        elif kind != log_record.MESSAGE:
+            return
+        elif flags & log_record.FLAG_PACKET_ID:
+            key = (client_id, sequence)
+            self.inbound[key] = (True, offset)
+            self.sessions[client_id] = (epoch, offset)
+            self._entries.append((offset, log_record.FLAG_PACKET_ID, key))
+        elif flags & log_record.FLAG_PRODUCER:
+            self.producers[record.producer] = (epoch, sequence, offset)
+            self._entries.append((offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
+
+    def forget_below(self, offset: int) -> None:
+        """The images know it."""
+        entries = self._entries
+        while entries and entries[0][0] < offset:
+            at, flag, key = entries.popleft()
+            if flag == log_record.FLAG_PACKET_ID:
+                if self.inbound.get(key, (False, -1))[1] == at:
+                    del self.inbound[key]
+                if self.sessions.get(key[0], (0, -1))[1] == at:
+                    del self.sessions[key[0]]
+            elif flag == log_record.FLAG_WILL:
+                if self.wills.get(key[0], (0, -1))[1] == at:
+                    del self.wills[key[0]]
+            elif self.producers.get(key[0], (0, 0, -1))[2] == at:
+                del self.producers[key[0]]
+
+
+class Admission(Appender):
+    def __init__(
+        self,
+        state: NodeState,
+        fabric: Fabric,
+        images: Images,
+        may_append: Callable[[int], bool],
+    ) -> None:
+        """`may_append`: are enough replicas of a partition in sync and alive?"""
+        self._state = state
+        self._fabric = fabric
+        self._images = images
+        self._may_append = may_append
+        self.forwarding: Forwarding | None = None
+        self._tails: dict[int, Tail] = {}
+        self._text = ""
+        self._reason = 0
+        # Of the record at hand.
+        self._origin = ""
+        self._attempt = NO_ATTEMPT
+        # node -> answers that are to leave.
+        self._results: dict[str, list[Answer]] = {}
+        self.repeated = 0
+        self.refused = 0
+        self.strayed = 0
+
+    def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
+        tail = Tail()
+        self._tails[partition] = tail
+        for batch in uncommitted:
+            for record in batch.records():
+                self._note(tail, record)
+
+    def stop_leading(self, partition: int) -> None:
+        self._tails.pop(partition, None)
+
+    def committed(self, partition: int, offset: int) -> None:
+        tail = self._tails.get(partition)
+        if tail is None:
+            return
+        tail.forget_below(offset)
+        while tail.repeated and tail.repeated[0][0] <= offset:
+            _, origin, ticket = tail.repeated.popleft()
+            self._answer(origin, partition, ticket, reasons.SUCCESS, "")
+
+    def append(self, pending: Pending) -> None:
+        """A record of this node."""
+        self._origin = self._fabric.node_id
+        self._attempt = NO_ATTEMPT
+        self._append(self._fabric.node_id, pending.record)
+
+    def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
+        """Records of another node; `attempt`: see Forwarding. Those for a partition that we do not
+        lead, or not under that epoch, are left lying: their node learns of the next leader as we
+        have."""
+        partition = batch.partition
+        if partition >= len(self._fabric.leading) or self._fabric.leading[partition] != epoch:
+            self.strayed += batch.count
+            return
+        self._origin = origin
+        self._attempt = attempt
+        is_plain = not batch.attributes & log_record.ATTRIBUTE_STATE
+        if is_plain and not self._refusal(self._tails[partition], partition):
+            # None of them can be a repetition that is recognised.
+            self._fabric.journal.extend(batch)
+            return
+        for index in range(batch.count):
+            self._append(origin, batch.record(index))
+
+    def _append(self, origin: str, record: Record) -> None:
+        partition = record.partition
+        tail = self._tails[partition]
+        outcome = STORE
+        if record.kind == log_record.MESSAGE:
+            outcome = self._admit(tail, record)
+        if outcome == REFUSED:
+            self.refused += 1
+            self._answer(origin, partition, record.ticket, self._reason, self._text)
+            return
+        journal = self._fabric.journal
+        if outcome == REPEATED:
+            self.repeated += 1
+            end = journal.next_offset[partition]
+            if journal.high_watermark[partition] >= end:
+                self._answer(origin, partition, record.ticket, reasons.SUCCESS, "")
+            else:
+                tail.repeated.append((end, origin, record.ticket))
+            return
+        journal.append(record)
+        if record.is_state():
+            self._note(tail, record)
+
+    def _note(self, tail: Tail, record: Record) -> None:
+        if record.kind != log_record.RELEASE or not self._is_superseded(tail, record):
+            tail.note(record)
+
+    def _is_superseded(self, tail: Tail, record: Record) -> bool:
+        """Has a later owner of the session told of packet ids in this partition?"""
+        epoch = record.producer_epoch
+        known = tail.sessions.get(record.client_id)
+        if known is not None:
+            return epoch < known[0]
+        return self._images.is_superseded(record.client_id.decode(), record.partition, epoch)
+
+    def _refuse(self, reason: int, text: str) -> int:
+        self._reason = reason
+        self._text = text
+        return REFUSED
+
+    def _admit(self, tail: Tail, record: Record) -> int:
+        flags = record.flags
+        client_id = record.client_id
+        sequence = record.sequence
+        if flags & log_record.FLAG_PACKET_ID:
+            if self._is_superseded(tail, record):
+                # Its client has sent it again to the later owner, if it was not acknowledged; and
+                # may have got the acknowledgement, and released the id.
+                return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
+            known = tail.inbound.get((client_id, sequence))
+            if known is not None:
+                if known[0]:
+                    return REPEATED
+            elif self._images.is_inbound(
+                client_id.decode(), record.partition, sequence, record.producer_epoch
+            ):
+                return REPEATED
+        elif flags & log_record.FLAG_PRODUCER:
+            outcome = self._admit_sequence(tail, record)
+            if outcome != STORE:
+                return outcome
+        elif flags & log_record.FLAG_WILL:
+            pending = tail.wills.get(client_id)
+            if pending is not None and pending[0] >= sequence:
+                return REPEATED
+            if self._images.has_fired(client_id.decode(), sequence):
+                return REPEATED
+            # Nobody would send it again.
+            return STORE
+        text = self._refusal(tail, record.partition)
+        if text:
+            if flags & log_record.FLAG_PRODUCER:
+                tail.holes[record.producer] = (record.producer_epoch, sequence)
+            if self._attempt >= 0:
+                tail.refused[self._origin] = self._attempt
+            return self._refuse(reasons.QUOTA_EXCEEDED, text)
+        return STORE
+
+    def _refusal(self, tail: Tail, partition: int) -> str:
+        """Why nothing of the origin is taken now; "": it is."""
+        if not self._may_append(partition):
+            return "too few replicas are in sync"
+        if self._state.disk_full:
+            return "the leader's disk is full"
+        if tail.refused.get(self._origin, -1) == self._attempt:
+            return "an earlier message was refused: send that first"
+        return ""
+
+    def _admit_sequence(self, tail: Tail, record: Record) -> int:
+        """See node.sequencing.admit."""
+        producer_id = record.producer
+        epoch = record.producer_epoch
+        sequence = record.sequence
+        stored_epoch = -1
+        stored_sequence = 0
+        pending = tail.producers.get(producer_id)
+        if pending is not None:
+            stored_epoch, stored_sequence, _ = pending
+        else:
+            table = self._images.state.producers
+            producer = table.find(producer_id, self._state.wall_us)
+            place = None if producer is None else producer.place(record.partition)
+            if place is not None:
+                stored_epoch = place.epoch
+                stored_sequence = place.sequence
+        if epoch < stored_epoch:
+            self._state.stats.producer_fenced += 1
+            return self._refuse(
+                reasons.IMPLEMENTATION_SPECIFIC_ERROR,
+                f"producer epoch is fenced: {epoch} is below {stored_epoch}",
+            )
+        hole = tail.holes.get(producer_id)
+        if hole is not None:
+            if epoch == hole[0] and sequence > hole[1]:
+                return self._refuse(
+                    reasons.QUOTA_EXCEEDED,
+                    "an earlier sequence of the producer was refused: send that first",
+                )
+            del tail.holes[producer_id]
+        if epoch == stored_epoch and sequence <= stored_sequence:
+            self._state.stats.producer_duplicates += 1
+            return REPEATED
+        if hole is None and len(tail.holes) >= HOLES_MAX:
+            return self._refuse(reasons.QUOTA_EXCEEDED, "too many producers wait")
+        return STORE
+
+    def _answer(self, origin: str, partition: int, ticket: int, reason: int, text: str) -> None:
+        """This node leads the partition."""
+        if not ticket:
+            return
+        if origin == self._fabric.node_id:
+            assert self.forwarding is not None
+            self.forwarding.refuse(ticket, reason, text)
+            return
+        epoch = self._fabric.leading[partition]
+        answer = Answer(partition, epoch, ticket, reason, text)
+        self._results.setdefault(origin, []).append(answer)
+
+    def drop_results(self, node: str) -> None:
+        """Its link is lost: see Fabric.drop_frames."""
+        self._results.pop(node, None)
+
+    def flush(self) -> None:
+        """End of a turn."""
+        if not self._results:
+            return
+        results = self._results
+        self._results = {}
+        for origin, answers in results.items():
+            self._fabric.send(origin, FORWARD_RESULT, encode_result(answers))

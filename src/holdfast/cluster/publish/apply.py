@@ -1,0 +1,155 @@
+"""From committed batches to the images and to live receivers.
+
+`ApplyingLog` is the journal as replication sees it; it keeps what is appended until it is
+committed, so that nothing has to be read back.
+
+Invariant: `delivered[p]` is the first offset of partition p that was not applied; it never passes
+the high watermark, and every record below it was applied once, in order. Images that came from
+another node (see transfer) may be ahead of it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from holdfast.broker.delivery.delivery import deliver
+from holdfast.broker.delivery.log_replay import message_of
+from holdfast.broker.routing import find_route
+from holdfast.broker.state import NodeState
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.topics.names import InvalidTopic
+from holdfast.storage import record as log_record
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.record import Batch, Record
+
+
+class ApplyingLog:
+    """See replication.replica_log.ReplicaLog. Batches that this node makes itself come by `built`,
+    those of other leaders through `append_batch`."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.uncommitted: list[deque[Batch]] = [deque() for _ in range(journal.partitions)]
+
+    @property
+    def next_offset(self) -> list[int]:
+        return self._journal.next_offset
+
+    @property
+    def durable_offset(self) -> list[int]:
+        return self._journal.durable_offset
+
+    @property
+    def high_watermark(self) -> list[int]:
+        return self._journal.high_watermark
+
+    @property
+    def start_offsets(self) -> list[int]:
+        return self._journal.start_offsets
+
+    def lead(self, partition: int, epoch: int) -> None:
+        self._journal.lead(partition, epoch)
+
+    def append_batch(self, batch: Batch) -> None:
+        self._journal.append_batch(batch)
+        self.uncommitted[batch.partition].append(batch)
+
+    def built(self, batch: Batch) -> None:
+        self.uncommitted[batch.partition].append(batch)
+
+    def truncate(self, partition: int, offset: int) -> None:
+        self._journal.truncate(partition, offset)
+        batches = self.uncommitted[partition]
+        while batches and batches[-1].end_offset > offset:
+            batches.pop()
+
+    def reset(self, partition: int, offset: int) -> None:
+        self._journal.reset(partition, offset)
+        self.uncommitted[partition].clear()
+
+    def advance(self, partition: int, offset: int) -> None:
+        self._journal.advance(partition, offset)
+
+    def last_epoch(self, partition: int) -> int:
+        return self._journal.last_epoch(partition)
+
+    def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
+        return self._journal.epoch_end(partition, epoch)
+
+
+class Applier:
+    def __init__(
+        self,
+        state: NodeState,
+        images: Images,
+        log: ApplyingLog,
+        pending: Mapping[int, object],
+        settle: Callable[[int, int, bytes], None],
+        on_session: Callable[[Record], None],
+        on_retained: Callable[[Record], None],
+    ) -> None:
+        """`settle(ticket, partition, client id)`: a record with a ticket of `pending` was applied.
+        `on_session`: a SESSION record was, or a will. `on_retained`: one that sets or clears what
+        is retained, and it is."""
+        self._state = state
+        self._images = images
+        self._log = log
+        self._pending = pending
+        self._settle = settle
+        self._on_session = on_session
+        self._on_retained = on_retained
+        # Per partition: what lies before is in the images, whatever was delivered here.
+        self.starts: list[int] = [0] * len(state.delivered)
+
+    def apply_to(self, partition: int, high_watermark: int) -> None:
+        batches = self._log.uncommitted[partition]
+        while batches and batches[0].base_offset < high_watermark:
+            batch = batches[0]
+            self._apply(partition, batch, high_watermark)
+            if batch.end_offset > high_watermark:
+                return
+            batches.popleft()
+
+    def _apply(self, partition: int, batch: Batch, high_watermark: int) -> None:
+        state = self._state
+        delivered = state.delivered
+        first = delivered[partition] - batch.base_offset
+        last = min(batch.count, high_watermark - batch.base_offset)
+        start = self.starts[partition]
+        pending = self._pending
+        topics, _ = batch.topics()
+        heads = batch.heads()
+        has_receivers = len(state.subscriptions) > 0
+        for index in range(max(0, first), last):
+            kind, flags, ticket = heads[index]
+            is_message = kind == log_record.MESSAGE
+            record: Record | None = None
+            if not is_message or flags & log_record.STATE_FLAGS:
+                record = batch.record(index)
+                if record.offset >= start:
+                    self._images.apply(record)
+                    if kind == log_record.RETAINED or flags & log_record.FLAG_RETAIN:
+                        self._on_retained(record)
+            if has_receivers and is_message and flags & log_record.FLAG_QOS_MASK:
+                self._deliver(batch, index, topics[index])
+            delivered[partition] = batch.base_offset + index + 1
+            is_will = is_message and flags & log_record.FLAG_WILL != 0
+            if record is not None and (is_will or kind in (log_record.SESSION, log_record.WILL)):
+                self._on_session(record)
+            if ticket in pending:
+                self._settle(ticket, partition, batch.client_id(index))
+
+    def _deliver(self, batch: Batch, index: int, topic: bytes) -> None:
+        state = self._state
+        try:
+            route = find_route(state, topic)
+        except InvalidTopic:
+            return
+        if route.targets or route.groups or route.denied:
+            deliver(state, route, message_of(batch.record(index)))
+
+    def tickets(self, partition: int) -> set[int]:
+        """Of the records that are in the log and not committed."""
+        found: set[int] = set()
+        for batch in self._log.uncommitted[partition]:
+            found.update(batch.tickets())
+        return found

@@ -1,0 +1,345 @@
+"""QoS 0 between nodes: each tells the others the filters of its live subscriptions, and gets the
+messages that match one of them. Of a shared subscription one node gets a message: the publisher's
+node picks it, in turn, among those with members, and says so with the message.
+
+Invariant: what a peer has acknowledged covers every filter with an older number. A SUBACK waits
+until every peer that is there has acknowledged its filters, so that what is published anywhere
+after it arrives; a peer that does not answer within WAIT_S is not waited for.
+"""
+
+import json
+from collections import deque
+from typing import Final
+
+from holdfast.broker.delivery.delivery import deliver, send_group_qos0
+from holdfast.broker.rights import has_rules
+from holdfast.broker.routing import find_route
+from holdfast.broker.session.message import Message
+from holdfast.broker.state import Held, NodeState
+from holdfast.cluster.context import Fabric, fields_of, number_of
+from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
+from holdfast.cluster.publish.promises import Promise, enqueue, settled
+from holdfast.cluster.publish.retained_updates import RetainedUpdates
+from holdfast.protocol.mqtt.properties import expiry_of
+from holdfast.protocol.topics.names import InvalidFilter, InvalidTopic, is_shared, split_shared
+from holdfast.protocol.topics.trie import SubscriptionTrie
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+
+WAIT_S: Final = 0.5
+QOS0_BYTES_MAX: Final = 4 << 20
+"""Of one turn for one node; beyond it they are dropped and counted."""
+SPREADS_BYTES_MAX: Final = 8 << 20
+"""Memory of the topics for which is remembered where their messages go."""
+SPREAD_BYTES: Final = 500
+"""Memory of one without its name, about."""
+GROUPS_BYTES_MAX: Final = 65_535
+"""Of the names of the groups that go with one message."""
+
+
+class _Waiting:
+    def __init__(self, number: int, promise: Promise, since: float) -> None:
+        self.number = number
+        self.promise = promise
+        self.since = since
+
+
+class _Pick:
+    """Who of a shared subscription's nodes gets the next message."""
+
+    def __init__(self, key: str, nodes: list[str], turn: int) -> None:
+        self.key = key
+        self.nodes = nodes
+        self.turn = turn
+
+    def next(self) -> str:
+        self.turn = (self.turn + 1) % len(self.nodes)
+        return self.nodes[self.turn]
+
+
+class _Spread:
+    """Where messages of a topic go."""
+
+    def __init__(self, nodes: list[str], picks: list[_Pick]) -> None:
+        self.nodes = nodes
+        self.picks = picks
+
+
+def _key_and_node(found: object) -> tuple[str, str]:
+    assert isinstance(found, tuple)
+    key, node = found
+    return key, node
+
+
+class Interest:
+    def __init__(self, state: NodeState, fabric: Fabric, retained_updates: RetainedUpdates) -> None:
+        self._state = state
+        self._retained_updates = retained_updates
+        self._fabric = fabric
+        self._counts: dict[str, int] = {}
+        # Grows with every change; `_changes` are those that are not told yet.
+        self._number = 0
+        self._changes: dict[str, bool] = {}
+        self._acknowledged: dict[str, int] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._peers: SubscriptionTrie = SubscriptionTrie()
+        self._of_peer: dict[str, set[str]] = {}
+        # Filters of shared subscriptions, of this node too: (whole filter, node).
+        self._groups: SubscriptionTrie = SubscriptionTrie()
+        self._routes: dict[str, _Spread] = {}
+        self._routes_bytes = 0
+        self._turn = 0
+        self._outbound: dict[str, BatchBuilder] = {}
+        self.dropped = 0
+
+    def subscribed(self, filter: str) -> None:
+        count = self._counts.get(filter, 0)
+        self._counts[filter] = count + 1
+        if not count:
+            self._change(filter, True)
+
+    def unsubscribed(self, filter: str) -> None:
+        count = self._counts.get(filter, 0) - 1
+        if count > 0:
+            self._counts[filter] = count
+        else:
+            self._counts.pop(filter, None)
+            self._change(filter, False)
+
+    def _change(self, filter: str, wanted: bool) -> None:
+        self._number += 1
+        self._changes[filter] = wanted
+        if is_shared(filter):
+            self._learn(filter, self._fabric.node_id, wanted)
+            self._routes = {}
+
+    def _learn(self, filter: str, node: str, wanted: bool) -> None:
+        """Raises InvalidFilter."""
+        if is_shared(filter):
+            _, inner = split_shared(filter)
+            if wanted:
+                self._groups.add(inner, (filter, node), (filter, node))
+            else:
+                self._groups.remove(inner, (filter, node))
+        elif wanted:
+            self._peers.add(filter, node, node)
+        else:
+            self._peers.remove(filter, node)
+
+    def hold(self, held: Held) -> None:
+        promise = Promise(held)
+        if self._laggards(self._number):
+            promise.waiting = 1
+            self._waiting.append(_Waiting(self._number, promise, self._state.now))
+        enqueue(self._state, promise)
+
+    def _laggards(self, number: int) -> list[str]:
+        return [
+            node
+            for node in self._fabric.connected
+            if self._acknowledged.get(node, -1) < number and not self._fabric.is_gone(node)
+        ]
+
+    def connected(self, node: str) -> None:
+        """It gets everything, whatever it knew."""
+        self._acknowledged[node] = -1
+        self._tell(node, list(self._counts), [], True)
+
+    def disconnected(self, node: str) -> None:
+        self._acknowledged.pop(node, None)
+        self._outbound.pop(node, None)
+        for filter in self._of_peer.pop(node, set()):
+            self._learn(filter, node, False)
+        self._routes = {}
+        self.release()
+
+    def _tell(self, node: str, added: list[str], removed: list[str], whole: bool) -> None:
+        self._fabric.send_fields(
+            node,
+            INTEREST,
+            {"number": self._number, "whole": whole, "added": added, "removed": removed},
+        )
+
+    def flush(self) -> None:
+        """End of a turn."""
+        if self._changes:
+            changes = self._changes
+            self._changes = {}
+            added = [filter for filter, wanted in changes.items() if wanted]
+            removed = [filter for filter, wanted in changes.items() if not wanted]
+            for node in self._fabric.connected:
+                self._tell(node, added, removed, False)
+        if self._outbound:
+            outbound = self._outbound
+            self._outbound = {}
+            for node, builder in outbound.items():
+                self._fabric.send(node, QOS0, builder.build(0))
+
+    def handle_interest(self, node: str, payload: bytes) -> None:
+        fields = fields_of(payload, "number", "whole", "added", "removed")
+        known = self._of_peer.setdefault(node, set())
+        added = fields["added"]
+        removed = fields["removed"]
+        if not isinstance(added, list) or not isinstance(removed, list):
+            raise BadFrame("filters are no list")
+        if fields["whole"]:
+            removed = list(known - set(added))
+        for filter in removed:
+            if filter in known:
+                known.discard(filter)
+                self._learn(filter, node, False)
+        for filter in added:
+            if not isinstance(filter, str):
+                raise BadFrame("a filter is no text")
+            if filter not in known:
+                try:
+                    self._learn(filter, node, True)
+                except InvalidFilter as error:
+                    raise BadFrame(str(error)) from None
+                known.add(filter)
+        self._routes = {}
+        answer = json.dumps({"number": number_of(fields, "number")}).encode()
+        self._fabric.send(node, INTEREST_ACK, answer)
+
+    def handle_ack(self, node: str, payload: bytes) -> None:
+        number = number_of(fields_of(payload, "number"), "number")
+        self._acknowledged[node] = max(number, self._acknowledged.get(node, -1))
+        self.release()
+
+    def release(self) -> None:
+        """Keep what all have acknowledged, or has waited long enough."""
+        waiting = self._waiting
+        while waiting:
+            first = waiting[0]
+            if self._laggards(first.number) and first.since + WAIT_S > self._state.now:
+                return
+            waiting.popleft()
+            settled(self._state, first.promise)
+
+    def timer(self) -> float | None:
+        return self._waiting[0].since + WAIT_S if self._waiting else None
+
+    def spread(self, message: Message, topic: str) -> None:
+        route = self._routes.get(topic)
+        if route is None:
+            self._routes_bytes += SPREAD_BYTES + len(topic)
+            if self._routes_bytes > SPREADS_BYTES_MAX or not self._routes:
+                self._routes = {}
+                self._routes_bytes = SPREAD_BYTES + len(topic)
+            route = self._find(topic)
+            self._routes[topic] = route
+        # One with RETAIN concerns those who subscribe anywhere before its record is applied there.
+        nodes = list(self._fabric.connected) if message.retain else route.nodes
+        if not route.picks:
+            for node in nodes:
+                self._send(node, message, b"")
+            return
+        picked: dict[str, list[str]] = {node: [] for node in nodes}
+        for pick in route.picks:
+            picked.setdefault(pick.next(), []).append(pick.key)
+        for node, keys in picked.items():
+            if node == self._fabric.node_id:
+                self._deliver_to_groups(keys, message, 0)
+            else:
+                self._send(node, message, "\0".join(keys).encode())
+
+    def _find(self, topic: str) -> _Spread:
+        nodes = sorted({str(node) for node in self._peers.match(topic)})
+        members: dict[str, list[str]] = {}
+        for found in self._groups.match(topic):
+            assert isinstance(found, tuple)
+            key, node = found
+            members.setdefault(key, []).append(node)
+        self._turn += 1
+        picks = [
+            _Pick(key, sorted(members[key]), self._turn % len(members[key]))
+            for key in sorted(members)
+        ]
+        return _Spread(nodes, picks)
+
+    def _deliver_to_groups(self, keys: list[str], message: Message, passed: int) -> None:
+        """`passed`: how many nodes have passed it on."""
+        for key in keys:
+            group = self._state.groups.get(key)
+            if group is None or send_group_qos0(self._state, group, message):
+                continue
+            if has_rules(self._state):
+                self._pass_on(key, message, passed + 1)
+
+    def _pass_on(self, key: str, message: Message, passed: int) -> None:
+        """No member here may read it: to the next node with members, once round and no further."""
+        nodes = sorted(
+            node
+            for found, node in map(_key_and_node, self._groups.match(message.topic.decode()))
+            if found == key
+        )
+        later = [node for node in nodes if node > self._fabric.node_id]
+        following = (later or nodes)[:1]
+        if passed >= len(nodes) or not following:
+            self._state.stats.dropped_unreadable += 1
+            return
+        self._send(following[0], message, key.encode(), passed)
+
+    def _send(self, node: str, message: Message, groups: bytes, passed: int = 0) -> None:
+        """`groups`: for which of its groups the node is picked, with NUL between them. `passed`:
+        how many nodes with members of the group had none that may read it; then it is for the
+        group alone."""
+        builder = self._outbound.get(node)
+        if builder is None:
+            builder = BatchBuilder(0, 0)
+            self._outbound[node] = builder
+        elif builder.body_bytes > QOS0_BYTES_MAX:
+            self.dropped += 1
+            return
+        elif len(message.payload) + len(message.properties) > QOS0_BYTES_MAX:
+            # Peers may not take both in one frame.
+            self._fabric.send(node, QOS0, builder.build(0))
+            builder = BatchBuilder(0, 0)
+            self._outbound[node] = builder
+        if len(groups) > GROUPS_BYTES_MAX:
+            self.dropped += 1
+            groups = b""
+        builder.add(
+            Record(
+                builder.partition,
+                log_record.MESSAGE,
+                flags=log_record.FLAG_RETAIN if message.retain else 0,
+                timestamp_us=message.timestamp_us,
+                topic=message.topic,
+                client_id=message.publisher,
+                producer=groups,
+                sequence=passed,
+                properties=message.properties,
+                payload=message.payload,
+            )
+        )
+
+    def handle_qos0(self, payload: bytes) -> None:
+        try:
+            batch = Batch(payload)
+        except CorruptBatch as error:
+            raise BadFrame(f"messages: {error}") from None
+        state = self._state
+        for record in batch.records():
+            message = Message(
+                record.topic,
+                record.payload,
+                0,
+                record.flags & log_record.FLAG_RETAIN != 0,
+                record.properties,
+                expiry_of(record.properties),
+                record.timestamp_us,
+                record.client_id,
+            )
+            try:
+                route = find_route(state, record.topic)
+            except InvalidTopic:
+                continue
+            passed = record.sequence
+            if not passed:
+                deliver(state, route, message)
+                if message.retain:
+                    self._retained_updates.delivered(route.topic, message)
+            if record.producer:
+                keys = record.producer.decode(errors="replace").split("\0")
+                self._deliver_to_groups(keys, message, passed)

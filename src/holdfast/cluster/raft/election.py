@@ -1,0 +1,117 @@
+"""How a member of a Raft comes to lead.
+
+First a *trial* (PreVote): it asks whether it would be elected, and nobody's term changes; so a
+member that was cut off cannot depose a leader that the others hear. Then the election. A member's
+vote for itself counts when it is durable, like the votes of others.
+"""
+
+from holdfast.cluster.raft.followers import NEVER
+from holdfast.cluster.raft.leader import become_leader
+from holdfast.cluster.raft.messages import VoteReply, VoteRequest
+from holdfast.cluster.raft.state import CANDIDATE, TRIAL, Raft
+
+
+def start_trial(raft: Raft, now: float) -> None:
+    raft.arm_election(now)
+    raft.leader = ""
+    if not raft.may_stand:
+        return
+    raft.role = TRIAL
+    raft.granted = set()
+    _count(raft, raft.member, now)
+    if raft.role != TRIAL:
+        return
+    _ask(raft, VoteRequest(raft.term + 1, raft.log.last_index, raft.log.last_term, is_trial=True))
+
+
+def start_election(raft: Raft, now: float, is_transfer: bool = False) -> None:
+    if not raft.may_stand:
+        return
+    raft.arm_election(now)
+    raft.role = CANDIDATE
+    raft.leader = ""
+    raft.term += 1
+    raft.vote = raft.member
+    raft.granted = set()
+    raft.is_transfer = is_transfer
+    request = VoteRequest(
+        raft.term, raft.log.last_index, raft.log.last_term, is_transfer=is_transfer
+    )
+    _ask(raft, request)
+
+
+def _ask(raft: Raft, request: VoteRequest) -> None:
+    messages = raft.messages if request.is_trial else raft.messages_after
+    messages.extend(
+        (voter, request) for voter in raft.log.membership.voters if voter != raft.member
+    )
+
+
+def lost_leader(raft: Raft, now: float) -> None:
+    """The leader is gone for sure: no reason to wait, but for those voters who come before us."""
+    timing = raft.timing
+    others = [voter for voter in raft.log.membership.voters if voter != raft.leader]
+    rank = others.index(raft.member) if raft.member in others else len(others)
+    raft.leader = ""
+    raft.heard = NEVER
+    delay_s = timing.gone_step_s * (rank + 0.3 * raft.random() * (rank > 0))
+    raft.election_at = min(raft.election_at, now + delay_s)
+
+
+def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: float) -> None:
+    if not request.is_transfer and raft.hears_leader(now):
+        # Its term is not adopted either: that would depose a leader that works.
+        if request.is_trial or request.term <= raft.term:
+            _reply(raft, sender, VoteReply(raft.term, False, request.is_trial))
+        return
+    is_current = (request.last_term, request.last_index) >= (
+        raft.log.last_term,
+        raft.log.last_index,
+    )
+    if request.is_trial:
+        is_granted = request.term > raft.term and is_current
+        term = request.term if is_granted else raft.term
+        _reply(raft, sender, VoteReply(term, is_granted, is_trial=True))
+        return
+    if request.term > raft.term:
+        raft.become_follower(request.term, "", now)
+    is_granted = request.term == raft.term and is_current and raft.vote in ("", sender)
+    if is_granted:
+        raft.vote = sender
+        raft.arm_election(now)
+    _reply(raft, sender, VoteReply(raft.term, is_granted))
+
+
+def _reply(raft: Raft, sender: str, reply: VoteReply) -> None:
+    (raft.messages if reply.is_trial else raft.messages_after).append((sender, reply))
+
+
+def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> None:
+    if not reply.is_granted:
+        if reply.term > raft.term:
+            raft.become_follower(reply.term, "", now)
+        return
+    if reply.is_trial:
+        if raft.role == TRIAL and reply.term == raft.term + 1:
+            _count(raft, sender, now)
+    elif raft.role == CANDIDATE and reply.term == raft.term:
+        _count(raft, sender, now)
+
+
+def own_vote_is_durable(raft: Raft, now: float) -> None:
+    if raft.role == CANDIDATE:
+        _count(raft, raft.member, now)
+
+
+def _count(raft: Raft, voter: str, now: float) -> None:
+    membership = raft.log.membership
+    raft.granted.add(voter)
+    votes = len(raft.granted.intersection(membership.voters))
+    # Without its own durable vote a leader could crash, be elected again in the same term, and give
+    # other entries the same places.
+    if votes < membership.majority or raft.member not in raft.granted:
+        return
+    if raft.role == TRIAL:
+        start_election(raft, now)
+    else:
+        become_leader(raft, now)

@@ -1,0 +1,60 @@
+"""What a member of a Raft does with what its leader sends."""
+
+from holdfast.cluster.raft.messages import Append, AppendReply, Install
+from holdfast.cluster.raft.state import Raft, RaftFailure
+
+
+def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
+    if not _follow(raft, sender, message.term, now):
+        return
+    log = raft.log
+    prev_index, entries = message.prev_index, message.entries
+    # Up to there the logs are the same: not up to the commit index, which may be behind it.
+    match = prev_index + len(entries)
+    if prev_index <= raft.commit:
+        # What is committed is the same everywhere, unless a majority has lost it.
+        raft.require_same(prev_index, message.prev_term)
+        for entry in entries[: raft.commit - prev_index]:
+            raft.require_same(entry.index, entry.term)
+        entries = entries[raft.commit - prev_index :]
+        prev_index = raft.commit
+    elif log.term_at(prev_index) != message.prev_term:
+        hint = log.agreeing(prev_index - 1, message.prev_term)
+        hint = max(hint, raft.commit)
+        reply = AppendReply(raft.term, False, prev_index, hint, log.term_at(hint))
+        raft.messages_after.append((sender, reply))
+        return
+    for entry in entries:
+        if entry.index <= log.last_index:
+            if log.term_at(entry.index) == entry.term:
+                # A message that was overtaken must not shorten the log.
+                continue
+            raft.truncate(entry.index)
+        log.append(entry)
+    raft.commit_to(max(raft.commit, min(message.commit, match)))
+    raft.messages_after.append((sender, AppendReply(raft.term, True, match)))
+
+
+def handle_install(raft: Raft, sender: str, message: Install, now: float) -> None:
+    if not _follow(raft, sender, message.term, now):
+        return
+    snapshot = message.snapshot
+    if snapshot.index > raft.commit:
+        if raft.log.term_at(snapshot.index) == snapshot.term:
+            raft.commit_to(snapshot.index)
+        else:
+            raft.restore(snapshot)
+    raft.messages_after.append((sender, AppendReply(raft.term, True, snapshot.index)))
+
+
+def _follow(raft: Raft, sender: str, term: int, now: float) -> bool:
+    """False if the sender is deposed; it is told so."""
+    if term < raft.term:
+        raft.messages_after.append((sender, AppendReply(raft.term, False, 0)))
+        return False
+    if raft.leader not in ("", sender) and term == raft.term:
+        raise RaftFailure(f"term {term} has two leaders, {raft.leader} and {sender}")
+    raft.become_follower(term, sender, now)
+    raft.heard = now
+    raft.arm_election(now)
+    return True

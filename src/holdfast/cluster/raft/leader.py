@@ -1,0 +1,140 @@
+"""What the leader of a Raft does: send the log, count what is durable, and give up when it has not
+heard of a majority."""
+
+from typing import Final
+
+from holdfast.cluster.raft.followers import Follower, Followers
+from holdfast.cluster.raft.log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.messages import Append, AppendReply, Install, TimeoutNow
+from holdfast.cluster.raft.state import LEADER, Raft
+
+APPEND_BYTES_MAX: Final = 1 << 20
+"""Of entries in one message; a single larger one goes alone."""
+APPEND_RETRY_S: Final = 0.1
+INSTALL_RETRY_S: Final = 1.0
+"""Entries, or a snapshot, that were not acknowledged are sent again after this time at the soonest,
+if the follower answers heartbeats."""
+
+
+def become_leader(raft: Raft, now: float) -> None:
+    raft.role = LEADER
+    raft.leader = raft.member
+    raft.granted = set()
+    raft.heartbeat_at = now
+    raft.transfer_to = ""
+    membership = raft.log.membership
+    raft.followers = Followers(raft.member, membership, raft.log.last_index, now)
+    # Entries of earlier terms are committed with one of this term, never alone (Raft 5.4.2).
+    raft.append(EntryKind.NOTHING, b"")
+
+
+def append_membership(raft: Raft, membership: Membership, now: float) -> int:
+    """Returns the index. In force at once, as Raft demands."""
+    assert raft.followers is not None
+    entry = raft.append(EntryKind.MEMBERS, membership.encode())
+    raft.followers.set_membership(membership, entry.index, now)
+    return entry.index
+
+
+def may_change_members(raft: Raft) -> bool:
+    """One change at a time, and none before an entry of this term is committed: else two majorities
+    need not meet."""
+    return (
+        raft.role == LEADER
+        and raft.log.membership_index <= raft.commit
+        and raft.log.term_at(raft.commit) == raft.term
+    )
+
+
+def advance_commit(raft: Raft, now: float) -> None:
+    followers = raft.followers
+    if followers is None:
+        return
+    index = followers.committed(raft.durable_index)
+    if index <= raft.commit or raft.log.term_at(index) != raft.term:
+        return
+    raft.commit_to(index)
+    if not raft.is_voter and raft.log.membership_index <= index:
+        raft.become_follower(raft.term, "", now)
+
+
+def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float) -> None:
+    followers = raft.followers
+    if followers is None or reply.term != raft.term:
+        return
+    follower = followers.by_member.get(sender)
+    if follower is None:
+        return
+    follower.contact = now
+    if reply.is_accepted:
+        follower.accepted(min(reply.index, raft.log.last_index), now)
+        advance_commit(raft, now)
+        _finish_transfer(raft, sender, follower)
+    elif reply.index > follower.match:
+        agreeing = raft.log.agreeing(min(reply.hint_index, reply.index - 1), reply.hint_term)
+        follower.refused(reply.index, agreeing, now)
+
+
+def start_transfer(raft: Raft, target: str, now: float) -> None:
+    """Nothing is accepted until it is done or has taken too long."""
+    assert raft.followers is not None
+    raft.transfer_to = target
+    raft.transfer_until = now + raft.timing.election_max_s
+    follower = raft.followers.by_member[target]
+    follower.is_due = True
+    _finish_transfer(raft, target, follower)
+
+
+def _finish_transfer(raft: Raft, member: str, follower: Follower) -> None:
+    if raft.transfer_to == member and follower.match == raft.log.last_index:
+        raft.messages.append((member, TimeoutNow(raft.term)))
+
+
+def handle_leader_timers(raft: Raft, now: float) -> None:
+    followers = raft.followers
+    assert followers is not None
+    if raft.transfer_to and now >= raft.transfer_until:
+        raft.transfer_to = ""
+    if now - followers.majority_contact(now) >= raft.timing.election_max_s:
+        raft.become_follower(raft.term, "", now)
+        return
+    if now >= raft.heartbeat_at:
+        raft.heartbeat_at = now + raft.timing.heartbeat_s
+        for follower in followers.by_member.values():
+            follower.is_due = True
+
+
+def send_appends(raft: Raft, now: float) -> None:
+    followers = raft.followers
+    if followers is None:
+        return
+    for member, follower in followers.by_member.items():
+        has_news = follower.next <= raft.log.last_index or follower.commit_sent < raft.commit
+        if follower.is_due or (has_news and not follower.awaited):
+            _send_append(raft, member, follower, now)
+
+
+def _send_append(raft: Raft, member: str, follower: Follower, now: float) -> None:
+    log = raft.log
+    follower.is_due = False
+    follower.commit_sent = raft.commit
+    if follower.next <= log.base_index:
+        _send_install(raft, member, follower, now)
+    prev_index = follower.next - 1
+    entries: tuple[Entry, ...] = ()
+    if not follower.awaited and follower.next <= log.last_index:
+        entries = tuple(log.entries(follower.next, log.last_index + 1, APPEND_BYTES_MAX))
+        follower.awaited = entries[-1].index
+        follower.retry_at = now + APPEND_RETRY_S
+    message = Append(raft.term, prev_index, log.term_at(prev_index), raft.commit, entries)
+    raft.messages.append((member, message))
+
+
+def _send_install(raft: Raft, member: str, follower: Follower, now: float) -> None:
+    snapshot = raft.log.snapshot
+    assert snapshot is not None
+    # Until it is there, heartbeats are refused; that does no harm.
+    follower.next = snapshot.index + 1
+    follower.awaited = snapshot.index
+    follower.retry_at = now + INSTALL_RETRY_S
+    raft.messages.append((member, Install(raft.term, snapshot)))

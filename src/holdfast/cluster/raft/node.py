@@ -1,0 +1,271 @@
+"""One member of a Raft, without I/O: messages and time in, Readies out.
+
+The driver's part, in this order:
+
+1. Call an input, then `take_ready` until it returns None.
+2. Send `Ready.messages`; apply `installed`, then `committed`.
+3. Carry out `Ready.write` behind the writes of earlier Readies. One may be taken while others are
+   still being written; the queue is first in, first out.
+4. When a Ready and all before it are written (durably where `must_sync`), send its
+   `messages_after` and call `persisted`. A Ready without a write is written when those before
+   it are.
+
+So nothing that rests on a term, a vote or an entry leaves before it is durable. What the leader
+sends may leave before its own disk has it: its own copy counts when it is durable, as everybody's.
+
+Members are opaque ids. An id must never come back with another disk.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.cluster.raft.election import (
+    handle_vote_reply,
+    handle_vote_request,
+    lost_leader,
+    own_vote_is_durable,
+    start_election,
+    start_trial,
+)
+from holdfast.cluster.raft.follower import handle_append, handle_install
+from holdfast.cluster.raft.leader import (
+    advance_commit,
+    append_membership,
+    handle_append_reply,
+    handle_leader_timers,
+    may_change_members,
+    send_appends,
+    start_transfer,
+)
+from holdfast.cluster.raft.log import EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.messages import (
+    Append,
+    AppendReply,
+    Install,
+    Message,
+    VoteReply,
+    VoteRequest,
+)
+from holdfast.cluster.raft.state import LEADER, Raft, RaftFailure, RaftTiming, Ready, Write
+
+UNCOMMITTED_MAX: Final = 1024
+"""Entries; a leader that has so many takes no more."""
+KEEP_ENTRIES: Final = 128
+"""Of those that a snapshot covers: a follower that lacks no more needs no snapshot."""
+
+
+class RaftNode:
+    def __init__(
+        self,
+        member: str,
+        state: RaftState,
+        random: Callable[[], float],
+        now: float,
+        timing: RaftTiming | None = None,
+    ) -> None:
+        """`state`: as it was loaded from the disk. `random`: uniform in [0, 1)."""
+        self._raft = Raft(member, state, timing or RaftTiming(), random)
+        self._raft.arm_election(now)
+        if self._raft.log.membership.voters == (member,):
+            self._raft.election_at = now
+
+    # What it is
+
+    @property
+    def member(self) -> str:
+        return self._raft.member
+
+    @property
+    def term(self) -> int:
+        return self._raft.term
+
+    @property
+    def role(self) -> str:
+        return self._raft.role
+
+    @property
+    def is_leader(self) -> bool:
+        return self._raft.role == LEADER
+
+    @property
+    def leader(self) -> str:
+        """The leader's member id, "" if it is not known."""
+        return self._raft.leader
+
+    @property
+    def membership(self) -> Membership:
+        """The one in force, committed or not."""
+        return self._raft.log.membership
+
+    @property
+    def commit(self) -> int:
+        return self._raft.commit
+
+    @property
+    def last_index(self) -> int:
+        return self._raft.log.last_index
+
+    @property
+    def durable(self) -> tuple[int, int]:
+        """The term, and the last entry that is committed, on the disk: neither ever falls there."""
+        raft = self._raft
+        return raft.durable_term, min(raft.durable_index, raft.commit)
+
+    @property
+    def durable_end(self) -> tuple[int, int]:
+        """The same with the last entry, committed or not."""
+        return self._raft.durable_term, self._raft.durable_index
+
+    @property
+    def is_new(self) -> bool:
+        """It has never heard of a cluster."""
+        return not (self._raft.term or self.last_index or self.membership.members)
+
+    @property
+    def may_change_members(self) -> bool:
+        return may_change_members(self._raft)
+
+    @property
+    def is_transferring(self) -> bool:
+        return self._raft.transfer_to != ""
+
+    def has_majority(self, now: float) -> bool:
+        """As leader: it has heard of a majority lately. Else: it has heard of a leader."""
+        raft = self._raft
+        if raft.followers is not None:
+            return now - raft.followers.majority_contact(now) < raft.timing.election_max_s
+        return raft.leader != "" and now - raft.heard < raft.timing.election_max_s
+
+    def is_caught_up(self, member: str, now: float) -> bool:
+        """As leader: the member has everything that is committed, and answers."""
+        raft = self._raft
+        if raft.followers is None:
+            return False
+        follower = raft.followers.by_member.get(member)
+        return (
+            follower is not None
+            and follower.match >= raft.commit
+            and now - follower.contact < raft.timing.election_min_s
+        )
+
+    # Inputs
+
+    def bootstrap(self, command: bytes, now: float) -> None:
+        """Found a cluster of this one member. Raises ValueError if it has ever been in one."""
+        if not self.is_new:
+            raise ValueError("this node belongs to a cluster already")
+        raft = self._raft
+        raft.term = 1
+        raft.append(EntryKind.COMMAND, command)
+        raft.append(EntryKind.MEMBERS, Membership((raft.member,)).encode())
+        raft.election_at = now
+
+    def handle_message(self, sender: str, message: Message, now: float) -> None:
+        """Raises RaftFailure."""
+        raft = self._raft
+        if isinstance(message, Append):
+            handle_append(raft, sender, message, now)
+        elif isinstance(message, AppendReply):
+            if message.term > raft.term:
+                raft.become_follower(message.term, "", now)
+            else:
+                handle_append_reply(raft, sender, message, now)
+        elif isinstance(message, VoteRequest):
+            handle_vote_request(raft, sender, message, now)
+        elif isinstance(message, VoteReply):
+            handle_vote_reply(raft, sender, message, now)
+        elif isinstance(message, Install):
+            handle_install(raft, sender, message, now)
+        elif message.term == raft.term and sender == raft.leader:
+            start_election(raft, now, is_transfer=True)
+
+    def handle_timers(self, now: float) -> None:
+        raft = self._raft
+        if raft.role == LEADER:
+            handle_leader_timers(raft, now)
+        elif now >= raft.election_at:
+            start_trial(raft, now)
+
+    def timer(self) -> float:
+        """When to call handle_timers."""
+        raft = self._raft
+        return raft.heartbeat_at if raft.role == LEADER else raft.election_at
+
+    def propose(self, data: bytes, now: float) -> int | None:
+        """The index of the entry; None if this is not the leader, hands over, or has too much that
+        is not committed. Whether it is committed shows when it is handed out."""
+        raft = self._raft
+        if (
+            raft.role != LEADER
+            or raft.transfer_to
+            or raft.log.last_index - raft.commit >= UNCOMMITTED_MAX
+        ):
+            return None
+        return raft.append(EntryKind.COMMAND, data).index
+
+    def change_members(self, membership: Membership, now: float) -> int | None:
+        """Add or remove one voter, and learners at will. None if it may not be, now. The leader
+        cannot make itself a learner: it hands over first."""
+        raft = self._raft
+        if not may_change_members(raft) or raft.transfer_to:
+            return None
+        voters = set(membership.voters)
+        if len(voters ^ set(raft.log.membership.voters)) > 1 or raft.member not in voters:
+            return None
+        return append_membership(raft, membership, now)
+
+    def transfer(self, member: str, now: float) -> bool:
+        """Hand over to another voter. False if it is not possible now."""
+        raft = self._raft
+        if raft.role != LEADER or raft.transfer_to or member == raft.member:
+            return False
+        if member not in raft.log.membership.voters:
+            return False
+        start_transfer(raft, member, now)
+        return True
+
+    def set_may_lead(self, may_lead: bool) -> None:
+        """False: its disk does not answer, so it stands for no election."""
+        self._raft.may_lead = may_lead
+
+    def leader_gone(self, now: float) -> None:
+        """The leader's process is dead, for sure: do not wait until it was silent for long."""
+        raft = self._raft
+        if raft.role != LEADER and raft.leader:
+            lost_leader(raft, now)
+
+    def compact(self, data: bytes) -> None:
+        """`data` is the state that everything handed out so far has led to."""
+        raft = self._raft
+        index = raft.handed
+        snapshot = Snapshot(index, raft.log.term_at(index), raft.log.membership_at(index), data)
+        raft.log.compact(snapshot, KEEP_ENTRIES)
+        raft.snapshot_to_write = snapshot
+
+    def persisted(self, ready: Ready, now: float) -> None:
+        raft = self._raft
+        write = ready.write
+        if write is None:
+            return
+        raft.note_written(write)
+        if write.term == raft.term and write.vote == raft.member:
+            own_vote_is_durable(raft, now)
+        advance_commit(raft, now)
+
+    # Outputs
+
+    def take_ready(self, now: float) -> Ready | None:
+        """None: there is nothing to do."""
+        raft = self._raft
+        send_appends(raft, now)
+        write = raft.take_write()
+        installed, raft.installed = raft.installed, None
+        committed = raft.take_committed()
+        messages, raft.messages = tuple(raft.messages), []
+        messages_after, raft.messages_after = tuple(raft.messages_after), []
+        if not (write or installed or committed or messages or messages_after):
+            return None
+        return Ready(write, messages, messages_after, installed, committed)
+
+
+__all__ = ["KEEP_ENTRIES", "RaftFailure", "RaftNode", "RaftTiming", "Ready", "Write"]

@@ -1,0 +1,240 @@
+"""The state of one member of a Raft, and what its parts share: becoming a follower, the commit
+index, what must be written. `raft.RaftNode` is what others use; `raft_election`, `raft_following`
+and `raft_leading` are functions over this state.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.cluster.raft.followers import NEVER, Followers
+from holdfast.cluster.raft.log import Entry, RaftLog, RaftState, Snapshot
+from holdfast.cluster.raft.messages import Message
+
+FOLLOWER: Final = "follower"
+TRIAL: Final = "trial"
+"""Asks whether it would be elected (PreVote)."""
+CANDIDATE: Final = "candidate"
+LEADER: Final = "leader"
+
+Addressed = tuple[str, Message]
+"""(member, message)"""
+
+
+class RaftFailure(Exception):
+    """What Raft excludes has happened: a damaged log, or two nodes under one name. The node must
+    stop before it does harm; the text says what was found."""
+
+
+class RaftDiverged(RaftFailure):
+    """The leader has another entry in the place of one that is committed here. A majority of the
+    voters has lost what it had: disks were put back from older copies. They have gone on, so this
+    member cannot."""
+
+
+@dataclass(frozen=True)
+class RaftTiming:
+    heartbeat_s: float = 0.05
+    election_min_s: float = 0.3
+    """A follower that heard of its leader within this time elects no other."""
+    election_max_s: float = 0.6
+    """A leader that has not heard of a majority for so long is none any more."""
+    gone_step_s: float = 0.03
+    """When all know that the leader is gone, each voter waits so long for those before it."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """For the disk. Carried out whole and in order, durable before it is reported if `must_sync`.
+
+    Without `snapshot`: `entries` follow the log, or replace it from the first one's index on. With
+    it: first the snapshot is made durable, then `entries` are all there are after the base.
+    """
+
+    term: int
+    vote: str
+    commit: int
+    entries: tuple[Entry, ...]
+    must_sync: bool
+    snapshot: Snapshot | None = None
+    base_index: int = 0
+    base_term: int = 0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What has come of the inputs since the last one; see RaftNode for the order."""
+
+    write: Write | None
+    messages: tuple[Addressed, ...]
+    """May leave at once."""
+    messages_after: tuple[Addressed, ...]
+    """May leave when this Ready and those before it are written."""
+    installed: Snapshot | None
+    """The state machine begins anew with it, before `committed`."""
+    committed: tuple[Entry, ...]
+    """To apply, in order. Each entry is handed out once."""
+
+
+class Raft:
+    def __init__(
+        self, member: str, state: RaftState, timing: RaftTiming, random: Callable[[], float]
+    ) -> None:
+        self.member = member
+        self.timing = timing
+        self.random = random
+        self.log = RaftLog(state)
+        self.term = state.term
+        self.vote = state.vote
+        self.role = FOLLOWER
+        self.leader = ""
+        """Of this term, as far as is known."""
+        snapshot_index = state.snapshot.index if state.snapshot is not None else 0
+        self.commit = max(snapshot_index, min(state.commit, self.log.last_index))
+        self.handed = snapshot_index
+        """Up to here entries were handed out to be applied."""
+        self.durable_index = self.log.last_index
+        """Up to here the log in memory is on the disk."""
+        self.durable_term = state.term
+
+        self.heard = NEVER
+        """When the leader was heard of."""
+        self.election_at = NEVER
+        """When to stand for election, unless a leader is heard of."""
+        self.may_lead = True
+        """The disk answers: an election would be of use."""
+        self.granted: set[str] = set()
+        """By whom, as TRIAL or CANDIDATE."""
+        self.is_transfer = False
+        """As CANDIDATE: on the old leader's wish."""
+
+        self.followers: Followers | None = None
+        """As LEADER, as what follows."""
+        self.heartbeat_at = NEVER
+        self.transfer_to = ""
+        self.transfer_until = NEVER
+
+        self.messages: list[Addressed] = []
+        self.messages_after: list[Addressed] = []
+        self.installed: Snapshot | None = None
+        # What was handed to the disk so far.
+        self.written_term = state.term
+        self.written_vote = state.vote
+        self.written_commit = state.commit
+        self.written_index = self.log.last_index
+        self.snapshot_to_write: Snapshot | None = None
+
+    @property
+    def is_voter(self) -> bool:
+        return self.member in self.log.membership.voters
+
+    @property
+    def may_stand(self) -> bool:
+        """Whoever votes may, if its disk answers. So may who is not to vote any more until that is
+        committed: it may be the only one to have the entry that says so, and the others cannot do
+        without its vote."""
+        if not self.may_lead:
+            return False
+        return self.is_voter or self.member in self.log.membership_at(self.commit).voters
+
+    def arm_election(self, now: float) -> None:
+        timing = self.timing
+        span = timing.election_max_s - timing.election_min_s
+        self.election_at = now + timing.election_min_s + self.random() * span
+
+    def become_follower(self, term: int, leader: str, now: float) -> None:
+        """Of `leader`, or, if it is empty, of one that is not known yet."""
+        if term > self.term:
+            self.term = term
+            self.vote = ""
+        self.leader = leader
+        if self.role != FOLLOWER:
+            self.role = FOLLOWER
+            self.followers = None
+            self.transfer_to = ""
+            self.granted = set()
+            self.arm_election(now)
+
+    def hears_leader(self, now: float) -> bool:
+        """Whether it has no reason to elect another."""
+        return self.leader != "" and (
+            self.role == LEADER or now - self.heard < self.timing.election_min_s
+        )
+
+    def append(self, kind: int, data: bytes) -> Entry:
+        entry = Entry(self.log.last_index + 1, self.term, kind, data)
+        self.log.append(entry)
+        return entry
+
+    def require_same(self, index: int, term: int) -> None:
+        """An entry of the leader in the place of one that is committed here."""
+        if index >= self.log.base_index and self.log.term_at(index) != term:
+            raise RaftDiverged(
+                f"the others have another change {index} of the metadata than this node, where all"
+                f" up to {self.commit} were agreed: their disks are older copies"
+            )
+
+    def truncate(self, index: int) -> None:
+        if index <= self.commit:
+            raise RaftFailure(f"entry {index} is committed, up to {self.commit}, and shall be cut")
+        self.log.truncate(index)
+        self.written_index = min(self.written_index, index - 1)
+        self.durable_index = min(self.durable_index, index - 1)
+
+    def commit_to(self, index: int) -> None:
+        if index > self.log.last_index:
+            raise RaftFailure(
+                f"entry {index} is committed, and the log ends at {self.log.last_index}"
+            )
+        self.commit = max(self.commit, index)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.log.restore(snapshot)
+        self.commit = self.handed = snapshot.index
+        self.durable_index = 0
+        self.written_index = snapshot.index
+        self.snapshot_to_write = self.installed = snapshot
+
+    def take_write(self) -> Write | None:
+        log = self.log
+        snapshot = self.snapshot_to_write
+        is_hard = (self.term, self.vote) != (self.written_term, self.written_vote)
+        start = log.base_index if snapshot is not None else self.written_index
+        must_sync = is_hard or snapshot is not None or start < log.last_index
+        if not must_sync and self.commit == self.written_commit:
+            return None
+        write = Write(
+            term=self.term,
+            vote=self.vote,
+            commit=self.commit,
+            entries=tuple(log.entries(start + 1, log.last_index + 1)),
+            must_sync=must_sync,
+            snapshot=snapshot,
+            base_index=log.base_index if snapshot is not None else 0,
+            base_term=log.term_at(log.base_index) if snapshot is not None else 0,
+        )
+        self.written_term = self.term
+        self.written_vote = self.vote
+        self.written_commit = self.commit
+        self.written_index = log.last_index
+        self.snapshot_to_write = None
+        return write
+
+    def take_committed(self) -> tuple[Entry, ...]:
+        entries = tuple(self.log.entries(self.handed + 1, self.commit + 1))
+        self.handed = self.commit
+        return entries
+
+    def note_written(self, write: Write) -> None:
+        """What is on the disk may have been replaced in memory meanwhile, by entries that are
+        written after it: only what is the same counts."""
+        self.durable_term = max(self.durable_term, write.term)
+        if write.entries:
+            last = write.entries[-1]
+            index, term = last.index, last.term
+        elif write.snapshot is not None:
+            index, term = write.base_index, write.base_term
+        else:
+            return
+        if self.log.term_at(index) == term:
+            self.durable_index = max(self.durable_index, index)

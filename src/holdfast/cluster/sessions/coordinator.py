@@ -1,0 +1,471 @@
+"""At the leader of a session's home partition: who owns the session.
+
+A node that has a CONNECT asks here. The owner before it closes its connection and leaves what it
+knows in the log; then an `open` record with a higher epoch makes the asker the owner, and the
+session as the log has it goes to it. A record of an owner before, with a lower epoch, counts for
+nothing from there on, on every node: the log itself is the fence.
+
+The leader also closes a session whose owner is lost, and does what nobody else can for one without
+a connection (`endings`).
+
+Invariants
+- An epoch of a session that a record tells of is given to one owner. A new leader may give the
+  epoch of another session once more, to a client that comes before all nodes have announced what
+  they have. Of two nodes that have a session one must release it, also if their epochs are equal.
+- A session is opened for one asker at a time; the next waits.
+- SESSION_OPENED leaves after the `open` record is committed and in the images, if there is one.
+- An open session whose node does not have it is closed, unless a client asks for it at that node.
+  Then the node is asked again until one of the two is over. Counter-example: the client goes, its
+  request is withdrawn, and the session stays open for a node that never had it.
+- A new leader decides nothing before it has applied what leaders before it have appended: an epoch
+  may have been given in there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from holdfast.broker.connections.close import log_close
+from holdfast.broker.delivery.delivery import append_state
+from holdfast.broker.recovery.state_records import session_opened
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import SESSION_EXPIRY, NodeState
+from holdfast.cluster.context import Fabric, fields_of, number_of, text_of
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.sessions.expiry import Endings
+from holdfast.cluster.sessions.owners import Owners
+from holdfast.cluster.sessions.replies import HomeAnswers
+from holdfast.cluster.sessions.requests import HeldOpened, Request
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Record
+
+CLOSE_WAIT_S: Final = 1.0
+"""How long the owner before has to let go of a session; then it goes without its last words. A lost
+link does not make it shorter: the node may live, and hand out messages for as long as it may take
+itself for the owner (`doubt`), which must be less."""
+
+ASK_OWNED_AGAIN_S: Final = 1.0
+"""After a node has announced that it does not have an open session, and that a client asks for
+it."""
+
+
+class Homes:
+    def __init__(
+        self, state: NodeState, fabric: Fabric, images: Images, barriers: Barriers
+    ) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._images = images
+        self.owners = Owners(state, images)
+        self.answers = HomeAnswers(fabric, images)
+        # Askers per client, the first one being served.
+        self._requests: dict[str, deque[Request]] = {}
+        # Partitions that this node leads newly: what must be applied before it decides, and what it
+        # is asked and told meanwhile. Of what is said again, the last.
+        self._begins_at: dict[int, int] = {}
+        self._early: dict[int, dict[tuple[str, str, int], Callable[[], None]]] = {}
+        self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
+        # Partitions whose owners are to be asked what they have.
+        self._asks: set[int] = set()
+        # Open sessions that their node does not have, because a client asks for them there: the
+        # node and the epoch; and when those nodes are asked again.
+        self._spared: dict[str, tuple[str, int]] = {}
+        self._spared_at = 0.0
+        self.taken_over = 0
+        self.close_wait_s = CLOSE_WAIT_S
+
+    def home(self, client_id: str) -> int:
+        return self.owners.home(client_id)
+
+    def image(self, client_id: str) -> Session | None:
+        return self._images.state.sessions.get(client_id)
+
+    def inbound(self, client_id: str) -> dict[int, int]:
+        """QoS 2 packet ids of the client that are stored and not released, with the partitions."""
+        return self._images.inbound_ids(client_id)
+
+    def handle_open(self, node: str, payload: bytes) -> None:
+        self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
+
+    def open(self, node: str, fields: dict[str, object]) -> None:
+        request = Request(node, fields)
+        home = self.home(request.client_id)
+        if not self._fabric.leads(home):
+            # It asks again when it knows who does.
+            return
+        if home in self._begins_at:
+            self._keep(home, ("open", node, request.number), partial(self.open, node, fields))
+            return
+        if fields.get("gone"):
+            self._withdraw(request)
+            return
+        queue = self._requests.setdefault(request.client_id, deque())
+        for other in queue:
+            if other.node == node and other.number == request.number:
+                return
+        queue.append(request)
+        if len(queue) == 1:
+            self._begin(request)
+
+    def _withdraw(self, request: Request) -> None:
+        """Its client has gone. What was opened for it is closed by the asker; else nothing is
+        opened: the client may have the session elsewhere by now, or have left another will."""
+        queue = self._requests.get(request.client_id)
+        for other in queue or ():
+            if other.node == request.node and other.number == request.number:
+                if other.is_opening:
+                    # The answer comes with the record.
+                    return
+                request = other
+                break
+        if not self._was_answered(request):
+            if queue and queue[0] is not request and request in queue:
+                queue.remove(request)
+            self.opened(request, 0, False, is_lost=True)
+
+    def _keep(self, home: int, key: tuple[str, str, int], again: Callable[[], None]) -> None:
+        """For when this node may decide. What is said again replaces what was
+        said before: askers repeat themselves for as long as the replicas are away."""
+        early = self._early[home]
+        early.pop(key, None)
+        early[key] = again
+
+    def _begin(self, request: Request) -> None:
+        if self._was_answered(request):
+            return
+        user = self.owners.user(request.client_id)
+        if request.user is not None and user and user != request.user:
+            self.answers.denied(request)
+            self.done(request)
+            return
+        owner = self.owners.owner(request.client_id)
+        if owner is None or (owner.node == request.node and not owner.recorded):
+            self._open(request)
+            return
+        if self._fabric.is_gone(owner.node):
+            if not owner.recorded:
+                # No record will end what it may have: it may live, but for its disk.
+                self.answers.order_close(owner.node, request.client_id, owner.epoch)
+            self._go_without(request)
+            return
+        request.waits_for = owner.node
+        request.deadline = self._state.now + self.close_wait_s
+        if owner.node == request.node:
+            # What it had before is on its way into the log.
+            return
+        self.taken_over += 1
+        self.answers.order_close(owner.node, request.client_id, owner.epoch)
+
+    def _was_answered(self, request: Request) -> bool:
+        """Asked twice. It is at work already, or was taken for lost, or has been and gone."""
+        client_id = request.client_id
+        image = self._images.state.sessions.get(client_id)
+        requests = self._images.requests(client_id)
+        if request.number in requests:
+            epoch = 0 if image is None else image.epoch
+            is_newest = request.number == requests[-1]
+            is_lost = image is None or image.owner != request.node or not is_newest
+            present = not is_lost and self._images.born[client_id] < epoch
+            self.opened(request, epoch, present, is_lost=is_lost)
+            return True
+        epoch = self.owners.unrecorded_epoch(client_id, request.number)
+        if epoch >= 0 and not request.recorded:
+            self.opened(request, epoch, False)
+            return True
+        return False
+
+    def handle_closed(self, node: str, payload: bytes) -> None:
+        fields = fields_of(payload, "client", "epoch")
+        self.closed(node, text_of(fields, "client"), number_of(fields, "epoch"))
+
+    def closed(self, node: str, client_id: str, epoch: int) -> None:
+        """The node does not have the session any more; what it left in the log came before."""
+        home = self.home(client_id)
+        if home in self._begins_at:
+            again = partial(self.closed, node, client_id, epoch)
+            self._keep(home, ("closed", client_id, epoch), again)
+            return
+        self.owners.closed(node, client_id, epoch)
+        queue = self._requests.get(client_id)
+        if queue and queue[0].waits_for == node:
+            # Its record is on its way, if there is one.
+            self._go_on(client_id)
+
+    def _go_without(self, request: Request) -> None:
+        """The owner before says nothing."""
+        request.waits_for = ""
+        image = self._images.state.sessions.get(request.client_id)
+        if image is not None and image.owner:
+            # `applied` goes on.
+            self._close(image)
+        else:
+            self._open(request)
+
+    def _go_on(self, client_id: str) -> None:
+        """What a request has waited for may have come."""
+        queue = self._requests.get(client_id)
+        if not queue or queue[0].is_opening:
+            return
+        image = self._images.state.sessions.get(client_id)
+        if image is None or not image.owner:
+            queue[0].waits_for = ""
+            self._open(queue[0])
+
+    def _open(self, request: Request) -> None:
+        """Nobody has the session."""
+        client_id = request.client_id
+        image = self._images.state.sessions.get(client_id)
+        if image is not None and self.endings.will_comes_first(image, request.clean_start):
+            return
+        epoch = self.owners.give(request, image)
+        if image is None and not request.recorded:
+            self.opened(request, epoch, False)
+            return
+        session = Session(client_id, client_id.encode())
+        session.epoch = epoch
+        session.expiry_s = request.expiry_s
+        session.username = request.username
+        session.is_owned = bool(request.user)
+        session.will = request.will
+        request.is_opening = True
+        append_state(
+            self._state,
+            log_record.SESSION,
+            session.key,
+            session_opened(session, request.clean_start, request.node, request.number),
+            epoch,
+        )
+        present = image is not None and not request.clean_start
+        committed = partial(self._open_committed, request, epoch, present)
+        self._state.hold(HeldOpened(committed, partial(self.done, request)))
+
+    def _open_committed(self, request: Request, epoch: int, present: bool) -> None:
+        image = self.image(request.client_id)
+        if image is None or image.owner != request.node or image.epoch != epoch:
+            # Another leader has decided otherwise. It asks again.
+            self.done(request)
+        elif request.is_orphan:
+            # The session is open for nobody.
+            self._close(image)
+            self.done(request)
+        else:
+            self.opened(request, epoch, present)
+
+    def will_applied(self, record: Record) -> None:
+        """A will is in the log: its session may end, or be opened again."""
+        client_id = record.client_id.decode()
+        if self.decides_for(client_id):
+            self.endings.will_applied(client_id, record.sequence)
+            self._go_on(client_id)
+
+    def opened(self, request: Request, epoch: int, present: bool, *, is_lost: bool = False) -> None:
+        """`is_lost`: the session was closed again meanwhile, and its will published."""
+        self.answers.opened(request, epoch, present, is_lost)
+        self.done(request)
+
+    def is_opening(self, client_id: str) -> bool:
+        """The client is back: that is on its way into the log."""
+        queue = self._requests.get(client_id)
+        return queue is not None and len(queue) > 0 and queue[0].is_opening
+
+    def done(self, request: Request) -> None:
+        """The next one, please."""
+        queue = self._requests.get(request.client_id)
+        if queue and queue[0] is request:
+            queue.popleft()
+            if queue:
+                self._begin(queue[0])
+            else:
+                del self._requests[request.client_id]
+
+    def handle_owned(self, node: str, payload: bytes) -> None:
+        fields = fields_of(payload, "partitions", "owned", "asking")
+        owned = fields["owned"]
+        partitions = fields["partitions"]
+        asking = fields["asking"]
+        if (
+            not isinstance(owned, list)
+            or not isinstance(partitions, list)
+            or not isinstance(asking, list)
+        ):
+            raise BadFrame("no lists")
+        if fields.get("ask"):
+            self.answers.local.append({"tell": node, "partitions": partitions})
+            return
+        users = fields.get("users")
+        epochs = {str(client): int(epoch) for client, epoch in owned}
+        self.owned(node, partitions, epochs, asking, users if isinstance(users, dict) else {})
+
+    def connected(self, node: str) -> None:
+        """It may have told what it has when we did not lead yet, and not have heard what it is to
+        let go of."""
+        for client_id, queue in self._requests.items():
+            owner = self.owners.owner(client_id)
+            if owner is not None and owner.node == node == queue[0].waits_for:
+                self.answers.order_close(node, client_id, owner.epoch)
+        self.answers.ask_owned(
+            [node], [each for each in range(len(self._fabric.leading)) if self.decides(each)]
+        )
+
+    def flush(self) -> None:
+        """End of a turn."""
+        if self._asks:
+            partitions = sorted(self._asks)
+            self._asks.clear()
+            self.answers.ask_owned(sorted(self._fabric.connected), partitions)
+
+    def owned(
+        self,
+        node: str,
+        partitions: list[int],
+        owned: dict[str, int],
+        asking: list[str],
+        users: Mapping[str, object] | None = None,
+    ) -> None:
+        """Everything of these home partitions that a node has; of `asking` it does not know yet.
+        What it does not have any more is closed. `users`: whose sessions they are, if a user's."""
+        for partition in partitions:
+            if partition in self._begins_at:
+                again = partial(self.owned, node, [partition], owned, asking, users)
+                self._keep(partition, ("owned", node, 0), again)
+        led = {partition for partition in partitions if self.decides(partition)}
+        for client_id, epoch in owned.items():
+            if self.home(client_id) not in led:
+                continue
+            user = "" if users is None else str(users.get(client_id, ""))
+            older = self.owners.told(node, client_id, epoch, user)
+            if older is not None:
+                # It was not to be reached when the session was given away.
+                self.answers.order_close(older[0], client_id, older[1])
+        self.owners.forget(node, led, {*owned, *asking})
+        self._forget_requests(node, led, {*owned, *asking})
+        for session in list(self._images.open):
+            client_id = session.client_id
+            if session.owner != node or client_id in owned or self.home(client_id) not in led:
+                continue
+            if client_id in asking:
+                if not self._spared:
+                    self._spared_at = self._state.now + ASK_OWNED_AGAIN_S
+                self._spared[client_id] = (node, session.epoch)
+            else:
+                self._spared.pop(client_id, None)
+                self._close(session)
+
+    def _ask_about_spared(self) -> None:
+        self._spared_at = self._state.now + ASK_OWNED_AGAIN_S
+        asked: dict[str, set[int]] = {}
+        for client_id, (node, epoch) in list(self._spared.items()):
+            session = self._images.state.sessions.get(client_id)
+            if session is None or session.owner != node or session.epoch != epoch:
+                del self._spared[client_id]
+            else:
+                asked.setdefault(node, set()).add(self.home(client_id))
+        for node, partitions in asked.items():
+            self.answers.ask_owned([node], sorted(partitions))
+
+    def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
+        """A process before has asked for what this one does not know."""
+        for client_id, queue in list(self._requests.items()):
+            if client_id in known or self.home(client_id) not in led:
+                continue
+            for request in [each for each in queue if each.node == node]:
+                if request.is_opening:
+                    request.is_orphan = True
+                elif queue[0] is request:
+                    self.done(request)
+                else:
+                    queue.remove(request)
+
+    def disconnected(self, node: str) -> None:
+        if self._fabric.is_gone(node):
+            self.owners.forget_node(node)
+
+    def node_gone(self, node: str) -> None:
+        """By the metadata; the sessions that records tell of are without a connection."""
+        if node not in self._fabric.connected:
+            self.owners.forget_node(node)
+        for session in list(self._images.open):
+            if session.owner == node and self.decides_for(session.client_id):
+                self._close(session)
+        self._go_on_without(node)
+
+    def _go_on_without(self, node: str) -> None:
+        for queue in list(self._requests.values()):
+            if queue and queue[0].waits_for == node:
+                self._go_without(queue[0])
+
+    def _close(self, session: Session) -> None:
+        """In place of an owner that is lost. Its will follows when the record has come back."""
+        log_close(self._state, session, maybe_sent=True)
+
+    def decides(self, partition: int) -> bool:
+        return self._fabric.leads(partition) and partition not in self._begins_at
+
+    def decides_for(self, client_id: str) -> bool:
+        return self.decides(self.home(client_id))
+
+    def start_leading(self, partition: int) -> None:
+        self._begins_at[partition] = self._fabric.journal.next_offset[partition]
+        self._early[partition] = {}
+        self.committed(partition)
+
+    def committed(self, partition: int) -> None:
+        """More of the partition is applied."""
+        begins_at = self._begins_at.get(partition)
+        if begins_at is None or self._state.delivered[partition] < begins_at:
+            return
+        del self._begins_at[partition]
+        for session in list(self._images.open):
+            if self._fabric.is_gone(session.owner) and self.home(session.client_id) == partition:
+                self._close(session)
+        self.endings.start_deciding(partition)
+        for again in self._early.pop(partition).values():
+            again()
+        self._asks.add(partition)
+
+    def stop_leading(self, partition: int) -> None:
+        """The askers ask again, at the next leader."""
+        self._begins_at.pop(partition, None)
+        self._early.pop(partition, None)
+        self._asks.discard(partition)
+        for client_id in list(self._requests):
+            if self.home(client_id) == partition:
+                del self._requests[client_id]
+        for client_id in list(self._spared):
+            if self.home(client_id) == partition:
+                del self._spared[client_id]
+        self.owners.stop_leading(partition)
+        self.endings.stop_deciding(partition)
+
+    def applied(self, record: Record) -> None:
+        """A SESSION record is in the images: a session without a connection has its will and its
+        end before it."""
+        client_id = record.client_id.decode()
+        session = self._images.state.sessions.get(client_id)
+        if session is None or session.owner:
+            self.endings.forget(client_id)
+        if session is not None and session.owner:
+            if self._fabric.is_gone(session.owner) and self.decides(record.partition):
+                # It went while it was given the session.
+                self._close(session)
+        elif session is not None and not self._images.settle_one(session):
+            self.endings.due(session, SESSION_EXPIRY)
+        if self._requests and self.decides(record.partition):
+            self._go_on(client_id)
+
+    def handle_timers(self) -> None:
+        now = self._state.now
+        for queue in list(self._requests.values()):
+            if queue and queue[0].waits_for and queue[0].deadline <= now:
+                self._go_without(queue[0])
+        if self._spared and self._spared_at <= now:
+            self._ask_about_spared()
+
+    def timer(self) -> float | None:
+        due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
+        if self._spared:
+            due.append(self._spared_at)
+        return min(due) if due else None

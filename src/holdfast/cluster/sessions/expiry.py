@@ -1,0 +1,178 @@
+"""At the leader of a session's home partition: the will and the end of a session without a
+connection. Timers of the images tell when they are due, on every node; whoever decides acts.
+
+Invariant: a session has at most one timer of each kind that has not fired, and the session refers
+to it. Counter-example: a session is due while another node decides; its node closes it once more,
+which arms a timer; this node decides now, finds the session overdue and arms a second timer in
+place of the first. The client comes and goes again, which cancels the second one. The first one
+ends the session before its interval has passed.
+"""
+
+from collections.abc import Callable
+
+from holdfast.broker.connections.close import log_end
+from holdfast.broker.connections.wills import publish_will
+from holdfast.broker.session.session import Session, Will
+from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState, Timer
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.partition import partition_of
+
+
+class Endings:
+    def __init__(
+        self,
+        state: NodeState,
+        images: Images,
+        barriers: Barriers,
+        decides: Callable[[int], bool],
+        is_opening: Callable[[str], bool],
+    ) -> None:
+        """`decides`: is this node the one that decides for the clients of a home partition?
+        `is_opening`: is the session of a client on its way to an owner?"""
+        self._state = state
+        self._images = images
+        self._barriers = barriers
+        self._decides = decides
+        self._is_opening = is_opening
+        # Sessions whose will or end was due while another node led.
+        self._overdue: dict[str, int] = {}
+        # Of those whose will is on its way into the log, the epoch; and those that end behind it.
+        self._published: dict[str, int] = {}
+        # Of those whose delayed will is due: epoch, and the barrier after which it is known whether
+        # the client has come back in time.
+        self._confirming: dict[str, tuple[int, int]] = {}
+        self._ending: set[str] = set()
+
+    def _home(self, client_id: str) -> int:
+        return partition_of(client_id.encode(), self._state.config.partitions)
+
+    def due(self, session: Session, kind: int) -> None:
+        """A timer of an image has fired."""
+        client_id = session.client_id
+        if self._images.state.sessions.get(client_id) is not session or session.owner:
+            return
+        if not self._decides(self._home(client_id)) or self._is_opening(client_id):
+            self._overdue[client_id] = kind
+            return
+        if self._is_armed(session, kind):
+            # It was closed again since it was overdue.
+            return
+        left_s = self._left_s(session, kind)
+        if left_s > 0:
+            state = self._images.state
+            timer = state.arm(state.now + left_s, kind, session)
+            if kind == WILL_DUE:
+                session.will_timer = timer
+            else:
+                session.expiry_timer = timer
+            return
+        will = session.will
+        if will is not None and not self._images.has_fired(client_id, session.epoch):
+            # The end is logged behind it: it must not be lost between the two.
+            if kind == SESSION_EXPIRY:
+                self._ending.add(client_id)
+            if will.delay_s == 0 or self._is_confirmed(session):
+                self._publish(session, will)
+        elif kind == SESSION_EXPIRY:
+            self._ending.discard(client_id)
+            self._state.stats.sessions_expired += 1
+            log_end(self._state, session)
+
+    def _is_armed(self, session: Session, kind: int) -> bool:
+        timer = session.will_timer if kind == WILL_DUE else session.expiry_timer
+        return isinstance(timer, Timer) and timer.when > self._images.state.now
+
+    def _left_s(self, session: Session, kind: int) -> float:
+        """Until it is due by the clock that the cluster agrees on: the timer was armed by another
+        one, if this node had just started then, and its own was wrong. Both must be over: the timer
+        has waited for the whole interval wherever the clocks may differ (`images.CLOCK_SLACK_S`). 0
+        also where the session ended after now: whoever wrote that was ahead, and the timer is all
+        there is to go by."""
+        if session.expiry_s == 0:
+            return 0.0
+        will = session.will
+        lasts_s = session.expiry_s
+        if kind == WILL_DUE and will is not None:
+            lasts_s = min(lasts_s, will.delay_s)
+        gone_s = (self._state.wall_us - session.disconnected_us) / 1_000_000
+        left_s = lasts_s - gone_s
+        return left_s if gone_s >= 0 else 0.0
+
+    def _is_confirmed(self, session: Session) -> bool:
+        """Nobody had the session when its will was due, as far as anybody knew then. A node that
+        was held up finds its timers due, though others may have led the home meanwhile.
+        [MQTT-3.1.3-9]"""
+        client_id = session.client_id
+        epoch, barrier = self._confirming.get(client_id, (-1, 0))
+        if epoch == session.epoch and self._barriers.has_passed(barrier):
+            del self._confirming[client_id]
+            return True
+        if epoch != session.epoch:
+            barrier = self._barriers.begin(is_patient=True)
+            self._confirming[client_id] = (session.epoch, barrier)
+        return False
+
+    def advance(self) -> None:
+        """A barrier was passed."""
+        for client_id, (epoch, barrier) in list(self._confirming.items()):
+            if not self._barriers.has_passed(barrier):
+                continue
+            session = self._images.state.sessions.get(client_id)
+            if session is not None and session.epoch == epoch:
+                self.due(session, WILL_DUE)
+            self._confirming.pop(client_id, None)
+
+    def will_comes_first(self, image: Session, is_clean: bool) -> bool:
+        """Before a session is opened. One that is over publishes its will, also if a clean start
+        ends it [MQTT-3.1.2-8]; one that is resumed, if the will was not delayed. `will_applied` and
+        `applied` go on."""
+        if image.owner:
+            return False
+        if image.expiry_s == 0:
+            return True
+        will = image.will
+        if will is None or not (is_clean or will.delay_s == 0):
+            return False
+        if self._images.has_fired(image.client_id, image.epoch):
+            return False
+        self._publish(image, will)
+        return True
+
+    def _publish(self, image: Session, will: Will) -> None:
+        """Once, as long as this node decides."""
+        if self._published.get(image.client_id) != image.epoch:
+            self._published[image.client_id] = image.epoch
+            publish_will(self._state, image, will)
+
+    def will_applied(self, client_id: str, epoch: int) -> None:
+        if self._published.get(client_id, -1) <= epoch:
+            self._published.pop(client_id, None)
+        image = self._images.state.sessions.get(client_id)
+        if image is not None and client_id in self._ending:
+            self.due(image, SESSION_EXPIRY)
+
+    def forget(self, client_id: str) -> None:
+        """The session is gone, or has a connection."""
+        self._overdue.pop(client_id, None)
+        self._ending.discard(client_id)
+        self._confirming.pop(client_id, None)
+
+    def start_deciding(self, partition: int) -> None:
+        for client_id, kind in list(self._overdue.items()):
+            if self._home(client_id) == partition:
+                del self._overdue[client_id]
+                session = self._images.state.sessions.get(client_id)
+                if session is not None:
+                    self.due(session, kind)
+
+    def stop_deciding(self, partition: int) -> None:
+        """What is on its way may never get there."""
+        for client_id in list(self._published):
+            if self._home(client_id) == partition:
+                del self._published[client_id]
+                self._overdue[client_id] = WILL_DUE
+        for client_id in list(self._ending):
+            if self._home(client_id) == partition:
+                self._ending.discard(client_id)
+                self._overdue[client_id] = SESSION_EXPIRY

@@ -1,0 +1,285 @@
+"""GROUP frames: between a group's coordinator and the nodes that have members of it.
+
+TELL (node to coordinator, JSON): everything that the node has of all groups of some home
+partitions. HEARD (back, JSON): the coordinator knows. REPORT (node to coordinator, packed): what
+has changed for one group since. ASSIGN (coordinator to node, packed): records for members. ASK
+(coordinator to node, JSON): the coordinator does not know, or does not any more; TELL is to come.
+
+A place is (partition, offset) of a record.
+"""
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.broker.session.message import Message
+from holdfast.cluster.context import fields_of, number_of, text_of
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.protocol.mqtt.properties import expiry_of
+from holdfast.storage import record as log_record
+from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
+
+Place = tuple[int, int]
+
+TELL: Final = 1
+HEARD: Final = 2
+REPORT: Final = 3
+ASSIGN: Final = 4
+ASK: Final = 5
+
+_PLACE: Final = struct.Struct("<HQ")
+# operation, home, epoch, number, key length, members, durable, limit, done, returned, start
+_REPORT: Final = struct.Struct("<BHIQHIIIIII")
+# At the end of a report; older versions neither write nor read it: changed, denied
+_RIGHTS: Final = struct.Struct("<BI")
+# operation, home, epoch, number, key length, records
+_ASSIGN: Final = struct.Struct("<BHIQHI")
+
+
+@dataclass
+class Stock:
+    """What a node has of a group. `durable`: of the members, those whose sessions outlive their
+    connections. `limit`: how many records it wants to have at a time. `start`: where the group
+    begins if nobody knows of it."""
+
+    key: str
+    members: int
+    durable: int
+    limit: int
+    held: list[Place] = field(default_factory=list)
+    finished: list[Place] = field(default_factory=list)
+    start: list[int] | None = None
+
+
+@dataclass
+class Tell:
+    """`homes`: (partition, epoch of its leader) each."""
+
+    number: int
+    homes: list[tuple[int, int]]
+    stocks: list[Stock]
+
+
+@dataclass
+class Report:
+    home: int
+    epoch: int
+    number: int
+    key: str
+    members: int
+    durable: int
+    limit: int
+    done: list[Place]
+    returned: list[Place]
+    start: list[int]
+    # Of `returned`, those that no member at the node may read. An older version does not tell.
+    denied: list[Place] = field(default_factory=list)
+    # Members have come or gone since the last report: what the node could not give to any, it may.
+    has_changed: bool = False
+
+
+@dataclass
+class Assign:
+    home: int
+    epoch: int
+    number: int
+    key: str
+    messages: list[Message]
+
+
+def encode_tell(tell: Tell) -> bytes:
+    stocks = [
+        {
+            "key": stock.key,
+            "members": stock.members,
+            "durable": stock.durable,
+            "limit": stock.limit,
+            "held": stock.held,
+            "finished": stock.finished,
+            "start": stock.start,
+        }
+        for stock in tell.stocks
+    ]
+    fields = {"number": tell.number, "homes": tell.homes, "groups": stocks}
+    return bytes((TELL,)) + json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_tell(payload: bytes) -> Tell:
+    """Raises BadFrame, as all of these."""
+    fields = fields_of(payload[1:], "number", "homes", "groups")
+    groups = fields["groups"]
+    if not isinstance(groups, list):
+        raise BadFrame("groups are no list")
+    stocks: list[Stock] = []
+    for group in groups:
+        if not isinstance(group, dict):
+            raise BadFrame("a group is no object")
+        try:
+            start = group["start"]
+            stocks.append(
+                Stock(
+                    text_of(group, "key"),
+                    number_of(group, "members"),
+                    number_of(group, "durable"),
+                    number_of(group, "limit"),
+                    _pairs(group["held"]),
+                    _pairs(group["finished"]),
+                    None if start is None else [int(offset) for offset in start],
+                )
+            )
+        except (KeyError, ValueError, TypeError) as error:
+            raise BadFrame(f"a group: {error!r}") from None
+    return Tell(number_of(fields, "number"), _pairs(fields["homes"]), stocks)
+
+
+def _pairs(value: object) -> list[tuple[int, int]]:
+    if not isinstance(value, list):
+        raise BadFrame("pairs are no list")
+    try:
+        return [(int(first), int(second)) for first, second in value]
+    except (ValueError, TypeError) as error:
+        raise BadFrame(f"pairs: {error}") from None
+
+
+def encode_heard(number: int, homes: list[tuple[int, int]]) -> bytes:
+    return bytes((HEARD,)) + json.dumps({"number": number, "homes": homes}).encode()
+
+
+def decode_heard(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
+    fields = fields_of(payload[1:], "number", "homes")
+    return number_of(fields, "number"), _pairs(fields["homes"])
+
+
+def encode_ask(homes: list[tuple[int, int]]) -> bytes:
+    return bytes((ASK,)) + json.dumps({"homes": homes}).encode()
+
+
+def decode_ask(payload: bytes) -> list[tuple[int, int]]:
+    return _pairs(fields_of(payload[1:], "homes")["homes"])
+
+
+def encode_report(report: Report) -> bytes:
+    key = report.key.encode()
+    head = _REPORT.pack(
+        REPORT,
+        report.home,
+        report.epoch,
+        report.number,
+        len(key),
+        report.members,
+        report.durable,
+        report.limit,
+        len(report.done),
+        len(report.returned),
+        len(report.start),
+    )
+    parts = [head, key]
+    for partition, offset in report.done:
+        parts.append(_PLACE.pack(partition, offset))
+    for partition, offset in report.returned:
+        parts.append(_PLACE.pack(partition, offset))
+    parts.append(struct.pack(f"<{len(report.start)}Q", *report.start))
+    if report.denied or report.has_changed:
+        parts.append(_RIGHTS.pack(report.has_changed, len(report.denied)))
+        for partition, offset in report.denied:
+            parts.append(_PLACE.pack(partition, offset))
+    return b"".join(parts)
+
+
+def decode_report(payload: bytes) -> Report:
+    try:
+        _, home, epoch, number, key_length, members, durable, limit, done, returned, start = (
+            _REPORT.unpack_from(payload)
+        )
+        at = _REPORT.size
+        key = payload[at : at + key_length].decode()
+        at += key_length
+        places = _places(payload, at, done + returned)
+        at += _PLACE.size * len(places)
+        positions = list(struct.unpack_from(f"<{start}Q", payload, at))
+        at += 8 * start
+        has_changed, denied = 0, 0
+        if at < len(payload):
+            has_changed, denied = _RIGHTS.unpack_from(payload, at)
+        denied_places = _places(payload, at + _RIGHTS.size, denied) if denied else []
+    except (struct.error, ValueError) as error:
+        raise BadFrame(f"report on a group: {error}") from None
+    return Report(
+        home,
+        epoch,
+        number,
+        key,
+        members,
+        durable,
+        limit,
+        places[:done],
+        places[done:],
+        positions,
+        denied_places,
+        has_changed != 0,
+    )
+
+
+def _places(payload: bytes, at: int, count: int) -> list[Place]:
+    """Raises struct.error."""
+    end = at + _PLACE.size * count
+    if end > len(payload):
+        raise struct.error(f"{count} places are not in {len(payload)} bytes")
+    return list(_PLACE.iter_unpack(payload[at:end]))
+
+
+def encode_assign(assign: Assign) -> bytes:
+    key = assign.key.encode()
+    messages = assign.messages
+    head = _ASSIGN.pack(ASSIGN, assign.home, assign.epoch, assign.number, len(key), len(messages))
+    parts = [head, key]
+    builder = BatchBuilder(0, 0)
+    for message in messages:
+        parts.append(_PLACE.pack(message.partition, message.offset))
+        builder.add(
+            Record(
+                builder.partition,
+                log_record.MESSAGE,
+                flags=message.qos | (log_record.FLAG_RETAIN if message.retain else 0),
+                timestamp_us=message.timestamp_us,
+                topic=message.topic,
+                client_id=message.publisher,
+                # A batch has its times relative to its first record, and these are in any order.
+                sequence=message.timestamp_us,
+                properties=message.properties,
+                payload=message.payload,
+            )
+        )
+    parts.append(builder.build(0))
+    return b"".join(parts)
+
+
+def decode_assign(payload: bytes) -> Assign:
+    try:
+        _, home, epoch, number, key_length, count = _ASSIGN.unpack_from(payload)
+        at = _ASSIGN.size
+        key = payload[at : at + key_length].decode()
+        at += key_length
+        places = _places(payload, at, count)
+        batch = Batch(payload, at + _PLACE.size * count)
+    except (struct.error, ValueError, CorruptBatch) as error:
+        raise BadFrame(f"records for a group: {error}") from None
+    if batch.count != count:
+        raise BadFrame(f"{count} places for {batch.count} records")
+    messages: list[Message] = []
+    for record, (partition, offset) in zip(batch.records(), places, strict=True):
+        message = Message(
+            record.topic,
+            record.payload,
+            record.flags & log_record.FLAG_QOS_MASK,
+            record.flags & log_record.FLAG_RETAIN != 0,
+            record.properties,
+            expiry_of(record.properties),
+            record.sequence,
+            record.client_id,
+        )
+        message.partition = partition
+        message.offset = offset
+        messages.append(message)
+    return Assign(home, epoch, number, key, messages)

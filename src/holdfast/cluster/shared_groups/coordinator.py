@@ -1,0 +1,489 @@
+"""The coordinator of shared groups: the leader of a group's home partition (by hash of its key).
+
+A leader that is new begins where the log says that the group stands. It hands nothing out before it
+has applied what was committed anywhere, and before the nodes have told what their members have and
+have finished: only then it knows what others have handed out. A node that does not answer is waited
+for START_WAIT_S.
+
+What a lost node had goes to others, but for QoS 2 records that a session has kept (`taken_back`).
+Nor is a group opened that has such sessions at a node which has not told: the coordinator before
+may have given it something.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.broker.delivery.delivery import append_state
+from holdfast.broker.recovery.state_records import changed_positions
+from holdfast.broker.rights import may_read_later
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.state import encode_cursor
+from holdfast.broker.state import Group, NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.metadata.model import DATA
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.shared_groups.codec import Assign, Place, Report, Stock, Tell
+from holdfast.cluster.shared_groups.group_state import Coordination, Load
+from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, TakenBack
+from holdfast.cluster.state.replicated import Images
+from holdfast.protocol.topics.names import InvalidFilter, split_shared
+from holdfast.storage import record as log_record
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
+
+START_WAIT_S: Final = 2.0
+LOST_WAIT_S: Final = 5.0
+"""How long a node without a link that the cluster takes for alive may keep what it has."""
+TAILED_MAX: Final = 200
+"""Records of a group that wait for the end of a turn."""
+DONE_IN_RECORD: Final = 10_000
+"""Finished offsets in one CURSOR record, below what its count can say."""
+
+
+class Home:
+    """A home partition that this node leads. `begins_at`: behind what coordinators before have
+    logged."""
+
+    def __init__(
+        self, partition: int, epoch: int, since: float, barrier: int, begins_at: int
+    ) -> None:
+        self.partition = partition
+        self.begins_at = begins_at
+        self.epoch = epoch
+        self.since = since
+        self.barrier = barrier
+        # Nodes that have told, with the number of their TELL.
+        self.told: dict[str, int] = {}
+        self.is_open = False
+        self.groups: dict[str, Coordination] = {}
+        # Groups that this coordinator has ended; the images may not know yet.
+        self.ended: set[str] = set()
+
+
+class Coordinator:
+    def __init__(
+        self,
+        state: NodeState,
+        fabric: Fabric,
+        images: Images,
+        barriers: Barriers,
+        send_heard: Callable[[str, int, list[tuple[int, int]]], None],
+        send_assign: Callable[[str, Assign], None],
+        send_ask: Callable[[str, list[tuple[int, int]]], None],
+    ) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._images = images
+        self._barriers = barriers
+        self._send_heard = send_heard
+        self._send_assign = send_assign
+        self._send_ask = send_ask
+        self.homes: dict[int, Home] = {}
+        self._loads: dict[str, Load] = {}
+        self._dirty: dict[Coordination, None] = {}
+        # Progress that is to be logged.
+        self._due: dict[Coordination, None] = {}
+        self._due_at = -1.0
+        self._opening: dict[Home, None] = {}
+        self._taken_back = TakenBack(images.groups, barriers, self._has_told)
+        # Groups that are not open though their homes are.
+        self._unopened: dict[Coordination, None] = {}
+        self._open_at = 0.0
+        # Groups without members, of which it shows after their barrier whether they have ended.
+        self._deserted: dict[Coordination, None] = {}
+        # Nodes without a link, and since when.
+        self._lost: dict[str, float] = {}
+
+    @property
+    def taken_back(self) -> int:
+        """Records, from lost nodes."""
+        return self._taken_back.count
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._dirty)
+
+    # Leading
+
+    def start_leading(self, partition: int, epoch: int) -> None:
+        self.stop_leading(partition)
+        begins_at = self._fabric.journal.next_offset[partition]
+        home = Home(partition, epoch, self._state.now, self._barriers.begin(), begins_at)
+        self.homes[partition] = home
+        self._opening[home] = None
+
+    def stop_leading(self, partition: int) -> None:
+        home = self.homes.pop(partition, None)
+        if home is None:
+            return
+        self._opening.pop(home, None)
+        for coordination in home.groups.values():
+            self._forget(coordination)
+
+    def _forget(self, coordination: Coordination) -> None:
+        cursor = coordination.cursor
+        self._state.subscriptions.remove(cursor.filter, cursor)
+        self._state.change_routes()
+        cursor.coordination = None
+        self._dirty.pop(coordination, None)
+        self._due.pop(coordination, None)
+        self._deserted.pop(coordination, None)
+        self._unopened.pop(coordination, None)
+        self._taken_back.forget(coordination)
+        for stake in coordination.stakes.values():
+            for node, size_bytes in coordination.given.values():
+                if node == stake.node:
+                    stake.load.size_bytes -= size_bytes
+
+    def _coordination(self, home: Home, key: str) -> Coordination:
+        coordination = home.groups.get(key)
+        if coordination is None:
+            coordination = Coordination(key, home.partition, home.epoch, self._state)
+            home.groups[key] = coordination
+            cursor = coordination.cursor
+            self._state.subscriptions.add(cursor.filter, cursor, cursor)
+            self._state.change_routes()
+        return coordination
+
+    def _home_of(self, key: str) -> int:
+        return partition_of(key.encode(), self._state.config.partitions)
+
+    def _open_homes(self) -> None:
+        for home in list(self._opening):
+            is_applied = self._state.delivered[home.partition] >= home.begins_at
+            if is_applied and self._barriers.has_passed(home.barrier) and self._have_told(home):
+                del self._opening[home]
+                self._open(home)
+
+    def _has_told(self, coordination: Coordination, node: str) -> bool:
+        return node in self.homes[coordination.home].told
+
+    def _have_told(self, home: Home) -> bool:
+        metadata = self._fabric.metadata
+        if metadata is None:
+            return False
+        if self._state.now >= home.since + START_WAIT_S:
+            return True
+        return all(
+            node in home.told or info.role != DATA or self._fabric.is_gone(node)
+            for node, info in metadata.nodes.items()
+        )
+
+    def _open(self, home: Home) -> None:
+        home.is_open = True
+        images = self._images
+        for key in [*images.group_positions, *images.state.groups]:
+            if self._home_of(key) == home.partition:
+                self._coordination(home, key)
+        for coordination in home.groups.values():
+            self._open_group(home, coordination)
+
+    def _open_group(self, home: Home, coordination: Coordination) -> None:
+        metadata = self._fabric.metadata
+        nodes = () if metadata is None else metadata.nodes
+        if any(self._taken_back.may_keep_more(coordination, node) for node in nodes):
+            self._unopened[coordination] = None
+            return
+        self._unopened.pop(coordination, None)
+        positions = None
+        if coordination.key not in home.ended:
+            positions = self._images.group_positions.get(coordination.key)
+        coordination.open(positions, self._images.groups)
+        if self._images.groups.is_durable(coordination.key):
+            coordination.was_durable = True
+        self._dirty[coordination] = None
+        self._note_progress(coordination)
+
+    # What nodes tell
+
+    def tell(self, node: str, tell: Tell) -> None:
+        accepted: dict[int, Home] = {}
+        for partition, epoch in tell.homes:
+            home = self.homes.get(partition)
+            if home is not None and home.epoch == epoch:
+                home.told[node] = tell.number
+                accepted[partition] = home
+        if not accepted:
+            return
+        self._lost.pop(node, None)
+        lost: dict[Coordination, list[Place]] = {}
+        mentioned: set[str] = set()
+        for stock in tell.stocks:
+            found = accepted.get(self._home_of(stock.key))
+            if found is not None and _is_group(stock.key):
+                mentioned.add(stock.key)
+                coordination = self._coordination(found, stock.key)
+                lost[coordination] = self._take_stock(found, coordination, node, stock)
+        for home in accepted.values():
+            for key, coordination in home.groups.items():
+                if key not in mentioned:
+                    lost[coordination] = coordination.lose(node)
+                    self._dirty[coordination] = None
+        self._taken_back.take(lost, "")
+        heard = [(home.partition, home.epoch) for home in accepted.values()]
+        self._send_heard(node, tell.number, heard)
+
+    def _take_stock(
+        self, home: Home, coordination: Coordination, node: str, stock: Stock
+    ) -> list[Place]:
+        if stock.start is not None and len(stock.start) == len(self._state.delivered):
+            coordination.begin_at(stock.start)
+        stake = coordination.stake(node, self._load(node))
+        lost = coordination.told(stake, stock, self._images.groups)
+        coordination.allow(node)
+        if home.is_open and not coordination.is_open:
+            self._open_group(home, coordination)
+        self._dirty[coordination] = None
+        self._note_progress(coordination)
+        return lost
+
+    def _load(self, node: str) -> Load:
+        return self._loads.setdefault(node, Load())
+
+    def report(self, node: str, report: Report) -> None:
+        home = self.homes.get(report.home)
+        if (
+            home is None
+            or home.epoch != report.epoch
+            or home.told.get(node) != report.number
+            or self._home_of(report.key) != report.home
+            or not _is_group(report.key)
+        ):
+            return
+        if not report.members and report.key not in home.groups:
+            return
+        coordination = self._coordination(home, report.key)
+        if len(report.start) == len(self._state.delivered):
+            coordination.begin_at(report.start)
+        stake = coordination.stake(node, self._load(node))
+        coordination.measured(stake, report.members, report.durable, report.limit)
+        for place in report.done:
+            coordination.finish(node, place)
+        for place in report.denied:
+            coordination.deny(node, place)
+        for place in report.returned:
+            coordination.give_back(node, place)
+        if report.has_changed:
+            coordination.allow(node)
+        elif coordination.aside:
+            coordination.retry_at(stake)
+        if home.is_open and not coordination.is_open:
+            self._open_group(home, coordination)
+        self._dirty[coordination] = None
+        self._note_progress(coordination)
+        load = stake.load
+        if load.is_full:
+            load.is_full = False
+            self._touch_all()
+
+    def _touch_all(self) -> None:
+        for home in self.homes.values():
+            self._dirty.update(dict.fromkeys(home.groups.values()))
+
+    def disconnected(self, node: str) -> None:
+        """What its members have they may finish yet; it tells when it is back."""
+        self._lost.setdefault(node, self._state.now)
+        for home in self.homes.values():
+            home.told.pop(node, None)
+            for coordination in home.groups.values():
+                stake = coordination.stakes.get(node)
+                if stake is not None:
+                    stake.is_here = False
+
+    def node_gone(self, node: str) -> None:
+        """By the metadata, or for too long: others get what it had."""
+        self._lost.pop(node, None)
+        lost: dict[Coordination, list[Place]] = {}
+        for home in self.homes.values():
+            home.told.pop(node, None)
+            for coordination in home.groups.values():
+                lost[coordination] = coordination.lose(node)
+                self._dirty[coordination] = None
+        self._taken_back.take(lost, node)
+
+    def _look(self) -> None:
+        """It may be known by now what lost nodes have kept."""
+        now = self._state.now
+        for coordination in self._taken_back.look(now):
+            self._dirty[coordination] = None
+            self._note_progress(coordination)
+        if self._unopened and self._open_at <= now:
+            self._open_at = now + LOOK_AGAIN_S
+            for coordination in list(self._unopened):
+                self._open_group(self.homes[coordination.home], coordination)
+
+    # Records
+
+    def record(self, group: Group, message: Message) -> None:
+        coordination = group.coordination
+        assert isinstance(coordination, Coordination)
+        if not coordination.is_open:
+            return
+        coordination.tail(message)
+        self._dirty[coordination] = None
+        self._note_progress(coordination)
+        if group.outbox_count() > TAILED_MAX:
+            self._hand_out(coordination)
+
+    def handle_read(
+        self, group: Group, records: list[Record], positions: list[int], done: bool
+    ) -> None:
+        coordination = group.coordination
+        if isinstance(coordination, Coordination):
+            coordination.handle_read(group, records, positions, done)
+            self._dirty[coordination] = None
+            self._note_progress(coordination)
+
+    def _hand_out(self, coordination: Coordination) -> None:
+        home = self.homes[coordination.home]
+        for stake, messages in coordination.hand_out(self._may_any_read).items():
+            number = home.told[stake.node]
+            assign = Assign(home.partition, home.epoch, number, coordination.key, messages)
+            self._send_assign(stake.node, assign)
+
+    def _may_any_read(self, key: str, topic: bytes) -> bool:
+        group = self._images.state.groups.get(key)
+        return group is not None and any(
+            may_read_later(self._state, session, topic) for session in group.members
+        )
+
+    def _look_aside(self, coordination: Coordination) -> None:
+        """Members that the log knows have come or gone: one that was waited for may be away for
+        good."""
+        group = self._images.state.groups.get(coordination.key)
+        changes = -1 if group is None else group.changes
+        if coordination.aside and (coordination.retries or changes != coordination.changes):
+            coordination.retry()
+            self._dirty[coordination] = None
+        coordination.changes = changes
+
+    def flush(self) -> None:
+        if self._opening:
+            self._open_homes()
+        self._look()
+        for coordination in list(self._deserted):
+            if self._barriers.has_passed(coordination.barrier):
+                del self._deserted[coordination]
+                self._dirty[coordination] = None
+        dirty = self._dirty
+        self._dirty = {}
+        for coordination in dirty:
+            if not coordination.is_open or coordination.home not in self.homes:
+                continue
+            if coordination.member_count():
+                self._hand_out(coordination)
+                coordination.read()
+            elif not self._end_if_over(coordination):
+                coordination.park()
+        if self._due and self._due_at <= self._state.now:
+            self._log_progress()
+
+    def _end_if_over(self, coordination: Coordination) -> bool:
+        """Nobody is subscribed, here or in the log, and nobody has anything. A session that has
+        just gone may have subscribed in a record that is not applied here yet."""
+        key = coordination.key
+        if coordination.was_durable:
+            if coordination.barrier < 0:
+                coordination.barrier = self._barriers.begin()
+                self._deserted[coordination] = None
+            if not self._barriers.has_passed(coordination.barrier):
+                return False
+        if coordination.given or coordination.doubtful or self._images.groups.is_durable(key):
+            return False
+        home = self.homes[coordination.home]
+        del home.groups[key]
+        self._forget(coordination)
+        if coordination.logged is not None:
+            home.ended.add(key)
+            append_state(
+                self._state,
+                log_record.CURSOR,
+                key.encode(),
+                encode_cursor([], {}, []),
+                coordination.epoch,
+            )
+        return True
+
+    # Progress
+
+    def _note_progress(self, coordination: Coordination) -> None:
+        if not self._due:
+            self._due_at = self._state.now + self._state.config.progress_interval_s
+        self._due[coordination] = None
+
+    def _log_progress(self) -> None:
+        due = self._due
+        self._due = {}
+        for coordination in due:
+            if coordination.is_open:
+                self._log(coordination)
+
+    def _log(self, coordination: Coordination) -> None:
+        positions = coordination.positions()
+        changed = changed_positions(coordination.logged, positions)
+        done = [place for place in coordination.finished if place[1] >= positions[place[0]]]
+        coordination.finished = []
+        coordination.logged = positions
+        while changed or done:
+            append_state(
+                self._state,
+                log_record.CURSOR,
+                coordination.key.encode(),
+                encode_cursor(changed, {}, done[:DONE_IN_RECORD]),
+                coordination.epoch,
+            )
+            changed = []
+            done = done[DONE_IN_RECORD:]
+
+    def tidy(self) -> None:
+        """Now and then."""
+        now = self._state.now
+        for node, since in list(self._lost.items()):
+            if since + LOST_WAIT_S <= now:
+                self.node_gone(node)
+        self._ask()
+        for home in self.homes.values():
+            home.ended.intersection_update(self._images.group_positions)
+            for coordination in list(home.groups.values()):
+                self._look_aside(coordination)
+                if coordination.is_open and not coordination.member_count():
+                    self._end_if_over(coordination)
+
+    def _ask(self) -> None:
+        """Who is there and has not told, or not any more: when we see late that a node was down
+        once, it has told already that it is back."""
+        metadata = self._fabric.metadata
+        if metadata is None:
+            return
+        for node in (self._fabric.node_id, *sorted(self._fabric.connected)):
+            info = metadata.nodes.get(node)
+            if info is None or info.role != DATA or self._fabric.is_gone(node):
+                continue
+            homes = [
+                (home.partition, home.epoch)
+                for home in self.homes.values()
+                if node not in home.told
+            ]
+            if homes:
+                self._send_ask(node, homes)
+
+    def timer(self) -> float | None:
+        times: list[float] = []
+        if self._dirty:
+            times.append(self._state.now)
+        if self._due:
+            times.append(self._due_at)
+        if self._unopened:
+            times.append(self._open_at)
+        look_at = self._taken_back.timer()
+        if look_at is not None:
+            times.append(look_at)
+        return min(times) if times else None
+
+
+def _is_group(key: str) -> bool:
+    try:
+        split_shared(key)
+    except InvalidFilter:
+        return False
+    return True

@@ -1,0 +1,156 @@
+"""Shared subscriptions of a cluster: one cursor a group for the members on all nodes.
+
+The leader of a group's home partition coordinates it (`coordinating`): it gives each record to one
+node, weighted by how many members are there, as far as that has said it can take. The node hands it
+to one of its members and reports when that has it, or gives it back (`shares`). A record is with
+exactly one of: the coordinator, one node, finished. What is said on the way is in `group_wire`.
+
+Within one node the two sides call each other directly.
+"""
+
+from typing import Final
+
+from holdfast.broker.state import NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import GROUP, BadFrame
+from holdfast.cluster.publish.forwarding import Forwarding
+from holdfast.cluster.reads.read_barrier import Barriers
+from holdfast.cluster.shared_groups.codec import (
+    ASK,
+    ASSIGN,
+    HEARD,
+    REPORT,
+    TELL,
+    Assign,
+    Place,
+    Report,
+    Tell,
+    decode_ask,
+    decode_assign,
+    decode_heard,
+    decode_report,
+    decode_tell,
+    encode_ask,
+    encode_assign,
+    encode_heard,
+    encode_report,
+    encode_tell,
+)
+from holdfast.cluster.shared_groups.coordinator import Coordinator
+from holdfast.cluster.shared_groups.node_agent import Shares
+from holdfast.cluster.state.replicated import Images
+
+ROUNDS_MAX: Final = 8
+"""How often in one turn the two sides of a node answer each other; the rest waits for the next."""
+
+
+class Groups:
+    def __init__(
+        self,
+        state: NodeState,
+        fabric: Fabric,
+        forwarding: Forwarding,
+        images: Images,
+        barriers: Barriers,
+    ) -> None:
+        self._fabric = fabric
+        self.coordinator = Coordinator(
+            state,
+            fabric,
+            images,
+            barriers,
+            self._send_heard,
+            self._send_assign,
+            self._send_ask,
+        )
+        self.shares = Shares(state, fabric, forwarding, images, self._send_tell, self._send_report)
+
+    def _is_self(self, node: str) -> bool:
+        return node == self._fabric.node_id
+
+    def _send_tell(self, node: str, tell: Tell) -> None:
+        if self._is_self(node):
+            self.coordinator.tell(node, tell)
+        else:
+            self._fabric.send(node, GROUP, encode_tell(tell))
+
+    def _send_heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
+        if self._is_self(node):
+            self.shares.heard(node, number, homes)
+        else:
+            self._fabric.send(node, GROUP, encode_heard(number, homes))
+
+    def _send_report(self, node: str, report: Report) -> None:
+        if self._is_self(node):
+            self.coordinator.report(node, report)
+        else:
+            self._fabric.send(node, GROUP, encode_report(report))
+
+    def _send_assign(self, node: str, assign: Assign) -> None:
+        if self._is_self(node):
+            self.shares.assigned(node, assign)
+        else:
+            self._fabric.send(node, GROUP, encode_assign(assign))
+
+    def _send_ask(self, node: str, homes: list[tuple[int, int]]) -> None:
+        if self._is_self(node):
+            self.shares.asked(node, homes)
+        else:
+            self._fabric.send(node, GROUP, encode_ask(homes))
+
+    def handle_frame(self, node: str, payload: bytes) -> None:
+        """Raises BadFrame."""
+        operation = payload[0] if payload else 0
+        if operation == TELL:
+            tell = decode_tell(payload)
+            for stock in tell.stocks:
+                self._check(stock.held + stock.finished)
+            self.coordinator.tell(node, tell)
+        elif operation == HEARD:
+            number, homes = decode_heard(payload)
+            self.shares.heard(node, number, homes)
+        elif operation == REPORT:
+            self.coordinator.report(node, decode_report(payload))
+        elif operation == ASSIGN:
+            assign = decode_assign(payload)
+            self._check([(message.partition, message.offset) for message in assign.messages])
+            self.shares.assigned(node, assign)
+        elif operation == ASK:
+            self.shares.asked(node, decode_ask(payload))
+        else:
+            raise BadFrame(f"an operation {operation} on groups, which this version does not know")
+
+    def _check(self, places: list[Place]) -> None:
+        partitions = len(self._fabric.leading)
+        for partition, _ in places:
+            if not 0 <= partition < partitions:
+                raise BadFrame(f"a record in partition {partition} of {partitions}")
+
+    def start_leading(self, partition: int, epoch: int) -> None:
+        self.coordinator.start_leading(partition, epoch)
+        self.shares.lose(partition)
+
+    def stop_leading(self, partition: int) -> None:
+        self.coordinator.stop_leading(partition)
+
+    def disconnected(self, node: str) -> None:
+        self.shares.lose_node(node)
+        self.coordinator.disconnected(node)
+
+    def flush(self) -> None:
+        """End of a turn."""
+        for _ in range(ROUNDS_MAX):
+            self.shares.flush()
+            self.coordinator.flush()
+            if not self.shares.is_touched and not self.coordinator.is_dirty:
+                return
+
+    def tidy(self) -> None:
+        self.shares.tidy()
+        self.coordinator.tidy()
+
+    def timer(self) -> float | None:
+        times = [
+            when for when in (self.shares.timer(), self.coordinator.timer()) if when is not None
+        ]
+        return min(times) if times else None

@@ -1,0 +1,530 @@
+"""A node's part in shared subscriptions: it tells the coordinator of each group what its members
+can take, and hands them what the coordinator assigns.
+
+Invariant: an assigned record is `held` until it is finished (a member has it) or returned; which
+of the two is told to the coordinator, in the next report or, if the coordinator or the link to it
+is another one meanwhile, by what the next TELL says is held and finished.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.broker.delivery.delivery import can_send, note_blocked, note_room, pump_group
+from holdfast.broker.session.connection import CLOSED, OPEN
+from holdfast.broker.session.message import Message
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import tag_of
+from holdfast.broker.state import Group, NodeState
+from holdfast.cluster.context import Fabric
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.publish.forwarding import Forwarding
+from holdfast.cluster.publish.promises import Promise, settled
+from holdfast.cluster.shared_groups.codec import Assign, Place, Report, Stock, Tell
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage.partition import partition_of
+
+LIMIT_MAX: Final = 2000
+"""Records of one group at one node, whatever its members could take."""
+FINISHED_MAX: Final = 100_000
+"""Of one group, finished above what the log says of it. Beyond that a new coordinator may hand the
+oldest out again."""
+QUEUE_WAIT_S: Final = 0.5
+"""How long an assigned record waits for a member that is ready; then others may have it."""
+KEPT_WAIT_S: Final = 60.0
+"""How long a QoS 2 record waits to be known as kept by a session whose home partition has no
+leader. Then it goes to another member, unless the log has it by then: a record that comes twice, if
+the leader that was lost is back with the session's, is better than one that never comes."""
+ASK_AGAIN_S: Final = 0.1
+"""After a TELL without an answer: the next leader may know later than we that it is one."""
+
+
+class Waiting:
+    """A promise that waits until the log says that a group has finished with a record, which it has
+    given to the session."""
+
+    def __init__(self, group: Group, session: Session, place: Place, promise: Promise) -> None:
+        self.group = group
+        self.session = session
+        self.place = place
+        self.promise = promise
+
+
+class Share:
+    """Of one group."""
+
+    def __init__(self, key: str, home: int) -> None:
+        self.key = key
+        self.home = home
+        # None: nobody here has subscribed.
+        self.group: Group | None = None
+        self.held: dict[Place, None] = {}
+        self.finished: dict[Place, None] = {}
+        # Still to be reported.
+        self.done: list[Place] = []
+        self.returned: list[Place] = []
+        # Of these, the ones that no member here may read.
+        self.denied: list[Place] = []
+        # Denied since members have last come or gone, and those of them that were assigned again.
+        self.refused: dict[Place, None] = {}
+        self.again: dict[Place, None] = {}
+        # `Group.changes` when the coordinator was last told that members have come or gone.
+        self.changes = 0
+        # Where the group begins, if this is its beginning: until the log has it.
+        self.start: list[int] | None = None
+        self.tells_start = False
+        # As the coordinator knows.
+        self.members = 0
+        self.durable = 0
+        self.limit = 0
+        self.queued_at = -1.0
+
+
+class Shares:
+    def __init__(
+        self,
+        state: NodeState,
+        fabric: Fabric,
+        forwarding: Forwarding,
+        images: Images,
+        send_tell: Callable[[str, Tell], None],
+        send_report: Callable[[str, Report], None],
+    ) -> None:
+        self._state = state
+        self._fabric = fabric
+        self._forwarding = forwarding
+        self._images = images
+        self._send_tell = send_tell
+        self._send_report = send_report
+        self.shares: dict[str, Share] = {}
+        self._touched: dict[Share, None] = {}
+        # With something that `tidy` looks after.
+        self._untidy: dict[Share, None] = {}
+        self._waiting: list[Waiting] = []
+        # What sessions may have kept: client and since when, oldest first.
+        self._kept: dict[tuple[Share, Place], tuple[str, float]] = {}
+        # Of the images, when these were looked through last.
+        self._version = 0
+        self._number = 0
+        self._was_unsure = False
+        # Per home partition: leader, epoch and number of the last TELL; and whether it was heard.
+        self._told: dict[int, tuple[str, int, int]] = {}
+        self._untold: dict[int, None] = dict.fromkeys(range(len(fabric.leading)))
+        self._tell_at = -1.0
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def is_touched(self) -> bool:
+        return bool(self._touched)
+
+    def _share(self, key: str) -> Share:
+        share = self.shares.get(key)
+        if share is None:
+            share = Share(key, partition_of(key.encode(), self._state.config.partitions))
+            self.shares[key] = share
+        return share
+
+    def changed(self, group: Group) -> None:
+        share = self.shares.get(group.key)
+        if share is None:
+            if not group.members:
+                return
+            share = self._share(group.key)
+        if group.members and share.group is not group:
+            share.group = group
+            share.changes = 0
+            share.start = list(self._state.delivered)
+            share.tells_start = True
+        self._touched[share] = None
+
+    def finished(self, key: str, place: Place) -> None:
+        share = self.shares.get(key)
+        if share is not None and place in share.held:
+            self._finish(share, place)
+
+    def _finish(self, share: Share, place: Place) -> None:
+        del share.held[place]
+        share.done.append(place)
+        share.finished[place] = None
+        if len(share.finished) > FINISHED_MAX:
+            del share.finished[next(iter(share.finished))]
+        self._touched[share] = None
+        self._untidy[share] = None
+
+    def unfinished(self, session: Session, entry: Inflight) -> list[Group]:
+        """Those groups of the session that may have given it the record, and of which the log does
+        not say that they have finished with it: one, but for tags that are the same by chance."""
+        groups = self._images.groups
+        found: list[Group] = []
+        for group in session.groups or ():
+            assert isinstance(group, Group)
+            is_its = group.tag == entry.group_tag
+            if is_its and not groups.is_finished(group.key, entry.partition, entry.offset):
+                found.append(group)
+        return found
+
+    def wait(self, group: Group, session: Session, entry: Inflight, promise: Promise) -> None:
+        """The promise waits for that, for as long as the group lasts: while its coordinator is
+        missing the packet id is all that tells the next one who has the record."""
+        place = (entry.partition, entry.offset)
+        self._waiting.append(Waiting(group, session, place, promise))
+
+    def _settle_waiting(self) -> None:
+        groups = self._images.groups
+        self._version = groups.version
+        dropped = groups.take_dropped()
+        waiting = self._waiting
+        self._waiting = []
+        for each in waiting:
+            if each.group.key in dropped or self._is_over(each):
+                settled(self._state, each.promise)
+            else:
+                self._waiting.append(each)
+
+    def _is_over(self, waiting: Waiting) -> bool:
+        groups = self._images.groups
+        key = waiting.group.key
+        connection = waiting.promise.held.connection
+        if connection is None or connection.state == CLOSED:
+            return True
+        if groups.is_finished(key, *waiting.place) or groups.is_full(key):
+            return True
+        # A group of which nothing was logged ends without a record, once its members have left.
+        return key not in groups.positions and waiting.group not in (waiting.session.groups or ())
+
+    def denied(self, key: str, place: Place) -> None:
+        share = self.shares.get(key)
+        if share is None or place not in share.held:
+            return
+        if place in share.refused:
+            # The coordinator is of a version that does not know of rights: `tidy` gives it back, or
+            # it would go round as fast as the nodes can.
+            share.again[place] = None
+            self._untidy[share] = None
+            return
+        self._deny(share, place)
+
+    def _deny(self, share: Share, place: Place) -> None:
+        self._give_back(share, place)
+        share.denied.append(place)
+        share.refused[place] = None
+        if len(share.refused) > FINISHED_MAX:
+            del share.refused[next(iter(share.refused))]
+
+    def kept(self, key: str, session: Session, place: Place) -> None:
+        share = self.shares.get(key)
+        if share is None or place not in share.held:
+            return
+        if not session.is_durable():
+            # [MQTT-4.8.2-5]
+            self._finish(share, place)
+            return
+        home = partition_of(session.key, self._state.config.partitions)
+        client_id = session.client_id
+        self._kept.pop((share, place), None)
+        self._kept[(share, place)] = (client_id, self._state.now)
+        self._forwarding.after_newest(home, lambda: self._settle_kept(share, client_id, place))
+
+    def _settle_kept(self, share: Share, client_id: str, place: Place) -> None:
+        """The session's record that has the place is applied; it counts for nothing if another node
+        had the session by then. Unless the group has finished: the session may have completed the
+        record at that node, so that its packet id is free again."""
+        if self._kept.get((share, place), ("", 0.0))[0] != client_id:
+            # It waited too long, and is another session's by now.
+            return
+        del self._kept[(share, place)]
+        if place not in share.held:
+            return
+        is_finished = self._images.groups.is_finished(share.key, *place)
+        if is_finished or self._images.has_inflight(client_id, tag_of(share.key), place):
+            self._finish(share, place)
+        else:
+            self._give_back(share, place)
+
+    def assigned(self, node: str, assign: Assign) -> None:
+        """Of a coordinator before, or from before the last TELL, nothing is taken: the coordinator
+        sees from that TELL what was not."""
+        told = self._told.get(assign.home)
+        if told != (node, assign.epoch, assign.number) or assign.home in self._untold:
+            return
+        share = self._share(assign.key)
+        group = share.group
+        self._touched[share] = None
+        for message in assign.messages:
+            place = (message.partition, message.offset)
+            if place in share.held:
+                continue
+            if group is None or not group.members or self._state.is_unsure:
+                share.returned.append(place)
+            else:
+                share.held[place] = None
+                group.returned.append(message)
+        if group is not None and group.members:
+            pump_group(self._state, group)
+
+    def _doubt(self) -> None:
+        """A node that may have been taken for lost keeps nothing for its members: others may have
+        been given it. What comes from the coordinator later comes from one that knows of this node
+        again, or goes back as well."""
+        self._was_unsure = self._state.is_unsure
+        for share in self.shares.values():
+            self._touched[share] = None
+            if self._was_unsure and share.group is not None:
+                self._drain(share, share.group)
+
+    # What the coordinator is to know
+
+    def lose(self, home: int) -> None:
+        """Its leader, the leader's epoch or the link to it is another one."""
+        self._untold[home] = None
+        self._tell_at = -1.0
+
+    def lose_node(self, node: str) -> None:
+        for home in range(len(self._fabric.leading)):
+            if self._fabric.leader(home) == node:
+                self.lose(home)
+
+    def lose_all(self) -> None:
+        for home in range(len(self._fabric.leading)):
+            self.lose(home)
+
+    def asked(self, node: str, homes: list[tuple[int, int]]) -> None:
+        for home, epoch in homes:
+            if not 0 <= home < len(self._fabric.leading):
+                raise BadFrame(f"home partition {home} of {len(self._fabric.leading)}")
+            if self._fabric.leader(home) == node and self._fabric.epoch(home) == epoch:
+                self.lose(home)
+
+    def heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
+        for home, epoch in homes:
+            if self._told.get(home) == (node, epoch, number) and home in self._untold:
+                del self._untold[home]
+        for share in self.shares.values():
+            if share.home not in self._untold:
+                self._touched[share] = None
+
+    def _tell(self) -> None:
+        self._tell_at = self._state.now + ASK_AGAIN_S
+        leaders: dict[str, list[tuple[int, int]]] = {}
+        for home in self._untold:
+            leader = self._fabric.leader(home)
+            if leader in self._fabric.connected or leader == self._fabric.node_id:
+                leaders.setdefault(leader, []).append((home, self._fabric.epoch(home)))
+        for leader, homes in leaders.items():
+            self._number += 1
+            for home, epoch in homes:
+                self._told[home] = (leader, epoch, self._number)
+            wanted = {home for home, _ in homes}
+            stocks = [self._stock(share) for share in self.shares.values() if share.home in wanted]
+            self._send_tell(leader, Tell(self._number, homes, stocks))
+
+    def _stock(self, share: Share) -> Stock:
+        self._drain_if_deserted(share)
+        share.done = []
+        share.returned = []
+        share.denied = []
+        share.tells_start = False
+        self._measure(share)
+        if share.group is not None:
+            share.changes = share.group.changes
+        known = self._images.group_positions.get(share.key)
+        if share.members and share.start is None and known is not None:
+            # A coordinator that has missed this node for long may have ended the group.
+            share.start = list(known)
+            self._untidy[share] = None
+        return Stock(
+            share.key,
+            share.members,
+            share.durable,
+            share.limit,
+            list(share.held),
+            list(share.finished),
+            share.start,
+        )
+
+    def _measure(self, share: Share) -> bool:
+        """What members can take; False if that is as the coordinator knows it."""
+        members = 0
+        durable = 0
+        limit = len(share.held)
+        group = share.group
+        if group is not None:
+            for member in list(group.connected):
+                session = member.session
+                connection = session.connection
+                if connection is None or connection.state != OPEN:
+                    continue
+                members += 1
+                durable += session.is_durable()
+                if group.returned:
+                    continue
+                if can_send(self._state, session):
+                    note_room(group, member)
+                    limit += session.inflight_max - len(session.inflight)
+                else:
+                    # So that the group is measured again when there is room.
+                    note_blocked(self._state, group, member)
+        limit = min(limit, LIMIT_MAX)
+        if (members, durable, limit) == (share.members, share.durable, share.limit):
+            return False
+        share.members = members
+        share.durable = durable
+        share.limit = limit
+        return True
+
+    def _drain_if_deserted(self, share: Share) -> None:
+        group = share.group
+        if group is None or group.connected:
+            return
+        self._drain(share, group)
+        if not group.members:
+            share.group = None
+            share.start = None
+
+    def _drain(self, share: Share, group: Group) -> None:
+        """What waits for a member goes back."""
+        share.queued_at = -1.0
+        waiting: list[object] = list(group.returned)
+        group.returned.clear()
+        for topic in list(group.aside):
+            while topic in group.aside:
+                waiting.append(group.take_aside(topic))
+        for message in waiting:
+            if isinstance(message, Inflight):
+                place = (message.partition, message.offset)
+            else:
+                assert isinstance(message, Message)
+                place = (message.partition, message.offset)
+            if place in share.held:
+                self._give_back(share, place)
+
+    def _give_back(self, share: Share, place: Place) -> None:
+        del share.held[place]
+        share.returned.append(place)
+        self._touched[share] = None
+
+    def flush(self) -> None:
+        """Tell what has changed."""
+        if self._version != self._images.groups.version:
+            self._settle_waiting()
+        if self._was_unsure != self._state.is_unsure:
+            self._doubt()
+        if self._untold and self._tell_at <= self._state.now:
+            self._tell()
+        touched = self._touched
+        self._touched = {}
+        for share in touched:
+            self._drain_if_deserted(share)
+            group = share.group
+            if group is not None and (group.returned or group.aside):
+                if share.queued_at < 0:
+                    share.queued_at = self._state.now
+                self._untidy[share] = None
+            else:
+                share.queued_at = -1.0
+            if share.home in self._untold:
+                continue
+            is_changed = group is not None and group.changes != share.changes
+            if (
+                self._measure(share)
+                or share.done
+                or share.returned
+                or share.tells_start
+                or is_changed
+            ):
+                self._report(share)
+            if not share.members and not share.held:
+                self._untidy[share] = None
+
+    def _report(self, share: Share) -> None:
+        leader, epoch, number = self._told[share.home]
+        start = share.start if share.tells_start else None
+        group = share.group
+        has_changed = group is not None and group.changes != share.changes
+        if has_changed and group is not None:
+            share.changes = group.changes
+            share.refused = {}
+        report = Report(
+            share.home,
+            epoch,
+            number,
+            share.key,
+            share.members,
+            share.durable,
+            share.limit,
+            share.done,
+            share.returned,
+            start or [],
+            share.denied,
+            has_changed,
+        )
+        share.done = []
+        share.returned = []
+        share.denied = []
+        share.tells_start = False
+        self._send_report(leader, report)
+
+    def _give_up_kept(self) -> None:
+        limit = self._state.now - KEPT_WAIT_S
+        for (share, place), (client_id, since) in list(self._kept.items()):
+            if since > limit:
+                return
+            home = partition_of(client_id.encode(), self._state.config.partitions)
+            if place not in share.held:
+                del self._kept[(share, place)]
+            elif not self._fabric.leader(home):
+                self._settle_kept(share, client_id, place)
+                fields = {"group": share.key, "partition": place[0], "offset": place[1]}
+                self._state.note("warning", "kept_record_settled", {"client": client_id, **fields})
+
+    def tidy(self) -> None:
+        """Now and then."""
+        if self._kept:
+            self._give_up_kept()
+        if self._waiting:
+            self._settle_waiting()
+        untidy = self._untidy
+        self._untidy = {}
+        for share in untidy:
+            group = share.group
+            if (
+                group is not None
+                and share.queued_at >= 0
+                and share.queued_at + QUEUE_WAIT_S <= self._state.now
+            ):
+                self._drain(share, group)
+                self._touched[share] = None
+            for place in share.again:
+                if place in share.held:
+                    self._deny(share, place)
+            share.again = {}
+            self._forget_logged(share)
+            if share.group is None and not (
+                share.held or share.finished or share.done or share.returned or share.members
+            ):
+                self.shares.pop(share.key, None)
+            elif share.finished or share.queued_at >= 0 or share.start is not None:
+                self._untidy[share] = None
+
+    def _forget_logged(self, share: Share) -> None:
+        """Of what the log says, no coordinator needs to be told."""
+        groups = self._images.groups
+        if share.key not in groups.positions:
+            if share.group is None:
+                # The group has ended.
+                share.finished = {}
+            return
+        if not share.tells_start:
+            share.start = None
+        share.finished = {
+            place: None for place in share.finished if not groups.is_finished(share.key, *place)
+        }
+
+    def timer(self) -> float | None:
+        if self._touched:
+            return self._state.now
+        if self._untold and self._tell_at >= 0:
+            return self._tell_at
+        return None

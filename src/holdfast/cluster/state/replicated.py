@@ -1,0 +1,358 @@
+"""What the committed records say: sessions, retained messages, producers.
+
+Every node has it whole, and on every node it is the same at the same offsets: only committed
+records change it. Live connections have their own state, in the node where they are; what they
+append comes back here.
+
+Records of one partition arrive in order, those of several partitions do not. So QoS 2 packet ids
+and wills, which are told in the partitions of their messages, are kept by session epoch: what
+belongs to an earlier life of a session does not count.
+
+Invariant: the image of a session or a group is a function of the records of its home partition. A
+session's cursor has no positions before a record sets them. Counter-example: nodes that filled them
+in from what they had delivered, or from the subscriptions so far, each at its own time, would
+resume the session at different offsets after a failover.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from holdfast.broker.recovery.recovery import (
+    SNAPSHOT_GROUP,
+    SNAPSHOT_SESSION,
+    Recovery,
+    first_starts,
+    session_fields,
+    snapshot_entries,
+)
+from holdfast.broker.session.session import Inflight, Session
+from holdfast.broker.session.state import CursorState
+from holdfast.broker.state import NodeState
+from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
+from holdfast.cluster.state.groups import GroupImages
+from holdfast.protocol.topics.names import is_shared
+from holdfast.storage.record import Record
+
+FIRED_MAX: Final = 20_000
+"""Wills remembered as published. Of one that is older nobody asks again."""
+ENDED_MAX: Final = 20_000
+"""Sessions remembered that have ended. Of one that is older nothing is on its way any more."""
+CLOCK_SLACK_S: Final = 2 * TOLERANCE_S
+"""The clocks of two nodes may differ by this much. A session that was closed less than this ago
+counts as closed now, because an interval must not end early: the node that closed it may be behind
+the node that ends it."""
+NOBODY: Final = ""
+"""No client has this id."""
+NO_ID: Final = 0
+"""No packet has this id."""
+REQUESTS_MAX: Final = 8
+"""Of one session. A node asks again within a second, of whoever leads then."""
+SNAPSHOT_EPOCHS: Final = 100
+"""JSON: `fired` and `ended`."""
+SNAPSHOT_INBOUND: Final = 101
+"""JSON: what `Images.inbound` has of a client, with epochs. Not a part of its session: that may be
+opened by a record that comes later."""
+
+
+class Images(Recovery):
+    def __init__(self, state: NodeState) -> None:
+        super().__init__(state)
+        self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
+        # Per client id: (partition, packet id) -> epoch of the session that sent it; with NO_ID, of
+        # the newest one that sent or released something there.
+        self.inbound: dict[str, dict[tuple[int, int], int]] = {}
+        # Per session: the epoch in which it began.
+        self.born: dict[str, int] = {}
+        # Per session: the newest requests that opened it, the last one of its owner. Of sessions
+        # that have ended as far as this process knows them.
+        self._requests: dict[str, list[int]] = {}
+        self._old_requests: OrderedDict[str, list[int]] = OrderedDict()
+        # Clients whose node was lost, with or before their newest connection: of what it had sent
+        # last their cursor does not know.
+        self.maybe_sent: set[str] = set()
+        # Per client id the newest session epoch whose will was published.
+        self.fired: OrderedDict[str, int] = OrderedDict()
+        # Per client id the epoch of the newest session that has ended.
+        self.ended: OrderedDict[str, int] = OrderedDict()
+        # Of all sessions that there were. One that nobody remembers had no later epoch.
+        self.newest_epoch = 0
+        self.groups = GroupImages(state, self.group_positions)
+
+    def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
+        if kind == SNAPSHOT_EPOCHS:
+            fields = json.loads(data)
+            self.fired = OrderedDict(fields["fired"])
+            self.ended = OrderedDict(fields["ended"])
+            self._note_epoch(int(fields.get("newest", 0)))
+        elif kind == SNAPSHOT_INBOUND:
+            fields = json.loads(data)
+            self.inbound[fields["client"]] = {
+                (partition, packet_id): epoch for partition, packet_id, epoch in fields["ids"]
+            }
+        else:
+            super().apply_snapshot_entry(kind, data)
+            if kind == SNAPSHOT_GROUP:
+                self.groups.restore(json.loads(data))
+
+    def _move_cursor(self, record: Record) -> None:
+        if not is_shared(record.client_id.decode()):
+            super()._move_cursor(record)
+        elif not self._is_of_misnamed(record):
+            self.groups.apply(record)
+
+    def _advance(self, session: Session, cursor: CursorState) -> None:
+        """What a lost node has said last counts, so that less is sent again. But not a QoS 2
+        record of a shared group that the session did not have before: others may have been given
+        that, and the node has not sent it. It does so only when it has applied this record, and the
+        close before it."""
+        if not session.owner:
+            known = session.inflight
+            cursor.inflight = [
+                (packet_id, None if _is_new_of_group(known.get(packet_id), entry) else entry)
+                for packet_id, entry in cursor.inflight
+            ]
+        super()._advance(session, cursor)
+
+    def _unlogged_positions(self, session: Session) -> list[int]:
+        if any(each.start is not None for each in session.subscriptions.values()):
+            return first_starts(self.state, session)
+        return super()._unlogged_positions(session)
+
+    def _settle(self, session: Session) -> None:
+        """Whoever resumes the session fills in positions that no record tells: see take_over."""
+        self._settle_inflight(session)
+
+    def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
+        super()._subscribe(session, fields, start)
+        self.groups.place(str(fields[0]))
+
+    def requests(self, client_id: str) -> list[int]:
+        """Those that were carried out, the newest last."""
+        return self._old_requests.get(client_id, []) + self._requests.get(client_id, [])
+
+    def _note_request(self, client_id: str, request: int) -> None:
+        known = self._requests.setdefault(client_id, [])
+        known.append(request)
+        del known[:-REQUESTS_MAX]
+
+    def _note_inbound(self, record: Record) -> None:
+        ids = self.inbound.setdefault(record.client_id.decode(), {})
+        ids[(record.partition, record.sequence)] = record.producer_epoch
+        ids[(record.partition, NO_ID)] = record.producer_epoch
+
+    def _release_inbound(self, record: Record) -> None:
+        client_id = record.client_id.decode()
+        if self.is_superseded(client_id, record.partition, record.producer_epoch):
+            return
+        ids = self.inbound.setdefault(client_id, {})
+        ids.pop((record.partition, record.sequence), None)
+        ids[(record.partition, NO_ID)] = record.producer_epoch
+
+    def is_superseded(self, client_id: str, partition: int, epoch: int) -> bool:
+        """Has a later session of the client told of packet ids in the partition?"""
+        ids = self.inbound.get(client_id)
+        return ids is not None and epoch < ids.get((partition, NO_ID), 0)
+
+    def is_inbound(self, client_id: str, partition: int, packet_id: int, epoch: int) -> bool:
+        """Is a QoS 2 message with this id stored in the partition and not released? `epoch`: of
+        the session that asks."""
+        ids = self.inbound.get(client_id)
+        if ids is None:
+            return False
+        stored_epoch = ids.get((partition, packet_id), -1)
+        return stored_epoch >= self.born.get(client_id, epoch)
+
+    def inbound_epoch(self, client_id: str) -> int:
+        """Of the newest session of the client that has told of packet ids; 0 if none has."""
+        ids = self.inbound.get(client_id)
+        if ids is None:
+            return 0
+        partitions = range(self.state.config.partitions)
+        return max(ids.get((partition, NO_ID), 0) for partition in partitions)
+
+    def inbound_ids(self, client_id: str) -> dict[int, int]:
+        """Stored and not released, since the session began: packet id -> partition."""
+        born = self.born.get(client_id, 0)
+        ids = self.inbound.get(client_id, {})
+        return {
+            packet_id: partition
+            for (partition, packet_id), epoch in ids.items()
+            if epoch >= born and packet_id != NO_ID
+        }
+
+    def _will_done(self, client_id: str, epoch: int) -> None:
+        super()._will_done(client_id, epoch)
+        _remember(self.fired, client_id, epoch, FIRED_MAX)
+
+    def has_fired(self, client_id: str, epoch: int) -> bool:
+        return self.fired.get(client_id, -1) >= epoch
+
+    def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
+        client_id = str(fields["client"])
+        before = self.state.sessions.get(client_id)
+        if fields["op"] == "open":
+            known = self.ended.get(client_id, 0) if before is None else before.epoch
+            if epoch <= known:
+                # By a leader before, which did not know what the next one has decided.
+                return
+            self._note_request(client_id, int(str(fields.get("request", 0))))
+            self._note_epoch(epoch)
+        self._note_sent(before, fields, epoch)
+        super()._change_session(fields, timestamp_us, epoch)
+        after = self.state.sessions.get(client_id)
+        if after is not None and self.has_fired(client_id, after.epoch):
+            # In another partition, which was applied sooner.
+            after.will = None
+        if after is before:
+            return
+        if before is not None:
+            _remember(self.ended, client_id, epoch, ENDED_MAX)
+        if after is None:
+            self.born.pop(client_id, None)
+            requests = self.requests(client_id)[-REQUESTS_MAX:]
+            self._requests.pop(client_id, None)
+            self._old_requests[client_id] = requests
+            if len(self._old_requests) > ENDED_MAX:
+                self._old_requests.popitem(last=False)
+            self._forget_inbound(client_id, epoch)
+        else:
+            self.born[client_id] = after.epoch
+
+    def _note_epoch(self, epoch: int) -> None:
+        if epoch > self.newest_epoch:
+            self.newest_epoch = epoch
+
+    def _note_sent(self, before: Session | None, fields: dict[str, object], epoch: int) -> None:
+        if before is None or epoch < before.epoch:
+            return
+        client_id = before.client_id
+        operation = fields["op"]
+        if operation == "end" or (operation == "open" and fields["clean"]):
+            self.maybe_sent.discard(client_id)
+        elif operation == "open" and before.owner:
+            self.maybe_sent.add(client_id)
+        elif operation == "close" and not fields.get("maybe_sent"):
+            self.maybe_sent.discard(client_id)
+        elif operation == "close" and before.owner:
+            # Else its node has told more than who closed it, as well, in the node's place.
+            self.maybe_sent.add(client_id)
+
+    def _forget_inbound(self, client_id: str, epoch: int) -> None:
+        """Of a session that has ended. What a later one sent may have come before."""
+        ids = self.inbound.pop(client_id, {})
+        later = {key: known for key, known in ids.items() if known > epoch}
+        if later:
+            self.inbound[client_id] = later
+
+    def _restore_session(self, fields: dict[str, object]) -> Session:
+        session = super()._restore_session(fields)
+        self.born[session.client_id] = int(str(fields.get("born", session.epoch)))
+        self._note_epoch(session.epoch)
+        requests = fields.get("requests", [])
+        assert isinstance(requests, list)
+        self._requests[session.client_id] = list(requests)
+        if fields.get("maybe_sent", True):
+            self.maybe_sent.add(session.client_id)
+        return session
+
+    def drop(self, session: Session) -> None:
+        """Not that it has ended: it is to come anew, from another node."""
+        self._forget(session)
+        self.born.pop(session.client_id, None)
+        self._requests.pop(session.client_id, None)
+        self.maybe_sent.discard(session.client_id)
+
+    def restore(self, fields: dict[str, object]) -> Session:
+        """From `fields` of another node. Raises KeyError, ValueError, TypeError or AssertionError
+        for fields that are none."""
+        session = self._restore_session(fields)
+        if self.has_fired(session.client_id, session.epoch):
+            session.will = None
+        return session
+
+    def settle_some(self, count_max: int) -> list[Session]:
+        """Arm the timers of sessions without a connection. Returns those that have expired."""
+        touched = sorted(islice(self.touched, count_max), key=lambda session: session.client_id)
+        return [session for session in touched if not self.settle_one(session)]
+
+    def note_fired(self, client_id: str, epoch: int) -> None:
+        """As another node knows. NOBODY: its newest epoch."""
+        self._note_epoch(epoch)
+        if client_id != NOBODY:
+            self._will_done(client_id, epoch)
+
+    def note_ended(self, client_id: str, epoch: int) -> None:
+        """As another node knows."""
+        self._note_epoch(epoch)
+        _remember(self.ended, client_id, epoch, ENDED_MAX)
+
+    def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
+        """Is the group's record (partition, offset) with the session, under a packet id?"""
+        session = self.state.sessions.get(client_id)
+        return session is not None and any(
+            (entry.partition, entry.offset) == place and entry.group_tag == group_tag
+            for entry in session.inflight.values()
+        )
+
+    def settle_one(self, session: Session) -> bool:
+        """See Recovery.settle. False if the session has no connection and has expired."""
+        if session not in self.touched:
+            return True
+        self.touched.discard(session)
+        self._settle(session)
+        return session in self.open or self._rearm(session)
+
+    def fields(self, session: Session) -> dict[str, object]:
+        """The session as a snapshot's entry, without packet ids of what it sends."""
+        if session in self.touched:
+            self._settle(session)
+        fields = session_fields(self.state, session)
+        fields["born"] = self.born.get(session.client_id, session.epoch)
+        fields["requests"] = self._requests.get(session.client_id, [])
+        fields["maybe_sent"] = session.client_id in self.maybe_sent
+        return fields
+
+    def snapshot(self) -> Iterator[tuple[int, bytes]]:
+        """Entries for a snapshot file; the state may move on between two of them."""
+        for session in list(self.state.sessions.values()):
+            if self.state.sessions.get(session.client_id) is session:
+                data = json.dumps(self.fields(session), ensure_ascii=False, separators=(",", ":"))
+                yield SNAPSHOT_SESSION, data.encode()
+        for client_id in list(self.inbound):
+            known = self.inbound.get(client_id)
+            if known:
+                ids = [[*place, epoch] for place, epoch in known.items()]
+                inbound = {"client": client_id, "ids": ids}
+                data = json.dumps(inbound, ensure_ascii=False, separators=(",", ":"))
+                yield SNAPSHOT_INBOUND, data.encode()
+        for key in list(self.group_positions):
+            if key in self.group_positions:
+                place = self.groups.fields(key)
+                data = json.dumps(place, ensure_ascii=False, separators=(",", ":"))
+                yield SNAPSHOT_GROUP, data.encode()
+        for kind, entry in snapshot_entries(self.state):
+            if kind not in (SNAPSHOT_SESSION, SNAPSHOT_GROUP):
+                yield kind, entry
+        epochs = {
+            "fired": list(self.fired.items()),
+            "ended": list(self.ended.items()),
+            "newest": self.newest_epoch,
+        }
+        yield SNAPSHOT_EPOCHS, json.dumps(epochs, separators=(",", ":")).encode()
+
+
+def _is_new_of_group(known: Inflight | None, entry: Inflight | None) -> bool:
+    if entry is None or entry.qos < 2 or not entry.group_tag:
+        return False
+    return known is None or (known.partition, known.offset) != (entry.partition, entry.offset)
+
+
+def _remember(epochs: OrderedDict[str, int], client_id: str, epoch: int, count_max: int) -> None:
+    if epoch > epochs.get(client_id, -1):
+        epochs[client_id] = epoch
+        epochs.move_to_end(client_id)
+        if len(epochs) > count_max:
+            epochs.popitem(last=False)

@@ -1,0 +1,449 @@
+"""A member of a federation: inputs and times in, effects out.
+
+The driver calls one method at a time with the time, then carries out `take_effects()` in order and
+arms one timer for `timer()`. It names peers by the ids that their connections have proved.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.departures import Departures
+from holdfast.federation.core.effects import CloseLink, Effect, Message
+from holdfast.federation.core.frames import (
+    LINKS_MAX,
+    Ack,
+    AnnouncementRequest,
+    Announcements,
+    BadFrame,
+    Clock,
+    Data,
+    Frame,
+    Goodbye,
+    Hello,
+    Memory,
+    Skip,
+    Vouchers,
+    decode,
+)
+from holdfast.federation.core.identity import Identity, MessageId
+from holdfast.federation.core.messages.arrivals import Arriving
+from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.forwarding import Forwarding
+from holdfast.federation.core.messages.local_delivery import Delivering
+from holdfast.federation.core.messages.origin import Sending
+from holdfast.federation.core.messages.streams import Position, Receiving
+from holdfast.federation.core.neighbours import Repair
+from holdfast.federation.core.policy import OPEN, Gate, LinkPolicy
+from holdfast.federation.core.provenance import Provenance
+from holdfast.federation.core.retained.service import RetainedMessages
+from holdfast.federation.core.routing.flooding import Announcing
+from holdfast.federation.core.routing.interest import (
+    LocalInterest,
+    RemoteInterest,
+    may_leave,
+    plain_of,
+)
+from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_state import LinkStateDatabase
+from holdfast.federation.core.routing.mesh import Mesh, children_of
+from holdfast.federation.core.routing.routes import Routes
+from holdfast.federation.core.signing import Signing
+
+
+class FederationMember:
+    def __init__(
+        self,
+        identity: Identity,
+        address: str,
+        config: FederationConfig,
+        now: float,
+        filters: Iterable[str] = (),
+        stored: Iterable[bytes] = (),
+        positions: dict[bytes, Position] | None = None,
+        remembered: Iterable[bytes] = (),
+        retained: Iterable[bytes] = (),
+        wall_s: float | None = None,
+        signing: Signing | None = None,
+    ) -> None:
+        """`identity`: of this start, stored durably. `address`: where others may dial, or empty.
+        `filters`: of the sessions there are already; what is missing here is not wanted until
+        it is told. `stored`, `positions` and `remembered`: what survived; without the last, what
+        is published before a peer has told who wants it goes to nobody. `retained`: what was stored
+        for each topic. `wall_s`: seconds since 1970; without it the federation's retained messages
+        are not kept here. `signing`: this member's key and the federation's authority; without it
+        announcements are not signed, and believed as they come. Raises BadFrame and
+        custody.BadEntry.
+        """
+        self.identity = identity
+        self.node = identity.node
+        self.config = config
+        # Messages and frames that went nowhere, by reason, and what was sent, by kind of frame.
+        self.counts: Counter[str] = Counter()
+        self.database = LinkStateDatabase(self.node)
+        self.routes = Routes(self.node, self.database)
+        self.links = Links(config)
+        self._effects: list[Effect] = []
+        self._interest = LocalInterest(config.filters_max)
+        self._interest.change(_federated(filters), ())
+        self._remote = RemoteInterest()
+        self._graph_version = -1
+        self._tidy_at = now + config.tidy_s
+        self.custody = Custody(config, self._effects)
+        self.custody.load(stored, now)
+        self._forwarding = Forwarding(
+            self.node, self.routes, self.links, self.counts, self._effects
+        )
+        self.retained = RetainedMessages(
+            self.node,
+            config,
+            wall_s,
+            self._remote,
+            self.routes,
+            self._forwarding,
+            self.counts,
+            self._effects,
+            now,
+        )
+        delivering = Delivering(self.node, self._interest, self.retained, self._effects)
+        self.receiving = Receiving(
+            self.node, config, delivering, positions or {}, self.database.entries.__contains__
+        )
+        self._provenance = Provenance(
+            self.node, config.redundancy, self.database, self.routes, self.counts
+        )
+        self._arriving = Arriving(
+            self.node,
+            self._provenance,
+            self.receiving,
+            delivering,
+            self.retained,
+            self._forwarding,
+            self.counts,
+            self._effects,
+        )
+        self._sending = Sending(
+            identity,
+            config,
+            self._interest,
+            self._remote,
+            self.custody,
+            self.retained,
+            self._forwarding,
+            self._effects,
+            self.receiving.take,
+        )
+        self._repair = Repair(self.node, config, self.database, self.links, self._effects)
+        self._announcing = Announcing(
+            identity,
+            address,
+            config,
+            self.database,
+            self.links,
+            self._interest,
+            self._effects,
+            now,
+            self.counts,
+            signing,
+        )
+        self._announcing.recall(remembered, now, wall_s)
+        self._departures = Departures(self.node, config, self.database, self.routes)
+        self._run(now)
+        self.retained.load(retained, now)
+
+    # What the driver tells
+
+    def link_up(self, peer: bytes, now: float, policy: LinkPolicy = OPEN) -> None:
+        """A connection to a member; the only one with it. One that is up already is begun anew."""
+        if peer == self.node:
+            self._effects.append(CloseLink(peer, "a link of a member with itself"))
+            return
+        if peer in self.links:
+            self.link_down(peer, now)
+        if len(self.links.peers()) >= LINKS_MAX:
+            self._effects.append(CloseLink(peer, f"a member has at most {LINKS_MAX} links"))
+            return
+        self.links.up(peer, now)
+        self._forwarding.gates[peer] = Gate(policy, now)
+        self._announcing.linked(peer)
+        self._repair.linked(peer, now)
+        self.custody.wake()
+        self._hello(peer, False)
+        self._tell_clock(peer, now)
+        self._run(now)
+
+    def link_down(self, peer: bytes, now: float) -> None:
+        if self.links.down(peer, now):
+            del self._forwarding.gates[peer]
+            self._announcing.set_links(self.links.usable(now), now)
+            self._announcing.unlinked(peer, now)
+            self.retained.clock.peer_gone(peer)
+            self._repair.lost(peer, now)
+            self._run(now)
+
+    def link_busy(self, peer: bytes, is_busy: bool) -> None:
+        """Its connection takes no more for now: QoS 0 does not wait for it."""
+        if peer in self.links:
+            self.links[peer].is_busy = is_busy
+
+    def frame(self, peer: bytes, data: bytes, now: float) -> None:
+        if peer not in self.links:
+            self.counts["not linked"] += 1
+            return
+        self.links.heard(peer, now)
+        try:
+            frame = decode(data)
+        except BadFrame as error:
+            self.counts["bad frame"] += 1
+            self._close(peer, str(error), now)
+            return
+        if frame is None:
+            self.counts["unknown kind"] += 1
+            return
+        self._handle(peer, frame, now)
+        self._run(now)
+
+    def local_interest(self, added: Iterable[str], removed: Iterable[str], now: float) -> None:
+        """Subscriptions of clients here that began and ended, each filter once for each of them."""
+        if self._interest.change(_federated(added), _federated(removed)):
+            self._announcing.interest_changed(now)
+        self._run(now)
+
+    def local_publish(self, message: Message, now: float) -> MessageId | None:
+        """A client's message; its id, or None when nobody else wants it or it may not leave. At
+        QoS 1 and 2 it is this member's to deliver once `stored` is told. What is to be retained
+        is held here even if nobody wants it yet: it is safe when all stores of this call are
+        durable."""
+        if message.came_from is not None:
+            self.counts["came from the federation"] += 1
+            return None
+        if not may_leave(message.topic):
+            return None
+        id = self._sending.publish(message, now)
+        self._run(now)
+        return id
+
+    def broker_has_retained(self, message: Message, now: float) -> None:
+        """Not published now: found in the broker, when others began to want it, and after a start,
+        when all topics are told that are found there or were stored here; an empty payload is
+        nothing. What the federation knows of the topic wins, and is what the broker gets, unless
+        the message is known to be newer."""
+        if message.came_from is None and may_leave(message.topic):
+            self.retained.broker_has(self._sending.new_id(), message, now)
+            self._run(now)
+
+    def wall_clock(self, wall_s: float, now: float) -> None:
+        """It was set, or is told now and then."""
+        if self.retained.set_wall(wall_s, now):
+            for peer in self.links.peers():
+                self._tell_clock(peer, now)
+        self._run(now)
+
+    def desired_topology(self, links: dict[bytes, str], now: float) -> None:
+        """The topology manager's: members to be linked with, and where they are."""
+        self._repair.set_desired(links, now)
+        self._run(now)
+
+    def stored(self, id: MessageId, now: float) -> None:
+        """Durable: what `Store` or `DeliverLocally` asked for."""
+        self.all_stored((id,), now)
+
+    def all_stored(self, ids: Iterable[MessageId], now: float) -> None:
+        for id in ids:
+            if id.node == self.node:
+                self.custody.stored(id)
+            # Ours too: a group's share that came back.
+            self.receiving.stored(id, now)
+        self._run(now)
+
+    def leave(self, now: float) -> None:
+        """Out of the federation, for good. A member that is to come back is just stopped."""
+        self._announcing.leave(now)
+        for peer in self.links.peers():
+            self._forwarding.send(peer, Goodbye("leaving the federation"))
+            self._close(peer, "leaving the federation", now)
+
+    def handle_timers(self, now: float) -> None:
+        due = self.links.due(now)
+        for peer in due.lost:
+            self._close(peer, "silent", now)
+        for peer in due.hellos:
+            self._hello(peer, False)
+        for peer in due.asks:
+            self._hello(peer, True)
+        self._announcing.handle_timers(now)
+        self.custody.handle_timers(now)
+        self.retained.handle_timers(now)
+        if now >= self._repair.timer():
+            self._repair.run(now)
+        if now >= self._tidy_at:
+            self._tidy(now)
+        self._run(now)
+
+    def timer(self, now: float) -> float:
+        return min(
+            self.links.timer(now),
+            self._announcing.timer(),
+            self.custody.timer(),
+            self.receiving.timer(),
+            self._repair.timer(),
+            self.retained.timer(),
+            self._tidy_at,
+        )
+
+    def take_effects(self) -> list[Effect]:
+        effects = self._effects[:]
+        self._effects.clear()
+        return effects
+
+    # What may be asked
+
+    def memory(self, now: float, wall_s: float) -> list[bytes]:
+        """What is known of all members: to be stored, soon after `database.digest` has changed,
+        and given back as `remembered`. `wall_s`: seconds since 1970."""
+        return self._announcing.memory(now, wall_s)
+
+    def interested(self, topic: str) -> tuple[bytes, ...]:
+        """The members with clients that want the topic, by what is known here."""
+        wanting = self._remote.wanting(topic)
+        nodes = set(wanting.members).union(*wanting.shares.values()) - {self.node}
+        if self._interest.wants(topic):
+            nodes.add(self.node)
+        return tuple(sorted(nodes))
+
+    @property
+    def remote_version(self) -> int:
+        """Another one when `remote_filters` may have changed."""
+        return self._remote.version
+
+    def remote_filters(self) -> frozenset[str]:
+        """By which other members want something, without groups."""
+        found: set[str] = set()
+        for node, entry in self.database.entries.items():
+            if node != self.node:
+                found.update(plain_of(filter) for filter in entry.filters)
+        return frozenset(found)
+
+    def mesh(self, topic: str) -> Mesh:
+        members = self.interested(topic)
+        if not members:
+            return Mesh(topic, None, (), {}, {})
+        parents = self.routes.tree(members[0]).pruned(set(members))
+        return Mesh(topic, members[0], members, parents, children_of(parents))
+
+    # Frames
+
+    def _handle(self, peer: bytes, frame: Frame, now: float) -> None:
+        if isinstance(frame, Data):
+            admitted = self._forwarding.admit(peer, frame, now)
+            if admitted is not None:
+                self._arriving.take(peer, admitted, now)
+        elif isinstance(frame, Skip):
+            self._arriving.take(peer, frame, now)
+        elif isinstance(frame, Ack):
+            self._take_ack(peer, frame, now)
+        elif isinstance(frame, Hello):
+            if frame.asks:
+                self._hello(peer, False)
+                self.links.answered(peer, now)
+            self._announcing.handle_digest(peer, frame.digest, now)
+        elif isinstance(frame, Announcements):
+            self._take_news(peer, frame, now)
+        elif isinstance(frame, Vouchers):
+            self._announcing.handle_vouchers(peer, frame)
+        elif isinstance(frame, Clock):
+            self.retained.peer_clock(peer, frame, now)
+        elif isinstance(frame, Memory):
+            self.counts["unknown kind"] += 1
+        elif isinstance(frame, AnnouncementRequest):
+            self._announcing.handle_request(peer, frame.known, now)
+        elif isinstance(frame, Goodbye):
+            self._close(peer, f"the peer says: {frame.reason}", now)
+        else:
+            self._arriving.take_passing(peer, frame, now)
+
+    def _take_news(self, peer: bytes, frame: Announcements, now: float) -> None:
+        entries = self.database.entries
+        epochs = {
+            news.origin: entries[news.origin].epoch
+            for news in frame.entries
+            if news.origin in entries
+        }
+        for node, is_certain in self._announcing.handle_news(peer, frame.entries, now):
+            if node not in entries:
+                continue
+            self._departures.announced(node, is_certain, now)
+            if entries[node].epoch > epochs.get(node, 0):
+                self.retained.restarted(node, now)
+
+    def _take_ack(self, peer: bytes, ack: Ack, now: float) -> None:
+        if not self._provenance.of_ack(peer, ack):
+            return
+        if ack.origin == self.node:
+            self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
+        else:
+            self._forwarding.send_ack(ack, peer, now)
+
+    # What follows
+
+    def _hello(self, peer: bytes, asks: bool) -> None:
+        hello = Hello(self.identity.epoch, self.database.digest, asks)
+        self._forwarding.send(peer, hello)
+
+    def _tell_clock(self, peer: bytes, now: float) -> None:
+        clock = self.retained.own_clock(now)
+        if clock is not None:
+            self._forwarding.send(peer, clock)
+
+    def _close(self, peer: bytes, reason: str, now: float) -> None:
+        self._effects.append(CloseLink(peer, reason))
+        self.link_down(peer, now)
+
+    def _tidy(self, now: float) -> None:
+        self._tidy_at = now + self.config.tidy_s
+        self.custody.tidy(now)
+        self._sending.review_groups(now)
+        self.retained.tidy(now)
+        self._arriving.tidy(now)
+        for node in self.database.expire(now, self.node, self.config.forget_s):
+            self._gone(node, "member gone", now)
+
+    def _gone(self, node: bytes, reason: str, now: float) -> None:
+        self._sending.review_groups(now, node)
+        self.custody.give_up(node, reason)
+        self.retained.gone(node)
+
+    def _run(self, now: float) -> None:
+        """What follows from any input: links that have become usable, changes of interest and
+        graph, messages and confirmations that may go out."""
+        if self._repair.superfluous:
+            superfluous, self._repair.superfluous = self._repair.superfluous, []
+            for peer in superfluous:
+                self._close(peer, "the links wanted here are up", now)
+        self._announcing.set_links(self.links.usable(now), now)
+        if self.database.changes:
+            for change in self.database.take_changes():
+                self._remote.change(change.node, change.added, change.removed)
+                self.retained.changed(change, now)
+        if self._graph_version != self.database.graph_version:
+            self._graph_version = self.database.graph_version
+            self.custody.rerouted(self.routes.take_changes(), now)
+            self.retained.graph_changed(now)
+            self._departures.graph_changed(now)
+        if self._departures.due:
+            for node in self._departures.take(now):
+                self._gone(node, "member left", now)
+        if self.database.displaced:
+            for node in self.database.take_displaced():
+                self._gone(node, "no room for the member", now)
+        self._sending.send_due(now)
+        for ack in self.receiving.acks(now):
+            if ack.origin == self.node:
+                self.custody.confirmed(ack.destination, ack.epoch, ack.place, now)
+            else:
+                self._forwarding.send_ack(ack, None, now)
+
+
+def _federated(filters: Iterable[str]) -> list[str]:
+    """What other members may be asked for."""
+    return [filter for filter in filters if may_leave(plain_of(filter))]

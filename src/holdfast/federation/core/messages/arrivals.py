@@ -1,0 +1,91 @@
+"""What comes over a link: for this member, for others beyond it, or for both."""
+
+from collections import Counter
+
+from holdfast.federation.core.effects import Dropped, Effect
+from holdfast.federation.core.frames import Data, Retained, Skip
+from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
+from holdfast.federation.core.messages.forwarding import Forwarding, Passing
+from holdfast.federation.core.messages.local_delivery import Delivering
+from holdfast.federation.core.messages.streams import Receiving
+from holdfast.federation.core.provenance import Provenance
+from holdfast.federation.core.retained.service import RetainedMessages
+
+
+class Arriving:
+    def __init__(
+        self,
+        own: bytes,
+        provenance: Provenance,
+        receiving: Receiving,
+        delivering: Delivering,
+        retained: RetainedMessages,
+        forwarding: Forwarding,
+        counts: Counter[str],
+        effects: list[Effect],
+    ) -> None:
+        self._own = own
+        self._provenance = provenance
+        self._receiving = receiving
+        self._delivering = delivering
+        self._retained = retained
+        self._forwarding = forwarding
+        self._counts = counts
+        self._effects = effects
+        # Of QoS 0: what was relayed, and what was for us, which may come by several paths.
+        self._relayed = Duplicates(one_epoch=True)
+        self._received = Duplicates(one_epoch=True)
+
+    def tidy(self, now: float) -> None:
+        self._relayed.expire(now)
+        self._received.expire(now)
+
+    def take(self, peer: bytes, data: Data | Skip, now: float) -> None:
+        if data.node == self._own:
+            self._counts["own message"] += 1
+            return
+        believed = self._provenance.of_data(peer, data)
+        if believed is None:
+            return
+        data = believed
+        if isinstance(data, Data) and not data.qos:
+            # Of the further paths each may come by here, to other destinations.
+            if not data.path and self._relayed.take(data.id, now) is Freshness.SEEN:
+                self._counts["duplicate"] += 1
+                return
+            self._take_unstored(data, now)
+        onward = [place for place in data.destinations if place[0] != self._own]
+        for node, place, base in data.destinations:
+            if node == self._own and place:
+                reason = self._receiving.take(data, place, base, now)
+                if reason is not None:
+                    self._counts[reason] += 1
+        if onward:
+            self._forwarding.forward(data, onward, peer, now)
+
+    def _take_unstored(self, data: Data, now: float) -> None:
+        """QoS 0: what is late is not delivered, so the order holds."""
+        if all(node != self._own for node, _, _ in data.destinations):
+            return
+        freshness = self._received.take(data.id, now)
+        if freshness is Freshness.NEW:
+            self._delivering.deliver(data, 0, now)
+        elif freshness is Freshness.LATE:
+            self._effects.append(Dropped("late", data.id, self._own))
+            self._retained.missed(data, now)
+        else:
+            self._counts["duplicate"] += 1
+
+    def take_passing(self, peer: bytes, frame: Passing, now: float) -> None:
+        """From one member to another, by this one or to it."""
+        if not self._provenance.of_passing(peer, frame):
+            return
+        if isinstance(frame, Retained):
+            frame = self._forwarding.admit_retained(peer, frame, now)
+        elif not self._forwarding.gates[peer].lets_in(0, now):
+            self._counts["rate limited"] += 1
+            return
+        if frame.destination == self._own:
+            self._retained.handle(frame, now)
+        else:
+            self._forwarding.send_on(frame, peer, now)

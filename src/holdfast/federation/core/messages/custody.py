@@ -1,0 +1,461 @@
+"""Messages of QoS 1 and 2 at their origin, until every destination has confirmed them.
+
+One queue per destination, the *stream*: its messages have dense places, and a confirmation of a
+place confirms all before. Up to a window of them is in flight; without a confirmation for a while
+(`patience`), or soon after the path was lost, all that is in flight is sent again, along the paths
+of that moment. Messages of an earlier life of this member keep their epoch and places and go first;
+those of this life follow when they are confirmed.
+
+A message goes to all its destinations at once, so links that their paths share carry it once. Where
+a stream's window is full and the message goes to others, it goes along, up to a wider window.
+Otherwise a near destination would be ahead of a far one whenever messages queue up here, and each
+message would be sent twice. No stream waits for another.
+
+Sent before it is stored is a message that `is_known_again`; nothing is promised by that. Stores are
+durable in the order in which they are asked for. So after a crash the messages that were sent and
+not stored are the last ones of their epoch, and are all handed over again, in their order: a
+destination that had some of them finds each by its number at its origin's broker, and none that it
+lacks comes behind a later one. What that does not find out is stored first: a shared group's
+message, which another member may be given the second time, and a version to be retained, which gets
+another stamp.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Delete, Dropped, Effect, Message, Store
+from holdfast.federation.core.frames import Data, decode, encode
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.retransmit_timer import Patience
+
+PROBING: Final = 8
+"""Messages to a destination after a loss, doubled with each confirmation: what is lost again costs
+little, and a link that breaks under a whole window lets these through."""
+Place = tuple[bytes, int, int]
+"""A destination, the message's place in its stream, the lowest place that is not confirmed."""
+Grants = dict[bytes, tuple[bool, tuple[str, ...]]]
+"""Of destinations: is the message for its plain subscribers? and for which shared groups?"""
+
+
+class PathChanges(NamedTuple):
+    """Of the paths from here to others, since they were last asked for."""
+
+    moved: frozenset[bytes]
+    """To these they are others than before."""
+    broken: frozenset[bytes]
+    """To these they lost a link."""
+
+
+class BadEntry(ValueError):
+    """What the store gave back is not a message in custody."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    id: MessageId
+    message: Message
+    taken_at: float
+    places: dict[bytes, int]
+    """Of the destinations that have not confirmed it."""
+    grants: Grants = field(default_factory=dict)
+    """Of those among them that were given a group's share; without, it is for plain subscribers."""
+    may_go: bool = False
+    """It is stored, or may be sent before."""
+    is_regranted: bool = False
+    """The grants are those of an earlier entry, taken back."""
+    behind: MessageId | None = None
+    """What was granted again of it; it may go when that is stored."""
+
+    @property
+    def size(self) -> int:
+        message = self.message
+        return len(message.topic) + len(message.payload) + len(message.properties)
+
+    def remaining_s(self, now: float) -> float | None:
+        expiry_s = self.message.expiry_s
+        return None if expiry_s is None else max(0.0, expiry_s - (now - self.taken_at))
+
+
+@dataclass(slots=True)
+class Stream:
+    """To one destination."""
+
+    patience: Patience
+    entries: deque[Entry] = field(default_factory=deque)
+    sent: int = 0
+    """Of `entries`: in flight."""
+    sent_bytes: int = 0
+    bytes: int = 0
+    next_place: int = 1
+    retry_at: float | None = None
+    launched: tuple[int, int] = (0, 0)
+    """The last epoch and place that were put into flight in this life."""
+    probing: int = 0
+    """So many at most in flight, after what was in flight got lost; 0: the window."""
+
+
+class Custody:
+    def __init__(self, config: FederationConfig, effects: list[Effect]) -> None:
+        self._config = config
+        self._effects = effects
+        self._entries: dict[MessageId, Entry] = {}
+        self._streams: dict[bytes, Stream] = {}
+        # Destinations to which something may be sent now, and those with something in flight.
+        self._ready: set[bytes] = set()
+        self._flying: set[bytes] = set()
+        # By what was granted again: the entry that it was taken from.
+        self._followers: dict[MessageId, Entry] = {}
+        # Entries with a group's share; the values are the same.
+        self._granted: dict[MessageId, Entry] = {}
+
+        # Of all entries, each once.
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def queued(self, node: bytes) -> int:
+        stream = self._streams.get(node)
+        return len(stream.entries) if stream is not None else 0
+
+    def queued_bytes(self, node: bytes) -> int:
+        stream = self._streams.get(node)
+        return stream.bytes if stream is not None else 0
+
+    def load(self, stored: Iterable[bytes], now: float) -> None:
+        """After a start, before anything else: what `Store` asked for and `Delete` did not, in any
+        order. Raises BadEntry."""
+        entries = []
+        for data in stored:
+            frame = decode(data)
+            if not isinstance(frame, Data):
+                raise BadEntry("the federation's store holds what is not a message: delete it")
+            places = {node: place for node, place, _ in frame.destinations}
+            grants = {node: (plain, tuple(shares)) for node, plain, shares in frame.grants}
+            entries.append(
+                Entry(frame.id, _message(frame), now, places, grants, True, frame.is_regranted)
+            )
+        entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
+        for entry in entries:
+            self._entries[entry.id] = entry
+            self.bytes += entry.size
+            self._note_grants(entry)
+            for node in entry.places:
+                self._queue(node, entry)
+
+    def take(
+        self,
+        id: MessageId,
+        message: Message,
+        nodes: Iterable[bytes],
+        now: float,
+        grants: Grants | None = None,
+    ) -> None:
+        may_go = message.is_known_again and not message.is_retained and not grants
+        self._put(Entry(id, message, now, {}, grants or {}, may_go), nodes, now)
+
+    def take_again(self, entry: Entry, id: MessageId, grants: Grants, now: float) -> None:
+        """As another message, for other destinations; no younger than it is. What is left of it is
+        not sent before that is stored: whoever had the grants may pass its place then."""
+        entry.behind = id
+        entry.may_go = False
+        self._followers[id] = entry
+        again = Entry(id, entry.message, entry.taken_at, {}, grants, is_regranted=True)
+        self._put(again, sorted(grants), now)
+
+    def grant_only(self, entry: Entry, node: bytes, shares: tuple[str, ...], now: float) -> None:
+        """A destination keeps its place, and these of its shares."""
+        is_plain, _ = entry.grants[node]
+        entry.grants[node] = (is_plain, shares)
+        self._note_grants(entry)
+        self._store(entry, now)
+        if node in self._flying:
+            self._streams[node].retry_at = now
+
+    def granted(self) -> list[Entry]:
+        """Those with a share that is not confirmed."""
+        return list(self._granted.values())
+
+    def _put(self, entry: Entry, nodes: Iterable[bytes], now: float) -> None:
+        for node in nodes:
+            stream = self._stream(node)
+            entry.places[node] = stream.next_place
+            stream.next_place += 1
+        self._entries[entry.id] = entry
+        self.bytes += entry.size
+        self._note_grants(entry)
+        self._store(entry, now, entry.may_go and entry.message.done_may_wait)
+        for node in list(entry.places):
+            self._queue(node, entry)
+            self._bound(node)
+        while self.bytes > self._config.custody_bytes_max and len(self._entries) > 1:
+            # Who waits for most pays: a queue that is cut off costs no other destination.
+            longest = max(self._streams, key=lambda node: self._streams[node].bytes)
+            self._drop(longest, self._streams[longest], "custody full")
+
+    def _store(self, entry: Entry, now: float, may_wait: bool = False) -> None:
+        destinations = [(node, place, place) for node, place in entry.places.items()]
+        data = encode(_data(entry, destinations, 1, now))
+        self._effects.append(Store(entry.id, data, may_wait))
+
+    def _note_grants(self, entry: Entry) -> None:
+        if any(shares for _, shares in entry.grants.values()):
+            self._granted[entry.id] = entry
+        else:
+            self._granted.pop(entry.id, None)
+
+    def stored(self, id: MessageId) -> None:
+        entry = self._entries.get(id)
+        if entry is not None and not entry.may_go and entry.behind is None:
+            self._allow(entry)
+        self._let_follow(id)
+
+    def _let_follow(self, id: MessageId) -> None:
+        """It is stored, or not needed any more."""
+        entry = self._followers.pop(id, None)
+        if entry is not None and entry.behind == id:
+            # It was stored itself before that.
+            entry.behind = None
+            self._allow(entry)
+
+    def _allow(self, entry: Entry) -> None:
+        entry.may_go = True
+        self._ready.update(entry.places)
+
+    def confirmed(self, node: bytes, epoch: int, place: int, now: float) -> None:
+        """No more than what was sent in this life counts. Otherwise one forged place of 2^40 would
+        empty the queue. A destination that has stored more, of an earlier life, says so again."""
+        stream = self._streams.get(node)
+        if stream is None:
+            return
+        if (epoch, place) > stream.launched:
+            epoch, place = stream.launched if epoch == stream.launched[0] else (0, 0)
+        before = len(stream.entries)
+        while stream.entries:
+            head = stream.entries[0]
+            if head.id.epoch != epoch or head.places[node] > place:
+                break
+            self._pop(node, stream)
+        if len(stream.entries) < before:
+            stream.patience.confirmed(epoch, place, now)
+            stream.probing *= 2
+            if stream.probing >= self._config.window_messages:
+                stream.probing = 0
+            if node in self._flying:
+                stream.retry_at = now + stream.patience.wait_s
+            self._ready.add(node)
+
+    def rerouted(self, changes: PathChanges, now: float) -> None:
+        """The graph has changed: what is in flight may have been lost with a link."""
+        for node in changes.moved:
+            self._stream(node).patience.moved(now)
+        for node in self._flying:
+            stream = self._streams[node]
+            due = now + stream.patience.after_a_change(node in changes.broken)
+            stream.retry_at = due if stream.retry_at is None else min(stream.retry_at, due)
+        self.wake()
+
+    def wake(self) -> None:
+        """A destination that `collect` could not reach may be reachable now.
+
+        Both a changed graph and a new link can make it so, so both wake. A change of the graph
+        alone is not enough: a link that is lost and back before its loss is announced changes no
+        graph, and a message from in between would wait for the next one.
+        """
+        self._ready.update(node for node, stream in self._streams.items() if stream.entries)
+
+    def give_up(self, node: bytes, reason: str) -> None:
+        """The destination is no member any more."""
+        stream = self._streams.get(node)
+        while stream is not None and stream.entries:
+            self._drop(node, stream, reason)
+
+    def collect(self, can_reach: Callable[[bytes], bool], now: float) -> list[Data]:
+        """What is to be sent now, in order; each message once for all its destinations."""
+        if not self._ready:
+            return []
+        due: dict[MessageId, tuple[Entry, list[Place]]] = {}
+        for node in sorted(self._ready):
+            if can_reach(node):
+                for entry, place in self._fill(node, self._streams[node], now):
+                    due.setdefault(entry.id, (entry, []))[1].append(place)
+        self._ready.clear()
+        found = []
+        for id in sorted(due):
+            entry, places = due[id]
+            self._go_along(entry, places, can_reach, now)
+            found.append(_data(entry, places, 1, now))
+        return found
+
+    def handle_timers(self, now: float) -> None:
+        for node in sorted(self._flying):
+            stream = self._streams[node]
+            if stream.retry_at is None or stream.retry_at > now:
+                continue
+            # Sent again when there is a path: a change of the graph makes it ready.
+            stream.sent = 0
+            stream.sent_bytes = 0
+            self._flying.discard(node)
+            stream.retry_at = None
+            stream.patience.expired()
+            stream.probing = PROBING
+            self._ready.add(node)
+
+    def tidy(self, now: float) -> None:
+        """Drop what nobody wants any more. A message that is behind others goes along as expired,
+        which its destination sees: a stream has no holes."""
+        for node, stream in self._streams.items():
+            while stream.entries:
+                head = stream.entries[0]
+                if head.remaining_s(now) == 0.0:
+                    self._drop(node, stream, "expired")
+                elif now - head.taken_at >= self._config.queue_age_max_s:
+                    self._drop(node, stream, "too old")
+                else:
+                    break
+
+    def timer(self) -> float:
+        times = [self._streams[node].retry_at for node in self._flying]
+        return min((at for at in times if at is not None), default=float("inf"))
+
+    def _fill(self, node: bytes, stream: Stream, now: float) -> list[tuple[Entry, Place]]:
+        """Put into flight what the window has room for."""
+        found: list[tuple[Entry, Place]] = []
+        config = self._config
+        while True:
+            messages_max = stream.probing or config.window_messages
+            entry = _next(stream, messages_max, config.window_bytes)
+            if entry is None:
+                return found
+            found.append((entry, self._launch(node, stream, now)))
+
+    def _go_along(
+        self, entry: Entry, places: list[Place], can_reach: Callable[[bytes], bool], now: float
+    ) -> None:
+        """To those other destinations that are just as far."""
+        if len(places) == len(entry.places):
+            return
+        config = self._config
+        going = {node for node, _, _ in places}
+        for node in entry.places:
+            if node in going:
+                continue
+            stream = self._streams[node]
+            messages_max = stream.probing or config.shared_window_messages
+            next = _next(stream, messages_max, config.shared_window_bytes)
+            if next is entry and can_reach(node):
+                places.append(self._launch(node, stream, now))
+
+    def _launch(self, node: bytes, stream: Stream, now: float) -> Place:
+        """The next one of the stream."""
+        entry = stream.entries[stream.sent]
+        stream.sent += 1
+        stream.sent_bytes += entry.size
+        patience = stream.patience
+        if node not in self._flying:
+            self._flying.add(node)
+            patience.begin(now)
+            stream.retry_at = now + patience.wait_s
+        place = entry.places[node]
+        stream.launched = max(stream.launched, (entry.id.epoch, place))
+        patience.launched(entry.id.epoch, place, now)
+        return (node, place, stream.entries[0].places[node])
+
+    def _stream(self, node: bytes) -> Stream:
+        stream = self._streams.get(node)
+        if stream is None:
+            stream = Stream(Patience(self._config))
+            self._streams[node] = stream
+        return stream
+
+    def _queue(self, node: bytes, entry: Entry) -> None:
+        stream = self._stream(node)
+        stream.entries.append(entry)
+        stream.bytes += entry.size
+        if entry.may_go:
+            self._ready.add(node)
+
+    def _bound(self, node: bytes) -> None:
+        stream = self._streams[node]
+        config = self._config
+        while len(stream.entries) > 1 and (
+            len(stream.entries) > config.queue_messages_max or stream.bytes > config.queue_bytes_max
+        ):
+            self._drop(node, stream, "queue full")
+
+    def _drop(self, node: bytes, stream: Stream, reason: str) -> None:
+        self._effects.append(Dropped(reason, stream.entries[0].id, node))
+        self._pop(node, stream)
+        if stream.entries:
+            self._ready.add(node)
+
+    def _pop(self, node: bytes, stream: Stream) -> None:
+        entry = stream.entries.popleft()
+        stream.bytes -= entry.size
+        if stream.sent:
+            stream.sent -= 1
+            stream.sent_bytes -= entry.size
+        if not stream.sent:
+            self._flying.discard(node)
+            stream.retry_at = None
+        del entry.places[node]
+        if entry.grants.pop(node, None) is not None:
+            self._note_grants(entry)
+        if not entry.places:
+            del self._entries[entry.id]
+            self.bytes -= entry.size
+            self._let_follow(entry.id)
+            self._effects.append(Delete(entry.id))
+
+
+def _next(stream: Stream, messages_max: int, bytes_max: int) -> Entry | None:
+    """To be sent, if no more than that is in flight then."""
+    if stream.sent >= min(len(stream.entries), messages_max):
+        return None
+    entry = stream.entries[stream.sent]
+    # What was sent in an earlier life is confirmed before this life's begins.
+    if not entry.may_go or entry.id.epoch != stream.entries[0].id.epoch:
+        return None
+    return None if stream.sent and stream.sent_bytes + entry.size > bytes_max else entry
+
+
+def _data(entry: Entry, destinations: list[Place], hops_max: int, now: float) -> Data:
+    id, message = entry.id, entry.message
+    return Data(
+        id.node,
+        id.epoch,
+        id.sequence,
+        0,
+        hops_max,
+        message.qos,
+        message.is_retained,
+        message.topic,
+        message.payload,
+        message.properties,
+        entry.remaining_s(now),
+        destinations,
+        0,
+        message.stamp,
+        [
+            (node, entry.grants[node][0], list(entry.grants[node][1]))
+            for node, _, _ in destinations
+            if node in entry.grants
+        ],
+        entry.is_regranted,
+    )
+
+
+def _message(frame: Data) -> Message:
+    return Message(
+        frame.topic,
+        frame.payload,
+        frame.qos,
+        frame.is_retained,
+        frame.properties,
+        frame.expiry_s,
+        None,
+        frame.stamp,
+    )

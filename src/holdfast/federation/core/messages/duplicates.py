@@ -1,0 +1,101 @@
+"""Which messages of QoS 0 have been here: per origin and epoch, the newest and the 64 k before it.
+
+A sliding window, not a cache of the last so many: what falls out of it is refused, so no message
+however old starts to circulate again.
+"""
+
+import enum
+from typing import Final
+
+from holdfast.federation.core.identity import MessageId
+
+WINDOW: Final = 65_536
+EPOCH_KEPT_S: Final = 600.0
+WINDOWS_MAX: Final = 8192
+"""Epochs that are remembered at once, 8 KiB each; the one unused for longest goes first."""
+
+
+class Freshness(enum.Enum):
+    NEW = enum.auto()
+    LATE = enum.auto()
+    """Not seen, but a later one of its origin was."""
+    SEEN = enum.auto()
+    """Or too old to say."""
+
+
+class Window:
+    """Bit i of the ring stands for the sequences that are i modulo WINDOW; those above `newest`
+    are clear."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+        self.used_at = 0.0
+        self._bits = bytearray(WINDOW // 8)
+
+    def take(self, sequence: int) -> Freshness:
+        """Look it up and remember it."""
+        if sequence <= self.newest - WINDOW:
+            return Freshness.SEEN
+        if sequence > self.newest:
+            self._clear(sequence)
+            self.newest = sequence
+            freshness = Freshness.NEW
+        else:
+            freshness = Freshness.LATE
+        at = sequence % WINDOW
+        bit = 1 << (at & 7)
+        if self._bits[at >> 3] & bit:
+            return Freshness.SEEN
+        self._bits[at >> 3] |= bit
+        return freshness
+
+    def _clear(self, sequence: int) -> None:
+        if sequence - self.newest >= WINDOW:
+            self._bits = bytearray(WINDOW // 8)
+            return
+        for passed in range(self.newest + 1, sequence + 1):
+            at = passed % WINDOW
+            self._bits[at >> 3] &= ~(1 << (at & 7)) & 255
+
+
+class Duplicates:
+    def __init__(self, one_epoch: bool = False) -> None:
+        """`one_epoch`: an origin has one window, for its newest epoch. So no origin that starts
+        often takes the windows of others, where only known origins are looked up."""
+        self._one_epoch = one_epoch
+        self._windows: dict[tuple[bytes, int], Window] = {}
+        self._epochs: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._windows)
+
+    def take(self, id: MessageId, now: float) -> Freshness:
+        key = (id.node, id.epoch)
+        window = self._windows.pop(key, None)
+        if window is None:
+            self.expire(now)
+            if self._one_epoch:
+                before = self._epochs.get(id.node, id.epoch)
+                if id.epoch < before:
+                    return Freshness.SEEN
+                self._windows.pop((id.node, before), None)
+                self._epochs[id.node] = id.epoch
+            if len(self._windows) >= WINDOWS_MAX:
+                self._forget(next(iter(self._windows)))
+            window = Window()
+        # The order of the dict is the order of use.
+        self._windows[key] = window
+        window.used_at = now
+        return window.take(id.sequence)
+
+    def expire(self, now: float) -> None:
+        """Forget the epochs that nothing came of for EPOCH_KEPT_S."""
+        for key in list(self._windows):
+            if now - self._windows[key].used_at < EPOCH_KEPT_S:
+                return
+            self._forget(key)
+
+    def _forget(self, key: tuple[bytes, int]) -> None:
+        del self._windows[key]
+        if self._epochs.get(key[0]) == key[1]:
+            del self._epochs[key[0]]

@@ -1,0 +1,83 @@
+"""What came over the federation for this member, to its clients."""
+
+from typing import Protocol
+
+from holdfast.federation.core.effects import DeliverLocally, Dropped, Effect, Message
+from holdfast.federation.core.frames import Data, Skip
+from holdfast.federation.core.routing.interest import LocalInterest
+
+
+class RetainedVersions(Protocol):
+    def is_newest(self, data: Data, now: float) -> bool:
+        """Is its version the one to be retained?"""
+
+    def delivered(self, data: Data, now: float) -> None:
+        """Which was the newest."""
+
+
+class Delivering:
+    def __init__(
+        self,
+        own: bytes,
+        interest: LocalInterest,
+        retained: RetainedVersions,
+        effects: list[Effect],
+    ) -> None:
+        self._own = own
+        self._interest = interest
+        self._retained = retained
+        self._effects = effects
+
+    def accepts(self, data: Data | Skip) -> bool:
+        """Are the groups here that it was granted for? Without one its place is not passed, so its
+        origin keeps it until another member has it."""
+        if isinstance(data, Skip):
+            return True
+        return all(self._interest.has(share) for share in self._granted(data)[1])
+
+    def deliver(self, data: Data | Skip, place: int, now: float) -> bool:
+        """False: nothing is to be stored."""
+        if isinstance(data, Skip):
+            return self._drop("withheld", data)
+        is_plain, shares = self._granted(data)
+        if data.expiry_s == 0.0:
+            return self._drop("expired", data)
+        if not is_plain and not shares:
+            return self._drop("another has the group", data)
+        if not self._interest.wants(data.topic):
+            return self._drop("unwanted", data)
+        is_retained = data.is_retained and is_plain
+        is_version = is_retained and data.stamp > 0
+        if is_version:
+            is_retained = self._retained.is_newest(data, now)
+        granted = tuple(shares) if self._interest.tells_groups() else None
+        message = message_of(data, is_retained)
+        self._effects.append(
+            DeliverLocally(data.id, message, place, data.hops, is_plain, granted, data.is_regranted)
+        )
+        if is_version and is_retained:
+            self._retained.delivered(data, now)
+        return True
+
+    def _drop(self, reason: str, data: Data | Skip) -> bool:
+        self._effects.append(Dropped(reason, data.id, self._own))
+        return False
+
+    def _granted(self, data: Data) -> tuple[bool, list[str]]:
+        for node, is_plain, shares in data.grants:
+            if node == self._own:
+                return is_plain, shares
+        return True, []
+
+
+def message_of(data: Data, is_retained: bool) -> Message:
+    return Message(
+        data.topic,
+        data.payload,
+        data.qos,
+        is_retained,
+        data.properties,
+        data.expiry_s,
+        data.id,
+        data.stamp,
+    )

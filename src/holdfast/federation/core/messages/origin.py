@@ -1,0 +1,118 @@
+"""Messages of this member's clients: to whom they go, and when."""
+
+from collections.abc import Callable
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Effect, Message
+from holdfast.federation.core.frames import Data
+from holdfast.federation.core.identity import Identity, MessageId
+from holdfast.federation.core.messages.custody import Custody
+from holdfast.federation.core.messages.forwarding import Forwarding
+from holdfast.federation.core.messages.shared_groups import Sharing
+from holdfast.federation.core.retained.service import RetainedMessages
+from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
+
+
+class Sending:
+    def __init__(
+        self,
+        identity: Identity,
+        config: FederationConfig,
+        local: LocalInterest,
+        remote: RemoteInterest,
+        custody: Custody,
+        retained: RetainedMessages,
+        forwarding: Forwarding,
+        effects: list[Effect],
+        take_here: Callable[[Data, int, int, float], str | None],
+    ) -> None:
+        """`take_here`: as Receiving.take."""
+        self._identity = identity
+        self._config = config
+        self._remote = remote
+        self._custody = custody
+        self._retained = retained
+        self._forwarding = forwarding
+        self._sharing = Sharing(
+            identity.node,
+            config.share_patience_s,
+            local,
+            remote,
+            custody,
+            forwarding.can_reach,
+            effects,
+        )
+        self._take_here = take_here
+        self._sequence = 0
+
+    def new_id(self) -> MessageId:
+        self._sequence += 1
+        return MessageId(self._identity.node, self._identity.epoch, self._sequence)
+
+    def publish(self, message: Message, now: float) -> MessageId | None:
+        """None: nobody else wants it."""
+        grants = self._sharing.grants(message)
+        nodes = grants.keys() | set(self._remote.members(message.topic))
+        nodes.discard(self._identity.node)
+        if not nodes and not message.is_retained:
+            return None
+        id = self.new_id()
+        if message.is_retained:
+            message = _stamped(message, self._retained.publish(id, message, now))
+        if not nodes:
+            return None
+        if message.qos:
+            self._custody.take(id, message, sorted(nodes), now, grants)
+        else:
+            data = Data(
+                id.node,
+                id.epoch,
+                id.sequence,
+                0,
+                1,
+                0,
+                message.is_retained,
+                message.topic,
+                message.payload,
+                message.properties,
+                message.expiry_s,
+                [(node, 0, 0) for node in sorted(nodes)],
+                0,
+                message.stamp,
+                [(node, plain, list(shares)) for node, (plain, shares) in grants.items()],
+            )
+            self._originate(data, now)
+        return id
+
+    def send_due(self, now: float) -> None:
+        """What is in custody and may go out."""
+        for data in self._custody.collect(self._can_reach, now):
+            node, place, base = data.destinations[0]
+            if node == self._identity.node:
+                # A group's share that came back to us, and is for nobody else.
+                self._take_here(data, place, base, now)
+            else:
+                self._originate(data, now)
+
+    def _can_reach(self, node: bytes) -> bool:
+        return node == self._identity.node or self._forwarding.can_reach(node)
+
+    def review_groups(self, now: float, left: bytes | None = None) -> None:
+        """`left`: a member that is none any more, before it is given up."""
+        self._sharing.review(self.new_id, now, left)
+
+    def _originate(self, data: Data, now: float) -> None:
+        self._forwarding.originate(data, data.destinations, self._config.redundancy, now)
+
+
+def _stamped(message: Message, stamp: int) -> Message:
+    return Message(
+        message.topic,
+        message.payload,
+        message.qos,
+        message.is_retained,
+        message.properties,
+        message.expiry_s,
+        message.came_from,
+        stamp,
+    )

@@ -1,0 +1,165 @@
+"""Streams from other members: each place delivered once, in order, and confirmed when stored.
+
+A *position* is the epoch of an origin and the place to be delivered next. The driver stores it with
+what it stores anyway, and gives it back after a restart; without it the stream goes on at the
+lowest place that its origin has not seen confirmed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.frames import MEMBERS_MAX, Ack, Data, Skip
+from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, MessageId
+from holdfast.federation.core.messages.local_delivery import Delivering
+
+Position = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Source:
+    """One origin."""
+
+    epoch: int
+    next_place: int
+    early: dict[int, Data | Skip] = field(default_factory=dict)
+    """By place, above `next_place`."""
+    early_bytes: int = 0
+    unstored: dict[MessageId, int] = field(default_factory=dict)
+    """Delivered, in order of places."""
+    confirmed: int = 0
+    ack_at: float | None = None
+
+    def stored_up_to(self) -> int:
+        return next(iter(self.unstored.values()), self.next_place) - 1
+
+
+class Receiving:
+    def __init__(
+        self,
+        own: bytes,
+        config: FederationConfig,
+        delivering: Delivering,
+        positions: dict[bytes, Position],
+        is_member: Callable[[bytes], bool] = lambda node: True,
+    ) -> None:
+        self._own = own
+        self._config = config
+        self._delivering = delivering
+        self._is_member = is_member
+        # One that nobody has counted was forged: it would shut out its origin for good.
+        self._sources = {
+            node: Source(epoch, next_place)
+            for node, (epoch, next_place) in positions.items()
+            if epoch <= EPOCH_COUNTED_MAX
+        }
+        # Of sources with something to confirm.
+        self._unconfirmed: set[bytes] = set()
+        # For origins that came back with what they had seen confirmed, but forgot.
+        self._answers: list[Ack] = []
+
+    def positions(self) -> dict[bytes, Position]:
+        """As of what is delivered; of what is stored, the driver knows."""
+        return {node: (source.epoch, source.next_place) for node, source in self._sources.items()}
+
+    def take(self, data: Data | Skip, place: int, base: int, now: float) -> str | None:
+        """Why it is not delivered, now or later; None when it is."""
+        source = self._sources.get(data.node)
+        if source is None and len(self._sources) >= MEMBERS_MAX:
+            self._forget_strangers()
+            if len(self._sources) >= MEMBERS_MAX:
+                return "too many origins"
+        if source is None or data.epoch > source.epoch:
+            # An origin begins an epoch when all of the one before is confirmed or given up.
+            source = Source(data.epoch, base)
+            self._sources[data.node] = source
+            self._unconfirmed.discard(data.node)
+        elif data.epoch < source.epoch:
+            self._answers.append(Ack(data.node, data.epoch, self._own, place, 0))
+            return "old epoch"
+        self._skip(source, base, now)
+        if place < source.next_place or place in source.early:
+            self._owe(data.node, source, now)
+            return "duplicate"
+        if place - source.next_place >= self._config.shared_window_messages:
+            return "beyond the window"
+        if place > source.next_place and not self._has_room(source, data):
+            return "beyond the window"
+        if not self._delivering.accepts(data):
+            return "group not here"
+        source.early[place] = data
+        source.early_bytes += _size(data)
+        self._deliver_early(source, now)
+        self._owe(data.node, source, now)
+        return None
+
+    def stored(self, id: MessageId, now: float) -> None:
+        source = self._sources.get(id.node)
+        if source is not None and source.unstored.pop(id, None) is not None:
+            self._owe(id.node, source, now)
+
+    def acks(self, now: float) -> list[Ack]:
+        """What is due to be confirmed."""
+        if not self._answers and not self._unconfirmed:
+            return []
+        found, self._answers = self._answers, []
+        for node in sorted(self._unconfirmed):
+            source = self._sources[node]
+            if source.ack_at is not None and source.ack_at <= now:
+                source.confirmed = source.stored_up_to()
+                source.ack_at = None
+                self._unconfirmed.discard(node)
+                found.append(Ack(node, source.epoch, self._own, source.confirmed, 0))
+        return found
+
+    def timer(self) -> float:
+        times = [self._sources[node].ack_at for node in self._unconfirmed]
+        return min((at for at in times if at is not None), default=float("inf"))
+
+    def _forget_strangers(self) -> None:
+        """Origins that are no members any more make room for those that are."""
+        for node, source in list(self._sources.items()):
+            if not self._is_member(node) and not source.unstored:
+                del self._sources[node]
+                self._unconfirmed.discard(node)
+
+    def _skip(self, source: Source, base: int, now: float) -> None:
+        """Places below `base` are confirmed, by a life of ours that we forgot, or given up."""
+        if base <= source.next_place:
+            return
+        for place in [place for place in source.early if place < base]:
+            source.early_bytes -= _size(source.early.pop(place))
+        source.next_place = base
+        self._deliver_early(source, now)
+
+    def _has_room(self, source: Source, data: Data | Skip) -> bool:
+        """An origin has no more in flight than this, unless it is one message."""
+        size = source.early_bytes + _size(data)
+        return not source.early or size <= self._config.shared_window_bytes
+
+    def _deliver_early(self, source: Source, now: float) -> None:
+        while source.next_place in source.early:
+            data = source.early.pop(source.next_place)
+            source.early_bytes -= _size(data)
+            if not self._delivering.accepts(data):
+                # Since it came, the group has gone: it is to come again, granted otherwise.
+                return
+            self._deliver(source, data, now)
+            source.next_place += 1
+
+    def _deliver(self, source: Source, data: Data | Skip, now: float) -> None:
+        if self._delivering.deliver(data, source.next_place, now):
+            source.unstored[data.id] = source.next_place
+
+    def _owe(self, node: bytes, source: Source, now: float) -> None:
+        self._unconfirmed.add(node)
+        at = now + self._config.ack_delay_s
+        if source.stored_up_to() - source.confirmed >= self._config.ack_messages:
+            at = now
+        source.ack_at = at if source.ack_at is None else min(source.ack_at, at)
+
+
+def _size(data: Data | Skip) -> int:
+    if isinstance(data, Skip):
+        return 0
+    return len(data.topic) + len(data.payload) + len(data.properties)

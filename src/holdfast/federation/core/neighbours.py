@@ -1,0 +1,135 @@
+"""Whom to dial: the links that the topology manager wants, and, with fewer than `degree_min` links
+up, members two links away, without waiting for anybody."""
+
+from dataclasses import dataclass
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Dial, Effect
+from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_state import LinkStateDatabase
+
+
+@dataclass(slots=True)
+class _Attempts:
+    count: int
+    next_at: float
+    wait_s: float
+
+
+class Repair:
+    def __init__(
+        self,
+        own: bytes,
+        config: FederationConfig,
+        database: LinkStateDatabase,
+        links: Links,
+        effects: list[Effect],
+    ) -> None:
+        self._own = own
+        self._config = config
+        self._database = database
+        self._links = links
+        self._effects = effects
+        # What the manager wants; None: it has not said.
+        self._desired: dict[bytes, str] | None = None
+        self._attempts: dict[bytes, _Attempts] = {}
+        self._repaired: set[bytes] = set()
+        # Links to be closed; taken by the member.
+        self.superfluous: list[bytes] = []
+        # Once there were enough: a member that starts waits to be told whom to dial.
+        self._had_links = False
+        self._settled_since: float | None = None
+        self._run_at = float("inf")
+
+    def set_desired(self, desired: dict[bytes, str], now: float) -> None:
+        before = self._desired or {}
+        self._desired = {node: address for node, address in desired.items() if node != self._own}
+        # What was wanted and is not any more goes as the repairs do: after its successors are up.
+        self._repaired |= {node for node in before if node in self._links}
+        self._repaired -= self._desired.keys()
+        self._settled_since = None
+        self.run(now)
+
+    def linked(self, peer: bytes, now: float) -> None:
+        self._had_links = True
+        self._attempts.pop(peer, None)
+        self.run(now)
+
+    def lost(self, peer: bytes, now: float) -> None:
+        self._settled_since = None
+        self._repaired.discard(peer)
+        self.run(now)
+
+    def timer(self) -> float:
+        return self._run_at
+
+    def run(self, now: float) -> None:
+        """Dial who is due, and look again in time."""
+        missing = [node for node in self._desired or {} if node not in self._links]
+        for node in missing:
+            assert self._desired is not None
+            self._dial(node, self._desired[node], now)
+        lacking = self._config.degree_min - len(self._links.peers())
+        if lacking > 0 and self._had_links:
+            for node in self._candidates()[:lacking]:
+                self._repaired.add(node)
+                self._dial(node, self._database.entries[node].address, now)
+        self._close_repairs(bool(missing), now)
+        is_wanting = bool(missing) or (lacking > 0 and self._had_links)
+        self._run_at = now + self._config.dial_every_s if is_wanting else float("inf")
+        if self._settled_since is not None:
+            self._run_at = min(self._run_at, self._settled_since + self._config.settle_s)
+
+    def _dial(self, node: bytes, address: str, now: float) -> None:
+        attempts = self._attempts.get(node)
+        if attempts is None:
+            attempts = _Attempts(0, now, self._config.dial_every_s)
+            self._attempts[node] = attempts
+        if attempts.next_at > now:
+            return
+        attempts.count += 1
+        attempts.next_at = now + attempts.wait_s
+        attempts.wait_s = min(2 * attempts.wait_s, self._config.dial_every_max_s)
+        self._effects.append(Dial(node, address))
+
+    def _candidates(self) -> list[bytes]:
+        """Who may be dialled: those tried least first, then members near us, then those with
+        few links."""
+        entries = self._database.entries
+        own = entries[self._own]
+        # A member that we have just lost still announces its link with us.
+        near = set(own.links) | {
+            node for node, entry in entries.items() if self._own in entry.links
+        }
+        second = {peer for node in near if node in entries for peer in entries[node].links}
+        others = [
+            node
+            for node, entry in entries.items()
+            if node != self._own
+            and node not in self._links
+            and entry.address
+            and not entry.is_leaving
+        ]
+
+        def rank(node: bytes) -> tuple[int, bool, int, bytes]:
+            attempts = self._attempts.get(node)
+            tried = attempts.count if attempts is not None else 0
+            return (tried, node not in second, len(entries[node].links), node)
+
+        return sorted(others, key=rank)
+
+    def _close_repairs(self, is_missing: bool, now: float) -> None:
+        """Links of our own making go when the manager's have been up for a while."""
+        repaired = [peer for peer in self._repaired if peer in self._links]
+        if self._desired is None or is_missing or not repaired:
+            self._settled_since = None
+            return
+        if len(self._desired) < self._config.degree_min:
+            self._settled_since = None
+            return
+        if self._settled_since is None:
+            self._settled_since = now
+        if now >= self._settled_since + self._config.settle_s:
+            self._settled_since = None
+            self._repaired.clear()
+            self.superfluous.extend(sorted(repaired))

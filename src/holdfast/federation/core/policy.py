@@ -1,0 +1,114 @@
+"""What may cross a link, as its administrators say; both ends hold to their own word.
+
+A message that may not cross is withheld there: it does not look for another way. At QoS 1 and 2 a
+Skip goes on in its place, so what comes behind it is not held up.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.protocol.topics.trie import SubscriptionTrie
+
+PAYLOAD_BYTES_MAX: Final = 268_435_455
+"""MQTT's own limit."""
+UNLIMITED: Final = float("inf")
+
+
+@dataclass(frozen=True)
+class LinkPolicy:
+    """Filters are plain ones. What is denied is denied, whatever is allowed."""
+
+    export_allow: tuple[str, ...] = ("#",)
+    export_deny: tuple[str, ...] = ()
+    import_allow: tuple[str, ...] = ("#",)
+    import_deny: tuple[str, ...] = ()
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    """Either way."""
+    messages_per_s: float = UNLIMITED
+    """In each direction, as are bytes, of topic, payload and properties. What is too much is lost
+    at QoS 0; else its origin sends it again, later and later."""
+    bytes_per_s: float = UNLIMITED
+    burst_s: float = 1.0
+    """Of the rates; what may come at once after silence."""
+
+
+OPEN: Final = LinkPolicy()
+
+
+class Allowance:
+    """A token bucket. What is taken may exceed what is there: a large message is not held up for
+    ever, but the ones after it are."""
+
+    def __init__(self, rate_per_s: float, burst_s: float, now: float) -> None:
+        self._rate_per_s = rate_per_s
+        self._depth = max(rate_per_s * burst_s, 1.0)
+        self._left = self._depth
+        self._filled_at = now
+
+    def has(self, now: float) -> bool:
+        if self._rate_per_s == UNLIMITED:
+            return True
+        self._left = min(self._depth, self._left + (now - self._filled_at) * self._rate_per_s)
+        self._filled_at = now
+        return self._left > 0.0
+
+    def take(self, amount: float) -> None:
+        if self._rate_per_s != UNLIMITED:
+            self._left -= amount
+
+
+class _Direction:
+    def __init__(
+        self, allow: tuple[str, ...], deny: tuple[str, ...], policy: LinkPolicy, now: float
+    ) -> None:
+        self._allowed = _trie(allow)
+        self._denied = _trie(deny)
+        self._is_open = "#" in allow and not deny
+        self._messages = Allowance(policy.messages_per_s, policy.burst_s, now)
+        self._bytes = Allowance(policy.bytes_per_s, policy.burst_s, now)
+
+    def allows(self, topic: str) -> bool:
+        if self._is_open:
+            return True
+        return bool(self._allowed.match(topic)) and not self._denied.match(topic)
+
+    def has_room(self, size: int, now: float) -> bool:
+        if not self._messages.has(now) or not self._bytes.has(now):
+            return False
+        self._messages.take(1.0)
+        self._bytes.take(size)
+        return True
+
+
+class Gate:
+    """The policy of one link, and what has crossed lately."""
+
+    def __init__(self, policy: LinkPolicy, now: float) -> None:
+        self._payload_bytes_max = policy.payload_bytes_max
+        self._out = _Direction(policy.export_allow, policy.export_deny, policy, now)
+        self._in = _Direction(policy.import_allow, policy.import_deny, policy, now)
+
+    def refuses_export(self, topic: str, payload_bytes: int) -> str | None:
+        """Why."""
+        if payload_bytes > self._payload_bytes_max:
+            return "payload too large"
+        return None if self._out.allows(topic) else "not exported"
+
+    def refuses_import(self, topic: str, payload_bytes: int) -> str | None:
+        if payload_bytes > self._payload_bytes_max:
+            return "payload too large"
+        return None if self._in.allows(topic) else "not imported"
+
+    def lets_out(self, size: int, now: float) -> bool:
+        """At most once for a message: what it returns True for counts."""
+        return self._out.has_room(size, now)
+
+    def lets_in(self, size: int, now: float) -> bool:
+        return self._in.has_room(size, now)
+
+
+def _trie(filters: tuple[str, ...]) -> SubscriptionTrie:
+    trie = SubscriptionTrie()
+    for filter in filters:
+        trie.add(filter, None, True)
+    return trie

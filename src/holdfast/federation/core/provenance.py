@@ -1,0 +1,98 @@
+"""What is believed of a frame, by the link that it came over.
+
+A link proves one member: the one at its other end. Everything else in a frame is what that member
+says. This table has each kind of frame, and the check that comes before a field is believed:
+
+| frame | field | believed when |
+|---|---|---|
+| Data, Skip | origin | it is announced, and the peer is on the path from it to here |
+| | epoch | it is at most the announced one; at QoS 0 it is the announced one |
+| | path | it is below this member's `redundancy` |
+| | destinations | the peer is on the path from the origin that this copy takes to each |
+| | place, base, grants, content | the origin is believed |
+| Ack | destination | it is announced, and the peer is on a shortest path to it |
+| | origin | it is this member, or it is announced |
+| | epoch, place | at the origin: no further than what was sent |
+| RetainedRequest, Retained, RetainedDigest | source | it is announced, and the peer is on a path |
+| Retained | versions | see `versions`: no stamp from the future |
+| Announcement | all | see `announcing.Announcing.handle_news` |
+| Hello, AnnouncementRequest, Goodbye | all | they concern the link alone |
+
+"On the path" is a shortest path by this member's database: the members on one may make up what they
+pass on, and all others may not. Smallest counter-example: A, B and C are linked with each other.
+Without the check C confirms to A what A has sent to B, A forgets it, and B never gets it.
+
+While databases differ an honest frame may fail a check. It is lost then as on a broken link: at
+QoS 1 and 2 the origin sends it again.
+"""
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from holdfast.federation.core.frames import Ack, Data, Skip
+from holdfast.federation.core.messages.forwarding import Passing
+from holdfast.federation.core.routing.link_state import LinkStateDatabase
+from holdfast.federation.core.routing.routes import Routes
+
+
+class Provenance:
+    def __init__(
+        self,
+        own: bytes,
+        redundancy: int,
+        database: LinkStateDatabase,
+        routes: Routes,
+        counts: Counter[str],
+    ) -> None:
+        """`redundancy`: paths by which messages are taken. Each further one lets further members
+        make up what they pass on."""
+        self._own = own
+        self._redundancy = redundancy
+        self._entries = database.entries
+        self._routes = routes
+        self._counts = counts
+
+    def of_data(self, peer: bytes, data: Data | Skip) -> Data | Skip | None:
+        """The message with those of its destinations that the peer may bring it for."""
+        origin = self._entries.get(data.node)
+        if origin is None:
+            self._counts["unknown member"] += 1
+            return None
+        has_places = isinstance(data, Skip) or data.qos > 0
+        if data.epoch > origin.epoch or (data.epoch < origin.epoch and not has_places):
+            self._counts["unknown epoch"] += 1
+            return None
+        if not data.path:
+            if self._routes.leads(peer, data.node):
+                return data
+            self._counts["off path"] += len(data.destinations)
+            return None
+        if data.path >= self._redundancy:
+            self._counts["further path"] += len(data.destinations)
+            return None
+        destinations = [
+            place
+            for place in data.destinations
+            if self._routes.is_before(peer, data.path, data.node, place[0])
+        ]
+        self._counts["off path"] += len(data.destinations) - len(destinations)
+        return replace(data, destinations=destinations) if destinations else None
+
+    def of_ack(self, peer: bytes, ack: Ack) -> bool:
+        if ack.origin != self._own and ack.origin not in self._entries:
+            self._counts["unknown member"] += 1
+            return False
+        if not self._routes.leads(peer, ack.destination):
+            self._counts["off path"] += 1
+            return False
+        return True
+
+    def of_passing(self, peer: bytes, frame: Passing) -> bool:
+        if frame.source not in self._entries:
+            self._counts["unknown member"] += 1
+            return False
+        if not self._routes.leads(peer, frame.source):
+            self._counts["off path"] += 1
+            return False
+        return True

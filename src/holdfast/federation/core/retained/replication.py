@@ -1,0 +1,218 @@
+"""Retained messages of the whole federation: of each topic the newest version wins, everywhere.
+
+A publication that is to be retained gets a stamp at its origin, and keeps it on every way: a
+replay, to a member that has begun to want the topic or has been away, is never a publication. An
+empty payload is a version, too, a tombstone, which is held for `tombstone_s`. Stamps need wall
+time; a member that is not given it takes no part in this, and messages pass as they come.
+"""
+
+from collections import Counter
+from typing import Final
+
+from msgspec.structs import replace
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Effect, Message, RetainLocally
+from holdfast.federation.core.frames import Data, Retained, RetainedMessage, decode
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.custody import BadEntry
+from holdfast.federation.core.retained.clock import (
+    AHEAD_MAX_S,
+    UNKNOWN_AGE,
+    HybridClock,
+    version_of,
+)
+from holdfast.federation.core.retained.store import RetainedStore
+
+GIVEN_S: Final = 5.0
+"""What the broker is given has come to it by then."""
+
+
+class Retaining:
+    def __init__(
+        self,
+        own: bytes,
+        config: FederationConfig,
+        store: RetainedStore,
+        clock: HybridClock,
+        counts: Counter[str],
+        effects: list[Effect],
+    ) -> None:
+        self._own = own
+        self._config = config
+        self._store = store
+        self._clock = clock
+        self._counts = counts
+        self._effects = effects
+        # Topics that the broker was given a version of lately, and when last.
+        self._given: dict[str, float] = {}
+
+    def load(self, stored: list[bytes], now: float) -> None:
+        """What `StoreRetained` asked for. Raises BadFrame and BadEntry."""
+        for data in stored:
+            frame = decode(data)
+            if not isinstance(frame, Retained):
+                raise BadEntry("a stored retained message is none: delete it from the store")
+            for message in frame.messages:
+                self._clock.hear(message.version[0], now)
+                if not self._store.put(message, now):
+                    self._counts["retained full"] += 1
+
+    def set_wall(self, wall_s: float, now: float) -> list[str]:
+        """The topics that got another version by it."""
+        return self._stepped(self._clock.set_wall(wall_s, now), now)
+
+    def peer_clock(self, peer: bytes, wall_s: float, now: float) -> list[str]:
+        return self._stepped(self._clock.peer_says(peer, wall_s, now), now)
+
+    def _stepped(self, step_s: float, now: float) -> list[str]:
+        """What was published here by a clock that is known to be wrong now gets the stamp that it
+        would have. What others stamped so is let go: it comes from them, with a stamp that counts.
+        """
+        if abs(step_s) <= AHEAD_MAX_S:
+            return []
+        wall_us = self._clock.wall_us(now)
+        wrong = [
+            message
+            for message in self._store.matching("#", "")
+            if self._clock.is_of_no_time(message.version[0], now)
+        ]
+        for message in wrong:
+            stamp, origin, epoch, sequence = message.version
+            self._store.remove(message.topic)
+            if origin == self._own:
+                # Of an earlier life it is not known how long ago that was.
+                shifted = min(max(stamp + int(step_s * 1e6), UNKNOWN_AGE + 1), wall_us)
+                self._hold(replace(message, version=(shifted, origin, epoch, sequence)), now)
+        self._counts["stamps corrected"] += len(wrong)
+        return [message.topic for message in wrong]
+
+    # Publications
+
+    def publish(self, id: MessageId, message: Message, now: float) -> int:
+        """Of a client here; its stamp."""
+        stamp = self._clock.stamp(now)
+        retained = self._retained(id, message, stamp, now)
+        self._hold(retained, now)
+        is_given = now - self._given.get(message.topic, -GIVEN_S) < GIVEN_S
+        if is_given or message.is_replaced:
+            # That may have come to the broker after this publication, which is the newer.
+            self._replay(retained, now, may_wait=not is_given)
+        return stamp
+
+    def broker_has(self, id: MessageId, message: Message, now: float) -> bool:
+        """Retained there before we came, while we were away, or while nobody else wanted it. What
+        the federation knows of the topic wins, and is what the broker gets, unless the message is
+        known to have been published later (`stamp`). Is it new to us?"""
+        held = self._store.get(message.topic)
+        if held is not None and held.version[0] < message.stamp:
+            self._clock.hear(message.stamp, now)
+            self._hold(self._retained(id, message, message.stamp, now), now)
+            return True
+        if held is None:
+            if message.payload:
+                self._hold(self._retained(id, message, UNKNOWN_AGE, now), now)
+            return bool(message.payload)
+        if held.payload != message.payload:
+            # A broker may have changed the rest on its own: not worth another publication there.
+            self._replay(held, now)
+        return False
+
+    def is_newest(self, data: Data, now: float) -> bool:
+        held = self._store.get(data.topic)
+        if held is not None and held.version > version_of(data.stamp, data.id):
+            return False
+        if self._clock.hear(data.stamp, now):
+            return True
+        self._counts["stamp ahead"] += 1
+        return False
+
+    def delivered(self, data: Data, now: float) -> None:
+        self._given[data.topic] = now
+        self._hold(self._of_data(data, now), now)
+
+    def missed(self, data: Data, now: float) -> None:
+        """At QoS 0 it came too late to be delivered; it may still be what is retained."""
+        self.merge(self._of_data(data, now), now)
+
+    # Replays
+
+    def merge(self, message: RetainedMessage, now: float) -> RetainedMessage | None:
+        """Take it over, if it is newer than what is held and wanted here, or published here
+        before. What we hold, if that is newer."""
+        held = self._store.get(message.topic)
+        if held is not None and held.version >= message.version:
+            return held if held.version > message.version else None
+        if held is None and not self._store.is_wanted(message.topic):
+            return None
+        ends_us = self._store.ends_us(message)
+        if ends_us is not None and ends_us <= self._clock.wall_us(now):
+            return None
+        if not self._clock.hear(message.version[0], now):
+            self._counts["stamp ahead"] += 1
+            return None
+        if self._store.put(message, now):
+            if held is not None or message.payload:
+                self._replay(message, now)
+            self._store.store(message)
+        else:
+            self._counts["retained full"] += 1
+        return None
+
+    def tidy(self, now: float) -> None:
+        self._given = {topic: at for topic, at in self._given.items() if now - at < GIVEN_S}
+        for message in self._store.tidy(now, self._clock.wall_us(now)):
+            # The broker forgets it, too: nobody would tell it of a later version.
+            if message.payload:
+                nothing = Message(message.topic, b"", message.qos, True)
+                self._effects.append(RetainLocally(_id(message), nothing))
+
+    def _hold(self, message: RetainedMessage, now: float) -> None:
+        if self._store.put(message, now):
+            self._store.store(message)
+        else:
+            self._counts["retained full"] += 1
+
+    def _replay(self, held: RetainedMessage, now: float, may_wait: bool = False) -> None:
+        self._given[held.topic] = now
+        expiry_s = None
+        if held.expires_us is not None:
+            expiry_s = max(0.0, (held.expires_us - self._clock.wall_us(now)) / 1e6)
+        message = Message(
+            held.topic,
+            held.payload,
+            held.qos,
+            True,
+            held.properties,
+            expiry_s,
+            _id(held),
+            held.version[0],
+        )
+        self._effects.append(RetainLocally(_id(held), message, may_wait))
+
+    def _of_data(self, data: Data, now: float) -> RetainedMessage:
+        return RetainedMessage(
+            data.topic,
+            data.payload,
+            data.qos,
+            data.properties,
+            self._expires_us(data.expiry_s, now),
+            version_of(data.stamp, data.id),
+        )
+
+    def _retained(self, id: MessageId, message: Message, stamp: int, now: float) -> RetainedMessage:
+        return RetainedMessage(
+            message.topic,
+            message.payload,
+            message.qos,
+            message.properties,
+            self._expires_us(message.expiry_s, now),
+            version_of(stamp, id),
+        )
+
+    def _expires_us(self, expiry_s: float | None, now: float) -> int | None:
+        return None if expiry_s is None else self._clock.wall_us(now) + int(expiry_s * 1e6)
+
+
+def _id(message: RetainedMessage) -> MessageId:
+    return MessageId(*message.version[1:])

@@ -1,0 +1,152 @@
+"""The retained messages, as the member sees them. Without wall time there is no part in them: what
+others say of theirs is relayed, and ignored here."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Effect, Message
+from holdfast.federation.core.frames import Clock, Data, Retained, RetainedDigest
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.forwarding import Forwarding, Passing
+from holdfast.federation.core.retained.anti_entropy import Reconciling
+from holdfast.federation.core.retained.clock import TOLD_S, HybridClock
+from holdfast.federation.core.retained.replication import Retaining
+from holdfast.federation.core.retained.store import RetainedStore
+from holdfast.federation.core.routing.interest import RemoteInterest
+from holdfast.federation.core.routing.link_state import Change
+from holdfast.federation.core.routing.routes import Routes
+
+CLOCK_EVERY_S: Final = 600.0
+"""Between words to the linked members about the clock on the wall."""
+
+
+class RetainedMessages:
+    def __init__(
+        self,
+        own: bytes,
+        config: FederationConfig,
+        wall_s: float | None,
+        remote: RemoteInterest,
+        routes: Routes,
+        forwarding: Forwarding,
+        counts: Counter[str],
+        effects: list[Effect],
+        now: float,
+    ) -> None:
+        self._own = own
+        self._counts = counts
+        self.is_on = wall_s is not None
+        self.store = RetainedStore(own, config, remote.members, effects)
+        self.clock = HybridClock(wall_s or 0.0, now)
+        self._retaining = Retaining(own, config, self.store, self.clock, counts, effects)
+        self._told_at = now
+        self._own_wall_s = (wall_s or 0.0) - now
+
+        def send(frame: Passing, at: float) -> None:
+            forwarding.send_on(frame, None, at)
+
+        self._reconciling = Reconciling(
+            own,
+            config,
+            self.store,
+            self._retaining,
+            remote,
+            routes,
+            forwarding.can_reach,
+            send,
+            now,
+        )
+
+    def load(self, stored: Iterable[bytes], now: float) -> None:
+        """Raises BadFrame and BadEntry."""
+        if self.is_on:
+            self._retaining.load(list(stored), now)
+
+    def set_wall(self, wall_s: float, now: float) -> bool:
+        """Is it time to tell the linked members?"""
+        jumped_s = abs(wall_s - now - self._own_wall_s)
+        self._own_wall_s = wall_s - now
+        for topic in self._retaining.set_wall(wall_s, now):
+            self._reconciling.found(topic, now)
+        if jumped_s <= TOLD_S and now - self._told_at < CLOCK_EVERY_S:
+            return False
+        self._told_at = now
+        return True
+
+    def own_clock(self, now: float) -> Clock | None:
+        """For the linked members."""
+        return Clock(now + self._own_wall_s) if self.is_on else None
+
+    def peer_clock(self, peer: bytes, frame: Clock, now: float) -> None:
+        if self.is_on:
+            for topic in self._retaining.peer_clock(peer, frame.wall_s, now):
+                self._reconciling.found(topic, now)
+
+    # Publications
+
+    def publish(self, id: MessageId, message: Message, now: float) -> int:
+        """Its stamp; 0: none."""
+        return self._retaining.publish(id, message, now) if self.is_on else 0
+
+    def broker_has(self, id: MessageId, message: Message, now: float) -> None:
+        if self.is_on and self._retaining.broker_has(id, message, now):
+            self._reconciling.found(message.topic, now)
+
+    def is_newest(self, data: Data, now: float) -> bool:
+        return not self.is_on or self._retaining.is_newest(data, now)
+
+    def delivered(self, data: Data, now: float) -> None:
+        if self.is_on:
+            self._retaining.delivered(data, now)
+
+    def missed(self, data: Data, now: float) -> None:
+        if self.is_on and data.is_retained and data.stamp:
+            self._retaining.missed(data, now)
+
+    # Others
+
+    def changed(self, change: Change, now: float) -> None:
+        """Of the filters that somebody announces; routing knows it already."""
+        if not self.is_on:
+            return
+        if change.node != self._own:
+            self._reconciling.others_changed([*change.added, *change.removed], now)
+        else:
+            self._reconciling.let_go(change.removed, now)
+            self._reconciling.wanted(change.added, now)
+
+    def graph_changed(self, now: float) -> None:
+        if self.is_on:
+            self._reconciling.graph_changed(now)
+
+    def restarted(self, node: bytes, now: float) -> None:
+        if self.is_on:
+            self._reconciling.restarted(node, now)
+
+    def gone(self, node: bytes) -> None:
+        self._reconciling.gone(node)
+
+    def handle(self, frame: Passing, now: float) -> None:
+        if not self.is_on:
+            self._counts["retained off"] += 1
+        elif isinstance(frame, Retained):
+            self._reconciling.handle_retained(frame, now)
+        elif isinstance(frame, RetainedDigest):
+            self._reconciling.handle_digest(frame, now)
+        else:
+            self._reconciling.handle_request(frame, now)
+
+    # Time
+
+    def timer(self) -> float:
+        return self._reconciling.timer() if self.is_on else float("inf")
+
+    def handle_timers(self, now: float) -> None:
+        if self.is_on:
+            self._reconciling.handle_timers(now)
+
+    def tidy(self, now: float) -> None:
+        if self.is_on:
+            self._retaining.tidy(now)

@@ -1,0 +1,232 @@
+"""What this member holds of the retained messages: those that its own clients published, and those
+under filters that it announces.
+
+Two members *share* a message when both announce a filter for its topic, or one does and the other
+is where it was published. What is shared they should hold alike; so each can say with a few hashes
+whether they do. Which topics are shared with whom follows from the announcements alone, hence is
+the same for both.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import heapify, heappop, heappush
+from typing import Final
+from zlib import crc32
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import DeleteRetained, Effect, StoreRetained
+from holdfast.federation.core.frames import BUCKETS, Retained, RetainedMessage, encode
+from holdfast.federation.core.retained.clock import Version
+from holdfast.protocol.topics.retained import RetainedTrie
+
+NOBODY: Final = bytes(16)
+SCAN_PAGE: Final = 256
+ENDINGS_SPARE: Final = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    message: RetainedMessage
+    bucket: int
+    hash: int
+    shared_with: tuple[bytes, ...] = ()
+
+
+class RetainedStore:
+    def __init__(
+        self,
+        own: bytes,
+        config: FederationConfig,
+        members: Callable[[str], tuple[bytes, ...]],
+        effects: list[Effect],
+    ) -> None:
+        """`members`: that announce a filter for a topic, this one among them."""
+        self._own = own
+        self._config = config
+        self._members = members
+        self._effects = effects
+        self._trie = RetainedTrie()
+        self._bytes = 0
+        # Of each bucket: by peer and topic, what is shared with it.
+        self._shared: list[dict[bytes, dict[str, Held]]] = [{} for _ in range(BUCKETS)]
+        # By peer and bucket: the sum of the hashes of what is shared.
+        self._vectors: dict[bytes, dict[int, int]] = {}
+        # When to look whether a topic's version is over, by the wall clock.
+        self._endings: list[tuple[int, str, Version]] = []
+        # Held for nobody: since when, in this order.
+        self._unwanted: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._trie)
+
+    def get(self, topic: str) -> RetainedMessage | None:
+        held = self._held(topic)
+        return held.message if held is not None else None
+
+    def is_wanted(self, topic: str) -> bool:
+        """By what this member announces."""
+        return self._own in self._members(topic)
+
+    def put(self, message: RetainedMessage, now: float) -> bool:
+        """In place of what is held for its topic. False: there is no room for another topic."""
+        held = self._held(message.topic)
+        size = self._bytes + message.size - (held.message.size if held is not None else 0)
+        if held is None and len(self._trie) >= self._config.retained_messages_max:
+            return False
+        if size > self._config.retained_bytes_max:
+            return False
+        if held is not None:
+            self._unshare(message.topic, held)
+        held = Held(message, bucket_of(message.topic), _hash(message))
+        self._bytes = size
+        self._trie.set(message.topic, held)
+        self._share(message.topic, held, now)
+        ends_us = self.ends_us(message)
+        if ends_us is not None:
+            heappush(self._endings, (ends_us, message.topic, message.version))
+            self._bound_endings()
+        return True
+
+    def store(self, message: RetainedMessage) -> None:
+        frame = Retained(self._own, NOBODY, 0, 0, [message], None)
+        self._effects.append(StoreRetained(message.topic, encode(frame)))
+
+    def remove(self, topic: str) -> None:
+        held = self._trie.remove(topic)
+        if isinstance(held, Held):
+            self._unshare(topic, held)
+            self._bytes -= held.message.size
+            self._unwanted.pop(topic, None)
+            self._effects.append(DeleteRetained(topic))
+
+    def ends_us(self, message: RetainedMessage) -> int | None:
+        """By the wall clock: a tombstone is forgotten then, a message expires."""
+        if not message.payload:
+            return message.version[0] + int(self._config.tombstone_s * 1e6)
+        return message.expires_us
+
+    def tidy(self, now: float, wall_us: int) -> list[RetainedMessage]:
+        """Let go what is over, and what others published and nobody here has wanted for long; the
+        latter is returned."""
+        while self._endings and self._endings[0][0] <= wall_us:
+            _, topic, version = heappop(self._endings)
+            held = self._held(topic)
+            if held is not None and held.message.version == version:
+                self.remove(topic)
+        gone = []
+        while self._unwanted:
+            topic, since = next(iter(self._unwanted.items()))
+            if now - since < self._config.unwanted_s:
+                break
+            held = self._held(topic)
+            assert held is not None
+            gone.append(held.message)
+            self.remove(topic)
+        return gone
+
+    def review(self, filters: Iterable[str], now: float) -> set[bytes]:
+        """Somebody announces these filters, or does no more: the members with whom more is shared
+        than before."""
+        more: set[bytes] = set()
+        for filter in filters:
+            for topic, held in self._matching(filter):
+                before = set(held.shared_with)
+                self._unshare(topic, held)
+                self._share(topic, held, now)
+                more.update(set(held.shared_with) - before)
+        return more
+
+    def sharing(self, topic: str) -> list[bytes]:
+        """The members with whom what is held of the topic is shared."""
+        held = self._held(topic)
+        return list(held.shared_with) if held is not None else []
+
+    def peers(self) -> list[bytes]:
+        """With whom something is shared, in order of ids."""
+        return sorted(self._vectors)
+
+    def vector(self, peer: bytes) -> dict[int, int]:
+        return self._vectors.get(peer, {})
+
+    def shared(
+        self, peer: bytes, bucket: int, after: str, upto: str | None
+    ) -> list[RetainedMessage]:
+        """With topics beyond `after` up to `upto`, in order of topics."""
+        topics = self._shared[bucket].get(peer, {})
+        return [
+            topics[topic].message
+            for topic in sorted(topics)
+            if topic > after and (upto is None or topic <= upto)
+        ]
+
+    def matching(self, filter: str, after: str) -> Iterable[RetainedMessage]:
+        """With topics beyond `after`, in order of topics."""
+        return (held.message for topic, held in self._matching(filter, after) if topic > after)
+
+    def _bound_endings(self) -> None:
+        """Those of versions that were replaced are left behind."""
+        if len(self._endings) <= 2 * len(self._trie) + ENDINGS_SPARE:
+            return
+        current = []
+        for ending in self._endings:
+            held = self._held(ending[1])
+            if held is not None and held.message.version == ending[2]:
+                current.append(ending)
+        heapify(current)
+        self._endings = current
+
+    def _held(self, topic: str) -> Held | None:
+        held = self._trie.get(topic)
+        return held if isinstance(held, Held) else None
+
+    def _matching(self, filter: str, after: str = "") -> Iterable[tuple[str, Held]]:
+        scan = self._trie.scan(filter, after)
+        while not scan.done:
+            for topic, held in scan.next(SCAN_PAGE):
+                assert isinstance(held, Held)
+                yield topic, held
+
+    def _share(self, topic: str, held: Held, now: float) -> None:
+        members = set(self._members(topic))
+        origin = held.message.version[1]
+        is_wanted = self._own in members
+        if is_wanted or origin == self._own:
+            members.add(origin)
+            members.discard(self._own)
+            held.shared_with = tuple(sorted(members))
+            self._unwanted.pop(topic, None)
+        else:
+            held.shared_with = ()
+            self._unwanted.setdefault(topic, now)
+        for peer in held.shared_with:
+            self._shared[held.bucket].setdefault(peer, {})[topic] = held
+            self._add(peer, held)
+
+    def _unshare(self, topic: str, held: Held) -> None:
+        for peer in held.shared_with:
+            topics = self._shared[held.bucket][peer]
+            del topics[topic]
+            if not topics:
+                del self._shared[held.bucket][peer]
+            self._add(peer, held)
+
+    def _add(self, peer: bytes, held: Held) -> None:
+        """Exclusive or: to take out is to add again."""
+        vector = self._vectors.setdefault(peer, {})
+        value = vector.pop(held.bucket, 0) ^ held.hash
+        if value:
+            vector[held.bucket] = value
+        elif not vector:
+            del self._vectors[peer]
+
+
+def bucket_of(topic: str) -> int:
+    return crc32(topic.encode()) % BUCKETS
+
+
+def _hash(message: RetainedMessage) -> int:
+    """Of the version; never 0."""
+    stamp, node, epoch, sequence = message.version
+    text = b"%b%d.%d.%d %b" % (node, stamp, epoch, sequence, message.topic.encode())
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 1 | 1

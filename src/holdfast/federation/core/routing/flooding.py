@@ -1,0 +1,481 @@
+"""What this member says of itself, and how news of all spreads.
+
+News goes to every linked peer but the one it came from, gathered for `flood_delay_s`. A digest in
+each HELLO finds what went missing: who has another database asks for what is newer there.
+
+What is believed of an announcement:
+
+- Nothing with an epoch that nobody can have counted up to.
+- With a signature, if it is the origin's: everything, whoever brings it.
+- Without one, nothing where signatures are required. Else of a linked member only its own word, and
+  of others any linked peer's. So an unsigned federation trusts the members between two others.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import Effect, IdentityConflict, Send
+from holdfast.federation.core.frames import (
+    FILTERS_MAX,
+    Announcement,
+    AnnouncementRequest,
+    Announcements,
+    BadFrame,
+    Memory,
+    Voucher,
+    Vouchers,
+    decode,
+    encode,
+)
+from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX, Identity
+from holdfast.federation.core.routing.interest import LocalInterest
+from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_state import (
+    Entry,
+    LinkStateDatabase,
+    Verdict,
+    announcements,
+)
+from holdfast.federation.core.signing import Signing, statement
+
+FRAME_ENTRIES_MAX: Final = 256
+FRAME_FILTERS_MAX: Final = 4 * FILTERS_MAX
+AGE_TOLD_S: Final = 60.0
+"""A younger version counts as heard just now."""
+
+NEVER: Final = float("inf")
+
+Key = tuple[bytes, int, int]
+"""Of an announcement: origin, epoch and version."""
+
+
+class Changed(NamedTuple):
+    """The announcement of a member."""
+
+    node: bytes
+    is_certain: bool
+    """It signed it, or said it over its own link."""
+
+
+class _News(NamedTuple):
+    announcement: Announcement
+    voucher: Voucher | None
+    source: bytes | None
+    """The peer it came from; None: this member."""
+
+
+class Announcing:
+    def __init__(
+        self,
+        identity: Identity,
+        address: str,
+        config: FederationConfig,
+        database: LinkStateDatabase,
+        links: Links,
+        interest: LocalInterest,
+        effects: list[Effect],
+        now: float,
+        counts: Counter[str],
+        signing: Signing | None = None,
+    ) -> None:
+        self._counts = counts
+        self._signing = signing
+        self._identity = identity
+        self._address = address
+        self._config = config
+        self._database = database
+        self._links = links
+        self._interest = interest
+        self._effects = effects
+        self._linked: list[bytes] = []
+        self._is_leaving = False
+        self._pending: list[_News] = []
+        # By peer, of the frame that it sends next.
+        self._vouchers: dict[bytes, dict[Key, Voucher]] = {}
+        # Linked members of whom another peer had news: that peer.
+        self._doubted: dict[bytes, bytes] = {}
+        self._flush_at = NEVER
+        self._links_at = NEVER
+        self._interest_at = NEVER
+        self._interest_next = now
+        self._batch_s = config.interest_batch_s
+        self._refresh_at = now + config.refresh_s
+        self._now_at_start = now
+        self._asked_at: dict[bytes, float] = {}
+        # Unsigned news of a later start of this member: by peer, that start.
+        self._claims: dict[bytes, int] = {}
+        self._announce_all(1, now)
+
+    # Of ourselves
+
+    def set_links(self, linked: list[bytes], now: float) -> None:
+        """Links that come or go together are told together."""
+        if linked != self._linked and not self._is_leaving:
+            self._linked = linked
+            self._links_at = min(self._links_at, now + self._config.flood_delay_s)
+
+    def interest_changed(self, now: float) -> None:
+        if self._interest_at == NEVER and not self._is_leaving:
+            self._interest_at = max(now + self._config.interest_batch_s, self._interest_next)
+
+    def leave(self, now: float) -> None:
+        """For good: queues of others for us are given up."""
+        self._is_leaving = True
+        self._linked = []
+        self._links_at = self._interest_at = NEVER
+        self._announce_all(self._version() + 1, now)
+        self.flush()
+
+    def handle_timers(self, now: float) -> None:
+        if now >= self._links_at:
+            # It has waited already.
+            self._announce([], [], now)
+            self._flush_at = now
+        if now >= self._interest_at:
+            self._announce_interest(now)
+        if now >= self._refresh_at:
+            self._announce([], [], now)
+        if now >= self._flush_at:
+            self.flush()
+        self._weigh_claims(now)
+
+    def timer(self) -> float:
+        claims_at = self._now_at_start + self._config.claim_s if self._claims else NEVER
+        return min(self._flush_at, self._links_at, self._interest_at, self._refresh_at, claims_at)
+
+    def _announce_interest(self, now: float) -> None:
+        """Changes of at most FILTERS_MAX filters each; the first after a quiet time soon."""
+        config = self._config
+        self._interest_at = NEVER
+        if now >= self._interest_next + config.interest_batch_max_s:
+            self._batch_s = config.interest_batch_s
+        self._interest_next = now + self._batch_s
+        self._batch_s = min(2 * self._batch_s, config.interest_batch_max_s)
+        before = self._database.entries[self._identity.node].filters
+        wanted = self._interest.announced()
+        added, removed = sorted(wanted - before), sorted(before - wanted)
+        while added or removed:
+            self._announce(added[:FILTERS_MAX], removed[:FILTERS_MAX], now)
+            del added[:FILTERS_MAX]
+            del removed[:FILTERS_MAX]
+
+    def _announce(self, added: list[str], removed: list[str], now: float) -> None:
+        version = self._version()
+        self._links_at = NEVER
+        self._refresh_at = now + self._config.refresh_s
+        self._say(self._own(version + 1, version, added, removed), now)
+
+    def _announce_all(self, version: int, now: float) -> None:
+        filters = set() if self._is_leaving else self._interest.announced()
+        parts = sorted(filters)
+        self._say(self._own(version, 0, parts[:FILTERS_MAX], []), now)
+        for at in range(FILTERS_MAX, len(parts), FILTERS_MAX):
+            self._announce(parts[at : at + FILTERS_MAX], [], now)
+
+    def _own(self, version: int, base: int, added: list[str], removed: list[str]) -> Announcement:
+        return Announcement(
+            self._identity.node,
+            self._identity.epoch,
+            version,
+            base,
+            self._linked,
+            self._address,
+            self._is_leaving,
+            added,
+            removed,
+        )
+
+    def _say(self, news: Announcement, now: float) -> None:
+        verdict = self._database.apply(news, now, is_own=True)
+        assert verdict is Verdict.NEWS
+        entry = self._database.entries[news.origin]
+        if self._signing is not None:
+            signature = self._signing.sign(statement(news, entry.filters))
+            entry.voucher = Voucher(
+                *(news.origin, news.epoch, news.version, 0.0),
+                self._signing.certificate,
+                signature,
+            )
+        self._pass_on([news], entry.voucher, None, now)
+
+    def _version(self) -> int:
+        return self._database.entries[self._identity.node].version
+
+    # Of all
+
+    def handle_vouchers(self, peer: bytes, frame: Vouchers) -> None:
+        """They are of the next frame with news."""
+        self._vouchers[peer] = _by_key(frame)
+
+    def handle_news(
+        self, peer: bytes, entries: Sequence[Announcement], now: float
+    ) -> list[Changed]:
+        """The members whose entries have changed."""
+        changed = []
+        has_gap = False
+        vouchers = self._vouchers.pop(peer, {})
+        for news in entries:
+            voucher = vouchers.get(key_of(news))
+            if news.origin == self._identity.node:
+                self._hear_of_ourselves(peer, news, voucher, now)
+            elif self._database.is_news(news) and self._may_believe(peer, news, voucher):
+                is_signed = self._check_of(news, voucher)
+                verdict = self._database.apply(news, now, source=peer, is_signed=is_signed)
+                if verdict is Verdict.NEWS:
+                    changed.append(Changed(news.origin, peer == news.origin or bool(is_signed)))
+                    self._learn(peer, news, voucher, bool(is_signed), now)
+                elif verdict is Verdict.GAP:
+                    has_gap = True
+                elif verdict is not Verdict.PART:
+                    self._counts[f"{verdict.name.lower()} announcement"] += 1
+        if has_gap:
+            self.request(peer, now)
+        return changed
+
+    def _may_believe(self, peer: bytes, news: Announcement, voucher: Voucher | None) -> bool:
+        """Before anything is looked at."""
+        if self._signing is not None and voucher is not None and voucher.signature:
+            return True
+        if self._signing is not None and self._signing.is_required:
+            self._counts["unsigned announcement"] += 1
+            return False
+        if news.origin != peer and news.origin in self._links:
+            # It says it itself, unless its link is about to be lost.
+            self._doubted[news.origin] = peer
+            self._counts["announcement by another"] += 1
+            return False
+        return True
+
+    def _check_of(
+        self, news: Announcement, voucher: Voucher | None
+    ) -> Callable[[set[str]], bool] | None:
+        signing = self._signing
+        if signing is None or voucher is None or not voucher.signature:
+            return None
+        certificate, signature = voucher.certificate, voucher.signature
+        return lambda filters: signing.verifies(
+            news.origin, certificate, signature, statement(news, filters)
+        )
+
+    def _learn(
+        self,
+        peer: bytes,
+        news: Announcement,
+        voucher: Voucher | None,
+        is_signed: bool,
+        now: float,
+    ) -> None:
+        entry = self._database.entries[news.origin]
+        if voucher is not None:
+            # What others say of its age makes it older, and never forgotten at once.
+            entry.heard_at = now - min(voucher.age_s, self._config.forget_s / 2)
+            entry.voucher = voucher if is_signed else None
+        whole = [news]
+        if news.chunks > 1:
+            whole = announcements(entry)
+        self._pass_on(whole, entry.voucher, peer, now)
+
+    def recall(self, remembered: Iterable[bytes], now: float, wall_s: float | None) -> None:
+        """What `memory` gave in an earlier life. Raises BadFrame."""
+        for data in remembered:
+            frame = decode(data)
+            if isinstance(frame, Vouchers):
+                self._vouchers[b""] = _by_key(frame)
+            elif isinstance(frame, Memory):
+                away_s = 0.0 if wall_s is None else max(0.0, wall_s - frame.wall_s)
+                self._age(away_s)
+                for node, epoch, version in frame.forgotten:
+                    if node not in self._database.entries:
+                        self._database.note_forgotten(node, (epoch, version))
+            elif isinstance(frame, Announcements):
+                self._recall_some(frame.entries, now)
+            else:
+                raise BadFrame("the federation's memory holds what is no announcement: delete it")
+
+    def _recall_some(self, entries: Sequence[Announcement], now: float) -> None:
+        """It was checked when it was heard."""
+        vouchers = self._vouchers.pop(b"", {})
+        for news in entries:
+            if news.origin == self._identity.node:
+                continue
+            if self._database.apply(news, now) is not Verdict.NEWS:
+                continue
+            voucher = vouchers.get(key_of(news))
+            if voucher is not None:
+                entry = self._database.entries[news.origin]
+                entry.heard_at = now - min(voucher.age_s, self._oldest_s())
+                entry.voucher = voucher if voucher.signature else None
+
+    def _age(self, away_s: float) -> None:
+        for entry in self._database.entries.values():
+            if entry.origin != self._identity.node:
+                oldest = self._now_at_start - self._oldest_s()
+                entry.heard_at = max(min(entry.heard_at, oldest), entry.heard_at - away_s)
+
+    def _oldest_s(self) -> float:
+        """What is remembered from before the start counts for a while in any case: the clock on the
+        wall may have been set. Members that live announce twice in this time."""
+        return self._config.forget_s - 2 * self._config.refresh_s
+
+    def memory(self, now: float, wall_s: float) -> list[bytes]:
+        entries = self._database.entries.values()
+        forgotten = [(node, *key) for node, key in self._database.forgotten.items()]
+        return [*self._whole(entries, now, 0.0), encode(Memory(wall_s, forgotten))]
+
+    def _whole(self, entries: Iterable[Entry], now: float, age_told_s: float) -> list[bytes]:
+        """As frames, with a voucher for what is signed or as old as this."""
+        news: list[_News] = []
+        for entry in entries:
+            age_s = max(0.0, now - entry.heard_at)
+            is_own = entry.origin == self._identity.node
+            voucher = entry.voucher
+            if voucher is not None:
+                voucher = replace(voucher, age_s=0.0 if is_own else age_s)
+            elif age_s >= age_told_s and not is_own:
+                voucher = Voucher(entry.origin, entry.epoch, entry.version, age_s)
+            news += [_News(part, voucher, None) for part in announcements(entry)]
+        return encoded(news)
+
+    def handle_digest(self, peer: bytes, digest: bytes, now: float) -> None:
+        if digest != self._database.digest:
+            self.request(peer, now)
+
+    def handle_request(
+        self, peer: bytes, known: Sequence[tuple[bytes, int, int]], now: float
+    ) -> None:
+        ours = self._database.entries
+        for data in self._whole(self._database.newer_than(known), now, AGE_TOLD_S):
+            self._effects.append(Send(peer, data))
+        forgotten = self._database.forgotten
+        for node, epoch, version in known:
+            held = ours[node].key if node in ours else forgotten.get(node, (0, 0))
+            if (epoch, version) > held:
+                self.request(peer, now)
+                break
+
+    def request(self, peer: bytes, now: float) -> None:
+        """Ask for what is newer there. Not again and again: the next HELLO shows if it helped."""
+        if now < self._asked_at.get(peer, -NEVER) + self._config.request_every_s:
+            return
+        self._asked_at[peer] = now
+        request = AnnouncementRequest(self._database.summary())
+        self._effects.append(Send(peer, encode(request)))
+
+    def linked(self, peer: bytes) -> None:
+        self._asked_at.pop(peer, None)
+        self._vouchers.pop(peer, None)
+
+    def unlinked(self, peer: bytes, now: float) -> None:
+        """Others are believed of it again."""
+        self._vouchers.pop(peer, None)
+        self._claims.pop(peer, None)
+        teller = self._doubted.pop(peer, None)
+        if teller is not None and teller in self._links:
+            self.request(teller, now)
+
+    def flush(self) -> None:
+        pending, self._pending = self._pending, []
+        self._flush_at = NEVER
+        # Most peers get the same.
+        frames: dict[bytes | None, list[bytes]] = {}
+        sources = {news.source for news in pending}
+        for peer in self._links.peers():
+            skipped = peer if peer in sources else None
+            if skipped not in frames:
+                frames[skipped] = encoded(
+                    [news for news in pending if skipped is None or news.source != skipped]
+                )
+            self._effects.extend(Send(peer, data) for data in frames[skipped])
+
+    def _pass_on(
+        self,
+        news: list[Announcement],
+        voucher: Voucher | None,
+        source: bytes | None,
+        now: float,
+    ) -> None:
+        self._pending.extend(_News(entry, voucher, source) for entry in news)
+        self._flush_at = min(self._flush_at, now + self._config.flood_delay_s)
+
+    def _hear_of_ourselves(
+        self, peer: bytes, news: Announcement, voucher: Voucher | None, now: float
+    ) -> None:
+        """News of this member that it did not announce: another process has its identity, its
+        directory is an old copy, or the peer makes it up. A signature proves that it does not."""
+        own = self._database.entries[self._identity.node]
+        if (news.epoch, news.version) <= own.key:
+            return
+        if news.epoch > min(own.epoch + EPOCH_STEP_MAX, EPOCH_COUNTED_MAX - 1):
+            self._counts["absurd announcement"] += 1
+            return
+        if self._signing is not None and self._signing.is_required:
+            if news.base or news.chunks > 1:
+                # Its signature is of all its filters.
+                self.request(peer, now)
+                return
+            check = self._check_of(news, voucher)
+            if check is None or not check(set(news.added)):
+                self._counts["forged announcement"] += 1
+                return
+            self._effects.append(IdentityConflict(news.epoch))
+        else:
+            self._counts["later start"] += 1
+            self._claims[peer] = max(news.epoch, self._claims.get(peer, 0))
+            self._weigh_claims(now)
+
+    def _weigh_claims(self, now: float) -> None:
+        """Begin again under a later start when most peers claim one, or when one peer does and this
+        start is `claim_s` old.
+
+        Smallest counter-example without the second rule: C, a neighbour of A, makes up news of A to
+        B, which has no link to A. B goes on ignoring A's own news until A denies it by a later
+        start. Without the first rule C alone ends A's life as often as it likes."""
+        if not self._claims:
+            return
+        peers = self._links.peers()
+        unaware = sum(peer not in self._claims for peer in peers)
+        if len(self._claims) > unaware or now >= self._now_at_start + self._config.claim_s:
+            self._effects.append(IdentityConflict(max(self._claims.values())))
+            self._claims.clear()
+
+
+def key_of(news: Announcement) -> Key:
+    return (news.origin, news.epoch, news.version)
+
+
+def encoded(news: Sequence[_News]) -> list[bytes]:
+    """Frames, each with the vouchers of its announcements ahead of it."""
+    vouchers = {key_of(each.announcement): each.voucher for each in news}
+    frames = []
+    for frame in frames_of([each.announcement for each in news]):
+        found = {key_of(entry): vouchers[key_of(entry)] for entry in frame.entries}
+        told = [voucher for voucher in found.values() if voucher is not None]
+        if told:
+            frames.append(encode(Vouchers(told)))
+        frames.append(encode(frame))
+    return frames
+
+
+def _by_key(frame: Vouchers) -> dict[Key, Voucher]:
+    return {(each.origin, each.epoch, each.version): each for each in frame.entries}
+
+
+def frames_of(news: Sequence[Announcement]) -> list[Announcements]:
+    """In order, in frames of bounded size."""
+    frames = []
+    batch: list[Announcement] = []
+    filters = 0
+    for entry in news:
+        count = len(entry.added) + len(entry.removed)
+        if batch and (len(batch) == FRAME_ENTRIES_MAX or filters + count > FRAME_FILTERS_MAX):
+            frames.append(Announcements(batch))
+            batch, filters = [], 0
+        batch.append(entry)
+        filters += count
+    if batch:
+        frames.append(Announcements(batch))
+    return frames

@@ -1,0 +1,355 @@
+"""What every member said of itself last: its links, its address, its filters.
+
+Of each member the highest (epoch, version) counts, however announcements arrive. What comes as a
+change is applied to exactly the version it names; else the whole has to be asked for.
+
+A member of which no newer version was heard for `forget_s` is forgotten, and its version is
+remembered as forgotten: another member's stale memory does not bring it back. Only a newer version
+does, which the member alone can make.
+
+No member takes the room of others. Where there are too many filters, the member with the most is
+cut: it counts as one that wants everything, with its groups. So nothing is lost for it, and the
+others keep their exact filters. Where there are too many members, one of those that the most
+inventive peer has introduced goes.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final
+
+from holdfast.federation.core.frames import (
+    CHUNKS_MAX,
+    FILTERS_MAX,
+    MEMBERS_MAX,
+    SHARES_MAX,
+    Announcement,
+    Voucher,
+)
+from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX
+from holdfast.protocol.topics.names import is_shared
+
+FORGET_S: Final = 7 * 86_400.0
+FILTERS_KEPT_MAX: Final = 1 << 20
+"""Of all members together. Beyond it the member with the most is cut."""
+PARTS_KEPT_MAX: Final = 1 << 19
+"""Filters of versions that are not complete yet. Beyond it the largest version goes."""
+MEMBER_FILTERS_MAX: Final = FILTERS_MAX * CHUNKS_MAX
+
+
+class Verdict(enum.Enum):
+    NEWS = enum.auto()
+    """Applied, to be passed on."""
+    OLD = enum.auto()
+    PART = enum.auto()
+    """A chunk; the others are awaited."""
+    GAP = enum.auto()
+    """A change of a version that we do not have."""
+    FULL = enum.auto()
+    """Of a member too many."""
+    ABSURD = enum.auto()
+    """An epoch that nobody has counted up to."""
+    FORGED = enum.auto()
+    """Its signature is missing or wrong."""
+
+
+@dataclass(slots=True)
+class Entry:
+    origin: bytes
+    epoch: int
+    version: int
+    links: frozenset[bytes]
+    address: str
+    is_leaving: bool
+    filters: set[str]
+    heard_at: float
+    source: bytes = b""
+    """The peer that introduced the member; empty: this member itself, or its memory."""
+    is_cut: bool = False
+    """`filters` are "#" and its groups, in place of too many."""
+    voucher: Voucher | None = None
+    """The signature of this version."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return (self.epoch, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Of the filters of one member."""
+
+    node: bytes
+    added: Iterable[str]
+    removed: Iterable[str]
+
+
+@dataclass(slots=True)
+class _Partial:
+    key: tuple[int, int]
+    chunks: dict[int, Announcement] = field(default_factory=dict)
+
+    def size(self) -> int:
+        return sum(len(chunk.added) for chunk in self.chunks.values())
+
+
+class LinkStateDatabase:
+    def __init__(self, own: bytes = b"") -> None:
+        self.entries: dict[bytes, Entry] = {}
+        # Changes of the graph; of anything: the digest does.
+        self.graph_version = 0
+        # Of filters; taken by whoever keeps the interest.
+        self.changes: list[Change] = []
+        # By forgotten member, in the order of forgetting: the version that it had.
+        self.forgotten: dict[bytes, tuple[int, int]] = {}
+        # Members that went to make room; taken by who gives up what waits for them.
+        self.displaced: list[bytes] = []
+        self._own = own
+        # Members by the peer that introduced them.
+        self._introduced: Counter[bytes] = Counter()
+        self._partials: dict[bytes, _Partial] = {}
+        self._digest = 0
+        self._filters = 0
+        self._part_filters = 0
+
+    @property
+    def digest(self) -> bytes:
+        """The same in two members, as good as certainly, exactly when their databases are."""
+        return self._digest.to_bytes(8, "big")
+
+    def is_news(self, news: Announcement) -> bool:
+        key = (news.epoch, news.version)
+        entry = self.entries.get(news.origin)
+        if entry is not None:
+            return key > entry.key
+        forgotten = self.forgotten.get(news.origin)
+        return forgotten is None or key > forgotten
+
+    def apply(
+        self,
+        news: Announcement,
+        now: float,
+        is_own: bool = False,
+        source: bytes = b"",
+        is_signed: Callable[[set[str]], bool] | None = None,
+    ) -> Verdict:
+        """`source`: the peer that said it. `is_signed`: is this state of the member, with these
+        filters, what its signature is of? None: no signature is asked for."""
+        if not self.is_news(news):
+            return Verdict.OLD
+        entry = self.entries.get(news.origin)
+        if not is_own:
+            if not _is_counted(entry, news):
+                return Verdict.ABSURD
+            if entry is None and not self._make_room(source):
+                return Verdict.FULL
+        if news.base:
+            if entry is None or entry.key != (news.epoch, news.base):
+                return Verdict.GAP
+            if entry.is_cut and is_signed is not None:
+                return Verdict.GAP
+            filters = (entry.filters - set(news.removed)) | set(news.added)
+            is_cut = entry.is_cut
+        else:
+            whole = self._assembled(news)
+            if whole is None:
+                return Verdict.PART
+            filters, is_cut = whole, False
+        if is_signed is not None and not is_signed(filters):
+            return Verdict.FORGED
+        if is_cut or (len(filters) > MEMBER_FILTERS_MAX and not is_own):
+            filters, is_cut = _cut(filters), True
+        self._put(news, filters, is_cut, source, now)
+        self._bound_filters()
+        return Verdict.NEWS
+
+    def _make_room(self, source: bytes) -> bool:
+        """For a member that this peer introduces. The peer that introduced the most pays for it,
+        with the one that came last; that peer itself gets no more room."""
+        if len(self.entries) < MEMBERS_MAX:
+            return True
+        if not self._introduced:
+            return False
+        greediest = max(self._introduced, key=lambda peer: self._introduced[peer])
+        if self._introduced[source] >= self._introduced[greediest]:
+            return False
+        last = [origin for origin, entry in self.entries.items() if entry.source == greediest][-1]
+        self._remove(last)
+        self.displaced.append(last)
+        return True
+
+    def _bound_filters(self) -> None:
+        while self._filters > FILTERS_KEPT_MAX:
+            others = (each for each in self.entries.values() if each.origin != self._own)
+            largest = max(others, key=lambda each: len(each.filters), default=None)
+            if largest is None or len(largest.filters) == 1:
+                return
+            # A second time for one with too many groups: it has them at several members then.
+            fewer = {"#"} if largest.is_cut else _cut(largest.filters)
+            before, largest.filters = largest.filters, fewer
+            largest.is_cut = True
+            self._changed(largest.origin, before, largest.filters)
+
+    def _changed(self, origin: bytes, before: set[str], after: set[str]) -> None:
+        self._filters += len(after) - len(before)
+        if before != after:
+            self.changes.append(Change(origin, after - before, before - after))
+
+    def _assembled(self, news: Announcement) -> set[str] | None:
+        """All filters of a version that comes in chunks, once its last chunk is here. Only the
+        newest such version of a member is gathered."""
+        if news.chunks == 1:
+            self._drop_part(news.origin)
+            return set(news.added)
+        key = (news.epoch, news.version)
+        partial = self._partials.get(news.origin)
+        if partial is None or partial.key < key:
+            if partial is None and len(self._partials) >= MEMBERS_MAX:
+                self._drop_part(next(iter(self._partials)))
+            self._drop_part(news.origin)
+            partial = _Partial(key)
+            self._partials[news.origin] = partial
+        elif partial.key > key:
+            return None
+        if news.chunk not in partial.chunks:
+            partial.chunks[news.chunk] = news
+            self._part_filters += len(news.added)
+            if self._part_filters > PARTS_KEPT_MAX:
+                self._drop_part(max(self._partials, key=lambda node: self._partials[node].size()))
+        if len(partial.chunks) < news.chunks:
+            return None
+        self._drop_part(news.origin)
+        return {filter for chunk in partial.chunks.values() for filter in chunk.added}
+
+    def _drop_part(self, origin: bytes) -> None:
+        partial = self._partials.pop(origin, None)
+        if partial is not None:
+            self._part_filters -= partial.size()
+
+    def _put(
+        self, news: Announcement, filters: set[str], is_cut: bool, source: bytes, now: float
+    ) -> None:
+        links = frozenset(news.links)
+        before = self.entries.get(news.origin)
+        if before is None or before.links != links:
+            self.graph_version += 1
+        if before is not None:
+            self._digest ^= _hash(before)
+        elif source:
+            self._introduced[source] += 1
+        entry = Entry(
+            news.origin,
+            news.epoch,
+            news.version,
+            links,
+            news.address,
+            news.is_leaving,
+            filters,
+            now,
+            source if before is None else before.source,
+            is_cut,
+        )
+        self.entries[news.origin] = entry
+        self.forgotten.pop(news.origin, None)
+        self._digest ^= _hash(entry)
+        self._changed(news.origin, set() if before is None else before.filters, filters)
+
+    def expire(self, now: float, keep: bytes, forget_s: float = FORGET_S) -> list[bytes]:
+        """The members, other than `keep`, that are forgotten now."""
+        gone = [
+            entry.origin
+            for entry in self.entries.values()
+            if now - entry.heard_at >= forget_s and entry.origin != keep
+        ]
+        for origin in gone:
+            self.note_forgotten(origin, self.entries[origin].key)
+            self._remove(origin)
+        return gone
+
+    def note_forgotten(self, origin: bytes, key: tuple[int, int]) -> None:
+        self.forgotten.pop(origin, None)
+        self.forgotten[origin] = key
+        if len(self.forgotten) > MEMBERS_MAX:
+            del self.forgotten[next(iter(self.forgotten))]
+
+    def take_displaced(self) -> list[bytes]:
+        displaced, self.displaced = self.displaced, []
+        return displaced
+
+    def _remove(self, origin: bytes) -> None:
+        entry = self.entries.pop(origin)
+        if entry.source:
+            self._introduced[entry.source] -= 1
+            if not self._introduced[entry.source]:
+                del self._introduced[entry.source]
+        self._digest ^= _hash(entry)
+        self._drop_part(origin)
+        self.graph_version += 1
+        self._changed(origin, entry.filters, set())
+
+    def take_changes(self) -> list[Change]:
+        changes, self.changes = self.changes, []
+        return changes
+
+    def summary(self) -> list[tuple[bytes, int, int]]:
+        return [(entry.origin, entry.epoch, entry.version) for entry in self.entries.values()]
+
+    def newer_than(self, known: Iterable[tuple[bytes, int, int]]) -> list[Entry]:
+        theirs = {node: (epoch, version) for node, epoch, version in known}
+        return [
+            entry
+            for entry in self.entries.values()
+            if (entry.origin not in theirs or entry.key > theirs[entry.origin])
+            # A signature is of all filters; what was cut others have from elsewhere.
+            and not (entry.is_cut and entry.voucher is not None)
+        ]
+
+    def graph(self) -> dict[bytes, list[bytes]]:
+        """Neighbours in order of ids, by links that both ends announce."""
+        entries = self.entries
+        return {
+            node: sorted(
+                peer for peer in entry.links if peer in entries and node in entries[peer].links
+            )
+            for node, entry in entries.items()
+        }
+
+
+def announcements(entry: Entry) -> list[Announcement]:
+    """All that is known of a member, in as many chunks as its filters need."""
+    filters = sorted(entry.filters)
+    parts = [filters[at : at + FILTERS_MAX] for at in range(0, len(filters), FILTERS_MAX)] or [[]]
+    return [
+        Announcement(
+            entry.origin,
+            entry.epoch,
+            entry.version,
+            0,
+            sorted(entry.links),
+            entry.address,
+            entry.is_leaving,
+            part,
+            [],
+            number,
+            len(parts),
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
+def _is_counted(entry: Entry | None, news: Announcement) -> bool:
+    """Is the epoch a number of starts? A forged one of 2^62 could not be outdone by its member."""
+    known = entry.epoch if entry is not None else EPOCH_COUNTED_MAX
+    return news.epoch <= min(known + EPOCH_STEP_MAX, EPOCH_COUNTED_MAX)
+
+
+def _cut(filters: set[str]) -> set[str]:
+    shares = sorted(filter for filter in filters if is_shared(filter))
+    return {"#", *shares[:SHARES_MAX]}
+
+
+def _hash(entry: Entry) -> int:
+    text = b"%b%d.%d" % (entry.origin, entry.epoch, entry.version)
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

@@ -1,0 +1,220 @@
+"""Who asks, by a bearer token, by a certificate, or both, and what they may.
+
+A certificate is known by its name (`certificate_identity`). A member that has joined with one is
+bound to that name: whatever token comes, only who shows a certificate of this name speaks for it.
+Several members may share a name; then each of them may speak for the others.
+"""
+
+import hmac
+from dataclasses import dataclass, replace
+from enum import Enum
+from ipaddress import ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from holdfast.federation.manager.broker_addresses import is_named
+from holdfast.federation.manager.manager import hash_of
+from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.state.federation_state import Federation, Member
+
+BEARER: Final = "bearer "
+
+
+class Role(Enum):
+    OPERATOR = "operator"
+    """Everything. Everybody is one while nothing is asked for."""
+    MEMBER = "member"
+    """Look, and speak for itself."""
+    JOINER = "joiner"
+    """Look for whom to measure, and join: once with a token, as one member with a certificate."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    role: Role
+    name: str
+    """For the audit log."""
+    member: int | None = None
+    """Whose token it has."""
+    join_token: str = ""
+    """The hash of a joiner's."""
+    certificate: str = ""
+    """Name of the one that counts; empty: none does."""
+    needs_token: bool = False
+    """A certificate alone does not make it a member."""
+    is_anonymous: bool = False
+    """An operator because nobody is asked for anything."""
+
+    @property
+    def gives_token(self) -> bool:
+        """Whether a join gives it a token of its own, for everything from then on."""
+        return self.needs_token and self.role is not Role.MEMBER
+
+
+class Unauthorized(Exception):
+    """401: it is not known who asks."""
+
+
+class Forbidden(Exception):
+    """403: it is, and they may not."""
+
+
+def caller_of(
+    authorization: str, certificate: str, settings: Settings, state: Federation, now_s: float
+) -> Caller:
+    """`authorization`: the header, or empty; `certificate`: the name of the one that was shown and
+    verified, or empty. Raises Unauthorized, Forbidden."""
+    match settings.access:
+        case "certificate":
+            return _by_certificate(authorization, certificate, settings, state)
+        case "either" if certificate and not authorization:
+            return _by_certificate(authorization, certificate, settings, state)
+        case "either" if not authorization:
+            raise Unauthorized("send a token (Authorization: Bearer TOKEN), or show a certificate")
+        case "both":
+            if not certificate:
+                raise Unauthorized("show a certificate that has a name, and send a token")
+            caller = _by_token(authorization, settings.token, state, now_s)
+            if caller.role is Role.OPERATOR and not _is_operator(certificate, settings):
+                raise Forbidden(f"certificate {certificate!r} is not that of an operator")
+            name = f"{caller.name}, certificate {certificate}"
+            return replace(caller, name=name, certificate=certificate)
+    if not settings.token:
+        return Caller(Role.OPERATOR, "anonymous", is_anonymous=True)
+    return _by_token(authorization, settings.token, state, now_s)
+
+
+def _is_operator(certificate: str, settings: Settings) -> bool:
+    """Beside a token any certificate will do, if none is named."""
+    return certificate in settings.operators or not settings.operators
+
+
+def _by_certificate(
+    authorization: str, certificate: str, settings: Settings, state: Federation
+) -> Caller:
+    """Raises Unauthorized."""
+    if not certificate:
+        raise Unauthorized("show a certificate that has a common name, or another name")
+    name = f"certificate {certificate}"
+    if certificate in settings.operators:
+        return Caller(Role.OPERATOR, name, certificate=certificate)
+    # For a member that has joined before certificates were asked for.
+    member = _member_of_token(authorization, state) if authorization else None
+    is_member = any(each.certificate == certificate for each in state.members.values())
+    return Caller(
+        Role.MEMBER if is_member or member is not None else Role.JOINER,
+        name,
+        member=None if member is None else member.id,
+        certificate=certificate,
+    )
+
+
+def _by_token(authorization: str, token: str, state: Federation, now_s: float) -> Caller:
+    """Raises Unauthorized."""
+    if not authorization.lower().startswith(BEARER):
+        raise Unauthorized("send a token: Authorization: Bearer TOKEN")
+    given = _given(authorization)
+    if hmac.compare_digest(given.encode(), token.encode()):
+        return Caller(Role.OPERATOR, "operator", needs_token=True)
+    member = _member_of_token(authorization, state)
+    if member is not None:
+        return Caller(Role.MEMBER, f"member {member.id}", member.id, needs_token=True)
+    hashed = hash_of(given)
+    join_token = state.tokens.get(hashed)
+    if join_token is None:
+        raise Unauthorized("this token is not known: it was mistyped, or its member was removed")
+    if join_token.used_by is not None:
+        raise Unauthorized(
+            f"this join token has been used by member {join_token.used_by}: make a new one"
+        )
+    if join_token.expires_at_s <= now_s:
+        raise Unauthorized("this join token has expired: make a new one")
+    return Caller(Role.JOINER, f"join token {hashed[:8]}", join_token=hashed, needs_token=True)
+
+
+def _given(authorization: str) -> str:
+    return authorization[len(BEARER) :].strip()
+
+
+def _member_of_token(authorization: str, state: Federation) -> Member | None:
+    # Hashes of random tokens: to find one by its hash tells nothing about the others.
+    hashed = hash_of(_given(authorization))
+    return next((each for each in state.members.values() if each.token_hash == hashed), None)
+
+
+def require_operator(caller: Caller) -> None:
+    """Raises Forbidden."""
+    if caller.role is not Role.OPERATOR:
+        raise Forbidden("this takes the operator's token or certificate")
+
+
+def require_member(caller: Caller, member: Member) -> None:
+    """Raises Forbidden for anybody but this member and the operator."""
+    if caller.role is Role.OPERATOR:
+        return
+    if member.certificate and caller.certificate != member.certificate:
+        raise Forbidden(
+            f"member {member.id} has joined with the certificate {member.certificate!r}: show that"
+            " one"
+        )
+    if caller.member != member.id and (caller.needs_token or not member.certificate):
+        raise Forbidden(f"this takes the token of member {member.id}, or the operator's")
+
+
+def require_join(caller: Caller, uuid: str, ip: str, state: Federation) -> None:
+    """A member comes back as itself only, and takes nobody's address. `ip` is in the form in which
+    members have it. Raises Forbidden."""
+    if caller.role is Role.OPERATOR:
+        return
+    known = state.by_uuid(uuid)
+    there = state.by_ip(ip)
+    itself = None if caller.member is None else state.members.get(caller.member)
+    if itself is not None and uuid != itself.uuid:
+        raise Forbidden(f"the token is that of member {itself.id}, which has another uuid")
+    if itself is not None and there is not None and there.id != itself.id:
+        raise Forbidden(f"{ip} is the broker of member {there.id}")
+    for each in (known, there):
+        # A join token lets its bearer be any member that is bound to no certificate.
+        if each is not None and (each.certificate or not caller.needs_token):
+            _require_to_be(caller, each)
+
+
+def _require_to_be(caller: Caller, member: Member) -> None:
+    if caller.join_token and caller.certificate == member.certificate:
+        return
+    try:
+        require_member(caller, member)
+    except Forbidden as error:
+        raise Forbidden(
+            f"that is member {member.id} already: {error}; the operator can remove it"
+        ) from None
+
+
+def require_broker(
+    caller: Caller, ip: str, remote: str, patterns: tuple[str, ...], has_password: bool
+) -> bool:
+    """Whether the operator vouches for it. `remote`: where the caller is. Raises Forbidden for an
+    address that the manager does not connect to."""
+    if is_named(ip, patterns):
+        return True
+    if caller.role is Role.OPERATOR and (not caller.is_anonymous or _is_loopback(remote)):
+        return True
+    name = "HOLDFAST_TOPOLOGY__BROKERS"
+    if has_password:
+        raise Forbidden(
+            f"the manager would log in at {ip}, for which nobody vouches: name it in {name}, or"
+            " join this member with the operator's token"
+        )
+    if (urlsplit(ip).hostname or "") != remote:
+        raise Forbidden(
+            f"{ip} is not at {remote}, where this comes from: name it in {name}, or join this"
+            " member with the operator's token"
+        )
+    return False
+
+
+def _is_loopback(remote: str) -> bool:
+    try:
+        return ip_address(remote).is_loopback
+    except ValueError:
+        return False

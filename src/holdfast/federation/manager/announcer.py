@@ -1,0 +1,94 @@
+"""Tells the members of the published protocol about their neighbours, until they know.
+
+A member that reports knows when its report says so. Of others nothing can be heard but that their
+broker takes the announcement, and with QoS 2 many brokers cannot say whether there is a subscriber:
+they are told a few times, and one that was away asks by joining again. Tried again with growing
+pauses; a member that is gone is not told.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.federation.manager.brokers import Brokers
+from holdfast.federation.manager.graph.graph import Link
+from holdfast.federation.manager.messages import Report
+from holdfast.federation.manager.state.federation_state import Announcement, Member
+
+PAUSE_FIRST_S: Final = 1.0
+PAUSE_MAX_S: Final = 60.0
+TELLINGS: Final = 3
+"""How often the broker of a member that does not report must have taken an announcement."""
+AT_ONCE_MAX: Final = 16
+
+
+def is_confirmed(announcement: Announcement, report: Report) -> bool:
+    is_linked = any(link.peer == announcement.about for link in report.links)
+    return is_linked == (announcement.action == "NEW")
+
+
+@dataclass
+class _Entry:
+    announcement: Announcement
+    due: float
+    pause_s: float
+    taken: int = 0
+
+
+class Schedule:
+    """When which announcement is due. Pure."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Link, _Entry] = {}
+
+    def due(self, wanted: dict[Link, Announcement], now: float) -> list[Announcement]:
+        """Those to be sent now; the order is that of members, then of neighbours."""
+        self._entries = {
+            key: entry
+            for key, entry in self._entries.items()
+            if wanted.get(key) == entry.announcement
+        }
+        return [
+            wanted[key]
+            for key in sorted(wanted)
+            if key not in self._entries or self._entries[key].due <= now
+        ]
+
+    def sent(self, announcement: Announcement, is_taken: bool, now: float) -> bool:
+        """Whether that was often enough for a member that does not report."""
+        key = (announcement.receiver, announcement.about)
+        entry = self._entries.get(key)
+        if entry is None or entry.announcement != announcement:
+            entry = self._entries[key] = _Entry(announcement, now, PAUSE_FIRST_S / 2)
+        entry.pause_s = min(entry.pause_s * 2, PAUSE_MAX_S)
+        entry.due = now + entry.pause_s
+        entry.taken += is_taken
+        return entry.taken >= TELLINGS
+
+    def timer(self) -> float | None:
+        return min((entry.due for entry in self._entries.values()), default=None)
+
+
+async def announce_all(
+    brokers: Brokers, receivers: dict[int, Member], due: list[Announcement]
+) -> list[Announcement]:
+    """Send them, each member's in order; those that its broker took. Takes as long as the
+    slowest member times its announcements, each within the timeout of `brokers`."""
+    by_receiver: dict[int, list[Announcement]] = {}
+    for each in due:
+        by_receiver.setdefault(each.receiver, []).append(each)
+    told: list[Announcement] = []
+    slots = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def tell(receiver: int, announcements: list[Announcement]) -> None:
+        async with slots:
+            for announcement in announcements:
+                member = receivers[receiver]
+                if not await brokers.announce(member.ip, announcement, member.is_vouched):
+                    return
+                told.append(announcement)
+
+    await asyncio.gather(
+        *(tell(each, announcements) for each, announcements in by_receiver.items())
+    )
+    return told

@@ -1,0 +1,379 @@
+"""The REST interface. Every answer of /api/v1 is the published envelope; refusals, too.
+
+A body is looked at whatever content type it says to have, since the published federator says none.
+Web pages are turned away: a browser on the operator's machine reaches the loopback address, too.
+"""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from holdfast.federation.manager import views
+from holdfast.federation.manager.access import (
+    Caller,
+    Forbidden,
+    Role,
+    Unauthorized,
+    caller_of,
+    require_broker,
+    require_join,
+    require_member,
+    require_operator,
+)
+from holdfast.federation.manager.brokers import broker_url
+from holdfast.federation.manager.manager import Manager, NoSuchMember
+from holdfast.federation.manager.messages import (
+    AuditView,
+    Desired,
+    Envelope,
+    HealthView,
+    JoinAnswer,
+    JoinRequest,
+    LinkRules,
+    NodeView,
+    Report,
+    TokenRequest,
+    TokenView,
+    TopologyView,
+    Watched,
+)
+from holdfast.federation.manager.metrics import registry_for, render
+from holdfast.federation.manager.openapi import Described, Parameter, document, schemes_of
+from holdfast.federation.manager.state.changes import TooMany
+from holdfast.federation.manager.state.federation_state import Member, Refused, rules_of
+from holdfast.federation.manager.state.store import StoreError
+from holdfast.security.http.requests import page_refusal
+
+T = TypeVar("T")
+
+BODY_BYTES_MAX: Final = 262_144
+WATCH_S_MAX: Final = 60.0
+WATCH_S: Final = 25.0
+AUDIT_LINES: Final = 100
+AUDIT_LINES_MAX: Final = 1_000
+
+_CODES: Final[dict[type[Exception], int]] = {
+    ValueError: 400,
+    Unauthorized: 401,
+    Forbidden: 403,
+    NoSuchMember: 404,
+    Refused: 409,
+    TooMany: 429,
+    StoreError: 503,
+}
+
+CERTIFICATE_NAME: Final = "certificate_name"
+"""Of a request's state: the name of the client's certificate, which was verified."""
+
+_ID: Final = Parameter("id", "integer", "of the member", "path")
+
+Handler = Callable[[Request, Caller], Awaitable[object]]
+"""Returns the envelope's data, or a whole response."""
+
+
+class TooLarge(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    described: Described
+    handler: Handler
+
+
+class Api:
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._registry = registry_for(manager)
+        self.endpoints = self._endpoints()
+
+    def application(self) -> Starlette:
+        routes = [
+            Route(each.described.path, self._answering(each), methods=[each.described.method])
+            for each in self.endpoints
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+
+    def _endpoints(self) -> list[Endpoint]:
+        def at(
+            method: str, path: str, handler: Handler, summary: str, answer: Any = None, **more: Any
+        ) -> Endpoint:
+            return Endpoint(Described(method, path, summary, answer, **more), handler)
+
+        v1 = "/api/v1"
+        node = f"{v1}/nodes/{{id}}"
+        return [
+            at("POST", f"{v1}/join", self._join, "become a member, or come back", JoinAnswer,
+               body=JoinRequest, refusals=(400, 404, 409, 413, 429, 503)),
+            at("GET", f"{v1}/nodes", self._nodes, "all members", list[NodeView]),
+            at("GET", node, self._node, "a member", NodeView, parameters=(_ID,),
+               refusals=(400, 404)),
+            at("DELETE", node, self._leave, "remove a member and repair", parameters=(_ID,),
+               refusals=(400, 404, 503)),
+            at("POST", f"{node}/report", self._report, "how a member finds its links", Desired,
+               body=Report, parameters=(_ID,), refusals=(400, 404, 409, 413, 503)),
+            at("GET", f"{v1}/topology", self._topology, "members and desired links",
+               TopologyView, media_type="text/vnd.graphviz", refusals=(400,),
+               parameters=(Parameter("format", "string", "json or dot"),)),
+            at("PUT", f"{v1}/links", self._rules, "pin or forbid links", TopologyView,
+               body=LinkRules, refusals=(400, 409, 413, 503)),
+            at("POST", f"{v1}/rebalance", self._rebalance, "exchange dear links for cheap ones",
+               TopologyView, refusals=(503,)),
+            at("GET", f"{v1}/watch", self._watch, "wait for the next revision", Watched,
+               refusals=(400, 404, 429, 503), parameters=(
+                   Parameter("since", "integer", "the revision that is known"),
+                   Parameter("node", "integer", "whose neighbours to tell"),
+                   Parameter("timeout", "number", f"seconds, at most {WATCH_S_MAX:g}"),
+               )),
+            at("POST", f"{v1}/join-tokens", self._token, "a token that is good for one join",
+               TokenView, body=TokenRequest, refusals=(400, 413, 429, 503)),
+            at("GET", f"{v1}/audit", self._audit, "the newest changes first", list[AuditView],
+               refusals=(400, 503), parameters=(Parameter("lines", "integer", "how many"),)),
+            at("GET", f"{v1}/health", self._health, "is the federation well", HealthView),
+            at("GET", "/metrics", self._metrics, "for Prometheus", needs_token=False,
+               media_type="application/openmetrics-text"),
+            at("GET", "/healthz", self._healthz, "this process lives", needs_token=False,
+               media_type="text/plain"),
+            at("GET", "/openapi.json", self._openapi, "this document", needs_token=False),
+        ]  # fmt: skip
+
+    def _answering(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                caller = self._caller(request, endpoint.described)
+                result = await endpoint.handler(request, caller)
+            except TooLarge:
+                return _refusal(413, f"the body has more than {BODY_BYTES_MAX} bytes")
+            except tuple(_CODES) as error:
+                code = next(code for kind, code in _CODES.items() if isinstance(error, kind))
+                return _refusal(code, str(error))
+            if isinstance(result, Response):
+                return result
+            return _enveloped(200, Envelope("success", 200, result, self._notes(endpoint)))
+
+        return answer
+
+    def _notes(self, endpoint: Endpoint) -> str:
+        lost = self._manager.changes.lost
+        if endpoint.described.method == "GET":
+            return f"as it was when the database was lost: {lost}" if lost else ""
+        return "; ".join(self._manager.problems)
+
+    def _caller(self, request: Request, described: Described) -> Caller:
+        """Raises Unauthorized, Forbidden."""
+        headers = request.headers
+        text = page_refusal(headers.getlist("origin"), headers.getlist("sec-fetch-site"))
+        if text:
+            raise Forbidden(text)
+        if not described.needs_token:
+            return Caller(Role.JOINER, "anybody")
+        return caller_of(
+            request.headers.get("authorization", ""),
+            getattr(request.state, CERTIFICATE_NAME, ""),
+            self._manager.settings,
+            self._manager.state,
+            time.time(),
+        )
+
+    async def _join(self, request: Request, caller: Caller) -> object:
+        wanted = await _body(request, JoinRequest)
+
+        def check() -> None:
+            if caller.member is not None:
+                self._manager.member(caller.member)
+            require_join(caller, wanted.uuid, broker_url(wanted.ip), self._manager.state)
+
+        check()
+        return await self._manager.join(
+            wanted,
+            caller.name,
+            is_vouched=self._require_broker(request, caller, wanted),
+            join_token=caller.join_token,
+            certificate="" if caller.role is Role.OPERATOR else caller.certificate,
+            gives_token=caller.gives_token,
+            check=check,
+        )
+
+    def _require_broker(self, request: Request, caller: Caller, wanted: JoinRequest) -> bool:
+        """Raises Forbidden."""
+        ip = broker_url(wanted.ip)
+        known = self._manager.state.by_ip(ip)
+        if known is not None and caller.role is Role.MEMBER and self._is(caller, known):
+            return known.is_vouched
+        join_token = self._manager.state.tokens.get(caller.join_token)
+        if join_token is not None and join_token.vouched_ip == ip:
+            return True
+        settings = self._manager.settings
+        remote = request.client.host if request.client is not None else ""
+        return require_broker(caller, ip, remote, settings.brokers, bool(settings.broker_username))
+
+    def _is(self, caller: Caller, member: Member) -> bool:
+        try:
+            require_member(caller, member)
+        except Forbidden:
+            return False
+        return True
+
+    async def _nodes(self, request: Request, caller: Caller) -> object:
+        return views.node_views(self._manager)
+
+    async def _node(self, request: Request, caller: Caller) -> object:
+        member = self._manager.member(_id(request))
+        return views.node_view(self._manager, member, self._manager.verdict())
+
+    async def _leave(self, request: Request, caller: Caller) -> object:
+        node = _id(request)
+        self._require_member(caller, node)
+        await self._manager.leave(node, caller.name)
+        return None
+
+    async def _report(self, request: Request, caller: Caller) -> object:
+        node = _id(request)
+        self._require_member(caller, node)
+        return await self._manager.report(node, await _body(request, Report))
+
+    def _require_member(self, caller: Caller, node: int) -> None:
+        """One that was taken for dead hears that it is no member, not that it may not do this.
+        Raises NoSuchMember, Forbidden."""
+        require_member(caller, self._manager.member(node))
+
+    async def _topology(self, request: Request, caller: Caller) -> object:
+        wanted = request.query_params.get("format", "json")
+        if wanted == "dot":
+            return PlainTextResponse(views.dot(self._manager), media_type="text/vnd.graphviz")
+        if wanted != "json":
+            raise ValueError(f"format {wanted!r}: choose json or dot")
+        return views.topology_view(self._manager)
+
+    async def _rules(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        wanted = await _body(request, LinkRules)
+        await self._manager.set_rules(
+            rules_of([(each.a, each.b, each.rule) for each in wanted.links]), caller.name
+        )
+        return views.topology_view(self._manager)
+
+    async def _rebalance(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        await self._manager.rebalance(caller.name)
+        return views.topology_view(self._manager)
+
+    async def _watch(self, request: Request, caller: Caller) -> object:
+        manager = self._manager
+        since = _number(request, "since", -1)
+        timeout_s = _seconds(request, "timeout", WATCH_S)
+        node = _number(request, "node", -1)
+        if node >= 0:
+            manager.member(node)
+        is_changed = await manager.changed_since(since, timeout_s)
+        if node >= 0:
+            manager.member(node)
+        return Watched(
+            revision=manager.state.revision,
+            changed=is_changed,
+            links=sorted(manager.state.links),
+            neighbors=manager.neighbors(node) if node >= 0 else None,
+        )
+
+    async def _token(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        wanted = await _body(request, TokenRequest)
+        token, expires_at_s = await self._manager.new_join_token(wanted.valid_s, caller.name)
+        return TokenView(token=token, expires_at_s=expires_at_s)
+
+    async def _audit(self, request: Request, caller: Caller) -> object:
+        require_operator(caller)
+        lines = _number(request, "lines", AUDIT_LINES)
+        if lines > AUDIT_LINES_MAX:
+            raise ValueError(f"lines: at most {AUDIT_LINES_MAX}")
+        return await self._manager.changes.audit(lines)
+
+    async def _health(self, request: Request, caller: Caller) -> object:
+        return views.health_view(self._manager)
+
+    async def _metrics(self, request: Request, caller: Caller) -> object:
+        return Response(
+            render(self._registry),
+            media_type="application/openmetrics-text; version=1.0.0; charset=utf-8",
+        )
+
+    async def _healthz(self, request: Request, caller: Caller) -> object:
+        return PlainTextResponse("ok\n")
+
+    async def _openapi(self, request: Request, caller: Caller) -> object:
+        settings = self._manager.settings
+        schemes = schemes_of(settings.access, bool(settings.token))
+        return JSONResponse(document([each.described for each in self.endpoints], schemes))
+
+
+def _enveloped(code: int, envelope: Envelope[Any]) -> Response:
+    return Response(msgspec.json.encode(envelope), code, media_type="application/json")
+
+
+def _refusal(code: int, text: str) -> Response:
+    response = _enveloped(code, Envelope("error", code, None, text))
+    if code == 401:
+        response.headers["www-authenticate"] = "Bearer"
+    return response
+
+
+def envelope_of_refusal(text: str) -> object:
+    """Of a request that does not come to a route."""
+    return msgspec.to_builtins(Envelope("error", 403, None, text))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    code = error.status_code if isinstance(error, HTTPException) else 500
+    return _refusal(
+        code, f"{request.method} {request.url.path}: see /openapi.json for what there is"
+    )
+
+
+async def _body(request: Request, kind: type[T]) -> T:
+    """Raises ValueError, TooLarge."""
+    data = bytearray()
+    try:
+        async for piece in request.stream():
+            data += piece
+            if len(data) > BODY_BYTES_MAX:
+                raise TooLarge
+    except ClientDisconnect:
+        raise ValueError("the body has ended early") from None
+    try:
+        return msgspec.json.decode(bytes(data), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"body: {error}") from None
+
+
+def _id(request: Request) -> int:
+    text = request.path_params["id"]
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise ValueError(f"{text!r} is no id of a member: those are whole numbers")
+    return int(text)
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not text.isascii() or not text.isdecimal() or len(text) > 18:
+        raise ValueError(f"{name}={text!r}: give a whole number")
+    return int(text)
+
+
+def _seconds(request: Request, name: str, default: float) -> float:
+    try:
+        value = float(request.query_params.get(name, default))
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= WATCH_S_MAX:
+        raise ValueError(f"{name}: give seconds, from 0 to {WATCH_S_MAX:g}")
+    return value

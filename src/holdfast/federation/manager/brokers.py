@@ -1,0 +1,113 @@
+"""What the manager does at a member's broker, by MQTT: measure it, and announce neighbours to a
+member of the published protocol."""
+
+import asyncio
+import time
+from secrets import token_hex
+from typing import Final, Protocol
+
+import msgspec
+
+from holdfast.client import Client, ClientError, ConnectionRefused, Options
+from holdfast.client.options import LEVEL_5, LEVEL_311
+from holdfast.client.servers import parse_server
+from holdfast.federation.manager.messages import Neighbor, TopologyAnnouncement
+from holdfast.federation.manager.state.federation_state import Announcement
+from holdfast.protocol.mqtt import reasons
+
+PROBE_TOPIC: Final = "federator/topology_bm-0"
+ANNOUNCEMENT_TOPIC: Final = "federator/topology_ann"
+PADDING: Final = b"#@#" + bytes(64)
+_OTHER_LEVEL_REASONS: Final = {
+    reasons.UNSUPPORTED_PROTOCOL_VERSION, reasons.PROTOCOL_ERROR, reasons.MALFORMED_PACKET,
+}  # fmt: skip
+
+
+class Brokers(Protocol):
+    async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
+        """Through the broker and back; None if that fails. `logs_in`: with the manager's name and
+        password."""
+
+    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
+        """Whether the broker took it, and did not say that nobody subscribes to it."""
+
+
+def broker_url(text: str) -> str:
+    """As members are told it, so that the same broker is written the same. Raises ValueError."""
+    server = parse_server(text)
+    scheme = {"mqtt": "tcp", "mqtts": "ssl"}.get(server.scheme, server.scheme)
+    return f"{scheme}://{server.address.lower()}{server.path}"
+
+
+class MqttBrokers:
+    def __init__(
+        self, timeout_s: float, username: str | None = None, password: bytes | None = None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._username = username
+        self._password = password
+
+    async def round_trip_ms(self, ip: str, logs_in: bool) -> float | None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._with_client(ip, _round_trip_ms, logs_in)
+        except (ClientError, TimeoutError, ValueError):
+            return None
+
+    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
+        body = msgspec.json.encode(
+            TopologyAnnouncement(Neighbor(announcement.about, announcement.ip), announcement.action)
+        )
+
+        async def publish(client: Client) -> float:
+            answer = await client.publish(ANNOUNCEMENT_TOPIC, body, qos=2)
+            return float(answer.reason)
+
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reason = await self._with_client(ip, publish, logs_in)
+        except (ClientError, TimeoutError, ValueError):
+            return False
+        return reason != reasons.NO_MATCHING_SUBSCRIBERS
+
+    async def _with_client(self, ip: str, work: "_Work", logs_in: bool) -> float:
+        """MQTT 5, or 3.1.1 with a broker that knows no other."""
+        try:
+            return await self._at_level(ip, LEVEL_5, work, logs_in)
+        except ConnectionRefused as error:
+            if error.reason not in _OTHER_LEVEL_REASONS:
+                raise
+        return await self._at_level(ip, LEVEL_311, work, logs_in)
+
+    async def _at_level(self, ip: str, level: int, work: "_Work", logs_in: bool) -> float:
+        options = Options(
+            level=level,
+            client_id=f"holdfast-topology-{token_hex(8)}",
+            connect_timeout_s=self._timeout_s,
+            username=self._username if logs_in else None,
+            password=self._password if logs_in else None,
+        )
+        client = Client(servers=[ip], options=options)
+        try:
+            await client.connect()
+            result = await work(client)
+            await client.disconnect()
+            return result
+        finally:
+            client.abort()
+
+
+class _Work(Protocol):
+    async def __call__(self, client: Client) -> float: ...
+
+
+async def _round_trip_ms(client: Client) -> float:
+    """Others may measure at the same broker at the same time: only our message counts."""
+    await client.subscribe((PROBE_TOPIC, 1))
+    start = time.monotonic_ns()
+    mark = b"%d%s%s" % (time.time_ns(), PADDING, token_hex(8).encode())
+    await client.publish(PROBE_TOPIC, mark, qos=1)
+    async for message in client.messages():
+        if message.payload == mark:
+            break
+    return (time.monotonic_ns() - start) / 1e6

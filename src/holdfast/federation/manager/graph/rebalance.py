@@ -1,0 +1,110 @@
+"""Links that suit the rules and the round trips better, without a moment of less safety."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.federation.manager.graph.graph import (
+    Graph,
+    GraphView,
+    Link,
+    diameter,
+    link_of,
+    links_of,
+    structure_of,
+)
+from holdfast.federation.manager.graph.placement import HOP_COST_MS
+from holdfast.federation.manager.graph.repair import Cost, Repaired, Rules, repair
+
+SWAPS_MAX: Final = 16
+"""Links exchanged by one rebalance."""
+LINKS_TRIED: Final = 24
+REPLACEMENTS_TRIED: Final = 6
+DIAMETER_NODES_MAX: Final = 100
+"""Of a larger federation only the round trips are looked at."""
+
+
+def within_rules(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
+    """The links after a change of rules or limits: pinned ones made, forbidden ones removed,
+    those beyond a limit given up, the dearest first; then repaired."""
+    before = links_of(graph)
+    work: Graph = {node: set(neighbours) for node, neighbours in graph.items()}
+    for one, other in rules.pinned:
+        work[one].add(other)
+        work[other].add(one)
+    for one, other in rules.forbidden:
+        _cut(work, (one, other))
+    for node in sorted(work):
+        spare = [link for link in (link_of(node, other) for other in work[node])
+                 if link not in rules.pinned]  # fmt: skip
+        spare.sort(key=lambda link: (cost(*link), link))
+        while len(work[node]) > rules.limit(node) and spare:
+            _cut(work, spare.pop())
+    repaired = repair(work, rules, cost)
+    problems = repaired.problems + tuple(
+        f"member {node} has more pinned links than its limit of {rules.limit(node)}"
+        for node in sorted(work)
+        if sum(node in link for link in rules.pinned) > rules.limit(node)
+    )
+    after = repaired.links
+    return Repaired(after, frozenset(after - before), frozenset(before - after), problems)
+
+
+def rebalance(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
+    """Exchange dear links for cheap ones, one end at a time, as long as that lowers the price."""
+    before = links_of(graph)
+    start = within_rules(graph, rules, cost)
+    if start.problems:
+        return start
+    work: Graph = {node: set() for node in graph}
+    for one, other in start.links:
+        work[one].add(other)
+        work[other].add(one)
+    for _ in range(SWAPS_MAX):
+        if not _swap(work, rules, cost):
+            break
+    after = links_of(work)
+    return Repaired(frozenset(after), frozenset(after - before), frozenset(before - after))
+
+
+def _price(graph: Graph, cost: Cost) -> float:
+    total = sum(cost(*link) for link in links_of(graph))
+    if len(graph) > DIAMETER_NODES_MAX:
+        return total
+    return total + HOP_COST_MS * len(graph) * (diameter(graph) or 0)
+
+
+def _swap(graph: Graph, rules: Rules, cost: Cost) -> bool:
+    price = _price(graph, cost)
+    dearest = sorted(links_of(graph) - rules.pinned, key=lambda link: (-cost(*link), link))
+    for link in dearest[:LINKS_TRIED]:
+        for other in _replacements(graph, link, rules, cost):
+            _cut(graph, link)
+            _join(graph, other)
+            if structure_of(graph).is_two_connected and _price(graph, cost) < price:
+                return True
+            _cut(graph, other)
+            _join(graph, link)
+    return False
+
+
+def _replacements(graph: Graph, link: Link, rules: Rules, cost: Cost) -> Iterator[Link]:
+    """Links from either end to a node that has room, the cheapest first."""
+    others = [
+        link_of(end, node)
+        for end in link
+        for node in graph
+        if node not in link and node not in graph[end] and len(graph[node]) < rules.limit(node)
+    ]
+    allowed = [other for other in others if other not in rules.forbidden]
+    allowed.sort(key=lambda other: (cost(*other), other))
+    return iter(allowed[:REPLACEMENTS_TRIED])
+
+
+def _cut(graph: Graph, link: Link) -> None:
+    graph[link[0]].discard(link[1])
+    graph[link[1]].discard(link[0])
+
+
+def _join(graph: Graph, link: Link) -> None:
+    graph[link[0]].add(link[1])
+    graph[link[1]].add(link[0])

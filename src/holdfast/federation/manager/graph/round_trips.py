@@ -1,0 +1,48 @@
+"""Round trips as they were measured, and what stands for those that were not."""
+
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Final
+
+from holdfast.federation.manager.graph.graph import Link, link_of
+
+UNKNOWN_MS: Final = 10_000.0
+"""A member that could not be measured is taken last, never first."""
+
+
+def measured_ms(value: float | None) -> float | None:
+    """None for what is no measurement: absent, negative, infinite, or the mean of nothing."""
+    return value if value is not None and isfinite(value) and value >= 0 else None
+
+
+@dataclass
+class RoundTrips:
+    of_members: dict[int, float] = field(default_factory=dict)
+    """From the manager through the member's broker and back."""
+    of_links: dict[Link, float] = field(default_factory=dict)
+    """As the members report them."""
+
+    def latency(self, node: int) -> float:
+        return self.of_members.get(node, UNKNOWN_MS)
+
+    def cost(self, one: int, other: int) -> float:
+        """What a link costs that nobody has measured: the way by the manager, an upper bound."""
+        known = self.of_links.get(link_of(one, other))
+        return self.latency(one) + self.latency(other) if known is None else known
+
+    def member_measured(self, node: int, round_trip_ms: float | None) -> None:
+        known = measured_ms(round_trip_ms)
+        if known is None:
+            self.of_members.pop(node, None)
+        else:
+            self.of_members[node] = known
+
+    def link_measured(self, one: int, other: int, round_trip_ms: float | None) -> None:
+        known = measured_ms(round_trip_ms)
+        if known is not None and one != other:
+            self.of_links[link_of(one, other)] = known
+
+    def forget(self, node: int) -> None:
+        self.of_members.pop(node, None)
+        for link in [link for link in self.of_links if node in link]:
+            del self.of_links[link]

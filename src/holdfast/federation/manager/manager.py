@@ -1,0 +1,369 @@
+"""The manager: takes requests and probes, changes the desired state, and lets others watch it.
+
+What changes the state is decided in one go when its turn comes (`changes`), so nothing that was
+looked at before an `await` is relied on after it.
+"""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from msgspec import UNSET
+
+from holdfast.federation.manager.announcer import is_confirmed
+from holdfast.federation.manager.brokers import Brokers, broker_url
+from holdfast.federation.manager.graph.graph import Link
+from holdfast.federation.manager.graph.health import Health, Verdict
+from holdfast.federation.manager.graph.reports import Reports
+from holdfast.federation.manager.graph.round_trips import UNKNOWN_MS, RoundTrips, measured_ms
+from holdfast.federation.manager.messages import Desired, JoinAnswer, JoinRequest, Neighbor, Report
+from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.state import federation_state as desired
+from holdfast.federation.manager.state.changes import Change, Changes, TooMany
+from holdfast.federation.manager.state.federation_state import (
+    DEGREE_MIN,
+    Announcement,
+    Federation,
+    JoinToken,
+    Member,
+    Policy,
+    Refused,
+    Rule,
+)
+from holdfast.federation.manager.state.store import Store
+
+MEMBERS_MAX: Final = 10_000
+REPORT_FRESH_INTERVALS: Final = 3
+WATCHERS_MAX: Final = 2_000
+TOKENS_MAX: Final = 10_000
+READMIT_S: Final = 30 * 86_400.0
+"""How long a member that was taken for dead may come back with its token, as a new member."""
+
+
+class NoSuchMember(Exception):
+    pass
+
+
+def hash_of(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+class Manager:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        brokers: Brokers,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Reads the state, and blocks until it has. Raises StoreError."""
+        self.settings = settings
+        self.health = Health()
+        self.round_trips = RoundTrips()
+        self.reports = Reports(clock, REPORT_FRESH_INTERVALS * settings.probe_interval_s)
+        self.problems: tuple[str, ...] = ()
+        """Why the links are not as safe as they should be."""
+        self.counts: Counter[str] = Counter()
+        self.clock = clock
+        self.brokers = brokers
+        self._policy = Policy(
+            settings.degree_max, "paper" if settings.strategy == "paper" else "default"
+        )
+        self._watchers = 0
+        self._is_ending = False
+        self.changes = Changes(store)
+
+    @property
+    def state(self) -> Federation:
+        """As it was last stored."""
+        return self.changes.state
+
+    async def repair(self) -> None:
+        """What the limits ask for, which may be others than at the end before. Raises
+        StoreError."""
+
+        def decide() -> Change[None] | None:
+            changed = desired.repaired(self.state, self._policy, self.round_trips.cost)
+            if changed.state is self.state:
+                self.problems = changed.problems
+                return None
+            return self._change(changed, "manager", "repair", "the limits have changed")
+
+        await self.changes.make(decide)
+
+    def _change(
+        self, changed: desired.Changed, actor: str, action: str, detail: str
+    ) -> Change[None]:
+        def then() -> None:
+            self.problems = changed.problems
+
+        return Change(changed.state, actor, action, detail, then)
+
+    def adopted(self, before: Federation) -> None:
+        """Another manager may have changed the state, or a change of ours was stored after all.
+        Nobody counts as failing for the time without a database, in which reports were refused."""
+        self.health = Health()
+        self.reports.clear()
+        for node, member in before.members.items():
+            if self.state.members.get(node) != member:
+                self.round_trips.forget(node)
+        found = desired.repaired(self.state, self._policy, self.round_trips.cost)
+        self.problems = found.problems
+
+    def release_watchers(self) -> None:
+        """Answer who waits for a change, now and from now on: the end is near."""
+        self._is_ending = True
+        self.changes.wake()
+
+    async def stop(self) -> None:
+        """After the change that is under way."""
+        await self.changes.stop()
+
+    async def join(
+        self,
+        request: JoinRequest,
+        actor: str,
+        join_token: str = "",
+        certificate: str = "",
+        gives_token: bool = False,
+        check: Callable[[], None] = lambda: None,
+        is_vouched: bool = True,
+    ) -> JoinAnswer:
+        """`join_token`: the hash of the token that lets it in, used up by this; `certificate`: the
+        name of the one it has shown; `gives_token`: it needs one; `check`: asked last, raises for
+        who may not; `is_vouched`: the operator vouches for the address. Raises ValueError for an
+        address that is none, Refused, NoSuchMember, TooMany, StoreError."""
+        ip = broker_url(request.ip)
+        if 0 < request.capacity < DEGREE_MIN:
+            raise ValueError(
+                f"capacity {request.capacity}: a member needs room for {DEGREE_MIN} neighbours"
+            )
+        round_trip_ms = await self.brokers.round_trip_ms(ip, is_vouched)
+        token = secrets.token_urlsafe(32) if gives_token else ""
+        wanted = Member(
+            id=-1,
+            ip=ip,
+            uuid=request.uuid,
+            epoch=request.epoch,
+            advertise=request.advertise,
+            labels=request.labels,
+            capacity=request.capacity,
+            token_hash=hash_of(token) if token else "",
+            certificate=certificate,
+            joined_at_s=time.time(),
+            is_vouched=is_vouched,
+        )
+        latency = self._latency(request)
+
+        def decide() -> Change[JoinAnswer]:
+            check()
+            before = self.state
+            token_state = before.tokens.get(join_token)
+            if join_token and (token_state is None or token_state.used_by is not None):
+                raise Refused("this join token has been used in the meantime: make a new one")
+            if len(before.members) >= MEMBERS_MAX:
+                raise TooMany(f"there are {MEMBERS_MAX} members, more than that are not taken")
+            joined = desired.join(before, wanted, self._policy, latency, self.round_trips.cost)
+            member, state = joined.member, joined.state
+            if join_token:
+                state = desired.with_token_used(state, join_token, member.id)
+
+            def then() -> JoinAnswer:
+                self.problems = joined.problems
+                self._forget([member.id, *(set(before.members) - set(state.members))])
+                self._measured(member.id, round_trip_ms, request)
+                self.counts["joins"] += 1
+                return self._join_answer(member, token)
+
+            action = "join" if joined.is_new else "rejoin"
+            return Change(state, actor, action, f"{member.id} {ip}", then)
+
+        answer = await self.changes.make(decide)
+        assert answer is not None
+        return answer
+
+    def _measured(self, node: int, round_trip_ms: float | None, request: JoinRequest) -> None:
+        self.round_trips.member_measured(node, round_trip_ms)
+        for other, trip_ms in request.rtts.items():
+            if other in self.state.members:
+                self.round_trips.link_measured(node, other, trip_ms)
+
+    def _latency(self, request: JoinRequest) -> Callable[[int], float]:
+        """Of the members as the newcomer measured them; without that, as the manager did. The
+        published rule knows the manager's measurement only."""
+        if self._policy.strategy == "paper" or not request.rtts:
+            return self.round_trips.latency
+        trips = request.rtts
+        return lambda node: measured if (measured := trips.get(node)) is not None else UNKNOWN_MS
+
+    def _join_answer(self, member: Member, token: str) -> JoinAnswer:
+        return JoinAnswer(
+            id=member.id,
+            ip="",
+            neighbors=self.neighbors(member.id),
+            redundancy=self.settings.redundancy,
+            core_ann_interval=self.settings.core_ann_interval_ns,
+            beacon_interval=self.settings.beacon_interval_ns,
+            revision=self.state.revision if member.uuid else UNSET,
+            token=token or UNSET,
+        )
+
+    def neighbors(self, node: int) -> list[Neighbor]:
+        members = [self.state.members[each] for each in self.state.neighbours(node)]
+        return [Neighbor(each.id, each.ip, each.advertise or UNSET) for each in members]
+
+    def member(self, node: int) -> Member:
+        """Raises NoSuchMember."""
+        found = self.state.members.get(node)
+        if found is None:
+            raise NoSuchMember(f"there is no member {node}: it was removed, or never joined")
+        return found
+
+    async def leave(self, node: int, actor: str) -> None:
+        """Raises NoSuchMember, StoreError."""
+
+        def leaving() -> list[int]:
+            self.member(node)
+            return [node]
+
+        await self._remove(leaving, actor, "leave")
+
+    async def remove_dead(self) -> None:
+        """Raises StoreError."""
+        until_s = time.time() + READMIT_S
+        await self._remove(lambda: list(self.verdict().dead), "manager", "dead", until_s)
+
+    async def _remove(
+        self,
+        nodes_of: Callable[[], list[int]],
+        actor: str,
+        action: str,
+        readmit_until_s: float = 0,
+    ) -> None:
+        """Whom `nodes_of` says when the turn comes."""
+
+        def decide() -> Change[None] | None:
+            nodes = nodes_of()
+            if not nodes:
+                return None
+            changed = desired.leave(
+                self.state, nodes, self._policy, self.round_trips.cost, readmit_until_s
+            )
+
+            def then() -> None:
+                self.problems = changed.problems
+                self._forget(nodes)
+                self.counts["removals"] += len(nodes)
+
+            detail = " ".join(str(node) for node in nodes)
+            return Change(changed.state, actor, action, detail, then)
+
+        await self.changes.make(decide)
+
+    def _forget(self, nodes: Iterable[int]) -> None:
+        for node in nodes:
+            self.health.forget(node)
+            self.round_trips.forget(node)
+            self.reports.forget(node)
+
+    async def set_rules(self, rules: dict[Link, Rule], actor: str) -> None:
+        """Raises Refused, StoreError."""
+        text = " ".join(f"{low}-{high}:{rule}" for (low, high), rule in rules.items())
+
+        def decide() -> Change[None]:
+            changed = desired.set_rules(self.state, rules, self._policy, self.round_trips.cost)
+            return self._change(changed, actor, "links", text)
+
+        await self.changes.make(decide)
+
+    async def rebalance(self, actor: str) -> None:
+        """Raises StoreError."""
+
+        def decide() -> Change[None]:
+            changed = desired.rebalanced(self.state, self._policy, self.round_trips.cost)
+            moved = len(changed.state.links - self.state.links)
+            return self._change(changed, actor, "rebalance", f"{moved} new links")
+
+        await self.changes.make(decide)
+
+    async def report(self, node: int, report: Report) -> Desired:
+        """What a member says of its links, and what it should have. Raises NoSuchMember, Refused
+        for a report of an earlier life of the member, StoreError."""
+        member = self.member(node)
+        if report.epoch < member.epoch:
+            raise Refused(
+                f"member {node} has joined with epoch {member.epoch} since {report.epoch}: join"
+                " again"
+            )
+        self.reports.received(node, report)
+        for link in report.links:
+            if link.up and link.peer in self.state.members:
+                self.round_trips.link_measured(node, link.peer, measured_ms(link.rtt_ms))
+        await self.announced(
+            [
+                each
+                for each in self.state.announcements.values()
+                if each.receiver == node and is_confirmed(each, report)
+            ]
+        )
+        self.changes.check_current()
+        self.member(node)
+        return Desired(self.state.revision, self.neighbors(node))
+
+    async def announced(self, told: list[Announcement]) -> None:
+        """What was decided in the meantime stays. Raises StoreError."""
+
+        def decide() -> Change[None] | None:
+            after = self.state
+            for each in told:
+                after = desired.announced(after, each)
+            if after is self.state:
+                return None
+            detail = ", ".join(f"{each.receiver} {each.about}" for each in told)
+            return Change(after, "manager", "announced", detail, lambda: None)
+
+        if told:
+            await self.changes.make(decide)
+
+    async def new_join_token(self, valid_s: float, actor: str) -> tuple[str, float]:
+        """The token and when it expires. Raises TooMany, StoreError."""
+        now_s = time.time()
+        token = "join-" + secrets.token_urlsafe(24)
+        expires_at_s = now_s + valid_s
+
+        def decide() -> Change[None]:
+            if len(self.state.tokens) >= TOKENS_MAX:
+                raise TooMany(f"there are {TOKENS_MAX} join tokens: wait until some expire")
+            made = JoinToken(expires_at_s=expires_at_s)
+            after = desired.with_token(self.state, hash_of(token), made, now_s)
+            return Change(after, actor, "join-token", f"valid for {valid_s:g} s", lambda: None)
+
+        await self.changes.make(decide)
+        return token, expires_at_s
+
+    async def changed_since(self, revision: int, timeout_s: float) -> bool:
+        """Wait until the state has another revision, at most so long; whether it has. Raises
+        TooMany, and StoreError where it is not known."""
+        if self._watchers >= WATCHERS_MAX:
+            raise TooMany(f"{WATCHERS_MAX} watch already: ask again later")
+        self._watchers += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.state.revision == revision and not self._is_ending:
+                    await self.changes.changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._watchers -= 1
+        self.changes.check_current()
+        return self.state.revision != revision
+
+    def verdict(self) -> Verdict:
+        def is_reported_up(node: int) -> bool:
+            return self.reports.is_up(node, self.state.neighbours(node))
+
+        return self.health.judge(self.state.members, is_reported_up)

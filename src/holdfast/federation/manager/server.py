@@ -1,0 +1,129 @@
+"""The manager as a process: its file, its HTTP server, its end."""
+
+import asyncio
+import logging
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from holdfast.federation.manager.api import CERTIFICATE_NAME, Api, envelope_of_refusal
+from holdfast.federation.manager.brokers import MqttBrokers
+from holdfast.federation.manager.maintenance import Rounds
+from holdfast.federation.manager.manager import Manager
+from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.state.databases import open_store
+from holdfast.federation.manager.state.store import StoreError
+from holdfast.security.certificates import certificate_identity
+from holdfast.security.http.connections import BoundedConnection, bounded
+from holdfast.security.http.guard import Guard
+from holdfast.security.http.requests import hosts_of_bind
+from holdfast.security.tls import server_context
+
+logger = logging.getLogger("holdfast.topology")
+
+CONNECTIONS_MAX: Final = 4096
+"""2,000 of them may watch for changes. At most three quarters of the process's descriptors."""
+SHUTDOWN_S: Final = 2
+"""How long answers that are under way may take at the end."""
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to the manager."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _CertifiedProtocol(BoundedConnection):
+    """Tells each request whose certificate its connection has."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        name = certificate_identity(transport.get_extra_info("peercert"))
+        self.app_state = {**self.app_state, CERTIFICATE_NAME: name}
+        super().connection_made(transport)
+
+
+def _connections_max() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CONNECTIONS_MAX if soft < 0 else min(CONNECTIONS_MAX, soft * 3 // 4)
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """Raises TlsError."""
+    if not settings.certificate:
+        return None
+    return server_context(
+        Path(settings.certificate),
+        Path(settings.key),
+        Path(settings.client_ca) if settings.client_ca else None,
+        require_certificate=settings.access in ("certificate", "both"),
+    )
+
+
+async def serve(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises StoreError, TlsError, and OSError if the address cannot be
+    had."""
+    tls = _tls(settings)
+    brokers = MqttBrokers(
+        settings.probe_timeout_s, settings.broker_username or None, settings.broker_password()
+    )
+    store = open_store(settings.db_url)
+    manager = Manager(settings, store, brokers)
+    rounds = Rounds(manager)
+    bind = settings.bind.strip("[]")
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        await manager.repair()
+        listener = socket.create_server((bind, settings.port), family=family)
+    except (OSError, StoreError):
+        await manager.stop()
+        raise
+    config = uvicorn.Config(
+        Guard(Api(manager).application(), hosts_of_bind(bind), envelope_of_refusal),
+        http=bounded(_CertifiedProtocol, _connections_max()),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    config.load()
+    config.ssl = tls
+    server = _QuietServer(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    stopping = asyncio.create_task(stop.wait())
+    rounds.start()
+    logger.info(
+        "ready api=%s:%d database=%s members=%d revision=%d",
+        settings.bind, listener.getsockname()[1], store.name,
+        len(manager.state.members), manager.state.revision,
+    )  # fmt: skip
+    try:
+        ended, _ = await asyncio.wait(
+            {serving, stopping, *rounds.tasks}, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        stopping.cancel()
+        manager.release_watchers()
+        server.should_exit = True
+        await serving
+        await rounds.stop()
+        await manager.stop()
+        listener.close()
+        logger.info("stopped")
+    for task in ended.intersection(rounds.tasks):
+        # A manager that no longer looks after its members must not seem to live.
+        task.result()

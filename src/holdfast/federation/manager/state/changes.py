@@ -1,0 +1,194 @@
+"""The state as it is stored, and the changes of it, one after another.
+
+1. A change is decided on the state that the change before it has left, stored, and only then seen
+   by anybody: no two are ever decided on the same state.
+2. Where it is not known whether a change was stored, nothing more is changed, and nobody is told
+   what to do, until the state has been read again. What was read takes the place of what was known,
+   unless it is older than what members have been told.
+3. Who asked for a change may go away: the change goes on to its end, and the state follows.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from holdfast.federation.manager.state.federation_state import Federation
+from holdfast.federation.manager.state.store import AuditLine, Store, StoreError, StoreLost
+from holdfast.federation.manager.state.thread import StoreThread
+
+T = TypeVar("T")
+
+logger = logging.getLogger("holdfast.topology")
+
+WAITING_MAX: Final = 1_000
+"""Changes, for the one before them."""
+CHECK_S: Final = 5.0
+"""Between looks whether the database is still there."""
+RETRY_S: Final = 0.2
+"""Doubled up to RETRY_S_MAX."""
+RETRY_S_MAX: Final = 5.0
+
+
+class TooMany(Exception):
+    """A bound of the manager's is reached; the text names it."""
+
+
+@dataclass(frozen=True)
+class Change(Generic[T]):
+    after: Federation
+    actor: str
+    action: str
+    detail: str
+    then: Callable[[], T]
+    """What else goes with it, once it is stored; what it returns is what was asked for."""
+
+
+class Changes:
+    def __init__(self, store: Store) -> None:
+        """Reads the state; blocks until it has. Raises StoreError."""
+        self.state: Federation = store.load()
+        self.lost = ""
+        """Why it is not known whether `state` is what is stored; empty: it is."""
+        self.losses = 0
+        """So far."""
+        self._thread = StoreThread(store)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._changed = asyncio.Event()
+        self._wanted = asyncio.Event()
+        self._is_ending = False
+
+    def check_current(self) -> None:
+        """Raises StoreError where members must not be told what is known."""
+        if self.lost:
+            raise StoreError(f"the database is away, and is tried again: {self.lost}")
+
+    async def make(self, decide: Callable[[], Change[T] | None]) -> T | None:
+        """What `decide` says when its turn comes; None: nothing. Raises what `decide` raises,
+        TooMany, StoreError: then nothing has changed, unless the database was lost meanwhile."""
+        if len(self._tasks) >= WAITING_MAX:
+            raise TooMany(f"{WAITING_MAX} changes wait already: ask again later")
+        making = self._make(decide)
+        task = asyncio.create_task(making)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            # Of one whose asker is gone nobody else takes the exception.
+            task.exception()
+
+    async def _make(self, decide: Callable[[], Change[T] | None]) -> T | None:
+        async with self._turn:
+            if self._is_ending:
+                raise StoreError("the manager is stopping: ask again when it is back")
+            self.check_current()
+            change = decide()
+            if change is None:
+                return None
+            line = AuditLine(
+                at_s=time.time(), revision=change.after.revision, actor=change.actor,
+                action=change.action, detail=change.detail,
+            )  # fmt: skip
+            before, store = self.state, self._thread.store
+            await self._run(lambda: store.save(before, change.after, line))
+            self.state = change.after
+            logger.info(
+                "%s actor=%s revision=%d %s",
+                change.action, change.actor, change.after.revision, change.detail,
+            )  # fmt: skip
+            self.wake()
+            return change.then()
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        try:
+            return await self._thread.run(call)
+        except StoreLost as error:
+            self.losses += not self.lost
+            self.lost = str(error)
+            self._wanted.set()
+            logger.error("database_lost error=%r", self.lost)
+            raise
+
+    async def audit(self, lines: int) -> list[AuditLine]:
+        """The newest ones, the newest first. Raises StoreError."""
+        async with self._turn:
+            self.check_current()
+            return await self._run(lambda: self._thread.store.audit(lines))
+
+    def wake(self) -> None:
+        """Who waits, once: an event that stayed set would be one that nobody can wait for."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change, for good: ask for a new one after it."""
+        return self._changed
+
+    async def keep(self, adopted: Callable[[Federation], None]) -> None:
+        """Until it is cancelled: look after the connection, and read the state again when it was
+        lost; `adopted` is called with what was known before."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CHECK_S):
+                    await self._wanted.wait()
+            if not self.lost:
+                with suppress(StoreLost):
+                    await self._undisturbed(self._check())
+            pause_s = RETRY_S
+            while self.lost:
+                await self._undisturbed(self._read_again(adopted))
+                if self.lost:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, RETRY_S_MAX)
+
+    async def _undisturbed(self, work: Coroutine[None, None, None]) -> None:
+        task: asyncio.Task[object] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    async def _check(self) -> None:
+        async with self._turn:
+            if not self.lost:
+                await self._run(self._thread.store.check)
+
+    async def _read_again(self, adopted: Callable[[Federation], None]) -> None:
+        async with self._turn:
+            try:
+                state = await self._thread.run(self._thread.store.load)
+            except StoreError as error:
+                if str(error) != self.lost:
+                    self.lost = str(error)
+                    logger.error("database_away error=%r", self.lost)
+                return
+            before = self.state
+            if state.revision < before.revision:
+                lost = (
+                    f"its revision is {state.revision}, and members have been told"
+                    f" {before.revision}: was a backup restored, or did a standby that was behind"
+                    " take over? Restart the manager to go on from there"
+                )
+                if lost != self.lost:
+                    self.lost = lost
+                    logger.error("database_is_older error=%r", self.lost)
+                return
+            self.state, self.lost = state, ""
+            self._wanted.clear()
+            logger.info("database_back revision=%d before=%d", state.revision, before.revision)
+            adopted(before)
+            self.wake()
+
+    async def stop(self) -> None:
+        """After the change that is under way; those behind it are refused."""
+        self._is_ending = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._thread.stop()

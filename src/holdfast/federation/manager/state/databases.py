@@ -1,0 +1,35 @@
+"""Which database a manager keeps its state in, by URL."""
+
+from pathlib import Path
+from typing import Final
+
+from holdfast.federation.manager.state.sqlite import SqliteStore
+from holdfast.federation.manager.state.store import Store, StoreError
+
+SQLITE: Final = "sqlite:///"
+POSTGRESQL: Final = ("postgresql://", "postgres://")
+
+
+def check_url(url: str) -> None:
+    """Raises ValueError, without what may be secret."""
+    if url.startswith(POSTGRESQL) or (url.startswith(SQLITE) and url != SQLITE):
+        return
+    scheme, separator, _ = url.partition("://")
+    raise ValueError(
+        f"{scheme if separator else 'no URL'!r}: write {SQLITE}/path/to/topology.db, or"
+        " postgresql://user:password@host/database"
+    )
+
+
+def open_store(url: str) -> Store:
+    """`url` has been checked. Raises StoreError."""
+    if url.startswith(SQLITE):
+        return SqliteStore(Path(url.removeprefix(SQLITE)))
+    try:
+        from holdfast.federation.manager.state.postgresql import PostgresqlStore
+    except ImportError as error:
+        raise StoreError(
+            f"DB_URL names PostgreSQL, and its driver cannot be loaded ({error}): pip install"
+            " 'holdfast[postgresql]'"
+        ) from None
+    return PostgresqlStore(url)

@@ -1,0 +1,225 @@
+"""The manager's state in an SQL database: one transaction per change, and a line of the audit log
+in each. What is written is the difference of two states.
+
+What holds for every database:
+
+1. A change is stored as a whole or not at all, and only on top of the revision it was decided on:
+   so revisions grow by one manager's changes at a time.
+2. After `StoreLost` it is not known whether the last change was stored. Nothing more is, until
+   `load` has told.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from holdfast.federation.manager.graph.graph import Link
+from holdfast.federation.manager.state.federation_state import (
+    Announcement,
+    Federation,
+    JoinToken,
+    Member,
+)
+
+T = TypeVar("T")
+
+VERSION: Final = 1
+"""Of the tables; a database of another version is left alone."""
+AUDIT_LINES_MAX: Final = 100_000
+"""Older ones are forgotten."""
+
+
+class StoreError(Exception):
+    """The database cannot be used or written; nothing has changed."""
+
+
+class StoreLost(StoreError):
+    """There is no connection to it any more, and the last change may have been stored or not."""
+
+
+class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
+    at_s: float
+    """Seconds since 1970."""
+    revision: int
+    actor: str
+    action: str
+    detail: str = ""
+
+
+class Store(ABC):
+    """Not thread-safe but for `interrupt`: one call at a time, from whichever thread. All of them
+    block. A subclass opens its database when it is made; its SQL has `?` for parameters."""
+
+    name: str
+    """For people, without secrets."""
+
+    @abstractmethod
+    def _all(self, sql: str) -> Sequence[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def _run(self, sql: str, values: Sequence[object]) -> int:
+        """Of how many rows."""
+
+    @abstractmethod
+    def _run_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None: ...
+
+    @abstractmethod
+    def _transaction(self, work: Callable[[], T]) -> T:
+        """`work` sees one state of the database; rolled back if it raises."""
+
+    @abstractmethod
+    def _explained(self) -> AbstractContextManager[object]:
+        """Turns the database's errors into StoreError and StoreLost."""
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """If it is not connected. Raises StoreError."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raises StoreLost."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Makes the call that another thread is in end soon, with an exception."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def load(self) -> Federation:
+        """Connects anew if need be. Raises StoreError."""
+        self._connect()
+        try:
+            with self._explained():
+                return self._transaction(self._read)
+        except (msgspec.DecodeError, KeyError, TypeError) as error:
+            raise StoreError(f"{self.name}: damaged: {error}") from error
+
+    def _read(self) -> Federation:
+        ask = self._all
+        meta = dict(ask("SELECT name, value FROM meta"))
+        members = [_decode(Member, body) for (body,) in ask("SELECT body FROM members")]
+        rules = list(ask("SELECT low, high, rule FROM rules"))
+        announcements = [
+            _decode(Announcement, body) for (body,) in ask("SELECT body FROM announcements")
+        ]
+        return Federation(
+            revision=meta["revision"],
+            next_id=meta["next_id"],
+            members={member.id: member for member in sorted(members, key=lambda m: m.id)},
+            links=frozenset((low, high) for low, high in ask("SELECT low, high FROM links")),
+            pinned=frozenset((low, high) for low, high, rule in rules if rule == "pin"),
+            forbidden=frozenset((low, high) for low, high, rule in rules if rule == "forbid"),
+            tokens={
+                name: _decode(JoinToken, body)
+                for name, body in ask("SELECT hash, body FROM tokens")
+            },
+            announcements={(each.receiver, each.about): each for each in announcements},
+        )
+
+    def save(self, before: Federation, after: Federation, line: AuditLine) -> None:
+        """All or nothing. Raises StoreError, also when another manager has changed the state since
+        `before` was loaded."""
+        with self._explained():
+            self._transaction(lambda: self._write(before, after, line))
+
+    def _write(self, before: Federation, after: Federation, line: AuditLine) -> None:
+        run = self._run
+        changed = run(
+            "UPDATE meta SET value = ? WHERE name = 'revision' AND value = ?",
+            (after.revision, before.revision),
+        )
+        if changed != 1:
+            raise self._conflict()
+        run("UPDATE meta SET value = ? WHERE name = 'next_id'", (after.next_id,))
+        # Deleted before inserted: an address or uuid may have gone from one member to another.
+        self._difference("members", ("id",), _members(before), _members(after))
+        self._difference("links", ("low", "high"), _pairs(before.links), _pairs(after.links))
+        self._difference("rules", ("low", "high"), _rules(before), _rules(after))
+        self._difference("tokens", ("hash",), _tokens(before), _tokens(after))
+        self._difference(
+            "announcements", ("receiver", "about"), _announcements(before), _announcements(after)
+        )
+        run(
+            "INSERT INTO audit (at_s, revision, actor, action, detail) VALUES (?, ?, ?, ?, ?)",
+            (line.at_s, after.revision, line.actor, line.action, line.detail),
+        )
+        run("DELETE FROM audit WHERE at <= (SELECT max(at) FROM audit) - ?", (AUDIT_LINES_MAX,))
+
+    def _conflict(self) -> StoreError:
+        return StoreError(f"{self.name}: another manager writes to it, too; stop one of them")
+
+    def _difference(
+        self,
+        table: str,
+        key: tuple[str, ...],
+        before: Mapping[tuple[object, ...], tuple[object, ...]],
+        after: Mapping[tuple[object, ...], tuple[object, ...]],
+    ) -> None:
+        """Rows by their keys, which are their first columns."""
+        condition = " AND ".join(f"{name} = ?" for name in key)
+        stale = [each for each, row in before.items() if after.get(each) != row]
+        if stale:
+            self._run_many(f"DELETE FROM {table} WHERE {condition}", stale)
+        rows = [row for each, row in after.items() if before.get(each) != row]
+        if rows:
+            places = ", ".join("?" for _ in rows[0])
+            self._run_many(f"INSERT INTO {table} VALUES ({places})", rows)
+
+    def audit(self, lines: int) -> list[AuditLine]:
+        """The newest ones, the newest first. Raises StoreError."""
+        with self._explained():
+            found = self._all(
+                "SELECT at_s, revision, actor, action, detail FROM audit ORDER BY at DESC"
+                f" LIMIT {lines:d}"
+            )
+        return [
+            AuditLine(at_s=at_s, revision=revision, actor=actor, action=action, detail=detail)
+            for at_s, revision, actor, action, detail in found
+        ]
+
+    def _check_version(self, version: int) -> None:
+        """Raises StoreError."""
+        if version != VERSION:
+            raise StoreError(
+                f"{self.name}: written by another version of the manager (format {version}, this"
+                f" one knows {VERSION})"
+            )
+
+
+_Rows = dict[tuple[object, ...], tuple[object, ...]]
+
+
+def _members(state: Federation) -> _Rows:
+    return {
+        (id,): (id, member.uuid or None, member.ip, _encode(member))
+        for id, member in state.members.items()
+    }
+
+
+def _pairs(links: Iterable[Link]) -> _Rows:
+    return {link: link for link in links}
+
+
+def _rules(state: Federation) -> _Rows:
+    pinned: _Rows = {link: (*link, "pin") for link in state.pinned}
+    return pinned | {link: (*link, "forbid") for link in state.forbidden}
+
+
+def _tokens(state: Federation) -> _Rows:
+    return {(name,): (name, _encode(token)) for name, token in state.tokens.items()}
+
+
+def _announcements(state: Federation) -> _Rows:
+    return {key: (*key, _encode(value)) for key, value in state.announcements.items()}
+
+
+def _encode(value: msgspec.Struct) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decode(kind: type[T], body: str) -> T:
+    return msgspec.json.decode(body, type=kind)

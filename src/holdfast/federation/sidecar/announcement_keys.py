@@ -1,0 +1,181 @@
+"""Announcements signed with the key of a member's certificate, and others' looked at.
+
+The certificate that shows a member on its links shows it in its announcements, too: there is no
+second key to hand out. It travels with the signature, for a member is known where it has no link.
+Needs `cryptography` (`pip install 'holdfast[federation-signing]'`), since the standard library
+cannot sign.
+"""
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from holdfast.config.federation import Federation
+from holdfast.federation.core.frames import CERTIFICATE_BYTES_MAX
+from holdfast.security.tls import TlsError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.padding import PSS
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.x509 import Certificate
+
+logger = logging.getLogger("holdfast")
+
+CHAIN_MAX: Final = 5
+"""Certificates from a member's own to the authority's."""
+KEPT_MAX: Final = 4096
+"""Certificates that were found to be good, or not."""
+_CONTEXT: Final = b"holdfast federation announcement 1\0"
+EXTRA: Final = "pip install 'holdfast[federation-signing]'"
+
+
+class CertificateSigning:
+    """A `federation.signing.Signing`."""
+
+    def __init__(self, settings: Federation, is_required: bool) -> None:
+        """Raises TlsError, OSError, and ImportError without `cryptography`."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        self.is_required = is_required
+        self.certificate = Path(settings.certificate).read_bytes()
+        if len(self.certificate) > CERTIFICATE_BYTES_MAX:
+            raise TlsError(
+                f"{settings.certificate}: {len(self.certificate)} bytes, at most"
+                f" {CERTIFICATE_BYTES_MAX} go with an announcement: leave out what is in ca"
+            )
+        self._context = _CONTEXT + settings.name.encode() + b"\0"
+        # By origin and certificate; None: it is not the origin's.
+        self._kept: dict[tuple[bytes, bytes], Certificate | None] = {}
+        try:
+            self._key = load_pem_private_key(Path(settings.key).read_bytes(), None)
+            self._authorities = x509.load_pem_x509_certificates(Path(settings.ca).read_bytes())
+            x509.load_pem_x509_certificates(self.certificate)
+        except (ValueError, TypeError) as error:
+            raise TlsError(f"{settings.key}: cannot be used to sign: {error}") from None
+
+    def sign(self, statement: bytes) -> bytes:
+        from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+        data, key = self._context + statement, self._key
+        if isinstance(key, rsa.RSAPrivateKey):
+            return key.sign(data, *_rsa())
+        if isinstance(key, ec.EllipticCurvePrivateKey):
+            return key.sign(data, ec.ECDSA(_hash()))
+        assert isinstance(key, ed25519.Ed25519PrivateKey | ed448.Ed448PrivateKey)
+        return key.sign(data)
+
+    def verifies(
+        self, origin: bytes, certificate: bytes, signature: bytes, statement: bytes
+    ) -> bool:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
+
+        leaf = self._certified(origin, certificate)
+        if leaf is None or not _is_current(leaf):
+            return False
+        data, key = self._context + statement, leaf.public_key()
+        try:
+            if isinstance(key, rsa.RSAPublicKey):
+                key.verify(signature, data, *_rsa())
+            elif isinstance(key, ec.EllipticCurvePublicKey):
+                key.verify(signature, data, ec.ECDSA(_hash()))
+            elif isinstance(key, ed25519.Ed25519PublicKey | ed448.Ed448PublicKey):
+                key.verify(signature, data)
+            else:
+                return False
+        except InvalidSignature:
+            return False
+        return True
+
+    def _certified(self, origin: bytes, certificate: bytes) -> "Certificate | None":
+        """What the federation's authority has certified for the member."""
+        key = (origin, certificate)
+        if key not in self._kept:
+            if len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = self._look_at(origin, certificate)
+        return self._kept[key]
+
+    def _look_at(self, origin: bytes, certificate: bytes) -> "Certificate | None":
+        from cryptography import x509
+
+        try:
+            chain = x509.load_pem_x509_certificates(certificate)[:CHAIN_MAX]
+            if origin.hex() not in _names(chain[0]):
+                return None
+            for number, one in enumerate(chain):
+                if number and not (_may_issue(one) and _is_current(one)):
+                    return None
+                if any(_is_issued_by(one, authority) for authority in self._authorities):
+                    return chain[0]
+                if number + 1 == len(chain) or not _is_issued_by(one, chain[number + 1]):
+                    return None
+        except (ValueError, TypeError):
+            pass
+        return None
+
+
+def signing_of(settings: Federation) -> CertificateSigning | None:
+    """As configured. Raises TlsError, OSError."""
+    if settings.signatures == "off" or not settings.certificate:
+        return None
+    is_required = settings.signatures == "required"
+    try:
+        return CertificateSigning(settings, is_required)
+    except ImportError:
+        if is_required:
+            raise TlsError(f'signatures = "required" needs cryptography: {EXTRA}') from None
+        logger.info("federation: announcements are not signed, for want of cryptography: %s", EXTRA)
+        return None
+
+
+def _hash() -> "SHA256":
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    return SHA256()
+
+
+def _rsa() -> "tuple[PSS, SHA256]":
+    from cryptography.hazmat.primitives.asymmetric.padding import MGF1, PSS
+
+    return PSS(MGF1(_hash()), PSS.DIGEST_LENGTH), _hash()
+
+
+def _names(certificate: "Certificate") -> set[str]:
+    """Common names and DNS names, as on links."""
+    from cryptography import x509
+
+    names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    found = {str(name.value) for name in names}
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return found
+    return found | set(extension.value.get_values_for_type(x509.DNSName))
+
+
+def _may_issue(certificate: "Certificate") -> bool:
+    from cryptography import x509
+
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return False
+    return extension.value.ca
+
+
+def _is_issued_by(certificate: "Certificate", issuer: "Certificate") -> bool:
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _is_current(certificate: "Certificate") -> bool:
+    now = datetime.now(UTC)
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc

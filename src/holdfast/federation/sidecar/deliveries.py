@@ -1,0 +1,110 @@
+"""What the federation brings, on its way into the broker.
+
+- The edge gets everything in the order in which the member delivered it; what it was given and has
+  not done when it goes down, it gets again from the first on, when it is up.
+- The position of an origin moves over what the edge has done, and over nothing else: it is that of
+  the first message that is not done.
+- What waits is bounded by the windows of the origins, for none of it is confirmed.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from holdfast.federation.core.effects import DeliverLocally
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.streams import Position
+from holdfast.federation.sidecar.edge import Edge
+
+Pass = Callable[[bytes, Position, list[MessageId]], None]
+"""An origin, its new position, and the messages that the position has moved over."""
+
+
+@dataclass(slots=True, eq=False)
+class _Delivery:
+    effect: DeliverLocally
+    taken_at: float
+    is_done: bool = False
+
+
+class Deliveries:
+    def __init__(self, edge: Edge, passed: Pass, counts: Counter[str]) -> None:
+        """`counts`: of messages that the edge did not get, by reason."""
+        self._edge = edge
+        self._passed = passed
+        self._counts = counts
+        self._is_up = False
+        # Of the times that the edge was up: an answer of an earlier one counts for nothing.
+        self._generation = 0
+        self._waiting: dict[MessageId, _Delivery] = {}
+        self._origins: dict[bytes, deque[_Delivery]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
+    def take(self, effect: DeliverLocally, now: float) -> None:
+        if not effect.message.qos:
+            if self._is_up:
+                self._edge.deliver(effect, _nothing)
+            else:
+                self._counts["edge down"] += 1
+            return
+        delivery = _Delivery(effect, now)
+        self._waiting[effect.id] = delivery
+        self._origins.setdefault(effect.id.node, deque()).append(delivery)
+        if self._is_up:
+            self._hand_over(delivery, now)
+
+    def up(self, now: float) -> None:
+        self._is_up = True
+        self._generation += 1
+        generation = self._generation
+        for delivery in list(self._waiting.values()):
+            # The edge may go down while it is given all this.
+            if generation == self._generation and self._is_up and not delivery.is_done:
+                self._hand_over(delivery, now)
+
+    def down(self) -> None:
+        self._is_up = False
+
+    def _hand_over(self, delivery: _Delivery, now: float) -> None:
+        effect = delivery.effect
+        expiry_s = effect.message.expiry_s
+        if expiry_s is not None:
+            left_s = expiry_s - (now - delivery.taken_at)
+            if left_s <= 0:
+                self._counts["expired"] += 1
+                self._done(delivery)
+                return
+            effect = replace(effect, message=replace(effect.message, expiry_s=left_s))
+        generation = self._generation
+
+        def done() -> None:
+            if self._is_up and generation == self._generation and not delivery.is_done:
+                self._done(delivery)
+
+        self._edge.deliver(effect, done)
+
+    def _done(self, delivery: _Delivery) -> None:
+        delivery.is_done = True
+        origin = delivery.effect.id.node
+        queue = self._origins[origin]
+        passed: list[DeliverLocally] = []
+        while queue and queue[0].is_done:
+            effect = queue.popleft().effect
+            del self._waiting[effect.id]
+            passed.append(effect)
+        if not queue:
+            del self._origins[origin]
+        if passed:
+            last = passed[-1]
+            position = (last.id.epoch, last.place + 1)
+            self._passed(origin, position, [effect.id for effect in passed])
+
+
+def _nothing() -> None:
+    pass

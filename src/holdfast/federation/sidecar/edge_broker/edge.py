@@ -1,0 +1,456 @@
+"""The edge inside a broker's process: the broker's own session takes part for the federation.
+
+What leaves comes out of the session (`node.federating`): it is acknowledged to the broker when it
+is in custody, and the session's cursor in the log remembers the rest. What comes in is published
+under a producer, so once. Interest is the subscription table: no beacons, and every filter, those
+of sessions that are away too.
+
+Invariants:
+
+- Nothing runs inside a turn of the broker: its packets and the federation's wishes are queued, and
+  worked off in the next iteration of the loop, in order.
+- What the federation wants is subscribed to before what covered it so far is given up.
+- What comes in for some of the clients alone says so in its record (session.audience): of shared
+  groups only those get it that were granted it, whenever they read it.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from holdfast.broker import federation_session as federating
+from holdfast.broker.delivery.acknowledgements import handle_puback, handle_pubcomp, handle_pubrec
+from holdfast.broker.session.connection import CLOSED, OPEN, Connection
+from holdfast.broker.session.message import Message as BrokerMessage
+from holdfast.broker.session.session import FEDERATION, Inflight, Session
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.routing.interest import generalised, may_leave
+from holdfast.federation.sidecar.edge import EdgeHost
+from holdfast.federation.sidecar.edge_broker.interest import BrokerInterest, importable
+from holdfast.federation.sidecar.edge_broker.messages import (
+    Arrival,
+    arrival_of,
+    audience_of,
+    outgoing,
+    refusal,
+    retained_here,
+    retaining_of,
+)
+from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace
+from holdfast.federation.sidecar.edge_broker.retained import RetainedReading
+from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
+from holdfast.federation.sidecar.store.store import UNHURRIED_MAX
+from holdfast.protocol.mqtt import reasons
+from holdfast.protocol.mqtt.decode import decode, decode_ack
+from holdfast.protocol.mqtt.framing import PACKET_BYTES_MAX, FrameReader
+from holdfast.protocol.mqtt.packets import CONNACK, PUBLISH, PUBREL, SUBACK, Suback
+from holdfast.protocol.mqtt.publish import Publish, decode_publish
+from holdfast.protocol.topics.names import matches
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.sockets.loopback_transport import InProcessTransport
+
+logger = logging.getLogger("holdfast")
+
+WANTED_MAX: Final = 10_000
+"""Filters subscribed to for the federation. Of more, ones with fewer levels are made."""
+WAITING_MAX: Final = 10_000
+"""Messages from the federation that wait for the broker; further ones of QoS 0 are dropped. Those
+of QoS 1 and 2 are bounded by the windows of their origins."""
+AGAIN_S: Final = 0.1
+"""Until it is tried again: what the broker has no room for, a change that waits for its reader."""
+
+
+class BrokerEdge:
+    """A RetainingEdge. `export_filters` and `import_filters` as in the settings."""
+
+    def __init__(
+        self, broker: Broker, export_filters: list[str], import_filters: list[str]
+    ) -> None:
+        self._broker = broker
+        self._exports = export_filters
+        self._imports = import_filters
+        # The member itself and its log: see `identify`.
+        self._node: Callable[[], bytes] | None = None
+        self._log = ""
+        self._host: EdgeHost | None = None
+        self._connection: Connection | None = None
+        self._transport: InProcessTransport | None = None
+        self._reader = FrameReader(PACKET_BYTES_MAX)
+        self._is_up = False
+        self._worker: asyncio.Handle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._interest = BrokerInterest(import_filters)
+        # What the federation wants anew, if it does; what is to be subscribed to; what is.
+        self._wanted: frozenset[str] | None = None
+        self._target: set[str] = set()
+        self._is_on_target = True
+        self._subscribed: set[str] = set()
+        # Of each partition: where it ended when the session was opened.
+        self._begun_at: list[int] = []
+        # From the federation to the broker, in order.
+        self._arrivals: deque[Arrival] = deque()
+        self._finished: deque[Callable[[], None]] = deque()
+        # Topics of which clients here removed what was retained, and when, in wall microseconds.
+        self._removals: dict[str, int] = {}
+        # Messages by what became of them.
+        self.counts: Counter[str] = Counter()
+
+    def identify(self, node: Callable[[], bytes], log: str) -> None:
+        """Have messages tell where they lie in this broker's log, one of the member `node`. `log`:
+        see LogPlace. Without it, a crash of this process may have some arrive twice elsewhere."""
+        # What is only in memory may be lost, and its place given to another message.
+        if not self._broker.node.state.memory:
+            self._node, self._log = node, log
+
+    # Edge
+
+    async def start(self, host: EdgeHost) -> None:
+        self._host = host
+        broker = self._broker
+        state = broker.node.state
+        broker.touch()
+        for session in state.sessions.values():
+            if not session.is_internal:
+                self._interest.begin(session.subscriptions)
+        state.watch_interest = self._watch_interest
+        state.watch_removal = self._watch_removal
+        self._tell_interest()
+        self._transport = InProcessTransport(self._data_received, self._closed)
+        self._connection = federating.connect(state, self._transport)
+
+    def want(self, filters: frozenset[str]) -> None:
+        self._wanted = filters
+        self._schedule()
+
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        message = delivery.message
+        reason = refusal(delivery.id, message, self._imports)
+        if not reason and not message.qos and len(self._arrivals) >= WAITING_MAX:
+            reason = "broker busy"
+        if reason:
+            self.counts[f"import refused: {reason}"] += 1
+            self._finish(done)
+            return
+        self._arrivals.append(arrival_of(delivery, done))
+        self._schedule()
+
+    def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
+        reason = refusal(id, message, self._imports)
+        if reason:
+            self.counts[f"import refused: {reason}"] += 1
+            self._finish(done)
+            return
+        self._arrivals.append(retaining_of(id, message, done))
+        self._schedule()
+
+    def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
+        """In pieces, later."""
+        allowed = within((one for one in filters if may_leave(one)), self._exports)
+        RetainedReading(self._broker, self._retained_message).begin(sorted(allowed), done)
+
+    async def stop(self) -> None:
+        broker = self._broker
+        broker.node.state.watch_interest = None
+        broker.node.state.watch_removal = None
+        self._is_up = False
+        self._host = None
+        for handle in (self._worker, self._retry):
+            if handle is not None:
+                handle.cancel()
+        self._worker = self._retry = None
+        self._arrivals.clear()
+        self._finished.clear()
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.state != CLOSED:
+            broker.touch()
+            federating.disconnect(broker.node.state, connection)
+
+    # What may be asked
+
+    def status(self) -> dict[str, object]:
+        connection = self._connection
+        session = None if connection is None else connection.session
+        return {
+            "is_up": self._is_up,
+            "interest_filters": len(self._interest),
+            "export_filters": sorted(session.subscriptions) if isinstance(session, Session) else [],
+            "waiting_for_broker": len(self._arrivals),
+            "counts": dict(sorted(self.counts.items())),
+        }
+
+    # Within turns of the broker: take note
+
+    def _data_received(self, data: bytes) -> None:
+        self._reader.feed(data)
+        self._schedule()
+
+    def _closed(self) -> None:
+        self._connection = None
+        self._schedule()
+
+    def _watch_interest(self, filter: str, has_begun: bool) -> None:
+        if self._interest.note(filter, has_begun):
+            self._schedule()
+
+    def _watch_removal(self, message: BrokerMessage) -> None:
+        topic = message.topic.decode()
+        if not self._may_export(topic):
+            return
+        if len(self._removals) >= WAITING_MAX and topic not in self._removals:
+            self.counts["removal not told"] += 1
+            return
+        self._removals[topic] = message.timestamp_us
+        self._schedule()
+
+    # Between turns: work
+
+    def _schedule(self) -> None:
+        if self._worker is None and self._host is not None:
+            self._worker = self._broker.loop.call_soon(self._work)
+
+    def _work(self) -> None:
+        self._worker = None
+        if self._is_up and self._connection is None:
+            self._go_down()
+        self._tell_interest()
+        self._read_packets()
+        self._tell_removals()
+        self._publish_arrivals()
+        self._change_wants()
+        while self._finished:
+            self._finished.popleft()()
+
+    def _go_down(self) -> None:
+        """The broker has closed the session: it ends."""
+        assert self._host is not None
+        self._is_up = False
+        self._arrivals.clear()
+        logger.warning("federation_session_closed")
+        self._host.edge_down("the broker has closed the federation's session")
+
+    def _work_again(self) -> None:
+        """In a while."""
+        if self._retry is None:
+            self._retry = self._broker.loop.call_later(AGAIN_S, self._retry_now)
+
+    def _retry_now(self) -> None:
+        self._retry = None
+        self._schedule()
+
+    def _tell_interest(self) -> None:
+        assert self._host is not None
+        added, removed = self._interest.take_changes()
+        if added or removed:
+            self._host.change_interest(added, removed)
+
+    def _tell_removals(self) -> None:
+        """Also where nobody else wants the topic, so that the removal itself goes nowhere: others
+        may hold what was removed, and would bring it back."""
+        assert self._host is not None
+        if self._removals:
+            removals, self._removals = self._removals, {}
+            self._host.retained_removed(removals)
+
+    # Out of the broker
+
+    def _read_packets(self) -> None:
+        reader = self._reader
+        while self._connection is not None and reader.next():
+            kind = reader.first >> 4
+            if kind == PUBLISH:
+                self._export(
+                    decode_publish(reader.buffer, reader.first, reader.start, reader.end, 5, False)
+                )
+            elif kind == PUBREL:
+                ack = decode_ack(reader.buffer, reader.first, reader.start, reader.end, 5)
+                self._answer(PUBREL, ack.packet_id)
+            elif kind == CONNACK:
+                self._opened()
+            elif kind == SUBACK:
+                self._check_suback()
+
+    def _opened(self) -> None:
+        assert self._host is not None
+        connection = self._connection
+        assert connection is not None
+        assert isinstance(connection.session, Session)
+        self._subscribed = set(connection.session.subscriptions)
+        self._begun_at = list(self._broker.node.state.delivered)
+        self._is_up = True
+        self._host.edge_up()
+
+    def _check_suback(self) -> None:
+        reader = self._reader
+        packet = decode(reader.buffer, reader.first, reader.start, reader.end, 5, False)
+        assert isinstance(packet, Suback)
+        refused = [reason for reason in packet.reasons if reason >= 0x80]
+        if refused:
+            logger.error(
+                "federation_subscriptions_refused count=%d reason=%s",
+                len(refused),
+                reasons.NAMES.get(refused[0], hex(refused[0])),
+            )
+
+    def _export(self, publish: Publish) -> None:
+        assert self._host is not None
+        topic = publish.topic.decode()
+        done = partial(self._exported, publish.qos, publish.packet_id)
+        if not self._may_export(topic):
+            self.counts["export not allowed"] += 1
+            done()
+            return
+        self.counts["exported"] += 1
+        entry = self._entry_of(publish)
+        message = outgoing(
+            publish,
+            self._place_of(entry),
+            self._missed_by(publish.topic, entry),
+            publish.retain and self._is_replaced(publish, topic, entry),
+            self._window() >= 2 * UNHURRIED_MAX,
+        )
+        self._host.publish(message, done)
+
+    def _may_export(self, topic: str) -> bool:
+        return may_leave(topic) and any(matches(filter, topic) for filter in self._exports)
+
+    def _entry_of(self, publish: Publish) -> Inflight | None:
+        """None at QoS 0."""
+        if not publish.qos:
+            return None
+        connection = self._connection
+        assert connection is not None
+        assert isinstance(connection.session, Session)
+        return connection.session.inflight[publish.packet_id]
+
+    def _place_of(self, entry: Inflight | None) -> LogPlace | None:
+        if entry is None or self._node is None:
+            return None
+        return LogPlace(self._node(), self._log, entry.partition, entry.offset)
+
+    def _window(self) -> int:
+        """Messages that the broker hands over before one must be done."""
+        connection = self._connection
+        assert connection is not None
+        assert isinstance(connection.session, Session)
+        return connection.session.inflight_max
+
+    def _is_replaced(self, publish: Publish, topic: str, entry: Inflight | None) -> bool:
+        """Did the federation bring what is retained? Were it older, the publication would be.
+
+        It may have brought a removal, of which nothing is left. What was published since this start
+        cannot have met one that the member does not remember. For what is older, a client's own
+        removal is handed over behind it, and counts."""
+        kept = self._broker.node.state.retained.get(topic)
+        if isinstance(kept, BrokerMessage):
+            return kept.publisher == FEDERATION.encode()
+        is_older = entry is not None and entry.offset < self._begun_at[entry.partition]
+        return bool(publish.payload) and is_older
+
+    def _missed_by(self, topic: bytes, entry: Inflight | None) -> tuple[str, ...]:
+        """Of the groups here, as they are announced, those that begin behind it in the log."""
+        if entry is None:
+            return ()
+        state = self._broker.node.state
+        groups = federating.groups_without(state, topic, entry.partition, entry.offset)
+        return tuple(one for group in groups for one in importable(group, self._imports))
+
+    def _retained_message(self, message: BrokerMessage) -> Message | None:
+        """None: it stays here."""
+        state = self._broker.node.state
+        if message.is_expired(state.wall_us) or not self._may_export(message.topic.decode()):
+            return None
+        place = None
+        is_logged = message.qos > 0 and message.partition >= 0
+        if is_logged and self._node is not None and message.publisher != FEDERATION.encode():
+            place = LogPlace(self._node(), self._log, message.partition, message.offset)
+        return retained_here(message, place, state.wall_us)
+
+    def _exported(self, qos: int, packet_id: int) -> None:
+        if qos:
+            self._answer(PUBLISH, packet_id)
+
+    def _answer(self, kind: int, packet_id: int) -> None:
+        """To a PUBLISH of QoS 1 or 2, or a PUBREL."""
+        connection = self._connection
+        if connection is None or connection.state != OPEN:
+            return
+        self._broker.touch()
+        state = self._broker.node.state
+        session = connection.session
+        assert isinstance(session, Session)
+        if kind == PUBREL:
+            handle_pubcomp(state, session, packet_id)
+            return
+        entry = session.inflight.get(packet_id)
+        if entry is not None and entry.qos == 2:
+            handle_pubrec(state, connection, session, packet_id, reasons.SUCCESS)
+        else:
+            handle_puback(state, session, packet_id)
+
+    # What others want
+
+    def _change_wants(self) -> None:
+        connection = self._connection
+        if not self._is_up or connection is None:
+            return
+        if self._wanted is not None:
+            self._target = self._target_of(self._wanted)
+            self._is_on_target = False
+            self._wanted = None
+        if self._is_on_target:
+            return
+        added, removed = self._target - self._subscribed, self._subscribed - self._target
+        state = self._broker.node.state
+        self._broker.touch()
+        if added:
+            federating.subscribe(state, connection, sorted(added))
+            self._subscribed |= added
+        session = connection.session
+        assert isinstance(session, Session)
+        if removed and (not session.tailing or session.reading):
+            # What it has yet to read may be covered by these alone.
+            self._work_again()
+            return
+        if removed:
+            federating.unsubscribe(state, connection, sorted(removed))
+            self._subscribed -= removed
+        self._is_on_target = True
+
+    def _target_of(self, wanted: frozenset[str]) -> set[str]:
+        """What of it may leave, in at most WANTED_MAX filters."""
+        filters = generalised((one for one in wanted if may_leave(one)), WANTED_MAX)
+        return generalised(within(filters, self._exports), WANTED_MAX)
+
+    # Into the broker
+
+    def _publish_arrivals(self) -> None:
+        if not self._arrivals:
+            return
+        self._broker.touch()
+        state = self._broker.node.state
+        while self._arrivals:
+            arrival = self._arrivals[0]
+            message, delivery = arrival.message, arrival.delivery
+            message.timestamp_us = state.wall_us
+            done = partial(self._finish, arrival.done)
+            if delivery is None:
+                is_taken = federating.retain(state, message, done)
+            else:
+                groups = federating.groups_for(state, message.topic)
+                message.audience = audience_of(delivery, groups, self._imports)
+                is_taken = federating.publish(
+                    state, message, arrival.producer, arrival.epoch, arrival.sequence, done
+                )
+            if not is_taken:
+                self._work_again()
+                return
+            self.counts["retained" if delivery is None else "imported"] += 1
+            self._arrivals.popleft()
+
+    def _finish(self, done: Callable[[], None]) -> None:
+        self._finished.append(done)
+        self._schedule()

@@ -1,0 +1,55 @@
+"""What a broker has retained, read piece by piece so that its clients wait for none of it."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.broker.session.message import Message as BrokerMessage
+from holdfast.federation.core.effects import Message
+from holdfast.protocol.topics.retained import RetainedScan
+from holdfast.server.event_loop.broker import Broker
+
+logger = logging.getLogger("holdfast")
+
+PAGE: Final = 200
+"""Messages in one turn of the loop."""
+MESSAGES_MAX: Final = 100_000
+BYTES_MAX: Final = 64 << 20
+"""Of one reading; what is beyond either is left out, and logged."""
+
+Convert = Callable[[BrokerMessage], Message | None]
+Done = Callable[[list[Message]], None]
+
+
+class RetainedReading:
+    def __init__(self, broker: Broker, convert: Convert) -> None:
+        """`convert`: None for what is not to be told."""
+        self._broker = broker
+        self._convert = convert
+        self._found: dict[str, Message] = {}
+        self._bytes = 0
+
+    def begin(self, filters: list[str], done: Done) -> None:
+        """`done` is called later."""
+        scans = [self._broker.node.state.retained.scan(filter) for filter in filters]
+        self._broker.loop.call_soon(self._go_on, scans, done)
+
+    def _go_on(self, scans: list[RetainedScan], done: Done) -> None:
+        if self._is_full() and scans:
+            logger.warning("federation_retained_left_out messages=%d", len(self._found))
+            scans = []
+        if not scans:
+            done(list(self._found.values()))
+            return
+        for topic, message in scans[0].next(PAGE):
+            assert isinstance(message, BrokerMessage)
+            found = None if topic in self._found else self._convert(message)
+            if found is not None:
+                self._found[topic] = found
+                self._bytes += len(found.payload) + len(found.properties) + len(topic)
+        if scans[0].done:
+            scans = scans[1:]
+        self._broker.loop.call_soon(self._go_on, scans, done)
+
+    def _is_full(self) -> bool:
+        return len(self._found) >= MESSAGES_MAX or self._bytes >= BYTES_MAX

@@ -1,0 +1,116 @@
+"""The connection beside the one that carries messages: what clients want is heard on it, and what
+must come from another client is sent on it. It has no session: nothing old waits for it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import ClientError, SubscribeRefused
+from holdfast.client.protocol.effects import Message
+from holdfast.client.servers import Server
+from holdfast.federation.sidecar.edge_mqtt.interest_sources import BadWord, InterestSources
+from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
+from holdfast.server.peers.complaints import Complaints
+
+logger = logging.getLogger("holdfast.federator")
+
+RETRY_S: Final = 5.0
+"""Until the next attempt, when the broker has refused us for good."""
+
+
+class ControlConnection:
+    def __init__(
+        self,
+        settings: EdgeSettings,
+        client_id: str,
+        sources: InterestSources,
+        complain: Complaints,
+        on_word: Callable[[], None],
+    ) -> None:
+        """`on_word`: `sources` has heard something."""
+        self._settings = settings
+        self._client_id = client_id
+        self._sources = sources
+        self._complain = complain
+        self._on_word = on_word
+        self._client: Client | None = None
+        self._up = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.is_listening = False
+        """To every source of interest that the broker lets us."""
+
+    def start(self) -> "asyncio.Task[None]":
+        """The task ends with `stop` alone."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        return self._task
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def publish(self, topic: str, payload: bytes) -> None:
+        """Waits until the broker has it, for a connection too. Raises ClientError."""
+        while True:
+            await self._up.wait()
+            client = self._client
+            if client is not None:
+                await client.publish(topic, payload, qos=1)
+                return
+
+    async def _run(self) -> None:
+        while True:
+            client = Client(
+                servers=self._settings.servers,
+                reconnect=self._settings.reconnect,
+                options=self._settings.options(self._client_id, False, False, self._unreadable),
+                tls=self._settings.tls,
+                request_timeout_s=self._settings.wait_s,
+                on_message=self._heard,
+                on_connect=self._connected,
+            )
+            try:
+                await client.connect()
+                self._client = client
+                self._up.set()
+                await self._subscribe(client)
+                self.is_listening = True
+                error = await client.wait_closed()
+            except ClientError as failure:
+                error = failure
+            finally:
+                self._up.clear()
+                self.is_listening = False
+                self._client = None
+                client.abort()
+            self._complain.say("control", str(error), f"hears nobody: {error}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _subscribe(self, client: Client) -> None:
+        for topic in self._sources.topics():
+            try:
+                await client.subscribe(SubscriptionRequest(topic, 0))
+            except SubscribeRefused as error:
+                logger.warning(
+                    "federator hears nothing on %s (%s): allow it in the broker's access list,"
+                    " or leave this source of interest out", topic, error,
+                )  # fmt: skip
+
+    def _connected(self, session_present: bool, server: Server) -> None:
+        self._complain.forget("control")
+
+    def _unreadable(self, text: str) -> None:
+        self._complain.say("unreadable", "", f"passed over what it cannot read: {text}")
+
+    def _heard(self, message: Message) -> None:
+        now = asyncio.get_running_loop().time()
+        try:
+            self._sources.take(message.topic, message.payload, now)
+        except BadWord as error:
+            self._complain.say("word", "", f"refused a message on {message.topic[:200]!r}: {error}")
+        else:
+            self._on_word()

@@ -1,0 +1,197 @@
+"""Publishes for one client what waits in `Imports`, in order.
+
+A broker that passes QoS 2 on when it is released lets QoS 1 overtake it: of a topic, messages of
+only one of the two are in flight at a time.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from holdfast.client.client import Client
+from holdfast.client.connection import Outcome, PublishResult
+from holdfast.client.errors import PublishRefused
+from holdfast.client.identity import IDENTITY_PROPERTY
+from holdfast.client.options import LEVEL_5
+from holdfast.federation.sidecar.edge_mqtt.imports import Import, Imports, is_transient
+from holdfast.federation.sidecar.edge_mqtt.loop_marker import inbound, user_properties
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import Properties
+from holdfast.server.peers.complaints import Complaints
+
+EXPIRY_MAX_S: Final = (1 << 32) - 1
+BATCH_MESSAGES_MAX: Final = 256
+"""With one write of the socket; a batch also ends with the message that reaches
+BATCH_BYTES_MAX."""
+BATCH_BYTES_MAX: Final = 1 << 17
+
+
+class _Sending(NamedTuple):
+    entry: Import
+    qos: int
+    properties: Properties | None
+
+
+class Delivery:
+    def __init__(
+        self,
+        client: Client,
+        imports: Imports,
+        producer: str,
+        on_busy: Callable[[str], None],
+        complain: Complaints,
+    ) -> None:
+        """`producer`: of numbered messages, if the broker understands them; it must be this
+        member's alone. `on_busy`: the broker takes a message later, and the ones behind it
+        are not to arrive before it."""
+        self._client = client
+        self._imports = imports
+        self._producer = producer
+        self._on_busy = on_busy
+        self._complain = complain
+        self._work = asyncio.Event()
+        self._in_flight = 0
+        # Of each topic with something in flight: its QoS, and how many.
+        self._topics: dict[str, tuple[int, int]] = {}
+        self._is_ending = False
+
+    def wake(self) -> None:
+        """There is something new in `imports`."""
+        self._work.set()
+
+    async def run(self) -> None:
+        """Raises ConnectionLost, NotConnected: the client takes no further connection."""
+        while True:
+            # What waits, waits in `imports`, which gives it up when the broker is busy: so only
+            # what is in flight can arrive before a message that was refused.
+            await self._client.until_ready()
+            batch = self._next_batch()
+            if batch:
+                self._send(batch)
+            else:
+                self._work.clear()
+                await self._work.wait()
+
+    def end(self) -> None:
+        """Send no more; what is in flight may still be acknowledged."""
+        self._is_ending = True
+
+    @property
+    def in_flight(self) -> int:
+        """Messages of QoS 1 and 2."""
+        return self._in_flight
+
+    def _has_room(self) -> bool:
+        first = self._imports.first()
+        if self._is_ending or first is None:
+            return False
+        core = self._client.core
+        window = min(core.options.inflight_max, core.limits.receive_maximum)
+        if self._in_flight >= window:
+            return False
+        qos = self._qos(first)
+        return not qos or self._topics.get(first.message.topic, (qos, 0))[0] == qos
+
+    def _qos(self, entry: Import) -> int:
+        return min(entry.message.qos, self._client.core.limits.qos_max)
+
+    def _count(self, topic: str, qos: int, by: int) -> None:
+        self._in_flight += by
+        count = self._topics.get(topic, (qos, 0))[1] + by
+        if count:
+            self._topics[topic] = (qos, count)
+        else:
+            del self._topics[topic]
+
+    def _next_batch(self) -> list[_Sending]:
+        """What is next, of one QoS; what has expired or cannot be sent is finished."""
+        batch: list[_Sending] = []
+        size = 0
+        while len(batch) < BATCH_MESSAGES_MAX and size < BATCH_BYTES_MAX and self._has_room():
+            first = self._imports.first()
+            assert first is not None
+            qos = self._qos(first)
+            if batch and qos != batch[0].qos:
+                break
+            entry = self._imports.next()
+            assert entry is first
+            sending = self._sending(entry, qos)
+            if sending is None:
+                continue
+            if qos:
+                self._count(entry.message.topic, qos, 1)
+            size += len(entry.message.payload) + len(entry.message.properties)
+            batch.append(sending)
+        return batch
+
+    def _sending(self, entry: Import, qos: int) -> _Sending | None:
+        """None: it is finished."""
+        left_s = math.inf
+        if entry.expires_at is not None:
+            left_s = entry.expires_at - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                self._finish(entry, "expired")
+                return None
+        try:
+            return _Sending(entry, qos, self._properties(entry, qos, left_s))
+        except ProtocolViolation as error:
+            self._drop(entry, error)
+            return None
+
+    def _send(self, batch: list[_Sending]) -> None:
+        retain_available = self._client.core.limits.retain_available
+        self._client.submit_batch(
+            [
+                (
+                    sending.entry.message.topic,
+                    sending.entry.message.payload,
+                    sending.entry.message.is_retained and retain_available,
+                    sending.properties,
+                )
+                for sending in batch
+            ],
+            lambda index, outcome: self._settled(batch[index], outcome),
+            batch[0].qos,
+        )
+
+    def _properties(self, entry: Import, qos: int, left_s: float) -> Properties | None:
+        if self._client.core.options.level < LEVEL_5:
+            return None
+        producer = ""
+        known = user_properties(self._client.connack_properties)
+        # Holdfast says of each QoS if it looks at our sequences.
+        if (IDENTITY_PROPERTY, str(qos)) in known:
+            producer = f"{self._producer}-{entry.id.node.hex()}"
+        properties = inbound(entry.id, entry.message, producer, entry.place)
+        if left_s < math.inf:
+            properties[pr.MESSAGE_EXPIRY_INTERVAL] = min(math.ceil(left_s), EXPIRY_MAX_S)
+        return properties
+
+    def _settled(self, sending: _Sending, outcome: Outcome) -> None:
+        entry = sending.entry
+        if sending.qos:
+            self._count(entry.message.topic, sending.qos, -1)
+            self._work.set()
+        if isinstance(outcome, PublishResult):
+            self._finish(entry, "imported")
+        elif isinstance(outcome, PublishRefused) and not is_transient(outcome):
+            self._drop(entry, outcome)
+        else:
+            self._imports.failed(entry)
+            if isinstance(outcome, PublishRefused):
+                self._complain.say("busy", str(outcome), f"waits for its broker: {outcome}")
+                self._on_busy(str(outcome))
+
+    def _drop(self, entry: Import, error: Exception) -> None:
+        topic = entry.message.topic[:200]
+        self._complain.say(
+            "dropped", type(error).__name__, f"dropped a message for {topic!r}: {error}"
+        )
+        self._finish(entry, "refused by the broker")
+
+    def _finish(self, entry: Import, reason: str) -> None:
+        done = self._imports.finished(entry, reason)
+        if done is not None:
+            done()

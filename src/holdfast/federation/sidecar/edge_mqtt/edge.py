@@ -1,0 +1,431 @@
+"""The edge to any MQTT broker: a client with a session, beside the broker.
+
+What others want is subscribed to, at QoS 2, and acknowledged when the federator is done with it;
+what comes in is published. Over MQTT 5 the broker is asked not to send us what we publish (No
+Local), over 3.1.1 we connect as a bridge. Whether it heeds that is tried out first, with a message
+to a topic of our own: where nothing tells our messages from others, no topic goes both ways.
+
+Invariants:
+
+- The broker hears of no publication that the federator is not done with, and a session that it
+  keeps gives us all the others again.
+- After a restart nothing leaves before the host has told what others want.
+- Between `edge_up` and `edge_down` what is delivered reaches the broker in order.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import (
+    ClientError,
+    ConnectionLost,
+    ConnectionRefused,
+    NotConnected,
+    TimedOut,
+)
+from holdfast.client.options import LEVEL_5
+from holdfast.client.protocol.effects import Message as Received
+from holdfast.client.servers import Server
+from holdfast.federation.core.effects import DeliverLocally, Message
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.sidecar.edge import EdgeHost
+from holdfast.federation.sidecar.edge_mqtt.control import ControlConnection
+from holdfast.federation.sidecar.edge_mqtt.delivery import Delivery
+from holdfast.federation.sidecar.edge_mqtt.exports import Exports, Replays
+from holdfast.federation.sidecar.edge_mqtt.imports import Imports
+from holdfast.federation.sidecar.edge_mqtt.loopback_probe import EdgeRefused, OwnTopic, check_echo
+from holdfast.federation.sidecar.edge_mqtt.retained_reader import RetainedReader
+from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
+from holdfast.federation.sidecar.edge_mqtt.state import EdgeMemory
+from holdfast.federation.sidecar.edge_mqtt.subscriptions import EdgeSubscriptions
+from holdfast.protocol.mqtt import reasons
+from holdfast.server.peers.complaints import Complaints
+
+logger = logging.getLogger("holdfast.federator")
+
+RETRY_S: Final = 2.0
+"""Until a new client, after the broker has refused the one before for good; and until a step that
+the broker did not answer is tried again."""
+PAUSE_S: Final = 1.0
+PAUSE_MAX_S: Final = 30.0
+"""Between attempts to deliver to a broker that refuses for now; doubles from PAUSE_S."""
+HOLD_S: Final = 30.0
+"""After a start with subscriptions of before: until messages go to whom the host knows to want
+them, if it has not told of anybody who does."""
+DRAIN_S: Final = 3.0
+"""At the end, for what is under way; looked at every DRAIN_STEP_S."""
+DRAIN_STEP_S: Final = 0.01
+TICK_S: Final = 1.0
+"""Between looks at what has expired."""
+BRIDGE_REFUSALS: Final = 2
+"""Connections closed in answer to the bridge bit, until we do without."""
+
+
+class MqttEdge:
+    """An Edge (`federator.edge`)."""
+
+    def __init__(self, settings: EdgeSettings) -> None:
+        """Raises ValueError for what no client can be made of, InvalidFilter."""
+        self._settings = settings
+        self._complain = Complaints(lambda: asyncio.get_running_loop().time(), "federator")
+        self._memory = EdgeMemory(settings, self._complain)
+        self._is_bridge = settings.level < LEVEL_5
+        self._bridge_refusals = 0
+        self._client: Client | None = None
+        self._delivery: Delivery | None = None
+        self._is_connected = False
+        self._is_probed = False
+        self._is_ready = False
+        # Subscriptions are not as they should be.
+        self._is_tending = True
+        self._is_paused = False
+        self._pause_s = PAUSE_S
+        self._is_up = False
+        self._imports = Imports()
+        self._exports = Exports(self._publish, self._acknowledge, self._replays())
+        # Something to do for `_tend`.
+        self._wake = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hold_timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._host: EdgeHost
+        self._own: OwnTopic
+        self._subscriptions: EdgeSubscriptions
+        self._control: ControlConnection
+        self._reader: RetainedReader
+        self._failure: asyncio.Future[Exception]
+
+    @property
+    def client_id(self) -> str:
+        """Known once started."""
+        return self._memory.client_id
+
+    async def failed(self) -> Exception:
+        """Returns when the edge has given up, mostly with EdgeRefused; it is still to be
+        stopped."""
+        return await asyncio.shield(self._failure)
+
+    # Edge
+
+    async def start(self, host: EdgeHost) -> None:
+        """Raises BadState, OSError: what the edge remembers cannot be read."""
+        self._host = host
+        settings = self._settings
+        self._loop = loop = asyncio.get_running_loop()
+        self._failure = loop.create_future()
+        memory = self._memory
+        await memory.load(loop.time())
+        self._tell_interest()
+        self._reader = RetainedReader(settings, memory.reader_id)
+        self._control = ControlConnection(
+            settings, memory.control_id, memory.sources, self._complain, self._tell_interest
+        )
+        self._own = OwnTopic(self.client_id, settings.wait_s, self._control.publish)
+        self._subscriptions = EdgeSubscriptions(
+            memory.subscribed,
+            settings.export_filters,
+            self._exports,
+            self._own.fence,
+            memory.save_subscriptions,
+        )
+        if memory.subscribed:
+            self._exports.hold()
+            self._hold_timer = loop.call_later(HOLD_S, self._exports.release)
+        self._tasks = [loop.create_task(self._run()), loop.create_task(self._tick())]
+        for task in (*self._tasks, self._control.start()):
+            task.add_done_callback(self._ended)
+
+    def want(self, filters: frozenset[str]) -> None:
+        self._subscriptions.want(filters)
+        self._exports.release()
+        self._wake.set()
+
+    def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        self._give(delivery.id, delivery.message, delivery.place, done, False)
+
+    async def stop(self) -> None:
+        """What is under way is finished first, if that takes no longer than DRAIN_S."""
+        if not self._tasks:
+            return
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+        await self._drain()
+        self._is_ready = False
+        self._go_down("the federator stops")
+        tasks = [*self._tasks, *self._reader.tasks()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._control.stop()
+        await self._memory.save()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """An edge without one of its tasks must not seem to live."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failure.done():
+            logger.critical("federator: the edge has failed", exc_info=error)
+            self._failure.set_result(RuntimeError(f"the edge has failed: {error!r}"))
+
+    async def _drain(self) -> None:
+        delivery = self._delivery
+        if delivery is None or not self._is_up:
+            return
+        delivery.end()
+        self._exports.hold()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DRAIN_S
+        while (delivery.in_flight or len(self._exports)) and self._is_up:
+            if loop.time() >= deadline:
+                logger.warning("federator stops with messages under way: they will come again")
+                return
+            await asyncio.sleep(DRAIN_STEP_S)
+
+    def status(self) -> dict[str, object]:
+        server = self._client.server if self._client is not None else None
+        counts = self._exports.counts + self._imports.counts
+        counts.update(
+            {f"refused {name}": one for name, one in self._memory.sources.refused.items()}
+        )
+        return {
+            "broker": str(server) if server is not None else None,
+            "client_id": self.client_id,
+            "is_connected": self._is_connected,
+            "is_up": self._is_up,
+            "is_settled": self._is_up
+            and self._control.is_listening
+            and not self._wake.is_set()
+            and not self._is_tending,
+            "interest_filters": self._memory.sources.wanted,
+            "export_filters": self._subscriptions.held(),
+            "refused_filters": sorted(self._subscriptions.refused),
+            "waiting_for_custody": len(self._exports),
+            "waiting_for_broker": len(self._imports),
+            "counts": dict(sorted(counts.items())),
+        }
+
+    # One client after another
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                error = await self._live()
+            except ClientError as failure:
+                error = failure
+            except EdgeRefused as refusal:
+                logger.error("federator refuses: %s", refusal)
+                self._lost(str(refusal))
+                if not self._failure.done():
+                    self._failure.set_result(refusal)
+                return
+            self._lost(str(error))
+            self._complain.say("broker", str(error), f"lost its broker: {error}")
+            await asyncio.sleep(RETRY_S)
+
+    async def _live(self) -> ClientError:
+        """The life of a client: until it takes no further connection. Returns why."""
+        client = self._new_client()
+        delivery = Delivery(
+            client, self._imports, f"fed-{self._memory.token}", self._pause, self._complain
+        )
+        self._client, self._delivery = client, delivery
+        self._exports.replays = self._replays()
+        self._exports.new_client()
+        self._subscriptions.new_client()
+        self._imports.forget()
+        self._is_probed = False
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+        closed: asyncio.Task[ClientError | None] | None = None
+        try:
+            await client.connect()
+            tasks = {loop.create_task(delivery.run()), loop.create_task(self._tend(client))}
+            closed = loop.create_task(client.wait_closed())
+            await asyncio.wait({*tasks, closed}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            return await closed or NotConnected("disconnected")
+        finally:
+            ending = [*tasks, closed] if closed is not None else [*tasks]
+            for one in ending:
+                one.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+            if client.is_connected:
+                await client.disconnect()
+            else:
+                client.abort()
+
+    def _new_client(self) -> Client:
+        settings = self._settings
+        return Client(
+            servers=settings.servers,
+            reconnect=settings.reconnect,
+            options=settings.options(self.client_id, True, self._is_bridge, self._unreadable),
+            tls=settings.tls,
+            request_timeout_s=settings.wait_s,
+            on_message=self._arrived,
+            on_connect=self._connected,
+            on_connect_failed=self._connect_failed,
+            on_connection_lost=self._connection_lost,
+        )
+
+    def _replays(self) -> Replays:
+        if self._settings.level == LEVEL_5:
+            return Replays.NONE
+        return Replays.AT_FIRST if self._is_bridge else Replays.FLAGGED
+
+    async def _tend(self, client: Client) -> None:
+        """Does what a connection needs first, then keeps the subscriptions as they should be.
+        Raises EdgeRefused."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if not self._is_connected:
+                continue
+            connections = client.connections
+            self._is_tending = True
+            try:
+                await self._prepare(client)
+                if client.connections == connections and self._is_connected:
+                    self._is_ready = True
+                    self._go_up()
+                    await self._subscriptions.update(client)
+            except (ConnectionLost, NotConnected, TimedOut) as error:
+                if self._is_connected:
+                    self._complain.say("tend", str(error), f"gets no answer: {error}")
+                asyncio.get_running_loop().call_later(RETRY_S, self._wake.set)
+            else:
+                self._is_tending = False
+
+    async def _prepare(self, client: Client) -> None:
+        if not self._is_probed:
+            check_echo(await self._own.try_echo(client), self._settings)
+            self._is_probed = True
+        if self._exports.is_settling:
+            await self._own.fence()
+            self._exports.is_settling = False
+
+    # The client's callbacks
+
+    def _connected(self, session_present: bool, server: Server) -> None:
+        logger.info(
+            "federator connected to its broker %s as %s (%s)",
+            server, self.client_id, "its session goes on" if session_present else "a new session",
+        )  # fmt: skip
+        self._complain.forget("broker")
+        self._bridge_refusals = 0
+        self._is_connected = True
+        self._is_ready = False
+        if not session_present:
+            self._exports.forget_session()
+            self._exports.is_settling = True
+        self._subscriptions.connected(session_present)
+        self._wake.set()
+
+    def _connection_lost(self, error: ClientError) -> None:
+        self._complain.say("broker", str(error), f"lost its broker: {error}")
+        self._lost(str(error))
+
+    def _lost(self, reason: str) -> None:
+        self._is_connected = False
+        self._is_ready = False
+        self._go_down(reason)
+
+    def _connect_failed(self, error: ClientError, server: Server) -> None:
+        self._complain.say("broker", str(error), f"cannot reach its broker: {error}")
+        if not self._is_bridge:
+            return
+        if isinstance(error, ConnectionRefused):
+            is_answer = error.reason == reasons.UNSUPPORTED_PROTOCOL_VERSION
+        else:
+            is_answer = "closed by the server" in str(error)
+        self._bridge_refusals = self._bridge_refusals + 1 if is_answer else 0
+        if self._bridge_refusals >= BRIDGE_REFUSALS and self._client is not None:
+            logger.warning("federator connects as an ordinary client: %s knows no bridges", server)
+            self._is_bridge = False
+            self._client.abort()
+
+    def _arrived(self, received: Received) -> None:
+        if received.topic != self._own.name:
+            self._exports.take(received)
+            return
+        if self._own.arrived(received):
+            self._exports.fence()
+        if received.qos:
+            self._acknowledge(received)
+
+    def _unreadable(self, text: str) -> None:
+        self._exports.counts["unreadable"] += 1
+        self._complain.say("unreadable", "", f"passed over what it cannot read: {text}")
+
+    def _publish(self, message: Message, done: Callable[[], None]) -> None:
+        self._host.publish(message, done)
+
+    def _acknowledge(self, received: Received) -> bool:
+        client = self._client
+        if client is None or not client.is_connected or received.connection != client.connections:
+            return False
+        client.acknowledge(received)
+        return True
+
+    def _give(
+        self,
+        id: MessageId,
+        message: Message,
+        place: int,
+        done: Callable[[], None],
+        is_setting: bool,
+    ) -> None:
+        now = self._loop.time()
+        now_done = self._imports.deliver(id, message, place, done, now, is_setting)
+        if now_done is not None:
+            self._loop.call_soon(now_done)
+        if self._delivery is not None:
+            self._delivery.wake()
+
+    # What is up and what is down
+
+    def _go_up(self) -> None:
+        if self._is_ready and not self._is_paused and not self._is_up:
+            self._is_up = True
+            self._host.edge_up()
+
+    def _go_down(self, reason: str) -> None:
+        if self._is_up:
+            self._is_up = False
+            self._imports.down()
+            self._host.edge_down(reason)
+
+    def _pause(self, reason: str) -> None:
+        """The broker takes messages later: then they begin again with the first that it refused."""
+        if self._is_paused:
+            return
+        self._is_paused = True
+        self._go_down(reason)
+        asyncio.get_running_loop().call_later(self._pause_s, self._go_on)
+        self._pause_s = min(2 * self._pause_s, PAUSE_MAX_S)
+
+    def _go_on(self) -> None:
+        self._is_paused = False
+        self._go_up()
+
+    # What clients want
+
+    def _tell_interest(self) -> None:
+        added, removed = self._memory.take_interest()
+        if added or removed:
+            self._host.change_interest(added, removed)
+
+    async def _tick(self) -> None:
+        imported = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._memory.sources.expire(asyncio.get_running_loop().time())
+            self._tell_interest()
+            if self._imports.counts["imported"] > imported and not self._is_paused:
+                imported = self._imports.counts["imported"]
+                self._pause_s = PAUSE_S
+            await self._memory.save_interest()

@@ -1,0 +1,252 @@
+"""What the clients of a broker want, where the broker itself does not tell.
+
+A client, or somebody who knows it, says so on topics of the broker, or the broker's log does; each
+word holds for a time. What all sources say is united. Everybody who may publish to `federator/#`
+may speak: a word that is malformed is refused and counted, and what one may cause is bounded.
+
+Pure: `now` is in seconds and never decreases.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import msgspec
+
+from holdfast.federation.core.routing.interest import may_leave
+from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
+from holdfast.protocol.topics.names import (
+    SHARE_PREFIX,
+    InvalidFilter,
+    check_filter,
+    has_wildcard,
+    is_shared,
+    split_shared,
+)
+
+INTEREST_TOPIC: Final = "federator/interest"
+BEACON_PREFIX: Final = "federator/beacon/"
+LOG_SUBSCRIBE: Final = "$SYS/broker/log/M/subscribe"
+LOG_UNSUBSCRIBE: Final = "$SYS/broker/log/M/unsubscribe"
+LOG_NOTICE: Final = "$SYS/broker/log/N"
+
+WORD_BYTES_MAX: Final = 65_536
+WORD_FILTERS_MAX: Final = 1_000
+"""In one message on INTEREST_TOPIC."""
+HELD_MAX: Final = 20_000
+"""Filters, each counted once for each who wants it. More are refused until some have expired."""
+TTL_MAX_S: Final = 7 * 86_400.0
+BEACONS_PER_TTL: Final = 3
+CLIENTS_MAX: Final = 20_000
+"""Whose session is known to end with its connection."""
+
+STATIC: Final = "static"
+BEACON: Final = "beacon"
+WORD: Final = "interest"
+LOG: Final = "log"
+
+_LINE_SUBSCRIBE: Final = re.compile(r"\d+: (.+?) [012] (.+)")
+_LINE_UNSUBSCRIBE: Final = re.compile(r"\d+: (.+?) (.+)")
+_LINE_CONNECTED: Final = re.compile(r"\d+: New client connected from .+? as (.+) \(p[12], c1, .*")
+_LINE_GONE: Final = re.compile(
+    r"\d+: (?:Client (.+?) (?:disconnected|closed its connection|has exceeded timeout).*"
+    r"|Socket error on client (.+), disconnecting\.)"
+)
+
+
+class BadWord(ValueError):
+    """Not what the topic is for. The text says what to send."""
+
+
+class Word(msgspec.Struct, forbid_unknown_fields=True):
+    """On INTEREST_TOPIC: who wants what for how long; a `ttl` of 0 takes it back."""
+
+    filters: list[str]
+    ttl: float
+    client: str = ""
+
+
+class Held(NamedTuple):
+    source: str
+    owner: str
+    """Of several who want the same, each holds it."""
+    filter: str
+
+
+@dataclass(frozen=True)
+class SourceSettings:
+    beacon_ttl_s: float = 30.0
+    """How long a beacon holds: three times the interval between beacons."""
+    log_ttl_s: float = 86_400.0
+    """How long a subscription in the log holds, if nothing in the log ends it."""
+    hears_beacons: bool = True
+    hears_words: bool = True
+    reads_log: bool = True
+
+    def topics(self) -> list[str]:
+        found = [f"{BEACON_PREFIX}#"] if self.hears_beacons else []
+        found += [INTEREST_TOPIC] if self.hears_words else []
+        return found + ([LOG_SUBSCRIBE, LOG_UNSUBSCRIBE, LOG_NOTICE] if self.reads_log else [])
+
+
+class InterestSources:
+    def __init__(
+        self,
+        settings: SourceSettings,
+        static: Iterable[str],
+        allowed: Iterable[str] = ("#",),
+    ) -> None:
+        """`allowed`: filters of what may come in. Raises InvalidFilter for a static filter."""
+        self._settings = settings
+        self._allowed = tuple(allowed)
+        self.own_clients: frozenset[str] = frozenset()
+        """Whose subscriptions in the log are the federator's, and no interest."""
+        self._held: dict[Held, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._told: set[str] = set()
+        self._touched: set[str] = set()
+        # Their subscriptions end with their connections.
+        self._transient: set[str] = set()
+        self.refused: Counter[str] = Counter()
+        """Words, by source and what was wrong."""
+        for filter in static:
+            check_filter(filter)
+            self._hold(Held(STATIC, "", filter), float("inf"))
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def wanted(self) -> int:
+        """Filters, each counted once."""
+        return len(self._told)
+
+    def topics(self) -> list[str]:
+        """What is to be subscribed to."""
+        return self._settings.topics()
+
+    def take(self, topic: str, payload: bytes, now: float) -> None:
+        """A message of the topics in `SourceSettings.topics`. Raises BadWord, already counted."""
+        source = BEACON if topic.startswith(BEACON_PREFIX) else WORD
+        if topic.startswith("$"):
+            source = LOG
+        try:
+            if len(payload) > WORD_BYTES_MAX:
+                raise BadWord(f"{len(payload)} bytes, at most {WORD_BYTES_MAX} are read")
+            if source == BEACON:
+                self._take_beacon(topic.removeprefix(BEACON_PREFIX), now)
+            elif source == WORD:
+                self._take_word(payload, now)
+            else:
+                self._take_line(topic, payload.decode("utf-8", "replace"), now)
+        except (BadWord, InvalidFilter) as error:
+            self.refused[source] += 1
+            raise BadWord(str(error)) from None
+
+    def expire(self, now: float) -> None:
+        for held in [held for held, until in self._held.items() if until <= now]:
+            self._drop(held)
+
+    def take_changes(self) -> tuple[list[str], list[str]]:
+        """Filters wanted by somebody now and not before, and the other way round."""
+        added = [one for one in self._touched if self._counts[one] and one not in self._told]
+        removed = [one for one in self._touched if not self._counts[one] and one in self._told]
+        self._told.update(added)
+        self._told.difference_update(removed)
+        for filter in removed:
+            del self._counts[filter]
+        self._touched.clear()
+        return sorted(added), sorted(removed)
+
+    def snapshot(self, now: float) -> list[tuple[str, str, str, float]]:
+        """What holds for a time, with the seconds left; for `restore` after a restart."""
+        return [
+            (*held, until - now)
+            for held, until in self._held.items()
+            if until > now and held.source != STATIC
+        ]
+
+    def restore(self, entries: Iterable[tuple[str, str, str, float]], now: float) -> None:
+        for source, owner, filter, left_s in entries:
+            self._hold(Held(source, owner, filter), now + min(left_s, TTL_MAX_S))
+
+    def _take_beacon(self, topic: str, now: float) -> None:
+        if not topic or has_wildcard(topic):
+            raise BadWord(f"a beacon's topic is {BEACON_PREFIX} and the topic that is wanted")
+        self._renew(Held(BEACON, "", topic), self._settings.beacon_ttl_s, now)
+
+    def _take_word(self, payload: bytes, now: float) -> None:
+        try:
+            word = msgspec.json.decode(payload, type=Word)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadWord(f'{error}: send {{"filters": ["a/#"], "ttl": 60}}') from None
+        if not 0 <= word.ttl <= TTL_MAX_S:
+            raise BadWord(f"a ttl of {word.ttl:g}: from 0 to {TTL_MAX_S:g} seconds")
+        if len(word.filters) > WORD_FILTERS_MAX:
+            raise BadWord(f"{len(word.filters)} filters, at most {WORD_FILTERS_MAX} in a message")
+        for filter in word.filters:
+            check_filter(filter)
+        for filter in word.filters:
+            held = Held(WORD, word.client, filter)
+            if word.ttl:
+                self._renew(held, word.ttl, now)
+            else:
+                self._drop(held)
+
+    def _take_line(self, topic: str, line: str, now: float) -> None:
+        if topic == LOG_NOTICE:
+            self._take_notice(line)
+            return
+        is_begun = topic == LOG_SUBSCRIBE
+        found = (_LINE_SUBSCRIBE if is_begun else _LINE_UNSUBSCRIBE).fullmatch(line)
+        if found is None:
+            raise BadWord(f"not a line that Mosquitto writes: {line[:200]!r}")
+        client, filter = found.groups()
+        check_filter(filter)
+        plain = split_shared(filter)[1] if is_shared(filter) else filter
+        if client in self.own_clients or not may_leave(plain):
+            return
+        held = Held(LOG, client, filter)
+        if is_begun:
+            self._renew(held, self._settings.log_ttl_s, now)
+        else:
+            self._drop(held)
+
+    def _take_notice(self, line: str) -> None:
+        connected = _LINE_CONNECTED.fullmatch(line)
+        if connected is not None:
+            if len(self._transient) < CLIENTS_MAX:
+                self._transient.add(connected[1])
+            return
+        gone = _LINE_GONE.fullmatch(line)
+        if gone is None:
+            return
+        client = gone[1] or gone[2]
+        if client in self._transient:
+            self._transient.discard(client)
+            for held in [one for one in self._held if one.source == LOG and one.owner == client]:
+                self._drop(held)
+
+    def _renew(self, held: Held, ttl_s: float, now: float) -> None:
+        if held not in self._held and len(self._held) >= HELD_MAX:
+            raise BadWord(f"{HELD_MAX} filters are wanted already, and more are not taken")
+        self._hold(held, now + ttl_s)
+
+    def _hold(self, held: Held, until: float) -> None:
+        if held not in self._held:
+            self._count(held.filter, 1)
+        self._held[held] = until
+
+    def _drop(self, held: Held) -> None:
+        if self._held.pop(held, None) is not None:
+            self._count(held.filter, -1)
+
+    def _count(self, filter: str, by: int) -> None:
+        group, plain = split_shared(filter) if is_shared(filter) else ("", filter)
+        prefix = f"{SHARE_PREFIX}{group}/" if group else ""
+        for part in within((plain,), self._allowed):
+            if may_leave(part):
+                self._counts[prefix + part] += by
+                self._touched.add(prefix + part)

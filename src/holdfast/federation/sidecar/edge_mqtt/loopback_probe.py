@@ -1,0 +1,111 @@
+"""A topic of the federator's own, by which it hears itself: to know what has come by now, and
+whether the broker sends back what we publish."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import TimedOut
+from holdfast.client.options import LEVEL_5
+from holdfast.client.protocol.effects import Message as Received
+from holdfast.federation.sidecar.edge_mqtt.loop_marker import MARK, is_marked
+from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
+from holdfast.federation.sidecar.edge_mqtt.subscription_set import overlaps
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.packets import Properties, SubscriptionRequest
+
+logger = logging.getLogger("holdfast.federator")
+
+PREFIX: Final = "federator/edge/"
+
+NO_ECHO: Final = 0
+MARKED_ECHO: Final = 1
+"""The broker sends it back, and leaves the mark on it."""
+ECHO: Final = 2
+
+
+class EdgeRefused(Exception):
+    """With this broker, what is configured would go round in circles. The text says what to do."""
+
+
+class OwnTopic:
+    """Of the connection that carries messages. `publish` is another connection's."""
+
+    def __init__(
+        self, client_id: str, wait_s: float, publish: Callable[[str, bytes], Awaitable[None]]
+    ) -> None:
+        self.name = f"{PREFIX}{client_id}"
+        self._wait_s = wait_s
+        self._publish = publish
+        self._fences: dict[bytes, asyncio.Future[None]] = {}
+        self._probe = b""
+        self._echo: Received | None = None
+
+    def arrived(self, received: Received) -> bool:
+        """Of a message on this topic: was it a fence?"""
+        if self._probe and received.payload == self._probe:
+            self._echo = received
+        future = self._fences.pop(received.payload, None)
+        if future is None or future.done():
+            return False
+        future.set_result(None)
+        return True
+
+    async def fence(self) -> None:
+        """Returns when all has come that the broker had for us when this was called. Raises
+        TimedOut, ClientError."""
+        payload = b"fence " + secrets.token_hex(8).encode()
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fences[payload] = future
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._publish(self.name, payload)
+                await future
+        except TimeoutError:
+            raise TimedOut(
+                f"nothing comes back on {self.name}: the broker's access list must allow us to"
+                " publish and to subscribe to federator/#"
+            ) from None
+        finally:
+            self._fences.pop(payload, None)
+
+    async def try_echo(self, client: Client) -> int:
+        """NO_ECHO, MARKED_ECHO or ECHO. Raises as `fence`."""
+        is_5 = client.core.options.level == LEVEL_5
+        await client.subscribe(SubscriptionRequest(self.name, 1, no_local=is_5))
+        self._probe = b"probe " + secrets.token_hex(8).encode()
+        self._echo = None
+        properties: Properties | None = {pr.USER_PROPERTY: [(MARK, "probe")]} if is_5 else None
+        await client.publish(self.name, self._probe, qos=1, properties=properties)
+        # What comes from another connection after that comes behind the echo.
+        await self.fence()
+        echo, self._echo, self._probe = self._echo, None, b""
+        if echo is None:
+            return NO_ECHO
+        return MARKED_ECHO if is_marked(echo) else ECHO
+
+
+def check_echo(echo: int, settings: EdgeSettings) -> None:
+    """Raises EdgeRefused."""
+    if echo == MARKED_ECHO:
+        logger.warning(
+            "federator: the broker sends back what we publish, whatever we ask for (no local);"
+            " it is told by its mark, and costs time"
+        )
+    if echo != ECHO:
+        return
+    meeting = [
+        f"{one!r} out and {other!r} in"
+        for one in settings.export_filters
+        for other in settings.import_filters
+        if overlaps(one, other)
+    ]
+    if meeting:
+        raise EdgeRefused(
+            "the broker sends back what we publish, and nothing tells it from what its clients"
+            " publish: messages would go round in circles. Use MQTT 5 (--protocol 5), or let"
+            f" no topic go both ways (--export, --import); now {', '.join(meeting)}"
+        )

@@ -1,0 +1,130 @@
+"""What a broker has retained under some filters, read by a client that comes for that alone."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import ClientError, SubscribeRefused, TimedOut
+from holdfast.client.options import LEVEL_5
+from holdfast.client.protocol.effects import Message as Received
+from holdfast.federation.core.effects import Message
+from holdfast.federation.core.frames import PROPERTIES_BYTES_MAX
+from holdfast.federation.core.routing.interest import may_leave
+from holdfast.federation.sidecar.edge_mqtt.loop_marker import outbound
+from holdfast.federation.sidecar.edge_mqtt.loopback_probe import PREFIX
+from holdfast.federation.sidecar.edge_mqtt.settings import EdgeSettings
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
+
+logger = logging.getLogger("holdfast.federator")
+
+MESSAGES_MAX: Final = 100_000
+BYTES_MAX: Final = 64 << 20
+"""Of one reading; what is beyond either is left out, and logged."""
+READINGS_MAX: Final = 16
+"""At a time, waiting ones included; more find nothing, and that is logged."""
+
+END_AGAIN_S: Final = 1.0
+"""Until the message that marks the end is sent again."""
+
+Done = Callable[[list[Message]], None]
+
+
+class RetainedReader:
+    def __init__(self, settings: EdgeSettings, client_id: str) -> None:
+        self._settings = settings
+        self._client_id = client_id
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def tasks(self) -> set[asyncio.Task[None]]:
+        return set(self._tasks)
+
+    def read(self, filters: frozenset[str], done: Done) -> None:
+        """`done` is called later, with what was found; empty when it could not be read."""
+        loop = asyncio.get_running_loop()
+        if not filters or len(self._tasks) >= READINGS_MAX:
+            if filters:
+                logger.warning("federator reads retained messages %d times already", READINGS_MAX)
+            loop.call_soon(done, [])
+            return
+        task = loop.create_task(self._read(filters, done))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read(self, filters: frozenset[str], done: Done) -> None:
+        found: dict[str, Message] = {}
+        async with self._turn:
+            try:
+                found = await self._found(filters)
+            except ClientError as error:
+                logger.warning("federator cannot read retained messages: %s", error)
+        done(list(found.values()))
+
+    async def _await_end(
+        self, client: Client, topic: str, end: bytes, is_over: asyncio.Event
+    ) -> None:
+        """Raises ClientError."""
+        try:
+            async with asyncio.timeout(self._settings.wait_s):
+                await client.publish(topic, end, qos=1)
+                while not await _is_set(is_over, END_AGAIN_S):
+                    # A broker whose queue for us is full drops this, too.
+                    await client.publish(topic, end, qos=1)
+        except TimeoutError:
+            raise TimedOut(f"nothing comes back on {topic}") from None
+
+    async def _found(self, filters: frozenset[str]) -> dict[str, Message]:
+        """By topic: overlapping filters find the same ones."""
+        found: dict[str, Message] = {}
+        size = 0
+        unreadable: list[str] = []
+        own_topic = f"{PREFIX}{self._client_id}"
+        end = secrets.token_hex(8).encode()
+        is_over = asyncio.Event()
+
+        def take(received: Received) -> None:
+            nonlocal size
+            if received.topic == own_topic and received.payload == end:
+                is_over.set()
+            elif received.retain and may_leave(received.topic) and received.topic not in found:
+                size += len(received.topic) + len(received.payload)
+                message = outbound(received)
+                if len(message.properties) > PROPERTIES_BYTES_MAX:
+                    unreadable.append(f"{len(message.properties)} bytes of properties")
+                elif len(found) < MESSAGES_MAX and size <= BYTES_MAX:
+                    found[received.topic] = message
+
+        settings = self._settings
+        async with Client(
+            servers=settings.servers,
+            options=settings.options(self._client_id, False, False, unreadable.append),
+            tls=settings.tls,
+            request_timeout_s=settings.wait_s,
+            on_message=take,
+        ) as client:
+            await client.subscribe((own_topic, 1))
+            is_5 = settings.level == LEVEL_5
+            for filter in sorted(filters):
+                try:
+                    await client.subscribe(SubscriptionRequest(filter, 2, retain_as_published=is_5))
+                except SubscribeRefused as error:
+                    logger.warning("federator may not read what is retained: %s", error)
+            await self._await_end(client, own_topic, end, is_over)
+        if unreadable:
+            logger.warning(
+                "federator left out %d retained messages: %s", len(unreadable), unreadable[0]
+            )
+        if len(found) >= MESSAGES_MAX or size > BYTES_MAX:
+            logger.warning("federator left out retained messages: there are too many")
+        return found
+
+
+async def _is_set(event: asyncio.Event, timeout_s: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    return event.is_set()

@@ -1,0 +1,88 @@
+"""Which filters to subscribe to, given what others want and what may leave.
+
+No two of them match the same topic: brokers send a message once for each subscription that matches,
+or once for all, as they like. Where wanted filters overlap, the set is wider than what is wanted.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from holdfast.federation.core.routing.interest import generalised
+from holdfast.protocol.topics.names import has_wildcard
+from holdfast.protocol.topics.trie import SubscriptionTrie
+
+FILTERS_MAX: Final = 10_000
+WILDCARDS_MAX: Final = 256
+"""Of the filters; each is compared with each. More are cut to fewer levels, with `#` below."""
+
+
+def intersection(one: str, other: str) -> str | None:
+    """The filter that matches what both match, `$` topics aside; None if there is no topic."""
+    left = one.split("/")
+    right = other.split("/")
+    common: list[str] = []
+    for index in range(max(len(left), len(right)) + 1):
+        # `#` matches the level above it, too, so it may follow where the other has ended.
+        if left[index : index + 1] == ["#"]:
+            return "/".join([*common, *right[index:]])
+        if right[index : index + 1] == ["#"]:
+            return "/".join([*common, *left[index:]])
+        if index >= len(left) or index >= len(right):
+            break
+        if left[index] == "+":
+            common.append(right[index])
+        elif right[index] in ("+", left[index]):
+            common.append(left[index])
+        else:
+            return None
+    return "/".join(common) if len(left) == len(right) else None
+
+
+def covers(one: str, other: str) -> bool:
+    """Does `one` match all that `other` matches?"""
+    return intersection(one, other) == other
+
+
+def overlaps(one: str, other: str) -> bool:
+    return intersection(one, other) is not None
+
+
+def joined(one: str, other: str) -> str:
+    """A filter that matches all that either does, and more."""
+    left = one.split("/")
+    right = other.split("/")
+    levels: list[str] = []
+    for index in range(max(len(left), len(right))):
+        if index >= len(left) or index >= len(right) or "#" in (left[index], right[index]):
+            return "/".join([*levels, "#"])
+        levels.append(left[index] if left[index] == right[index] else "+")
+    return "/".join(levels)
+
+
+def within(filters: Iterable[str], allowed: Iterable[str]) -> set[str]:
+    """What of the filters is allowed."""
+    bounds = set(allowed)
+    if "#" in bounds:
+        return set(filters)
+    found = (intersection(filter, bound) for filter in filters for bound in bounds)
+    return {filter for filter in found if filter is not None}
+
+
+def subscription_set(wanted: Iterable[str]) -> frozenset[str]:
+    """At most FILTERS_MAX filters that match all that is wanted, no topic twice."""
+    filters = generalised(wanted, FILTERS_MAX)
+    wild = generalised((one for one in filters if has_wildcard(one)), WILDCARDS_MAX)
+    disjoint: list[str] = []
+    for filter in sorted(wild):
+        grown = filter
+        while (met := next((one for one in disjoint if overlaps(one, grown)), None)) is not None:
+            disjoint.remove(met)
+            grown = (
+                grown if covers(grown, met) else met if covers(met, grown) else joined(met, grown)
+            )
+        disjoint.append(grown)
+    trie = SubscriptionTrie()
+    for filter in disjoint:
+        trie.add(filter, None, True)
+    names = (one for one in filters if not has_wildcard(one) and not trie.match(one))
+    return frozenset((*disjoint, *names))

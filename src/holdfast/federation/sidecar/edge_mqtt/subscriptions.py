@@ -1,0 +1,153 @@
+"""What we are subscribed to at the broker, kept as others want it.
+
+- `_held` has every subscription that the broker may have of us: a filter is written down before it
+  is subscribed to, and crossed out after it was given up.
+- What is wanted is subscribed to before what covered it so far is given up. Copies that come
+  meanwhile are told by the subscription identifiers, which MQTT 3 does not have.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from holdfast.client.client import Client
+from holdfast.client.errors import SubscribeRefused
+from holdfast.client.options import LEVEL_5
+from holdfast.federation.sidecar.edge_mqtt.exports import Exports, Replays
+from holdfast.federation.sidecar.edge_mqtt.subscription_set import (
+    overlaps,
+    subscription_set,
+    within,
+)
+from holdfast.protocol.mqtt import properties as pr
+from holdfast.protocol.mqtt.packets import SubscriptionRequest
+
+logger = logging.getLogger("holdfast.federator")
+
+PACKET_FILTERS_MAX: Final = 100
+"""In one SUBSCRIBE or UNSUBSCRIBE."""
+NUMBER_MAX: Final = 268_435_455
+"""The largest subscription identifier."""
+
+
+class EdgeSubscriptions:
+    def __init__(
+        self,
+        held: Mapping[str, int],
+        allowed: tuple[str, ...],
+        exports: Exports,
+        fence: Callable[[], Awaitable[None]],
+        save: Callable[[Mapping[str, int]], Awaitable[None]],
+    ) -> None:
+        """`held`: of a process before, each with its identifier, 0 for none. `save` returns when
+        it is on disk."""
+        self._held = dict(held)
+        self._allowed = allowed
+        self._exports = exports
+        self._fence = fence
+        self._save = save
+        self._wanted: frozenset[str] | None = None
+        # Those of this client, which it says again to a broker without our session.
+        self._granted: set[str] = set()
+        self._is_first_round = True
+        self.refused: set[str] = set()
+        """By the broker, since we connected."""
+        exports.allow(frozenset(held))
+
+    def held(self) -> list[str]:
+        return sorted(self._held)
+
+    def want(self, filters: frozenset[str]) -> None:
+        """Before that, what a process before was subscribed to stays."""
+        self._wanted = filters
+
+    def new_client(self) -> None:
+        self._granted.clear()
+        # The process before may have ended between the file and the broker.
+        self._is_first_round = True
+
+    def connected(self, session_present: bool) -> None:
+        self.refused.clear()
+        if not session_present:
+            self._held = {one: held for one, held in self._held.items() if one in self._granted}
+
+    async def update(self, client: Client) -> None:
+        """Raises ClientError."""
+        if self._wanted is None:
+            return
+        exact = within(self._wanted, self._allowed)
+        wanted = subscription_set(exact) - self.refused
+        before = frozenset(self._held)
+        added = sorted(wanted if self._is_first_round else wanted - before)
+        removed = sorted(before - wanted)
+        # Until they are gone, what they bring may still be somebody's.
+        self._exports.allow(frozenset(exact | set(removed)))
+        if added or removed:
+            await self._change(client, added, removed)
+            logger.info("federator takes %d filters from its broker", len(self._held))
+        self._is_first_round = False
+        self._exports.allow(frozenset(exact))
+
+    async def _change(self, client: Client, added: list[str], removed: list[str]) -> None:
+        is_meeting = any(overlaps(one, other) for one in added for other in removed)
+        settles = bool(added) and self._exports.replays is Replays.AT_FIRST
+        self._exports.is_changing = is_meeting
+        try:
+            if added:
+                await self._add(client, added)
+            if settles or is_meeting:
+                await self._fence()
+                self._exports.is_settling = False
+            if removed:
+                await self._remove(client, removed)
+            if is_meeting:
+                await self._fence()
+        finally:
+            self._exports.is_changing = False
+
+    async def _add(self, client: Client, filters: list[str]) -> None:
+        number = self._new_number(client)
+        groups: dict[int, list[str]] = {}
+        for filter in filters:
+            groups.setdefault(self._held.setdefault(filter, number), []).append(filter)
+        await self._save(self._held)
+        if self._exports.replays is Replays.AT_FIRST:
+            self._exports.is_settling = True
+        for identifier, group in groups.items():
+            for at in range(0, len(group), PACKET_FILTERS_MAX):
+                await self._subscribe(client, group[at : at + PACKET_FILTERS_MAX], identifier)
+
+    async def _subscribe(self, client: Client, filters: list[str], identifier: int) -> None:
+        requests = [SubscriptionRequest(filter, 2) for filter in filters]
+        if client.core.options.level == LEVEL_5:
+            # Not what we publish, with its retain flag, and nothing that is retained already.
+            requests = [SubscriptionRequest(filter, 2, True, True, 2) for filter in filters]
+        try:
+            await client.subscribe(*requests, subscription_id=identifier)
+        except SubscribeRefused as error:
+            codes = error.reasons
+            refused = [one for one, code in zip(filters, codes, strict=True) if code >= 0x80]
+            self.refused.update(refused)
+            for filter in refused:
+                self._held.pop(filter, None)
+            logger.warning("federator: %s; allow it in the broker's access list", error)
+        self._granted.update(one for one in filters if one not in self.refused)
+
+    async def _remove(self, client: Client, filters: list[str]) -> None:
+        for at in range(0, len(filters), PACKET_FILTERS_MAX):
+            group = filters[at : at + PACKET_FILTERS_MAX]
+            try:
+                await client.unsubscribe(*group)
+            except SubscribeRefused as error:
+                logger.warning("federator: %s", error)
+            for filter in group:
+                self._held.pop(filter, None)
+                self._granted.discard(filter)
+        await self._save(self._held)
+
+    def _new_number(self, client: Client) -> int:
+        """A subscription identifier for what is added together: no two of that meet."""
+        available = client.connack_properties.get(pr.SUBSCRIPTION_IDENTIFIER_AVAILABLE, 1)
+        if client.core.options.level < LEVEL_5 or not available:
+            return 0
+        return max(self._held.values(), default=0) % NUMBER_MAX + 1

@@ -1,0 +1,466 @@
+"""A member of a federation, with its links, its store and its edge."""
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final, TypeVar
+
+from holdfast.federation.core.config import FederationConfig
+from holdfast.federation.core.effects import (
+    CloseLink,
+    Delete,
+    DeliverLocally,
+    Dial,
+    Dropped,
+    Effect,
+    IdentityConflict,
+    Message,
+    Send,
+    Store,
+)
+from holdfast.federation.core.frames import BadFrame
+from holdfast.federation.core.identity import BadIdentity, Identity, MessageId
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.messages.custody import BadEntry
+from holdfast.federation.core.messages.streams import Position
+from holdfast.federation.core.routing.mesh import Mesh
+from holdfast.federation.sidecar.announcement_keys import signing_of
+from holdfast.federation.sidecar.counters import Counters
+from holdfast.federation.sidecar.deliveries import Deliveries
+from holdfast.federation.sidecar.edge import Edge, RetainingEdge
+from holdfast.federation.sidecar.interest_persister import Noticing
+from holdfast.federation.sidecar.links import LinkBounds, Links, identity_of
+from holdfast.federation.sidecar.neighbour_sources import Managing
+from holdfast.federation.sidecar.publications import Publications
+from holdfast.federation.sidecar.retained_sync import Retention
+from holdfast.federation.sidecar.settings import Settings
+from holdfast.federation.sidecar.status import status_of
+from holdfast.federation.sidecar.store.file import Kept, StoreError, StoreFull
+from holdfast.federation.sidecar.store.identity import IdentityFile
+from holdfast.federation.sidecar.store.store import Store as CustodyStore
+from holdfast.federation.sidecar.store.store import aged
+from holdfast.security.peer_secret import SecretError
+from holdfast.security.tls import TlsError
+from holdfast.server.peers.authentication import PeerAuth
+from holdfast.server.peers.complaints import Complaints
+
+logger = logging.getLogger("holdfast")
+
+STORE: Final = "federation.db"
+MADE_UP: Final = {
+    "forged announcement": "had a false signature: a member on the way to here makes them up",
+    "absurd announcement": "had an epoch that no member has counted up to",
+    "unsigned announcement": 'were not signed: set signatures = "send" at all members first',
+}
+"""Counters of the member that are worth a line, and what they count."""
+Result = TypeVar("Result")
+
+
+class FederatorError(Exception):
+    """The federator cannot start, or cannot go on. The text says what to do."""
+
+
+class Federator:
+    """Is the EdgeHost of its edge. What `edge.start` tells of interest before it returns is part
+    of the first announcement; what comes later may miss messages published before it came.
+
+    Filters for export and import are the edge's work. While a destination's queue is full and
+    `when_full` is `wait`, messages of QoS 1 and 2 are held here, and their `done` with them; their
+    number is bounded by the edge's window. With `drop-oldest`, `done` comes as always, and what
+    the oldest ones lose is counted.
+    """
+
+    def __init__(
+        self, settings: Settings, edge: Edge, config: FederationConfig | None = None
+    ) -> None:
+        """`config`: in place of what the settings make."""
+        self.settings = settings
+        self.config = config or settings.member_config()
+        self.counters = Counters()
+        self._policy = settings.link_policy()
+        self._edge = edge
+        self._directory = Path(settings.data)
+        self._identity_file = IdentityFile(self._directory)
+        self._identity: Identity | None = None
+        self._member: FederationMember | None = None
+        self._store: CustodyStore | None = None
+        self._kept: Kept | None = None
+        self._links: Links | None = None
+        self._managing: Managing | None = None
+        self._publications = Publications(
+            lambda message: self._call(lambda member, now: member.local_publish(message, now)),
+            waits=settings.when_full == "wait",
+            refuse=self._refuse,
+        )
+        self._deliveries = Deliveries(edge, self._passed, self.counters.dropped)
+        self._effects: deque[Effect] = deque()
+        self._is_carrying_out = False
+        self._is_tending = False
+        self._is_stopped = False
+        self._has_edge = False
+        self._failure: asyncio.Future[FederatorError] | None = None
+        # The loop's, which is not looked for with each message.
+        self._clock: Callable[[], float]
+        # What was said of announcements that are not believed.
+        self._made_up: Counter[str] = Counter()
+        # What the edge says before there is a member.
+        self._early_interest: Counter[str] = Counter()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        self._noticing: Noticing | None = None
+        self._retention: Retention | None = None
+
+    # Beginning and end
+
+    @property
+    def node(self) -> bytes:
+        """The member's id. Known after `open`."""
+        assert self._identity is not None, "not opened"
+        return self._identity.node
+
+    @property
+    def epoch(self) -> int:
+        """Of this start."""
+        assert self._identity is not None, "not opened"
+        return self._identity.epoch
+
+    @property
+    def member(self) -> FederationMember:
+        assert self._member is not None, "not started"
+        return self._member
+
+    @property
+    def links(self) -> Links:
+        assert self._links is not None, "not started"
+        return self._links
+
+    @property
+    def store(self) -> CustodyStore:
+        assert self._store is not None, "not opened"
+        return self._store
+
+    async def open(self) -> None:
+        """Take the directory, and this start's epoch. `start` does it where it was not done. Raises
+        FederatorError."""
+        loop = asyncio.get_running_loop()
+        self._clock = loop.time
+        self._failure = loop.create_future()
+        self._complaints = Complaints(loop.time, "federation:")
+        try:
+            self._identity = await asyncio.to_thread(self._identity_file.begin, self.settings.id)
+            self._store = CustodyStore(self._directory / STORE, self._identity.node, self)
+            self._kept = await self._store.open()
+        except (BadIdentity, StoreError, StoreFull) as error:
+            raise FederatorError(str(error)) from error
+        except OSError as error:
+            raise FederatorError(f"{self._directory}: {error.strerror or error}") from error
+        finally:
+            if self._kept is None:
+                self._identity_file.release()
+
+    async def start(self) -> None:
+        """Raises FederatorError."""
+        if self._identity is None:
+            await self.open()
+        try:
+            await self._start()
+        except (SecretError, TlsError, BadFrame, BadEntry) as error:
+            await self.stop()
+            raise FederatorError(str(error)) from error
+        except OSError as error:
+            await self.stop()
+            raise FederatorError(f"federation: {error.strerror or error}") from error
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _start(self) -> None:
+        settings, identity, kept = self.settings, self._identity, self._kept
+        assert identity is not None
+        assert kept is not None
+        auth = await asyncio.to_thread(PeerAuth.load, settings)
+        signing = await asyncio.to_thread(signing_of, settings)
+        self._links = Links(
+            self,
+            identity_of(identity.node, settings.name, settings.address),
+            auth,
+            LinkBounds(buffer_bytes_max=settings.link_buffer_bytes),
+        )
+        self._managing = Managing(self, self._directory)
+        self._has_edge = True
+        await self._edge.start(self)
+        self._member = FederationMember(
+            identity,
+            settings.address,
+            self.config,
+            self._now(),
+            self._early_interest.elements(),
+            [aged(data, age_s) for data, age_s in kept.custody],
+            kept.positions,
+            kept.memory,
+            kept.retained.values(),
+            time.time() if isinstance(self._edge, RetainingEdge) else None,
+            signing,
+        )
+        if isinstance(self._edge, RetainingEdge):
+            self._retention = Retention(self._edge, self.store, kept.retained, self._tell)
+        self._kept = None
+        self._noticing = Noticing(self._member, self.store, self._want)
+        self._publications.begin(self._member, self.store)
+        logger.info(
+            "federation: %s is member %s, start %d, %d messages in custody",
+            settings.name,
+            identity.node.hex(),
+            identity.epoch,
+            len(self._member.custody),
+        )
+        await self._links.start(settings.listen)
+        self._managing.start()
+        if self._retention is not None:
+            self._retention.begin()
+            if self._deliveries.is_up:
+                self._retention.up()
+        self._call(lambda member, now: None)
+
+    async def stop(self) -> None:
+        """The member stays one: what is for it waits at its origins."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._managing is not None:
+            await self._managing.stop()
+        if self._has_edge:
+            await self._edge.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._retention is not None:
+            self._retention.stop()
+        if self._links is not None:
+            await self._links.stop()
+        if self._noticing is not None:
+            self._noticing.stop()
+        if self._store is not None:
+            await self._store.close()
+        await asyncio.to_thread(self._identity_file.release)
+
+    async def leave(self) -> None:
+        """Out of the federation for good, and stop: what waits for it elsewhere is given up."""
+        self._call(lambda member, now: member.leave(now))
+        if self._managing is not None:
+            await self._managing.leave()
+        await self.stop()
+
+    async def failed(self) -> FederatorError:
+        """Returns when it cannot go on; it is still to be stopped."""
+        assert self._failure is not None, "not opened"
+        return await asyncio.shield(self._failure)
+
+    def _fail(self, text: str) -> None:
+        assert self._failure is not None
+        if not self._failure.done():
+            logger.critical("federation: %s", text)
+            self._failure.set_result(FederatorError(text))
+
+    # What may be asked
+
+    def status(self) -> dict[str, object]:
+        """For people and the API; plain values that JSON can have."""
+        return status_of(
+            self.settings,
+            self.epoch,
+            self.member,
+            self.links,
+            self.store,
+            self._publications,
+            self._deliveries,
+            self.counters,
+            self._managing.client if self._managing is not None else None,
+            self._now(),
+        )
+
+    def mesh(self, topic: str) -> Mesh:
+        return self.member.mesh(topic)
+
+    # What the edge tells
+
+    def publish(self, message: Message, done: Callable[[], None]) -> None:
+        self._publications.take(message, done)
+
+    def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
+        if self._member is None:
+            self._early_interest.update(added)
+            self._early_interest.subtract(removed)
+        else:
+            self._call(lambda member, now: member.local_interest(added, removed, now))
+
+    def retained_removed(self, removals: Mapping[str, int]) -> None:
+        # Without a member yet: it is told all that is retained when it begins.
+        if self._retention is not None:
+            self._retention.removed(removals)
+
+    def edge_up(self) -> None:
+        logger.info("federation: the broker is connected")
+        self._deliveries.up(self._now())
+        if self._retention is not None:
+            self._retention.up()
+
+    def edge_down(self, reason: str) -> None:
+        if self._deliveries.is_up:
+            logger.warning("federation: the broker is not connected: %s", reason)
+        self._deliveries.down()
+        if self._retention is not None:
+            self._retention.down()
+
+    # What links tell
+
+    def link_up(self, peer: bytes) -> None:
+        self._call(lambda member, now: member.link_up(peer, now, self._policy))
+
+    def link_down(self, peer: bytes) -> None:
+        self._call(lambda member, now: member.link_down(peer, now))
+
+    def link_busy(self, peer: bytes, is_busy: bool) -> None:
+        self._call(lambda member, now: member.link_busy(peer, is_busy))
+
+    def link_frame(self, peer: bytes, data: bytes) -> None:
+        try:
+            self._call(lambda member, now: member.frame(peer, data, now))
+        except Exception as error:
+            # Malformed frames are refused before. Whatever this was, the member is made anew from
+            # what is stored; the broker that it is part of goes on.
+            logger.critical("federation: a frame of %s failed", peer.hex(), exc_info=error)
+            self._fail(f"a frame of {peer.hex()} made this member fail: {error!r}")
+
+    def link_stirred(self, peer: bytes) -> None:
+        if peer in self.member.links:
+            self.member.links.heard(peer, self._now())
+
+    def found(self, address: str, peer: bytes) -> None:
+        assert self._managing is not None
+        self._managing.found(address, peer)
+
+    def set_desired(self, links: dict[bytes, str]) -> None:
+        self._call(lambda member, now: member.desired_topology(links, now))
+
+    # What the store tells
+
+    def on_stored(self, ids: list[MessageId]) -> None:
+        self._call(lambda member, now: member.all_stored(ids, now))
+        for id in ids:
+            self._publications.confirm(id)
+
+    def on_broken(self, error: StoreError) -> None:
+        self._fail(f"{error}; nothing is confirmed any more")
+
+    def _refuse(self, reason: str, text: str) -> None:
+        self.counters.dropped[reason] += 1
+        self._complaints.say(reason, reason, text)
+
+    def _passed(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
+        self.store.pass_to(origin, position, ids)
+
+    # The member's wishes
+
+    def _tell(self, input: Callable[[FederationMember, float], None]) -> None:
+        self._call(input)
+
+    def _now(self) -> float:
+        return self._clock()
+
+    def _call(self, input: Callable[[FederationMember, float], Result]) -> Result:
+        """Do it and carry out what follows. May be called while something else is carried out: then
+        that goes first."""
+        member = self.member
+        result = input(member, self._now())
+        self._effects.extend(member.take_effects())
+        if self._is_carrying_out:
+            return result
+        self._is_carrying_out = True
+        try:
+            while self._effects:
+                self._carry_out(self._effects.popleft())
+        finally:
+            self._is_carrying_out = False
+        if not self._is_tending:
+            self._is_tending = True
+            asyncio.get_running_loop().call_soon(self._tend)
+        return result
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            self.counters.sent(effect.data)
+            self.links.send(effect.peer, effect.data)
+        elif isinstance(effect, DeliverLocally):
+            self.counters.delivered += 1
+            self.counters.hops[effect.hops] += 1
+            if effect.message.is_retained and self._retention is not None:
+                self._retention.delivered(effect.message.topic)
+            self._deliveries.take(effect, self._now())
+        elif isinstance(effect, Store):
+            self.store.add(effect.id, effect.data, effect.may_wait)
+        elif isinstance(effect, Delete):
+            self.store.remove(effect.id)
+            # Given up before it was durable: it is nobody's any more.
+            self._publications.confirm(effect.id)
+        elif isinstance(effect, Dial):
+            self.links.dial(effect.node, effect.address)
+        elif isinstance(effect, CloseLink):
+            self.links.close(effect.peer, effect.reason)
+        elif isinstance(effect, Dropped):
+            self.counters.lost(effect, self._complaints)
+        elif isinstance(effect, IdentityConflict):
+            self._conflict(effect.epoch)
+        else:
+            # Without wall time the member retains nothing.
+            assert self._retention is not None
+            self._retention.carry_out(effect)
+
+    def _want(self, filters: frozenset[str]) -> None:
+        self._edge.want(filters)
+        if self._retention is not None:
+            self._retention.want(filters)
+
+    def _conflict(self, epoch: int) -> None:
+        try:
+            self._identity_file.raise_to(epoch)
+        except OSError as error:
+            self._fail(f"{self._directory}: {error.strerror or error}")
+            return
+        self._fail(
+            f"others know start {epoch} of member {self.node.hex()}, and this is {self.epoch}: the"
+            f" directory {self._directory} is an old copy, or another process has the same id."
+            " Start again, with a later one; if this comes back, give one of the two a directory of"
+            " its own"
+        )
+
+    def _tend(self) -> None:
+        """Once for all inputs of a turn of the loop."""
+        self._is_tending = False
+        if self._is_stopped:
+            return
+        self._arm()
+        if self._noticing is not None:
+            self._noticing.look()
+        self._publications.release()
+
+    def _arm(self) -> None:
+        loop = asyncio.get_running_loop()
+        member = self.member
+        at = member.timer(loop.time())
+        if at != float("inf") and (self._timer is None or at < self._timer_at):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer_at = at
+            self._timer = loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._call(lambda member, now: member.handle_timers(now))
+        for reason, text in MADE_UP.items():
+            count = self.member.counts[reason]
+            if count > self._made_up[reason]:
+                self._made_up[reason] = count
+                self._complaints.say(reason, reason, f"{count} announcements {text}")

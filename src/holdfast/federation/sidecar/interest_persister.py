@@ -1,0 +1,79 @@
+"""What a member knows of others, on its way to the edge and to the store."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.sidecar.store.store import Store
+
+WANT_DELAY_S: Final = 0.05
+"""Changes of what others want so close together are told to the edge at once."""
+MEMORY_DELAY_S: Final = 0.5
+"""So long what the member knows of others may be ahead of what is stored of it."""
+REST: Final = 20.0
+"""What goes over all that is known takes at most this part of the time: with many members and
+filters, changes are gathered for longer."""
+
+
+class Noticing:
+    def __init__(
+        self, member: FederationMember, store: Store, want: Callable[[frozenset[str]], None]
+    ) -> None:
+        self._member = member
+        self._store = store
+        self._want = want
+        self._is_stopped = False
+        self._want_timer: asyncio.TimerHandle | None = None
+        self._memory_timer: asyncio.TimerHandle | None = None
+        self._want_delay_s = WANT_DELAY_S
+        self._memory_delay_s = MEMORY_DELAY_S
+        self._wanted_version = -1
+        self._wanted: frozenset[str] = frozenset()
+        self._remembered_digest = b""
+
+    def look(self) -> None:
+        """After any input of the member."""
+        member = self._member
+        if self._is_stopped:
+            return
+        loop = asyncio.get_running_loop()
+        if self._want_timer is None and member.remote_version != self._wanted_version:
+            self._want_timer = loop.call_later(self._want_delay_s, self._tell_wanted)
+        if self._memory_timer is None and member.database.digest != self._remembered_digest:
+            self._memory_timer = loop.call_later(self._memory_delay_s, self._remember)
+
+    def stop(self) -> None:
+        """The store gets what there is to remember."""
+        self._is_stopped = True
+        for timer in (self._want_timer, self._memory_timer):
+            if timer is not None:
+                timer.cancel()
+        self._store.remember(self._memory())
+
+    def _tell_wanted(self) -> None:
+        self._want_timer = None
+        self._wanted_version = self._member.remote_version
+        begin = time.monotonic()
+        wanted = self._member.remote_filters()
+        if wanted != self._wanted:
+            self._wanted = wanted
+            # What the edge hands over for these has to find them after any restart.
+            self._store.remember(self._memory())
+            self._store.when_written(lambda: self._pass_on(wanted))
+        self._want_delay_s = max(WANT_DELAY_S, REST * (time.monotonic() - begin))
+
+    def _pass_on(self, wanted: frozenset[str]) -> None:
+        if not self._is_stopped:
+            self._want(wanted)
+
+    def _remember(self) -> None:
+        self._memory_timer = None
+        self._remembered_digest = self._member.database.digest
+        begin = time.monotonic()
+        self._store.remember(self._memory())
+        self._memory_delay_s = max(MEMORY_DELAY_S, REST * (time.monotonic() - begin))
+
+    def _memory(self) -> list[bytes]:
+        return self._member.memory(asyncio.get_running_loop().time(), time.time())

@@ -1,0 +1,112 @@
+"""Whom a member is to be linked with: the peers of its settings, and what its manager says."""
+
+import asyncio
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.config.federation import label_of, peer_of
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.sidecar.links import Links
+from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
+from holdfast.federation.sidecar.manager_client.http import ManagerHttp
+from holdfast.federation.sidecar.settings import Settings
+from holdfast.server.event_loop.failures import report
+
+
+class Managed(Protocol):
+    """A federator."""
+
+    settings: Settings
+
+    @property
+    def node(self) -> bytes: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def member(self) -> FederationMember: ...
+    @property
+    def links(self) -> Links: ...
+
+    def set_desired(self, links: dict[bytes, str]) -> None: ...
+
+
+class Managing:
+    """The ManagedMember of its client."""
+
+    def __init__(self, federator: Managed, directory: Path) -> None:
+        """Raises TlsError."""
+        self._federator = federator
+        settings = federator.settings
+        peers = [peer_of(text) for text in settings.peers]
+        self._fixed = {bytes.fromhex(id): address for id, address in peers if id}
+        self._unnamed = [address for id, address in peers if not id]
+        # By address, of those without an id.
+        self._found: dict[str, bytes] = {}
+        self._managed: dict[bytes, str] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.client: ManagerClient | None = None
+        if settings.manager:
+            self.client = ManagerClient(
+                ManagerHttp(
+                    settings.manager,
+                    settings.manager_ca,
+                    settings.manager_certificate,
+                    settings.manager_key,
+                ),
+                self,
+                {
+                    "ip": settings.broker,
+                    "uuid": federator.node.hex(),
+                    "epoch": federator.epoch,
+                    "advertise": federator.links.identity.peer_address,
+                    "labels": dict(label_of(label) for label in settings.labels),
+                    "capacity": settings.capacity,
+                },
+                settings.manager_token_file,
+                directory,
+            )
+
+    def start(self) -> None:
+        if self._fixed:
+            self._tell()
+        self._federator.links.find(self._unnamed)
+        if self.client is not None:
+            self._task = asyncio.get_running_loop().create_task(self.client.run())
+            self._task.add_done_callback(report)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def leave(self) -> None:
+        await self.stop()
+        if self.client is not None:
+            await self.client.leave()
+
+    def found(self, address: str, peer: bytes) -> None:
+        if self._found.get(address) != peer:
+            self._found[address] = peer
+            self._tell()
+
+    def _tell(self) -> None:
+        found = {peer: address for address, peer in self._found.items()}
+        self._federator.set_desired(self._managed | found | self._fixed)
+
+    # What the manager's client asks and tells
+
+    def links(self) -> dict[bytes, LinkState]:
+        return {
+            node: LinkState(None if link.rtt_s is None else 1e3 * link.rtt_s)
+            for node, link in self._federator.links.linked().items()
+        }
+
+    def digest(self) -> bytes:
+        return self._federator.member.database.digest
+
+    def interest(self) -> int:
+        return len(self._federator.member.database.entries[self._federator.node].filters)
+
+    def set_neighbours(self, neighbours: dict[bytes, str]) -> None:
+        self._managed = neighbours
+        self._tell()

@@ -1,0 +1,368 @@
+"""A federator of the published protocol at work: a client of its own broker and of its neighbours'.
+
+    asyncio.run(run(PaperSettings.from_environment(os.environ)))
+
+`federation.paper` decides, what it wants done is done here, in the event loop. Whatever is away
+(the manager, a broker) is tried again for ever, and told once a minute: only wrong settings are an
+error.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections import Counter
+from math import inf
+from typing import Any, Final
+
+from holdfast.client import Client, ClientError, Message, Options, Reconnect, SubscriptionRequest
+from holdfast.client.servers import Server
+from holdfast.federation.paper.effects import (
+    ConnectNeighbour,
+    DeliverLocally,
+    DisconnectNeighbour,
+    Effect,
+    PublishToNeighbour,
+    Refused,
+)
+from holdfast.federation.paper.member import PaperMember
+from holdfast.federation.paper.mesh_view import TopicView
+from holdfast.federation.paper.messages import SUBSCRIPTIONS
+from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
+from holdfast.federation.sidecar.paper.manager import NO_SUCH_MEMBER, PaperManager, Standing
+from holdfast.federation.sidecar.paper.outlet import (
+    PAUSE_S,
+    NeighbourLink,
+    Outlet,
+    close,
+    options,
+    serve,
+)
+from holdfast.federation.sidecar.paper.settings import PaperSettings
+from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.security.tls import TlsError
+from holdfast.server.event_loop.failures import first_unexpected
+from holdfast.server.peers.complaints import Complaints
+
+logger = logging.getLogger("holdfast")
+
+CHECK_S: Final = 30.0
+"""Between questions to the manager; after the own broker was away, there is one at once."""
+CORE_ANN_INTERVAL_S: Final = 10.0
+"""Without a manager and a setting, as the two that follow."""
+BEACON_INTERVAL_S: Final = 10.0
+REDUNDANCY: Final = 2
+
+
+async def run(settings: PaperSettings) -> None:
+    """Until SIGTERM or SIGINT. Raises SettingsError."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    federator = PaperFederator(settings)
+    await federator.start()
+    stopping, failing = loop.create_task(stop.wait()), loop.create_task(federator.wait())
+    unexpected = first_unexpected(loop)
+    ends: set[asyncio.Future[Any]] = {stopping, failing, unexpected}
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await federator.stop()
+        stopping.cancel()
+    if unexpected.done():
+        raise unexpected.result()
+    await failing
+    logger.info("federation: stopped")
+
+
+class PaperFederator:
+    def __init__(self, settings: PaperSettings) -> None:
+        self.settings = settings
+        # Messages that were lost on their way to a broker, by reason.
+        self.lost: Counter[str] = Counter()
+        self._member: PaperMember | None = None
+        self._manager: PaperManager | None = None
+        self._links: dict[int, NeighbourLink] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._client: Client | None = None
+        self._epoch = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._changes = 0
+        """Of neighbours, as they are announced."""
+
+    # Beginning and end
+
+    async def start(self) -> None:
+        """Returns before it is a member; `status` tells. Raises SettingsError."""
+        loop = asyncio.get_running_loop()
+        self._check = asyncio.Event()
+        self._complaints = Complaints(loop.time, "federation:")
+        self._outlet = Outlet(self.lost, self._complaints, f"broker {self.settings.broker}")
+        self._password = await asyncio.to_thread(self.settings.password)
+        if self.settings.manager:
+            try:
+                self._manager = await asyncio.to_thread(
+                    PaperManager, self.settings, self._complaints
+                )
+            except TlsError as error:
+                raise SettingsError(f"manager: {error}") from None
+        self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(self._ended)
+
+    async def stop(self) -> None:
+        """Others find out by its silence; the protocol has no word for it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def wait(self) -> None:
+        """Until it is stopped. Raises what ended it otherwise, which is a mistake in here."""
+        assert self._task is not None, "not started"
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.result()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.critical("federation: the federator has ended", exc_info=error)
+
+    async def _run(self) -> None:
+        standing = await self._first_standing()
+        while True:
+            try:
+                standing = await self._be(standing)
+            finally:
+                await self._end()
+
+    async def _first_standing(self) -> Standing:
+        settings = self.settings
+        if self._manager is not None:
+            return await self._manager.join()
+        assert settings.id is not None
+        config = settings.config(CORE_ANN_INTERVAL_S, BEACON_INTERVAL_S, REDUNDANCY)
+        return Standing(settings.id, config, dict(settings.neighbours))
+
+    async def _be(self, standing: Standing) -> Standing:
+        """The member that the manager says it is, until it says otherwise."""
+        now = self._now()
+        self._epoch = max(self._epoch + 1, self.settings.epoch or time.time_ns() // 1_000_000)
+        self._member = PaperMember(
+            standing.id, self._epoch, standing.config, standing.neighbours, now
+        )
+        logger.info(
+            "federation: member %d of the published protocol, %d neighbours",
+            standing.id,
+            len(standing.neighbours),
+        )
+        self._carry_out()
+        serving = asyncio.create_task(self._serve_broker(standing.id))
+        checking = asyncio.create_task(self._look_after(standing))
+        try:
+            await asyncio.wait({serving, checking}, return_when=asyncio.FIRST_COMPLETED)
+            if serving.done():
+                # It never returns, so it has failed.
+                await serving
+            return await checking
+        finally:
+            for task in (serving, checking):
+                task.cancel()
+            await asyncio.gather(serving, checking, return_exceptions=True)
+
+    async def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._member = None
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.stop() for link in links), *self._ending)
+
+    # What may be asked
+
+    def status(self) -> dict[str, object]:
+        """Plain values that JSON can have."""
+        member, client = self._member, self._client
+        return {
+            "mode": "paper",
+            "id": None if member is None else member.id,
+            "epoch": self._epoch,
+            "manager": {
+                "url": self.settings.manager,
+                "reached": self._manager is not None and self._manager.is_reached,
+            },
+            "broker": {
+                "url": self.settings.broker,
+                "connected": client is not None and client.is_connected,
+                "queued": len(self._outlet),
+            },
+            "neighbours": [
+                {"id": link.id, "broker": link.address, "connected": link.is_up,
+                 "queued": link.queued}
+                for _, link in sorted(self._links.items())
+            ],
+            "topics": 0 if member is None else len(list(member.topics)),
+            "refused": {} if member is None else dict(member.counts),
+            "lost": dict(self.lost),
+        }  # fmt: skip
+
+    def view(self, topic: str) -> TopicView | None:
+        """What this member knows of the topic's mesh; None before it is one."""
+        return None if self._member is None else self._member.view(topic, self._now())
+
+    # The own broker
+
+    async def _serve_broker(self, id: int) -> None:
+        name = f"broker {self.settings.broker}"
+        subscriptions = [
+            # Neither what we publish there, nor what is retained: neither is new.
+            SubscriptionRequest(filter, 2, no_local=True, retain_handling=2)
+            for filter in SUBSCRIPTIONS
+        ]
+        while True:
+            client = Client(
+                servers=[self.settings.broker],
+                reconnect=Reconnect(),
+                options=self._options(id),
+                on_message=self._arrived,
+                on_connect=self._connected,
+                on_connection_lost=self._connection_lost,
+            )
+            self._client = client
+            try:
+                await client.connect()
+                await client.subscribe(*subscriptions)
+                logger.info("federation: %s is connected", name)
+                await serve(client, self._outlet)
+            except ClientError as error:
+                self._complaints.say(name, type(error).__name__, f"{name}: {error}")
+            finally:
+                self._client = None
+                self._outlet.clear()
+                await close(client)
+            await asyncio.sleep(PAUSE_S)
+
+    def _connected(self, session_present: bool, server: Server) -> None:
+        # What was announced meanwhile was not heard.
+        self._check.set()
+
+    def _connection_lost(self, error: ClientError) -> None:
+        name = f"broker {self.settings.broker}"
+        self._complaints.say(name, type(error).__name__, f"{name} is away: {error}")
+
+    def _arrived(self, message: Message) -> None:
+        member = self._member
+        if member is not None and not message.retain:
+            member.handle(message.topic, message.payload, self._now())
+            self._carry_out()
+
+    # Effects and time
+
+    def _carry_out(self) -> None:
+        member = self._member
+        if member is None:
+            return
+        for effect in member.take_effects():
+            self._do(effect)
+        at = member.timer()
+        # One that comes too early only sets a new one: cheaper than one per message.
+        if at < inf and (self._timer is None or at < self._timer.when()):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._member is not None:
+            self._member.handle_timers(self._now())
+            self._carry_out()
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case PublishToNeighbour(neighbour, topic, payload, qos):
+                link = self._links.get(neighbour)
+                if link is not None:
+                    link.put((topic, payload, qos))
+            case DeliverLocally(topic, payload, qos):
+                self._outlet.put((topic, payload, qos))
+            case ConnectNeighbour(neighbour, address):
+                self._changes += 1
+                self._disconnect(neighbour)
+                self._connect(neighbour, address)
+            case DisconnectNeighbour(neighbour):
+                self._changes += 1
+                logger.info("federation: %d is no neighbour any more", neighbour)
+                self._disconnect(neighbour)
+            case Refused(topic, reason, text):
+                self._complaints.say(f"refused {reason}", reason, f"{topic} is refused: {text}")
+
+    def _connect(self, neighbour: int, address: str) -> None:
+        member = self._member
+        assert member is not None
+        try:
+            self._links[neighbour] = NeighbourLink(
+                neighbour, address, self._options(member.id), self.lost, self._complaints
+            )
+        except ValueError as error:
+            self.lost["no address"] += 1
+            text = f"neighbour {neighbour} cannot be reached: {error}"
+            self._complaints.say(f"address {neighbour}", address, text)
+            return
+        logger.info("federation: neighbour %d at %s", neighbour, address)
+
+    def _disconnect(self, neighbour: int) -> None:
+        link = self._links.pop(neighbour, None)
+        if link is not None:
+            ending = asyncio.create_task(link.stop())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    # The manager
+
+    async def _look_after(self, standing: Standing) -> Standing:
+        """Returns what this member is from now on, if it is another."""
+        if self._manager is None:
+            await asyncio.Event().wait()
+        while True:
+            try:
+                async with asyncio.timeout(CHECK_S):
+                    await self._check.wait()
+            except TimeoutError:
+                pass
+            self._check.clear()
+            changed = await self._ask_manager(standing)
+            if changed is not None:
+                return changed
+
+    async def _ask_manager(self, standing: Standing) -> Standing | None:
+        manager, member = self._manager, self._member
+        assert manager is not None
+        assert member is not None
+        changes = self._changes
+        try:
+            neighbours = await manager.neighbours(standing.id)
+        except ManagerRefuses as error:
+            if error.status != NO_SUCH_MEMBER:
+                self._complaints.say("manager", str(error), f"the manager refuses: {error}")
+                return None
+            logger.warning("federation: the manager has removed member %d: joining", standing.id)
+            joined = await manager.join()
+            if not joined.is_same_member(standing):
+                return joined
+            neighbours = joined.neighbours
+        if neighbours is None:
+            return None
+        if changes != self._changes:
+            # Announced while the answer was on its way: which of them is newer?
+            self._check.set()
+        else:
+            member.set_neighbours(neighbours)
+            self._carry_out()
+        return None
+
+    def _options(self, id: int) -> Options:
+        return options(f"federator_{id}", self.settings.username, self._password)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()

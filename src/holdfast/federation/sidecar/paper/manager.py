@@ -1,0 +1,121 @@
+"""A member of the published protocol and its topology manager: it joins, and asks now and then
+whether it still is a member and has heard of all its neighbours.
+
+The published manager is only ever joined: it knows no other question, and would take a second join
+for another member. `holdfast topology` answers the question, and gives who joins again its id.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.federation.manager.messages import JoinAnswer, Neighbor, Watched
+from holdfast.federation.paper.config import PaperConfig
+from holdfast.federation.sidecar.manager_client.http import (
+    ManagerHttp,
+    ManagerRefuses,
+    ManagerUnreachable,
+)
+from holdfast.federation.sidecar.paper.settings import JOIN_PATH, PaperSettings
+from holdfast.federation.sidecar.settings import SettingsError
+from holdfast.server.peers.complaints import Complaints
+
+TIMEOUT_S: Final = 15.0
+"""Of a request; a join waits for the manager's probe."""
+RETRY_S: Final = 0.5
+"""Doubled up to RETRY_S_MAX."""
+RETRY_S_MAX: Final = 30.0
+NO_SUCH_MEMBER: Final = 404
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What the manager says a member is."""
+
+    id: int
+    config: PaperConfig
+    neighbours: dict[int, str]
+    """Where the broker of each is."""
+
+    def is_same_member(self, other: "Standing") -> bool:
+        return (self.id, self.config) == (other.id, other.config)
+
+
+class PaperManager:
+    def __init__(self, settings: PaperSettings, complaints: Complaints) -> None:
+        """Raises SettingsError and TlsError: a file cannot be used."""
+        self.is_reached = False
+        self._settings = settings
+        self._http = ManagerHttp(
+            settings.manager,
+            settings.manager_ca,
+            settings.manager_certificate,
+            settings.manager_key,
+        )
+        self._token = settings.manager_token()
+        self._complaints = complaints
+
+    async def join(self) -> Standing:
+        """Again and again until it answers."""
+        wait_s = RETRY_S
+        while True:
+            try:
+                return await self._join()
+            except (ManagerUnreachable, ManagerRefuses) as error:
+                self.is_reached = False
+                self._complaints.say("manager", str(error), f"cannot join: {error}")
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_S_MAX)
+
+    async def neighbours(self, id: int) -> dict[int, str] | None:
+        """Of the member with this id; None where the manager cannot be asked. Raises
+        ManagerRefuses: 404 if there is no such member."""
+        path = f"/api/v1/watch?since=0&timeout=0&node={id}"
+        try:
+            data = await self._http.ask("GET", path, None, self._token, TIMEOUT_S)
+            watched = msgspec.convert(data, Watched)
+        except (ManagerUnreachable, msgspec.ValidationError) as error:
+            self.is_reached = False
+            self._complaints.say("manager", "unreachable", f"the manager is not asked: {error}")
+            return None
+        except ManagerRefuses as error:
+            self.is_reached = error.status == NO_SUCH_MEMBER
+            raise
+        self._reached()
+        return _addresses(watched.neighbors or [])
+
+    async def _join(self) -> Standing:
+        body = {"ip": self._settings.advertised}
+        data = await self._http.ask("POST", JOIN_PATH, body, self._token, TIMEOUT_S)
+        try:
+            answer = msgspec.convert(_as_ours(data), JoinAnswer)
+            config = self._settings.config(
+                answer.core_ann_interval / 1e9, answer.beacon_interval / 1e9, answer.redundancy
+            )
+        except (msgspec.ValidationError, SettingsError) as error:
+            raise ManagerUnreachable(f"{self._http.url}: no answer to a join: {error}") from None
+        self._reached()
+        return Standing(answer.id, config, _addresses(answer.neighbors))
+
+    def _reached(self) -> None:
+        self.is_reached = True
+        self._complaints.forget("manager")
+
+
+def _as_ours(data: Any) -> Any:
+    """The published manager writes `Id` and `Ip`, and null for no neighbours."""
+    if not isinstance(data, dict) or not isinstance(data.get("neighbors"), list | None):
+        return data
+    neighbours = [
+        {str(name).lower(): value for name, value in each.items()}
+        if isinstance(each, dict)
+        else each
+        for each in data.get("neighbors") or []
+    ]
+    return data | {"neighbors": neighbours}
+
+
+def _addresses(neighbours: list[Neighbor]) -> dict[int, str]:
+    return {each.id: each.ip for each in neighbours}

@@ -1,0 +1,215 @@
+"""What is retained, between the member, the broker and the store.
+
+- What the member wants retained is with the broker before it is in the store as retained there.
+- Whenever the broker is connected, the member is told all that is found there, and what the store
+  has and the broker has not; the member then says what the broker is to have.
+- Of a topic the broker is given one thing at a time, the newest last.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+from holdfast.federation.core.effects import DeleteRetained, Message, RetainLocally, StoreRetained
+from holdfast.federation.core.member import FederationMember
+from holdfast.federation.core.retained.clock import HybridClock
+from holdfast.federation.sidecar.edge import RetainingEdge
+from holdfast.federation.sidecar.status import clock_problem
+from holdfast.federation.sidecar.store.store import Store
+
+logger = logging.getLogger("holdfast")
+
+CLOCK_S: Final = 60.0
+"""Between words to the member about the wall clock."""
+MAY_WAIT_S: Final = 2.0
+"""For what may wait; what is about to be handed over by the broker comes within this time."""
+TOLD_MAX: Final = 500
+"""Messages found in the broker that the member is told in one turn of the loop."""
+
+Call = Callable[[Callable[[FederationMember, float], None]], None]
+"""Does something with the member, and what follows from it."""
+
+
+class _Setting:
+    """A topic of which the broker has not yet what it is to have."""
+
+    def __init__(self, effect: RetainLocally) -> None:
+        self.effect = effect
+        self.given: RetainLocally | None = None
+        """What the broker has not answered yet."""
+        self.is_stored = False
+        """Whether the store waits for it, for `data`."""
+        self.data: bytes | None = None
+
+
+class Retention:
+    def __init__(
+        self, edge: RetainingEdge, store: Store, stored: Iterable[str], call: Call
+    ) -> None:
+        """`stored`: the topics that the store has something of."""
+        self._edge = edge
+        self._store = store
+        self._call = call
+        self._topics = set(stored)
+        self._settings: dict[str, _Setting] = {}
+        self._wanted: frozenset[str] = frozenset()
+        # Of the times that the broker was connected.
+        self._generation = 0
+        self._is_up = False
+        self._is_stopped = False
+        self._complained = (False, False)
+        self._clock: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        self._tell_clock()
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        self._is_up = False
+        if self._clock is not None:
+            self._clock.cancel()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._settings)
+
+    # The broker
+
+    def _complain(self, clock: HybridClock) -> None:
+        """Once, until it is another problem."""
+        state = (clock.is_wrong, clock.is_disputed)
+        if state != self._complained:
+            self._complained = state
+            if any(state):
+                logger.error("federation: %s", clock_problem(clock))
+            else:
+                logger.info("federation: the clock agrees with the other members'")
+
+    def up(self) -> None:
+        self._is_up = True
+        self._generation += 1
+        for setting in list(self._settings.values()):
+            self._give(setting)
+        missing = set(self._topics)
+
+        def found(messages: list[Message]) -> None:
+            missing.difference_update(message.topic for message in messages)
+            nothing = (Message(topic, b"", 1, True) for topic in sorted(missing))
+            self._tell([*messages, *nothing])
+
+        self._read(frozenset("#"), found)
+
+    def down(self) -> None:
+        self._is_up = False
+
+    def want(self, filters: frozenset[str]) -> None:
+        """Others want it: what the broker has of it is the federation's from now on."""
+        new, self._wanted = filters - self._wanted, filters
+        if new and self._is_up:
+            self._read(new, self._tell)
+
+    def removed(self, removals: Mapping[str, int]) -> None:
+        """In the broker, by clients, at these times. Of a topic of which nothing is stored the
+        federation holds nothing that could come back."""
+        if self._is_up:
+            known = self._topics.intersection(removals)
+            self._tell([Message(t, b"", 1, True, stamp=removals[t]) for t in sorted(known)])
+
+    def _read(self, filters: frozenset[str], found: Callable[[list[Message]], None]) -> None:
+        generation = self._generation
+
+        def done(messages: list[Message]) -> None:
+            if self._is_up and generation == self._generation:
+                found(messages)
+
+        self._edge.read_retained(filters, done)
+
+    def _tell(self, messages: list[Message]) -> None:
+        self._tell_some(iter(messages), self._generation)
+
+    def _tell_some(self, messages: Iterator[Message], generation: int) -> None:
+        if not self._is_up or generation != self._generation:
+            return
+        some = list(islice(messages, TOLD_MAX))
+
+        def tell(member: FederationMember, now: float) -> None:
+            for message in some:
+                member.broker_has_retained(message, now)
+
+        self._call(tell)
+        if some:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._tell_some, messages, generation)
+
+    # The member
+
+    def carry_out(self, effect: RetainLocally | StoreRetained | DeleteRetained) -> None:
+        if isinstance(effect, RetainLocally):
+            self._retain(effect)
+        elif isinstance(effect, StoreRetained):
+            self._keep(effect.topic, effect.data)
+        else:
+            self._keep(effect.topic, None)
+
+    def _retain(self, effect: RetainLocally) -> None:
+        setting = self._settings.setdefault(effect.message.topic, _Setting(effect))
+        setting.effect = effect
+        if effect.may_wait:
+            asyncio.get_running_loop().call_later(MAY_WAIT_S, self._give_late, setting, effect)
+        elif self._is_up and setting.given is None:
+            self._give(setting)
+
+    def _give_late(self, setting: _Setting, effect: RetainLocally) -> None:
+        is_current = self._settings.get(effect.message.topic) is setting
+        if is_current and setting.effect is effect and setting.given is None and self._is_up:
+            self._give(setting)
+
+    def delivered(self, topic: str) -> None:
+        """A newer version, as a publication: what may wait does not come after it."""
+        setting = self._settings.get(topic)
+        if setting is not None and setting.effect.may_wait and setting.given is None:
+            self._settle(setting)
+
+    def _keep(self, topic: str, data: bytes | None) -> None:
+        """None: nothing any more."""
+        if data is None:
+            self._topics.discard(topic)
+        else:
+            self._topics.add(topic)
+        setting = self._settings.get(topic)
+        if setting is None:
+            self._store.retain(topic, data)
+        else:
+            setting.is_stored, setting.data = True, data
+
+    def _give(self, setting: _Setting) -> None:
+        setting.given = effect = setting.effect
+        generation = self._generation
+
+        def done() -> None:
+            if self._is_up and generation == self._generation and setting.given is effect:
+                self._given(setting)
+
+        self._edge.retain(effect.id, effect.message, done)
+
+    def _given(self, setting: _Setting) -> None:
+        if setting.given is not setting.effect:
+            self._give(setting)
+            return
+        setting.given = None
+        self._settle(setting)
+
+    def _settle(self, setting: _Setting) -> None:
+        topic = setting.effect.message.topic
+        del self._settings[topic]
+        if setting.is_stored:
+            self._store.retain(topic, setting.data)
+
+    def _tell_clock(self) -> None:
+        self._call(lambda member, now: member.wall_clock(time.time(), now))
+        self._call(lambda member, now: self._complain(member.retained.clock))
+        if not self._is_stopped:
+            self._clock = asyncio.get_running_loop().call_later(CLOCK_S, self._tell_clock)

@@ -1,0 +1,82 @@
+"""The file with a member's identity, and the lock of its directory."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from holdfast.federation.core.identity import (
+    EPOCH_COUNTED_MAX,
+    BadIdentity,
+    Identity,
+    decode_identity,
+)
+from holdfast.storage.files.filesystem import OsFileSystem, OsLock, read_whole, write_whole
+
+IDENTITY: Final = "identity"
+LOCK: Final = "lock"
+
+
+class IdentityFile:
+    """Of one directory, which is made if it is missing. Blocking."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = OsFileSystem(directory)
+        self._lock: OsLock | None = None
+        self._identity: Identity | None = None
+
+    def begin(self, id: str = "") -> Identity:
+        """Lock the directory; the identity of this start, stored durably. `id`: 32 hexadecimal
+        digits that it must have, empty for any. Raises BadIdentity, OSError.
+        """
+        self._files.make_folder(".")
+        self._lock = self._files.lock(LOCK)
+        if self._lock is None:
+            raise BadIdentity(
+                f"{self._directory} is in use by another process: stop it, or give this member a"
+                " directory of its own"
+            )
+        try:
+            identity = self._read(id).restarted()
+            self._write(identity)
+        except BaseException:
+            self.release()
+            raise
+        return identity
+
+    def raise_to(self, epoch: int) -> None:
+        """The next start has a higher one. Raises OSError."""
+        assert self._identity is not None
+        if epoch > self._identity.epoch:
+            self._write(Identity(self._identity.node, epoch))
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _read(self, id: str) -> Identity:
+        path = self._directory / IDENTITY
+        try:
+            identity = decode_identity(read_whole(self._files, IDENTITY))
+        except FileNotFoundError:
+            return Identity(bytes.fromhex(id) if id else os.urandom(16))
+        except BadIdentity as error:
+            raise BadIdentity(f"{path}: {error}") from None
+        if identity.epoch >= EPOCH_COUNTED_MAX:
+            # Written by a version that believed any epoch that others claimed for this member.
+            raise BadIdentity(
+                f"{path} has {identity.epoch} starts, which nobody has counted: replace the number"
+                " by 1000000, or by more if this member was ever started more often, and start"
+                " again; its messages in custody are kept"
+            )
+        if id and identity.node.hex() != id:
+            raise BadIdentity(
+                f"{path} has the id {identity.node.hex()}, the configuration {id}: take one of them"
+                " out, or give this member a directory of its own"
+            )
+        return identity
+
+    def _write(self, identity: Identity) -> None:
+        write_whole(self._files, IDENTITY, [identity.encode()])
+        self._identity = identity

@@ -1,0 +1,218 @@
+"""The store beside the event loop: what is asked for while a transaction is written is the next one
+(group commit), in a thread of its own.
+
+A full disk stops it until there is room: nothing is reported stored meanwhile, what is asked for
+waits, and removals go first. What waits is bounded by who asks: the edge's window of messages that
+are not confirmed, and the bounds of the member's queues.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from holdfast.federation.core.frames import Data, decode, encode
+from holdfast.federation.core.identity import MessageId
+from holdfast.federation.core.messages.streams import Position
+from holdfast.federation.sidecar.store.file import Change, Kept, StoreError, StoreFile, StoreFull
+from holdfast.server.event_loop.failures import report
+
+logger = logging.getLogger("holdfast")
+
+ADDED_MAX: Final = 2048
+"""Messages of one transaction, and `ADDED_BYTES_MAX`, unless it is one message."""
+ADDED_BYTES_MAX: Final = 16 << 20
+LAZY_S: Final = 0.2
+"""For so long what need not be durable waits for a transaction that is made anyway."""
+LAZY_MAX: Final = 4096
+"""So many removals do not wait."""
+UNHURRIED_MAX: Final = 64
+"""So many messages do not."""
+FULL_RETRY_S: Final = 1.0
+FULL_BYTES_MAX: Final = 64 << 20
+"""Messages that wait in memory while the disk is full; what comes beyond it stays with the broker,
+which is not answered until there is room."""
+
+Result = TypeVar("Result")
+
+
+class StoreOwner(Protocol):
+    """All calls come from the event loop."""
+
+    def on_stored(self, ids: list[MessageId]) -> None:
+        """Messages in custody, or, once their place is in a stored position, delivered ones."""
+
+    def on_broken(self, error: StoreError) -> None:
+        """Nothing is stored any more."""
+
+
+class Store:
+    def __init__(self, path: Path, node: bytes, owner: StoreOwner) -> None:
+        self.is_full = False
+        self._owner = owner
+        self._file = StoreFile(path, node)
+        self._executor = ThreadPoolExecutor(1, "federation-store")
+        self._next = Change()
+        self._writing = Change()
+        # Delivered messages that the next positions stand for; who waits for what is retained or
+        # remembered.
+        self._passed: list[MessageId] = []
+        # Messages of which nothing is in the file, nor on its way there.
+        self._unwritten: set[MessageId] = set()
+        self._waiters: list[Callable[[], None]] = []
+        self._work = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_closing = False
+
+    async def open(self) -> Kept:
+        """Raises StoreError, StoreFull."""
+        try:
+            kept = await self._call(self._file.open)
+        except BaseException:
+            self._executor.shutdown(wait=False)
+            raise
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(report)
+        return kept
+
+    async def close(self) -> None:
+        """After what is asked for is stored, where there is room for it. The owner is told."""
+        if self._task is None:
+            return
+        self._is_closing = True
+        self._work.set()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._call(self._file.close)
+        self._executor.shutdown(wait=False)
+
+    def add(self, id: MessageId, data: bytes, may_wait: bool = False) -> None:
+        """In place of what was stored under it. `may_wait`: a while, for most likely it is removed
+        before; it is new, and is not added again."""
+        self._next.added[id] = data
+        if may_wait:
+            self._unwritten.add(id)
+        self._soon(not may_wait or len(self._unwritten) >= UNHURRIED_MAX)
+
+    def remove(self, id: MessageId) -> None:
+        """Soon. One that is not written yet never is, nor reported."""
+        self._next.added.pop(id, None)
+        if id in self._unwritten:
+            self._unwritten.remove(id)
+            return
+        self._next.removed.add(id)
+        self._soon(len(self._next.removed) >= LAZY_MAX)
+
+    def pass_to(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
+        """The stream from `origin` goes on at `position`, with `ids` behind it."""
+        self._next.positions[origin] = position
+        self._passed += ids
+        self._work.set()
+
+    def retain(self, topic: str, data: bytes | None) -> None:
+        """In place of what was stored for it; None: nothing, and soon."""
+        self._next.retained[topic] = data
+        self._soon(data is not None or len(self._next.retained) >= LAZY_MAX)
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Once what `retain` and `remember` were told until now is durable."""
+        self._waiters.append(then)
+        self._work.set()
+
+    def remember(self, memory: list[bytes]) -> None:
+        self._next.memory = memory
+        self._soon(False)
+
+    def has_room(self) -> bool:
+        """May more be added? While the disk is full, up to FULL_BYTES_MAX."""
+        if not self.is_full:
+            return True
+        added = (*self._next.added.values(), *self._writing.added.values())
+        return sum(map(len, added)) < FULL_BYTES_MAX
+
+    def waiting(self) -> int:
+        """Messages that are not stored yet."""
+        return len(self._next.added) + len(self._writing.added)
+
+    def _soon(self, is_now: bool) -> None:
+        if is_now:
+            self._work.set()
+        elif self._timer is None:
+            self._arm(LAZY_S)
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._work.set()
+
+    async def _run(self) -> None:
+        while not self._is_closing:
+            await self._work.wait()
+            self._work.clear()
+            try:
+                while self._waiters or not self._next.is_empty():
+                    await self._write_some()
+            except StoreFull as full:
+                if not self.is_full:
+                    logger.error("federation: %s: nothing is confirmed until there is room", full)
+                self.is_full = True
+                self._arm(FULL_RETRY_S)
+            except StoreError as error:
+                self._owner.on_broken(error)
+                return
+
+    async def _write_some(self) -> None:
+        """One transaction. Raises StoreError, StoreFull; then all waits as before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self.is_full and self._next.frees():
+            # Removals may have to make the room.
+            change, passed, waiters = self._next.without_data(), self._passed, []
+        else:
+            added_max = 1 if self.is_full else ADDED_MAX
+            change, passed, waiters = self._next, self._passed, self._waiters
+            self._next = change.split(added_max, ADDED_BYTES_MAX)
+            self._waiters = []
+        self._passed = []
+        self._writing = change
+        self._unwritten.difference_update(change.added)
+        try:
+            await self._call(lambda: self._file.apply(change))
+        except (StoreError, StoreFull):
+            self._next = change.followed_by(self._next)
+            self._passed[:0] = passed
+            self._waiters[:0] = waiters
+            raise
+        finally:
+            self._writing = Change()
+        if self.is_full and not self._next.added:
+            self.is_full = False
+            logger.info("federation: there is room again")
+        ids = [*change.added, *passed]
+        if ids:
+            self._owner.on_stored(ids)
+        for then in waiters:
+            then()
+
+    async def _call(self, operation: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, operation)
+
+
+def aged(data: bytes, age_s: float) -> bytes:
+    """A message from the store, with what is left of its expiry. Raises BadFrame."""
+    frame = decode(data)
+    if not isinstance(frame, Data) or frame.expiry_s is None:
+        return data
+    return encode(msgspec.structs.replace(frame, expiry_s=max(0.0, frame.expiry_s - age_s)))

@@ -1,0 +1,157 @@
+"""Which tables there are: those that come with the product, and the user's."""
+
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Final
+
+from holdfast.pipeline.lake.table import RECORDS, Table, TableError
+
+BUILT_IN: Final = ("holdfast.pipeline.tables", "holdfast.pipeline.experiments")
+"""Modules with a list TABLES."""
+LAYERS: Final = ("bronze", "silver", "gold")
+
+
+class Catalog:
+    """Tables by name, each behind the one it is made from. Raises TableError."""
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        by_name: dict[str, Table] = {}
+        for table in tables:
+            if table.name in by_name:
+                raise TableError(f"there are two tables with the name {table.name}")
+            by_name[table.name] = table
+        self.tables = _ordered(by_name)
+
+    def table(self, name: str) -> Table:
+        """Raises TableError."""
+        if name not in self.tables:
+            raise TableError(
+                f"there is no table {name}; there are {', '.join(self.names())}, and those of your "
+                "own with the file that declares them (--tables)"
+            )
+        return self.tables[name]
+
+    def names(self) -> list[str]:
+        return [RECORDS, *self.tables]
+
+    def is_gold(self, name: str) -> bool:
+        return name in self.tables and self.tables[name].layer == "gold"
+
+    def chosen(self, what: Sequence[str]) -> list[str]:
+        """The tables meant by layers, names and `all`, in their order. Raises TableError."""
+        result = set()
+        for word in what:
+            if word == "all":
+                result |= set(self.names())
+            elif word == "bronze":
+                result.add(RECORDS)
+            elif word in LAYERS:
+                result |= {name for name, table in self.tables.items() if table.layer == word}
+            elif word in self.names():
+                result.add(word)
+            else:
+                raise TableError(
+                    f"{word!r} is neither a layer (all, {', '.join(LAYERS)}) nor a table "
+                    f"({', '.join(self.names())})"
+                )
+        return [name for name in self.names() if name in result]
+
+    def made_from(self, name: str) -> list[str]:
+        """A table and all that is made from it, directly or not, in their order."""
+        found = {name}
+        for table in self.tables.values():
+            if table.source in found:
+                found.add(table.name)
+        return [each for each in self.names() if each in found]
+
+
+def _ordered(tables: Mapping[str, Table]) -> dict[str, Table]:
+    done: dict[str, Table] = {}
+    waiting = dict(tables)
+    while waiting:
+        ready = [t for t in waiting.values() if t.source == RECORDS or t.source in done]
+        if not ready:
+            _explain(waiting, tables)
+        for table in ready:
+            done[table.name] = waiting.pop(table.name)
+    return done
+
+
+def _explain(waiting: Mapping[str, Table], tables: Mapping[str, Table]) -> None:
+    for table in waiting.values():
+        if table.source not in tables:
+            raise TableError(
+                f"table {table.name} is made from {table.source}, which there is not; there are "
+                f"{', '.join([RECORDS, *tables])}"
+            )
+    raise TableError(f"tables {', '.join(waiting)} are made from one another in a circle")
+
+
+def load_catalog(
+    files: Sequence[Path] = (), tables: Sequence[Table] = (), *, built_in: bool = True
+) -> Catalog:
+    """The user's tables (of files, and given ones) and those that come with the product; a user's
+    one takes the place of one of ours with its name. Raises TableError, which names the file and
+    the line."""
+    own = [table for path in files for table in load_file(path)] + list(tables)
+    names = {table.name for table in own}
+    ours: list[Table] = []
+    for module in BUILT_IN if built_in else ():
+        ours += import_module(module).TABLES
+    return Catalog([*(table for table in ours if table.name not in names), *own])
+
+
+def load_file(path: Path) -> list[Table]:
+    """The tables that a Python file makes: those in its list TABLES, or else every Table among its
+    names. Raises TableError."""
+    name = f"holdfast_tables_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise TableError(f"{path} is no Python file with tables")
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    _send_by_value(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise TableError(f"{path}{_line(path, error)}: {_first_line(error)}") from error
+    listed = getattr(module, "TABLES", None)
+    found = list(vars(module).values()) if listed is None else listed
+    try:
+        tables = [each for each in found if isinstance(each, Table)]
+    except TypeError:
+        raise TableError(f"{path}: TABLES is no list") from None
+    if listed is not None and len(tables) != len(listed):
+        raise TableError(f"{path}: TABLES has something that is no Table")
+    if not tables:
+        raise TableError(f"{path} makes no Table")
+    return list({id(table): table for table in tables}.values())
+
+
+def _send_by_value(module: object) -> None:
+    """Functions of the file that run in tasks travel whole: no worker has it."""
+    from pyspark import cloudpickle
+
+    register: Callable[[object], None] = cloudpickle.register_pickle_by_value
+    register(module)
+
+
+def _line(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f":{error.lineno}"
+    lines = [
+        frame.lineno
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename) == path
+    ]
+    return f":{lines[-1]}" if lines else ""
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    name = "" if isinstance(error, TableError) else f"{type(error).__name__}: "
+    return name + (text.splitlines()[0] if text else "no text")

@@ -1,0 +1,249 @@
+"""One step of a table: stage its files, record the commit, apply it.
+
+The same for every layer; what the layers differ in, which rows are read and what becomes of them,
+is in bronze.py, silver.py and gold.py. Where a step is interrupted:
+
+staged     before the commit is recorded: nothing has happened; the files are thrown away
+recorded   the commit counts; whoever opens the table next applies it
+applied    everything is done
+"""
+
+import fcntl
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.pipeline.lake.files.commits import (
+    QUARANTINED,
+    ROWS,
+    SKIPPED_KEPT,
+    STATE,
+    Commit,
+    CommitLog,
+    Consumed,
+    File,
+    Skipped,
+    rows_of,
+)
+from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
+from holdfast.pipeline.lake.files.readers import LOCKS
+from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
+from holdfast.pipeline.lake.schema import struct_type
+from holdfast.pipeline.lake.stores.store import WORK, Store, is_applied, paths_of
+from holdfast.pipeline.source.offsets import OffsetRange
+
+
+def nowhere(_: str) -> None:
+    """The default of `Engine.reached`."""
+
+
+@dataclass
+class Engine:
+    """What all steps of a run share."""
+
+    spark: SparkSession
+    lake: Path
+    store: Store
+    reached: Callable[[str], None] = nowhere
+    """Called with `<table> <point>` at the points of a step that are named above, and at `began`:
+    tests crash there."""
+    logs: dict[str, CommitLog] = field(default_factory=dict)
+
+    def log(self, table: str) -> CommitLog:
+        if table not in self.logs:
+            self.logs[table] = CommitLog(self.lake, table)
+        return self.logs[table]
+
+    def frame(
+        self, columns: Sequence[tuple[str, str]], files: Sequence[File], table: str
+    ) -> DataFrame:
+        """The rows of some files of a table. A column that a file lacks is null there."""
+        schema = struct_type(columns)
+        if not files:
+            return self.spark.createDataFrame([], schema)
+        reader = self.spark.read.schema(schema).option("basePath", str(self.lake / table))
+        return reader.parquet(*paths_of(self.lake, files))
+
+
+class Step:
+    """A step that is being made. Left by an exception, it has not happened, unless the commit was
+    recorded."""
+
+    def __init__(self, engine: Engine, table: str) -> None:
+        self.engine = engine
+        self.table = table
+        self.last = engine.log(table).last()
+        self.version = (self.last.version if self.last is not None else 0) + 1
+        self.began_s = time.monotonic()
+        self._directory = f"{WORK}/{table}/{self.version:08}-{secrets.token_hex(4)}"
+        self._staged: dict[str, list[File]] = {ROWS: [], QUARANTINED: [], STATE: []}
+
+    def stage_directory(self, output: str) -> str:
+        path = self.engine.lake / self._directory / output
+        path.mkdir(parents=True, exist_ok=True)
+        return str(path)
+
+    def stage(self, output: str, frame: DataFrame, spec: WriteSpec, *, replaced: bool) -> None:
+        """Compute a frame into files."""
+
+        def write(batches: Iterable[Any]) -> Iterator[Any]:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            assert context is not None
+            prefix = f"{context.partitionId():05}-{context.taskAttemptId()}"
+            return write_files(batches, spec, prefix)
+
+        rows = frame.mapInArrow(write, FILE_SCHEMA).collect()
+        self.staged(output, [row[0] for row in rows], replaced=replaced)
+
+    def staged(self, output: str, texts: Sequence[str], *, replaced: bool) -> None:
+        """Give the files that tasks have written their places: in an order that depends on the
+        partitions and the tasks' numbers only."""
+        files = [msgspec.json.decode(text, type=File) for text in texts]
+        files.sort(key=lambda file: (list(map(str, file.partition.values())), file.staged))
+        for index, file in enumerate(files):
+            place = self.engine.store.place(
+                output, self.table, self.version, index, file, replaced=replaced
+            )
+            self._staged[output].append(
+                msgspec.structs.replace(
+                    file,
+                    path=place,
+                    version=self.version,
+                    staged=f"{self._directory}/{output}/{file.staged}",
+                )
+            )
+
+    def rows(self) -> int:
+        return rows_of(self._staged[ROWS])
+
+    def files(self) -> list[File]:
+        return self._staged[ROWS]
+
+    def commit(
+        self,
+        *,
+        revision: int,
+        columns: Sequence[tuple[str, str]],
+        partition_by: Sequence[str],
+        consumed: Consumed | None = None,
+        offsets: Mapping[str, int] | None = None,
+        skipped: Sequence[OffsetRange] = (),
+        removed: Sequence[str] = (),
+        rows_total: int,
+        change: str = "",
+    ) -> Commit:
+        last = self.last
+        now_us = time.time_ns() // 1000
+        new = [
+            Skipped(
+                partition=each.partition,
+                first=each.start,
+                end=each.end,
+                version=self.version,
+                at_us=now_us,
+            )
+            for each in skipped
+        ]
+        staged = self._staged
+        quarantined = rows_of(staged[QUARANTINED])
+        commit = Commit(
+            table=self.table,
+            lineage=last.lineage if last is not None else f"{self.table}-{secrets.token_hex(8)}",
+            version=self.version,
+            revision=revision,
+            columns=list(columns),
+            partition_by=list(partition_by),
+            committed_at_us=now_us,
+            took_s=round(time.monotonic() - self.began_s, 3),
+            rows=rows_of(staged[ROWS]),
+            quarantined=quarantined,
+            rows_total=rows_total,
+            quarantined_total=quarantined + (last.quarantined_total if last is not None else 0),
+            consumed=consumed,
+            offsets=dict(offsets or {}),
+            skipped=[*(last.skipped if last is not None else ()), *new][-SKIPPED_KEPT:],
+            skipped_total=(last.skipped_total if last is not None else 0)
+            + sum(each.records for each in skipped),
+            files=staged[ROWS],
+            quarantine=staged[QUARANTINED],
+            state=staged[STATE],
+            removed=list(removed),
+            change=change,
+        )
+        engine = self.engine
+        # A commit that is recorded durably must not be of files whose names a power cut can take.
+        sync_names(engine.lake, self._directory)
+        engine.reached(f"{self.table} staged")
+        engine.log(self.table).record(commit)
+        engine.reached(f"{self.table} recorded")
+        engine.store.apply(commit, last)
+        engine.reached(f"{self.table} applied")
+        engine.log(self.table).save_live()
+        remove_tree(engine.lake / self._directory)
+        return commit
+
+
+def recover(engine: Engine, table: str) -> None:
+    """Finish what an interrupted run has recorded, and throw away what it has not. For the one who
+    holds the table's lock."""
+    finish(engine.lake, engine.store, engine.log(table))
+
+
+def finish(lake: Path, store: Store, log: CommitLog) -> None:
+    """The same, for one who has no engine."""
+    last = log.last()
+    if last is not None:
+        before = log.read(last.version - 1) if last.version > 1 else None
+        store.apply(last, before)
+        log.save_live()
+    remove_tree(lake / WORK / log.table)
+
+
+def usable(engine: Engine, table: str) -> Commit | None:
+    """The newest commit of a table whose files are all in their places; another process may be
+    about to put those of the last one there."""
+    log = engine.log(table)
+    last = log.last()
+    if last is None or is_applied(engine.lake, last):
+        return last
+    return log.read(last.version - 1) if last.version > 1 else None
+
+
+@contextmanager
+def locked(lake: Path, tables: Sequence[str]) -> Iterator[None]:
+    """Be the only process that writes to some tables. Raises LakeError, which names the other."""
+    directory = lake / LOCKS
+    directory.mkdir(parents=True, exist_ok=True)
+    files = []
+    try:
+        for table in sorted(tables):
+            file = open(directory / f"{table}.lock", "a+")  # noqa: SIM115 - closed below
+            files.append(file)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                raise LakeError(
+                    f"table {table} of {lake} is being written by {file.read().strip() or '?'}: "
+                    "stop that run first, or wait for its end"
+                ) from None
+            file.seek(0)
+            file.truncate()
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+    finally:
+        for file in files:
+            with suppress(OSError):
+                file.close()

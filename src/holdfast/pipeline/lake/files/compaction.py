@@ -1,0 +1,237 @@
+"""Makes few files of the many that a table has got by small commits. No row changes.
+
+A commit marked `merges` replaces files of one partition by merged ones, and says nothing new about
+the source. What is merged was read by all tables that are made from this one, so that a merged file
+is wholly behind each of them; it counts as added by the last of the commits it is made of.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.pipeline.lake.files.commits import (
+    COMMITS,
+    ROWS,
+    Commit,
+    CommitLog,
+    File,
+    rows_of,
+    spans,
+)
+from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
+from holdfast.pipeline.lake.files.readers import alone
+from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
+from holdfast.pipeline.lake.stores.store import WORK, Store
+
+TARGET_BYTES: Final = 128 << 20
+"""Of a merged file, about."""
+SMALL_BYTES: Final = 64 << 20
+"""Larger files are left alone."""
+WINDOW_ROWS: Final = 4_000_000
+"""Commits with so many rows together are merged: a table that is built anew reads all of them in
+one step."""
+READ_ROWS: Final = 32_768
+COMPRESSION_LEVEL: Final = 3
+THREADS_MAX: Final = 4
+"""Files made at the same time; each takes a row group of memory (writer.ROW_GROUP_BYTES)."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Files of one partition that become one, in the order of their commits."""
+
+    files: tuple[File, ...]
+
+    @property
+    def version(self) -> int:
+        return max(file.version for file in self.files)
+
+    @property
+    def since(self) -> int:
+        return min(file.since or file.version for file in self.files)
+
+
+def plan(live: Sequence[File], upto: int) -> list[list[Merge]]:
+    """What to merge of the files of commits up to a version: for each partition of each window a
+    list, to be committed together."""
+    found: list[list[Merge]] = []
+    for window in _windows([file for file in live if file.version <= upto]):
+        partitions: dict[str, list[File]] = {}
+        for file in window:
+            if file.bytes < SMALL_BYTES:
+                partitions.setdefault(partition_path(file.partition), []).append(file)
+        found += [merges for files in partitions.values() if (merges := _packed(files))]
+    return found
+
+
+def _windows(files: Sequence[File]) -> Iterator[list[File]]:
+    window: list[File] = []
+    rows = 0
+    for span in spans(files):
+        window += span
+        rows += rows_of(span)
+        if rows >= WINDOW_ROWS:
+            yield window
+            window, rows = [], 0
+    yield window
+
+
+def _packed(files: Sequence[File]) -> list[Merge]:
+    packs: list[list[File]] = [[]]
+    size = 0
+    for file in files:
+        packs[-1].append(file)
+        size += file.bytes
+        if size >= TARGET_BYTES:
+            packs.append([])
+            size = 0
+    return [Merge(tuple(pack)) for pack in packs if len(pack) > 1]
+
+
+def read_by_all(lake: Path, last: Commit) -> int:
+    """The version up to which every table that is made from this one has it. Whatever has commits
+    below the lake is looked at: nobody else knows all of the users' tables."""
+    upto = last.version
+    for directory in lake.iterdir():
+        if not (directory / COMMITS).is_dir():
+            continue
+        commit = CommitLog(lake, directory.name).last()
+        consumed = commit.consumed if commit is not None else None
+        if consumed is not None and (consumed.table, consumed.lineage) == (
+            last.table,
+            last.lineage,
+        ):
+            upto = min(upto, consumed.upto)
+    return upto
+
+
+class Compaction:
+    """Of one table, for the one who holds its lock."""
+
+    def __init__(
+        self,
+        lake: Path,
+        store: Store,
+        log: CommitLog,
+        encodings: Mapping[str, str],
+        reached: Callable[[str], None],
+    ) -> None:
+        """`encodings`: as in WriteSpec; `reached`: as in Engine."""
+        self.lake = lake
+        self.store = store
+        self.log = log
+        self.encodings = encodings
+        self.reached = reached
+
+    def small_files(self) -> int:
+        last = self.log.last()
+        live = self.log.live(last.version) if last is not None else []
+        return sum(file.bytes < SMALL_BYTES for file in live)
+
+    def run(self) -> Iterator[Commit]:
+        """Each commit, after it was made. Raises LakeError, BusyError; what is committed stays."""
+        last = self.log.last()
+        if last is None:
+            return
+        with ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1)) as threads:
+            for merges in plan(self.log.live(last.version), read_by_all(self.lake, last)):
+                commit = self._commit(merges, threads)
+                if commit is None:
+                    return
+                yield commit
+
+    def _commit(self, merges: Sequence[Merge], threads: ThreadPoolExecutor) -> Commit | None:
+        """None: somebody has begun to read the table from before these commits."""
+        began_s = time.monotonic()
+        last = self.log.last()
+        assert last is not None
+        version = last.version + 1
+        staged = f"{WORK}/{last.table}/{version:08}-merged"
+        remove_tree(self.lake / staged)
+        (self.lake / staged).mkdir(parents=True)
+        self.reached(f"{last.table} began")
+        names = [name for name, _ in last.columns]
+        files = []
+        jobs = [(merge, f"{staged}/{at:04}.parquet") for at, merge in enumerate(merges)]
+        written = threads.map(lambda job: self._merge(job[0], self.lake / job[1], names), jobs)
+        for at, (file, (merge, path)) in enumerate(zip(written, jobs, strict=True)):
+            place = self.store.place(ROWS, last.table, version, at, file, replaced=False)
+            files.append(
+                msgspec.structs.replace(
+                    file, path=place, staged=path, version=merge.version, since=merge.since
+                )
+            )
+        commit = msgspec.structs.replace(
+            last,
+            version=version,
+            committed_at_us=time.time_ns() // 1000,
+            took_s=round(time.monotonic() - began_s, 3),
+            rows=0,
+            quarantined=0,
+            files=files,
+            quarantine=[],
+            state=[msgspec.structs.replace(file, staged="") for file in last.state],
+            removed=[file.path for merge in merges for file in merge.files],
+            merges=True,
+            change="",
+        )
+        sync_names(self.lake, staged)
+        self.reached(f"{last.table} staged")
+        with alone(self.lake, last.table):
+            if read_by_all(self.lake, last) < max(merge.version for merge in merges):
+                remove_tree(self.lake / staged)
+                return None
+            self.log.record(commit)
+            self.reached(f"{last.table} recorded")
+            self.store.apply(commit, last)
+        self.reached(f"{last.table} applied")
+        self.log.save_live()
+        remove_tree(self.lake / staged)
+        return commit
+
+    def _merge(self, merge: Merge, path: Path, names: Sequence[str]) -> File:
+        paths = [self.lake / file.path for file in merge.files]
+        schema = _union([pq.read_schema(each) for each in paths], names)
+        spec = WriteSpec(
+            str(path.parent), encodings=self.encodings, compression_level=COMPRESSION_LEVEL
+        )
+        result = PartitionFile(path, spec, merge.files[0].partition)
+        try:
+            for each in paths:
+                with pq.ParquetFile(each) as reader:
+                    for batch in reader.iter_batches(READ_ROWS, use_threads=False):
+                        result.add(_with_columns(batch, schema))
+            file = result.close()
+        finally:
+            result.abandon()
+        wanted = rows_of(merge.files)
+        if file.rows != wanted:
+            raise LakeError(
+                f"the files from {merge.files[0].path} to {merge.files[-1].path} have {file.rows} "
+                f"rows, their commits say {wanted}: restore them, or build the table anew"
+            )
+        return file
+
+
+def _union(schemas: Sequence[pa.Schema], names: Sequence[str]) -> pa.Schema:
+    """All columns in the order of the table's: a file may be older than a column."""
+    fields = {field.name: field for schema in schemas for field in schema}
+    return pa.schema([fields[name] for name in names if name in fields])
+
+
+def _with_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,84 @@
+"""Replaces several files of a directory by others at one moment, for those who list it.
+
+The new directory is composed beside the old one, of hard links, and the two change their names. A
+file system that cannot do that (NFS) is told by `exchange`.
+"""
+
+import ctypes
+import errno
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Final
+
+from holdfast.pipeline.lake.files.files import remove_tree, sync_directory
+
+AT_FDCWD: Final = -100
+RENAME_EXCHANGE: Final = 2
+NOT_SUPPORTED: Final = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
+"""EPERM: no hard links."""
+
+
+def replace_in(
+    place: Path, added: Mapping[str, Path], without: Collection[str], scratch: Path
+) -> bool:
+    """Put files into a directory under new names (as links: they stay where they are, too), and
+    take some names out of it, all at one moment, durably. `scratch`: a path on the same file system
+    that is not there, and is not there afterwards; a crash may leave the old or the new directory
+    there. False: the file system cannot do it, and nothing has happened."""
+    try:
+        _compose(scratch, place, added, without)
+        return exchange(scratch, place)
+    except OSError as error:
+        if error.errno not in NOT_SUPPORTED:
+            raise
+        return False
+    finally:
+        remove_tree(scratch)
+
+
+def _compose(
+    directory: Path, place: Path, added: Mapping[str, Path], without: Collection[str]
+) -> None:
+    directory.mkdir(parents=True)
+    for source in place.iterdir():
+        if source.name not in without:
+            _link(source, directory / source.name)
+    for name, source in added.items():
+        os.link(source, directory / name)
+    sync_directory(directory)
+
+
+def _link(source: Path, target: Path) -> None:
+    if not source.is_dir():
+        os.link(source, target)
+        return
+    target.mkdir()
+    for each in source.iterdir():
+        _link(each, target / each.name)
+    sync_directory(target)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """Two directories change their names at one moment, durably. False: the file system, or the
+    system, cannot do that, and nothing has happened."""
+    rename = _renameat2()
+    if rename is None:
+        return False
+    paths = os.fsencode(one), os.fsencode(other)
+    if rename(AT_FDCWD, paths[0], AT_FDCWD, paths[1], RENAME_EXCHANGE) != 0:
+        number = ctypes.get_errno()
+        if number in NOT_SUPPORTED:
+            return False
+        raise OSError(number, os.strerror(number), str(one), None, str(other))
+    for parent in {one.parent, other.parent}:
+        sync_directory(parent)
+    return True
+
+
+def _renameat2() -> Callable[..., int] | None:
+    try:
+        function: Callable[..., int] = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return None
+    return function

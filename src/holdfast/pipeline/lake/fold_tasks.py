@@ -1,0 +1,255 @@
+"""What the tasks of a StreamFold do (see folding.py): files in, files out.
+
+Knows no Spark, so that it is quick to import in a task.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS
+from holdfast.pipeline.lake.files.sorting import in_order
+from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, with_date
+from holdfast.pipeline.lake.table import StreamFold
+
+READ_ROWS: Final = 32_768
+"""At a time, and never more than a row group."""
+HELD_BYTES: Final = 128 << 20
+"""Of Arrow data that a task of a small step has in memory; what is more is in a file."""
+FILE_BYTES_MAX: Final = 512 << 20
+"""Of Arrow data that becomes one file: it is sorted in memory."""
+SHARE: Final = "share"
+"""Instead of an output: the text is a Share."""
+
+Pair = tuple[str, str]
+"""Name of an output, and one of its files as JSON (commits.File)."""
+
+
+class Unit(msgspec.Struct):
+    """Some of the row groups of a file: each `step`-th, from `first` on."""
+
+    path: str
+    is_state: bool
+    first: int
+    step: int
+
+
+class Share(msgspec.Struct):
+    """An exchange file: the bucket of each of its batches."""
+
+    path: str
+    is_state: bool
+    buckets: list[int]
+
+
+@dataclass(frozen=True)
+class FoldSpec:
+    """What tasks need to know."""
+
+    fold: StreamFold
+    rows_schema: pa.Schema
+    """Of the source."""
+    state_schema: pa.Schema
+    oldest_us: int | None
+    keys: Sequence[str]
+    outputs: dict[str, WriteSpec]
+    exchange: str
+    """Directory of the exchange files."""
+    file_rows: int
+    """A task that makes more writes several files, each sorted for itself."""
+
+
+def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]:
+    """Run in a task: all of a step."""
+    rows = _Held(f"{spec.exchange}/{prefix}")
+    states: list[pa.RecordBatch] = []
+    try:
+        for unit in units:
+            for batch in _read(spec, unit):
+                if unit.is_state:
+                    states.append(batch)
+                else:
+                    rows.add(spec.fold.spread(batch)[0])
+    finally:
+        rows.close()
+    return _fold(spec, rows.batches(), states, prefix)
+
+
+class _Held:
+    """Batches of one schema; their rows stay in memory as long as they are few. The files of steps
+    are compressed, so that small ones may have much in them."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._writer: pa.ipc.RecordBatchFileWriter | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes <= HELD_BYTES:
+            return
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self._path, batch.schema)
+        for each in self._batches:
+            self._writer.write_batch(each)
+        self._batches = []
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def batches(self) -> list[pa.RecordBatch]:
+        """In the order in which they came. When it is closed."""
+        if self._writer is None:
+            return self._batches
+        reader = pa.ipc.open_file(pa.memory_map(self._path))
+        return [reader.get_batch(at) for at in range(reader.num_record_batches)]
+
+
+def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int) -> list[Pair]:
+    """Run in a task, in the first round."""
+    shares = []
+    for is_state in (False, True):
+        own = [unit for unit in units if unit.is_state == is_state]
+        share = _spread(
+            spec, own, Share(f"{spec.exchange}/{name}-{is_state:d}", is_state, []), buckets
+        )
+        if share.buckets:
+            shares.append((SHARE, msgspec.json.encode(share).decode()))
+    return shares
+
+
+def _spread(spec: FoldSpec, units: Sequence[Unit], share: Share, buckets: int) -> Share:
+    writer = None
+    try:
+        for unit in units:
+            for batch in _read(spec, unit):
+                if unit.is_state:
+                    numbers = spec.fold.spread_states(batch)
+                else:
+                    batch, numbers = spec.fold.spread(batch)
+                for bucket, part in _parted(batch, numbers % buckets, buckets):
+                    if writer is None:
+                        writer = pa.ipc.new_file(share.path, part.schema)
+                    writer.write_batch(part)
+                    share.buckets.append(bucket)
+    finally:
+        if writer is not None:
+            writer.close()
+    return share
+
+
+def _parted(
+    batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each bucket."""
+    batch = batch.take(pa.array(np.argsort(numbers, kind="stable")))
+    ends = np.cumsum(np.bincount(numbers, minlength=buckets)).tolist()
+    begin = 0
+    for bucket, end in enumerate(ends):
+        if end > begin:
+            yield bucket, batch.slice(begin, end - begin)
+        begin = end
+
+
+def fold_bucket(spec: FoldSpec, shares: Sequence[Share], bucket: int, prefix: str) -> list[Pair]:
+    """Run in a task, in the second round."""
+    found: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
+    for share in shares:
+        if bucket in share.buckets:
+            reader = pa.ipc.open_file(pa.memory_map(share.path))
+            found[share.is_state] += [
+                reader.get_batch(at) for at, each in enumerate(share.buckets) if each == bucket
+            ]
+    return _fold(spec, found[False], found[True], prefix)
+
+
+def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
+    schema = spec.state_schema if unit.is_state else spec.rows_schema
+    with pq.ParquetFile(unit.path) as file:
+        groups = range(unit.first, file.num_row_groups, unit.step)
+        if not groups:
+            return
+        there = [name for name in schema.names if name in file.schema_arrow.names]
+        # One group at a time: a batch of several may have more bytes than the writer's bound.
+        for group in groups:
+            for batch in file.iter_batches(READ_ROWS, [group], there, use_threads=False):
+                # A file may be older than a column.
+                arrays = [
+                    batch.column(name).cast(kind) if name in there else pa.nulls(len(batch), kind)
+                    for name, kind in zip(schema.names, schema.types, strict=True)
+                ]
+                yield pa.RecordBatch.from_arrays(arrays, names=schema.names)
+
+
+def _fold(
+    spec: FoldSpec, rows: list[pa.RecordBatch], states: list[pa.RecordBatch], prefix: str
+) -> list[Pair]:
+    written = _Outputs(spec, prefix)
+    try:
+        known = pa.Table.from_batches(states, None if states else spec.state_schema)
+        every = pa.Table.from_batches(rows, None if rows else spec.rows_schema)
+        for output, batch in spec.fold.fold(every, known, spec.oldest_us):
+            written.add(output, batch)
+        return written.close()
+    finally:
+        written.abandon()
+
+
+@dataclass
+class _Outputs:
+    """The files of one attempt of a task."""
+
+    spec: FoldSpec
+    prefix: str
+    _rows: list[pa.RecordBatch] = field(default_factory=list)
+    _count: int = 0
+    _bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._writers = {
+            output: PartitionedWriter(spec, self.prefix)
+            for output, spec in self.spec.outputs.items()
+        }
+
+    def add(self, output: str, batch: pa.RecordBatch) -> None:
+        if output == QUARANTINED:
+            batch = with_date(batch, "timestamp")
+        if output != ROWS:
+            self._writers[output].write(batch)
+            return
+        self._rows.append(batch)
+        self._count += batch.num_rows
+        self._bytes += batch.nbytes
+        if self._count >= self.spec.file_rows or self._bytes >= FILE_BYTES_MAX:
+            self._write_rows()
+
+    def _write_rows(self) -> None:
+        """What has gathered becomes a file, or one for each partition."""
+        if self._rows:
+            table = in_order(pa.Table.from_batches(self._rows), self.spec.keys)
+            self._rows, self._count, self._bytes = [], 0, 0
+            writer = self._writers[ROWS]
+            for batch in table.to_batches():
+                writer.write(batch)
+            writer.close()
+
+    def close(self) -> list[Pair]:
+        self._write_rows()
+        return [
+            (output, msgspec.json.encode(file).decode())
+            for output, writer in self._writers.items()
+            for file in writer.close()
+        ]
+
+    def abandon(self) -> None:
+        for writer in self._writers.values():
+            writer.abandon()

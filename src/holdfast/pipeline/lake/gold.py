@@ -1,0 +1,293 @@
+"""Gold: a table recomputed by grain, wherever its source has changed.
+
+A step finds the grains (hours, days, values) that the source's new files have rows of, reads all
+rows of those grains, and replaces the table's rows there: one file per grain, sorted, whose bytes
+depend on nothing but the source's rows. Which files of the source have rows of a time is known from
+the least and greatest times in its commits.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any, Final
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, functions
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
+
+from holdfast.pipeline.lake.engine import Engine, Step, usable
+from holdfast.pipeline.lake.files.commits import ROWS, Commit, Consumed, File, changed, rows_of
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.writer import WriteSpec, partition_path, partition_text
+from holdfast.pipeline.lake.schema import check_declared, names_of, stored_columns
+from holdfast.pipeline.lake.silver import cast_to, consumed_by
+from holdfast.pipeline.lake.table import Grain, StreamFold, Table, TableError
+
+GRAINS_MAX: Final = 300_000
+"""Touched by one step: more than there are hours since 2000, before which no event time is
+believed, so that no device's clock stops a table. More of them mean too fine a grain."""
+DAY_US: Final = 86_400_000_000
+UNIT_US: Final = {"hour": 3_600_000_000, "day": DAY_US}
+DAYS: Final = ((date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days + 1)
+"""Days since 1970 that have a date here, the end excluded: the years 1 to 9999. Spark's times go
+further; rows of such a time are in no grain."""
+COMPRESSION_LEVEL: Final = 3
+IN_LIST_MAX: Final = 500
+"""Grains that are compared one by one; more are joined."""
+
+
+@dataclass(frozen=True)
+class Touched:
+    """Grains: hours or days since 1970, tuples of values, or `everything`; sorted."""
+
+    grain: Grain
+    values: list[Any]
+
+    @property
+    def everything(self) -> bool:
+        return self.grain.unit == "all"
+
+    def of_source(self) -> "Touched":
+        """With those before them that the build wants to see."""
+        before = self.grain.before
+        if not before:
+            return self
+        wanted = {value - back for value in self.values for back in range(before + 1)}
+        return Touched(self.grain, sorted(wanted))
+
+    def has_file(self, file: File) -> bool:
+        """Whether a source file may have rows of these grains."""
+        unit_us = UNIT_US.get(self.grain.unit)
+        times = file.times.get(self.grain.source_time)
+        if unit_us is None:
+            return self._has_partition(file)
+        if times is None:
+            return False  # only null times: in no grain
+        first, last = times[0] // unit_us, times[1] // unit_us
+        index = bisect_left(self.values, first)
+        return index < len(self.values) and bool(self.values[index] <= last)
+
+    def _has_partition(self, file: File) -> bool:
+        if self.everything or not set(self.grain.columns) <= set(file.partition):
+            return True
+        own = tuple(file.partition[name] for name in self.grain.columns)
+        return own in {tuple(map(partition_text, value)) for value in self.values}
+
+
+def step_gold(engine: Engine, table: Table) -> Commit | None:
+    """None if the source has nothing new. Raises LakeError, TableError and what Spark raises."""
+    step = Step(engine, table.name)
+    change = check_declared(table, step.last)
+    source = usable(engine, table.source)
+    if source is None:
+        return None
+    before = consumed_by(engine, table, source)
+    if before.upto >= source.version:
+        return None
+    live = engine.log(table.source).live(source.version)
+    new = changed(live, before.upto)
+    if not new and step.last is not None:
+        return None  # commits without rows
+    engine.reached(f"{table.name} began")
+    removed: list[str] = []
+    own = engine.log(table.name).live(step.version - 1)
+    if new:
+        touched = _touched(engine, table, source, new)
+        _build(engine, table, step, source, live, touched)
+        removed = _replaced(table, own, touched, step)
+    left = rows_of([file for file in own if file.path not in removed])
+    columns = names_of(stored_columns(table))
+    return step.commit(
+        revision=table.revision,
+        columns=columns,
+        partition_by=table.partition_columns,
+        consumed=Consumed(
+            table=table.source,
+            lineage=source.lineage,
+            upto=source.version,
+            rows=source.rows_total,
+        ),
+        removed=[path for path in removed if path not in {f.path for f in step.files()}],
+        rows_total=left + step.rows(),
+        change=change,
+    )
+
+
+def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) -> Touched:
+    grain = _grain(table)
+    if grain.unit == "all":
+        return Touched(grain, [])
+    values: list[Any]
+    if grain.unit == "value":
+        found = _distinct(engine, table, source, new)
+        values = [row for row in found if None not in row]
+        values.sort(key=lambda value: tuple(map(str, value)))
+    else:
+        hit, unknown = _known_units(grain, new)
+        found = _distinct(engine, table, source, unknown)
+        hit |= {row[0] for row in found if row[0] is not None}
+        reached = {value + more for value in hit for more in range(grain.before + 1)}
+        first, last = (day * DAY_US // UNIT_US[grain.unit] for day in DAYS)
+        values = sorted(value for value in reached if first <= value < last)
+    if len(values) > GRAINS_MAX:
+        raise LakeError(
+            f"table {table.name}: one step touches more than {GRAINS_MAX} grains ({grain.unit}): "
+            f"are the times of {table.source} right?"
+        )
+    return Touched(grain, values)
+
+
+def _known_units(grain: Grain, files: Sequence[File]) -> tuple[set[int], list[File]]:
+    """The hours or days of files that have rows of one only (or none), and the other files."""
+    unit_us = UNIT_US[grain.unit]
+    known: set[int] = set()
+    unknown = []
+    for file in files:
+        times = file.times.get(grain.source_time)
+        if times is None:
+            continue  # only null times: in no grain
+        if times[0] // unit_us == times[1] // unit_us:
+            known.add(times[0] // unit_us)
+        else:
+            unknown.append(file)
+    return known, unknown
+
+
+def _distinct(
+    engine: Engine, table: Table, source: Commit, files: Sequence[File]
+) -> list[tuple[Any, ...]]:
+    rows = engine.frame(source.columns, files, table.source)
+    keys = _source_keys(table, rows)
+    if not files:
+        return []
+    found = rows.select(*keys).distinct().limit(GRAINS_MAX + 1).collect()
+    return [tuple(row) for row in found]
+
+
+def _build(
+    engine: Engine,
+    table: Table,
+    step: Step,
+    source: Commit,
+    live: Sequence[File],
+    touched: Touched,
+) -> None:
+    grain = touched.grain
+    wanted = touched.of_source()
+    files = [file for file in live if wanted.has_file(file)]
+    rows = engine.frame(source.columns, files, table.source)
+    rows = _only(engine, rows, _source_keys(table, rows), wanted)
+    assert not isinstance(table.build, StreamFold)
+    built = table.build(rows)
+    if not isinstance(built, DataFrame):
+        raise TableError(f"table {table.name}: a gold build returns a DataFrame, not {type(built)}")
+    frame = cast_to(built, names_of(table.columns), table.name)
+    frame = _only(engine, frame, _own_keys(grain), touched)
+    if grain.unit in UNIT_US:
+        frame = frame.withColumn("date", functions.to_date(grain.time))
+    if grain.unit == "hour":
+        frame = frame.withColumn("hour", functions.hour(grain.time))
+    partitions = table.partition_columns
+    if partitions:
+        frame = frame.repartition(*partitions)
+    else:
+        frame = frame.coalesce(1)
+    frame = frame.sortWithinPartitions(*partitions, *_order(table, frame))
+    spec = WriteSpec(
+        step.stage_directory(ROWS),
+        partitions,
+        one_file_each=True,
+        compression_level=COMPRESSION_LEVEL,
+    )
+    step.stage(ROWS, frame, spec, replaced=True)
+
+
+def _order(table: Table, frame: DataFrame) -> list[str]:
+    """The keys, and then everything else that has an order: no two rows in an order of chance."""
+    rest = [
+        each.name
+        for each in frame.schema.fields
+        if each.name not in table.keys and each.name not in table.partition_columns
+        if _has_order(each.dataType)
+    ]
+    return [*(key for key in table.keys if key not in table.partition_columns), *rest]
+
+
+def _has_order(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_has_order(member.dataType) for member in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _has_order(kind.elementType)
+    return not isinstance(kind, MapType | VariantType)
+
+
+def _replaced(table: Table, own: Sequence[File], touched: Touched, step: Step) -> list[str]:
+    """The table's files in the touched grains."""
+    if touched.everything:
+        return [file.path for file in own]
+    grain = touched.grain
+    wanted = {partition_path(_partition(grain, value)) for value in touched.values}
+    wanted |= {partition_path(file.partition) for file in step.files()}
+    return [file.path for file in own if partition_path(file.partition) in wanted]
+
+
+def _partition(grain: Grain, value: Any) -> dict[str, str | None]:
+    """The partition values of a grain, as the writer makes them."""
+    if grain.unit == "value":
+        return dict(zip(grain.columns, map(partition_text, value), strict=True))
+    day, hour = divmod(value, 24) if grain.unit == "hour" else (value, None)
+    result: dict[str, str | None] = {"date": str(date(1970, 1, 1) + timedelta(days=day))}
+    if hour is not None:
+        result["hour"] = str(hour)
+    return result
+
+
+def _grain(table: Table) -> Grain:
+    assert table.grain is not None
+    return table.grain
+
+
+def _source_keys(table: Table, rows: DataFrame) -> list[SparkColumn]:
+    grain = _grain(table)
+    needed = [grain.source_time] if grain.unit in UNIT_US else list(grain.columns)
+    missing = [name for name in needed if name not in rows.columns]
+    if missing:
+        raise TableError(
+            f"table {table.name}: its grain needs {', '.join(missing)} of {table.source}, which "
+            f"has {', '.join(rows.columns)}"
+        )
+    if grain.unit in UNIT_US:
+        return [_number(grain.source_time, grain.unit)]
+    return [functions.col(name) for name in grain.columns]
+
+
+def _own_keys(grain: Grain) -> list[SparkColumn]:
+    if grain.unit in UNIT_US:
+        return [_number(grain.time, grain.unit)]
+    return [functions.col(name) for name in grain.columns]
+
+
+def _number(column: str, unit: str) -> SparkColumn:
+    """Hours or days since 1970; floored, also before it. In integers: far times are exact too."""
+    micros = functions.unix_micros(functions.col(column))
+    length = functions.lit(UNIT_US[unit])
+    whole = micros - functions.pmod(micros, length)
+    return functions.call_function("div", whole, length).alias("grain")
+
+
+def _only(
+    engine: Engine, frame: DataFrame, keys: Sequence[SparkColumn], touched: Touched
+) -> DataFrame:
+    """The rows in some grains."""
+    if touched.everything:
+        return frame
+    if len(keys) == 1 and len(touched.values) <= IN_LIST_MAX:
+        values = [value[0] if isinstance(value, tuple) else value for value in touched.values]
+        return frame.where(keys[0].isin(values))
+    named = [key.alias(f"__grain_{index}") for index, key in enumerate(keys)]
+    names = [f"__grain_{index}" for index in range(len(keys))]
+    rows = [value if isinstance(value, tuple) else (value,) for value in touched.values]
+    kinds = frame.select(*named).schema
+    wanted = functions.broadcast(engine.spark.createDataFrame(rows, kinds))
+    return frame.select("*", *named).join(wanted, names, "left_semi").drop(*names)

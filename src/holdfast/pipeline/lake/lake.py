@@ -1,0 +1,277 @@
+"""A lake: a directory of tables, for programs and notebooks.
+
+from holdfast.pipeline import Lake
+
+lake = Lake("lake")
+lake.run("all", source="127.0.0.1:18083")
+lake.table("readings").where("device = 'd1'").show()
+lake.status()
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.pipeline.lake.catalog import load_catalog
+from holdfast.pipeline.lake.engine import Engine, finish, locked, nowhere, usable
+from holdfast.pipeline.lake.files.commits import CommitLog
+from holdfast.pipeline.lake.files.compaction import Compaction
+from holdfast.pipeline.lake.files.encodings import encodings_of
+from holdfast.pipeline.lake.files.files import LakeError, write_whole
+from holdfast.pipeline.lake.runner import Listener, Report, Runner, check_source
+from holdfast.pipeline.lake.schema import names_of, quarantine_columns, stored_columns
+from holdfast.pipeline.lake.status import LakeStatus, lake_status
+from holdfast.pipeline.lake.stores.store import ParquetStore, Store, check_lake_path
+from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
+
+SETTINGS: Final = "lake.json"
+LAKE_FORMAT: Final = 1
+STORES: Final = ("parquet", "delta", "iceberg")
+NOT_KEPT: Final = ("failondataloss",)
+"""Options of the source that are for one run: to go on once does not mean to go on always."""
+TIME_ZONE: Final = "spark.sql.session.timeZone"
+UTC_NAMES: Final = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
+_SERVERS: Final = re.compile(
+    r"(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5}(\s*,\s*(\[[^\]]+\]|[^\s/,\[\]]+):\d{1,5})*"
+)
+
+
+class Lake:
+    """The tables below a directory. Made when something is written first."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        spark: SparkSession | None = None,
+        store: str | None = None,
+        tables: Sequence[str | Path | Table] = (),
+        master: str | None = None,
+    ) -> None:
+        """`store`: one of STORES; a lake keeps the one it was made with (default parquet).
+        `tables`: more tables, as Python files or declarations. `spark`: else a session is made when
+        it is needed, on `master`. Raises LakeError and TableError."""
+        self.path = Path(path).absolute()
+        check_lake_path(self.path)
+        self.settings = read_settings(self.path)
+        self.store_name = _store_name(self.path, self.settings, store)
+        files = [Path(each) for each in tables if not isinstance(each, Table)]
+        given = [each for each in tables if isinstance(each, Table)]
+        self.catalog = load_catalog(files, given)
+        self._master = master
+        self._spark = spark
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._spark is None:
+            from holdfast.pipeline.spark import lake_session
+
+            self._spark = lake_session(self._master)
+        return self._spark
+
+    @spark.setter
+    def spark(self, session: SparkSession) -> None:
+        self._spark = session
+
+    def tables(self) -> list[str]:
+        """Names of the tables that have been written, and `quarantine` if there is any."""
+        written = [name for name in self.catalog.names() if CommitLog(self.path, name).last()]
+        return [*written, QUARANTINE] if (self.path / QUARANTINE).exists() else written
+
+    def table(self, name: str) -> DataFrame:
+        """All rows of a table as of its newest commit. Raises LakeError if it was never written,
+        TableError if there is no such table."""
+        engine = self.engine()
+        if name == QUARANTINE:
+            return self._quarantine(engine)
+        if name != RECORDS:
+            self.catalog.table(name)
+        commit = usable(engine, name)
+        if commit is None:
+            raise LakeError(f"table {name} of {self.path} has not been written yet: run it first")
+        columns = commit.columns
+        if name != RECORDS:
+            # A column declared since the last run is there already, null.
+            declared = names_of(stored_columns(self.catalog.table(name)))
+            columns = [*columns, *(each for each in declared if each[0] not in dict(columns))]
+        return engine.frame(columns, engine.log(name).live(commit.version), name)
+
+    def _quarantine(self, engine: Engine) -> DataFrame:
+        columns = names_of(quarantine_columns())
+        # The metadata of Delta and Iceberg is beside these directories.
+        directories = sorted(map(str, (self.path / QUARANTINE).glob("table=*")))
+        if not directories:
+            return engine.frame(columns, [], QUARANTINE)
+        from holdfast.pipeline.lake.schema import struct_type
+
+        reader = self.spark.read.schema(struct_type(columns))
+        return reader.option("basePath", str(self.path / QUARANTINE)).parquet(*directories)
+
+    def run(
+        self,
+        what: str | Iterable[str] = "all",
+        *,
+        source: str | Mapping[str, str] | None = None,
+        listener: Listener | None = None,
+    ) -> Report:
+        """Bring tables up to date: a layer, `all`, or names. `source`: where the records come
+        from, `host:adminport[,host:adminport]` or a data directory, or options of the data source;
+        it is remembered, so it need be given once. Raises LakeError and TableError; what went wrong
+        with single tables is in the report."""
+        return self.runner(what, source=source, listener=listener).once()
+
+    def runner(
+        self,
+        what: str | Iterable[str] = "all",
+        *,
+        source: str | Mapping[str, str] | None = None,
+        listener: Listener | None = None,
+        compact_at: int | None = None,
+    ) -> Runner:
+        """A run that is not begun yet: for `continuously`. `compact_at`: see Runner."""
+        words = [what] if isinstance(what, str) else list(what)
+        chosen = self.catalog.chosen(words)
+        options = source_options(source) if source is not None else self.source()
+        check_source(chosen, options)
+        engine = self._writing_engine()
+        self._remember(options)
+        return Runner(engine, self.catalog, chosen, options, listener, compact_at)
+
+    def rebuild(self, name: str, *, listener: Listener | None = None) -> Report:
+        """Forget a table and all that is made from it, and make them anew. Raises LakeError."""
+        if name == RECORDS:
+            raise LakeError(
+                f"{RECORDS} is not built anew: the log may not have all of it any more. Choose "
+                "another directory for a new lake"
+            )
+        self.catalog.table(name)
+        names = self.catalog.made_from(name)
+        engine = self._writing_engine()
+        with locked(self.path, names):
+            # What is made from others goes first: a crash leaves nothing without its source.
+            for each in reversed(names):
+                engine.store.forget(each)
+        return Runner(engine, self.catalog, names, None, listener).once()
+
+    def compact(
+        self, what: str | Iterable[str] = "all", *, listener: Listener | None = None
+    ) -> dict[str, int]:
+        """Make few files of the many small ones of bronze and silver tables: a layer, `all`, or
+        names. Returns by how many files each has fewer. Raises LakeError and TableError."""
+        chosen = self._to_compact([what] if isinstance(what, str) else list(what))
+        heard = listener or Listener()
+        # Delta's types are Spark's; who only moves files needs no Java.
+        store = (
+            self._store() if self.store_name == ParquetStore.name else self._writing_engine().store
+        )
+        saved = dict.fromkeys(chosen, 0)
+        for name in chosen:
+            with locked(self.path, [name]):
+                log = CommitLog(self.path, name)
+                finish(self.path, store, log)
+                encodings = encodings_of(self.catalog, name)
+                for commit in Compaction(self.path, store, log, encodings, nowhere).run():
+                    saved[name] += len(commit.removed) - len(commit.files)
+                    heard.committed(commit, None)
+        return saved
+
+    def _to_compact(self, words: Sequence[str]) -> list[str]:
+        if not self.settings:
+            raise LakeError(f"there is no lake in {self.path} (no {SETTINGS}): run it first")
+        gold = [word for word in words if word == "gold" or self.catalog.is_gold(word)]
+        if gold:
+            raise LakeError(
+                f"{', '.join(gold)}: a gold table has one file for each grain already. Choose "
+                "bronze, silver, or tables of these"
+            )
+        chosen = self.catalog.chosen(words)
+        return [name for name in chosen if not self.catalog.is_gold(name)]
+
+    def status(self, *, ask_servers: bool = True) -> LakeStatus:
+        """How far each table is. `ask_servers`: also how far the log is, which takes a moment."""
+        return lake_status(self.path, self.catalog, self.source() if ask_servers else {})
+
+    def source(self) -> dict[str, str]:
+        """Where the records came from when it was said last; empty if it never was."""
+        return dict(self.settings.get("source") or {})
+
+    def engine(self) -> Engine:
+        return Engine(self.spark, self.path, self._store(), nowhere)
+
+    def _writing_engine(self) -> Engine:
+        """Hours and days of tables are UTC's. Raises LakeError."""
+        zone = self.spark.conf.get(TIME_ZONE)
+        if zone not in UTC_NAMES:
+            raise LakeError(
+                f"the Spark session has the time zone {zone}, the tables' hours are UTC's: "
+                f'spark.conf.set("{TIME_ZONE}", "UTC")'
+            )
+        engine = self.engine()
+        engine.store.check()
+        return engine
+
+    def _store(self) -> Store:
+        if self.store_name == "delta":
+            try:
+                from holdfast.pipeline.lake.stores.delta import DeltaStore
+            except ImportError as error:
+                raise LakeError(
+                    f"the store delta needs the package deltalake ({error}): "
+                    "pip install 'holdfast[spark]'"
+                ) from None
+            return DeltaStore(self.path)
+        if self.store_name == "iceberg":
+            from holdfast.pipeline.lake.stores.iceberg import IcebergStore
+
+            return IcebergStore(self.path, lambda: self.spark)
+        return ParquetStore(self.path)
+
+    def _remember(self, source: Mapping[str, str]) -> None:
+        kept = {name: value for name, value in source.items() if name.lower() not in NOT_KEPT}
+        settings = {"format": LAKE_FORMAT, "store": self.store_name, "source": kept}
+        if settings != self.settings:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
+            self.settings = settings
+
+
+def read_settings(lake: Path) -> dict[str, Any]:
+    """Empty for a lake that is not made yet. Raises LakeError."""
+    path = lake / SETTINGS
+    try:
+        settings = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        if lake.exists() and any(lake.iterdir()):
+            raise LakeError(
+                f"{lake} is no lake: it has files, but no {SETTINGS}. Choose an empty directory"
+            ) from None
+        return {}
+    except NotADirectoryError:
+        raise LakeError(f"{lake} is no directory") from None
+    except ValueError as error:
+        raise LakeError(f"{path} is damaged: {error}") from None
+    if not isinstance(settings, dict) or settings.get("format") != LAKE_FORMAT:
+        raise LakeError(f"{path} is of another version of the pipeline: use that one")
+    return settings
+
+
+def _store_name(lake: Path, settings: Mapping[str, Any], wanted: str | None) -> str:
+    if wanted is not None and wanted not in STORES:
+        raise LakeError(f"there is no store {wanted!r}; there are {', '.join(STORES)}")
+    there = settings.get("store")
+    if there is not None and wanted is not None and there != wanted:
+        raise LakeError(f"{lake} is kept as {there}, not {wanted}: choose another directory")
+    return str(there or wanted or "parquet")
+
+
+def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
+    """Options of the data source for a text: servers, or the path of a data directory."""
+    if not isinstance(source, str):
+        return dict(source)
+    if _SERVERS.fullmatch(source.strip()):
+        return {"servers": source.strip()}
+    return {"path": str(Path(source).absolute())}

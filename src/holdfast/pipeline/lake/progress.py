@@ -1,0 +1,145 @@
+"""What a run tells people while it goes on: rates, lag, time left; and at its end.
+
+A line a second on a terminal, always the same one; a line a minute in a log.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, TextIO
+
+from holdfast.pipeline.lake.files.commits import Commit, Skipped, newly_skipped
+from holdfast.pipeline.lake.runner import Listener, Report
+from holdfast.pipeline.lake.table import RECORDS
+
+TERMINAL_S: Final = 1.0
+LOG_S: Final = 60.0
+RATE_WINDOW_S: Final = 10.0
+ERROR_LINES_MAX: Final = 3
+SKIPPED_SHOWN: Final = 5
+"""Ranges of offsets in one line."""
+
+
+class Progress(Listener):
+    """Prints to `stream`."""
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        self.quiet = quiet
+        self.stream = stream if stream is not None else sys.stderr
+        self.clock = clock
+        self.terminal = self.stream.isatty()
+        self.began = clock()
+        self._rows: dict[str, int] = {}
+        self._recent: deque[tuple[float, str, int]] = deque()
+        self._lag: int | None = None
+        self._printed = self.began
+        self._width = 0
+        self._lock = threading.Lock()
+
+    def committed(self, commit: Commit, lag: int | None) -> None:
+        with self._lock:
+            now = self.clock()
+            name = commit.table
+            self._rows[name] = self._rows.get(name, 0) + commit.rows
+            self._recent.append((now, name, commit.rows))
+            if name == RECORDS:
+                self._lag = lag
+            skipped = newly_skipped(commit)
+            if skipped:
+                self._print(skipped_text(skipped), over=False)
+            pause_s = TERMINAL_S if self.terminal else LOG_S
+            if now - self._printed >= pause_s and not self.quiet:
+                self._printed = now
+                self._print(self.line(now), over=self.terminal)
+
+    def failed(self, table: str, error: BaseException, retry_s: float | None) -> None:
+        then = "given up" if retry_s is None else f"tried again in {retry_s:.0f} s"
+        with self._lock:
+            self._print(f"table {table} failed ({then}): {error_text(error)}", over=False)
+
+    def line(self, now: float) -> str:
+        while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
+            self._recent.popleft()
+        window_s = max(0.5, min(RATE_WINDOW_S, now - self.began))
+        parts = []
+        for name, rows in self._rows.items():
+            rate = sum(n for _, each, n in self._recent if each == name) / window_s
+            part = f"{name} {short(rows)} rows, {short(rate)}/s"
+            if name == RECORDS and self._lag is not None:
+                part += f", lag {short(self._lag)}"
+                if self._lag and rate:
+                    part += f" ({self._lag / rate:.0f} s left)"
+            parts.append(part)
+        return " | ".join(parts)
+
+    def finished(self, report: Report) -> None:
+        """The last lines: what each table got."""
+        if self.quiet:
+            return
+        with self._lock:
+            self._print("", over=True)
+            took_s = self.clock() - self.began
+            for name, commits in report.commits.items():
+                word = "commit" if commits == 1 else "commits"
+                text = f"{name}: {report.rows[name]:,} rows in {commits:,} {word}"
+                if report.quarantined[name]:
+                    text += f", {report.quarantined[name]:,} quarantined"
+                if name == RECORDS and report.skipped:
+                    text += f", {report.skipped:,} offsets skipped"
+                self._print(text, over=False)
+            if not report.commits and report.ok:
+                self._print("nothing new", over=False)
+            self._print(f"{took_s:.1f} s", over=False)
+
+    def _print(self, text: str, *, over: bool) -> None:
+        """`over`: the line stays the current one on a terminal, to be written over by the next."""
+        if not self.terminal:
+            if text:
+                print(text, file=self.stream, flush=True)
+            return
+        blank = f"\r{' ' * self._width}\r" if self._width else ""
+        print(blank + text, end="" if over else "\n", file=self.stream, flush=True)
+        self._width = len(text) if over else 0
+
+
+def skipped_text(skipped: Sequence[Skipped]) -> str:
+    """What bronze went on without, in a line."""
+    count = sum(each.end - each.first for each in skipped)
+    places = [
+        f"{each.first} to {each.end} of partition {each.partition}"
+        for each in skipped[:SKIPPED_SHOWN]
+    ]
+    more = len(skipped) - len(places)
+    return (
+        f"{RECORDS}: {count:,} offsets were not in the log any more and were skipped, by "
+        f"failOnDataLoss=false: {', '.join(places)}" + (f" and {more} ranges more" if more else "")
+    )
+
+
+def short(number: float) -> str:
+    """1234567 as 1.2M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f}{unit}"
+    return f"{number:.0f}"
+
+
+def error_text(error: BaseException) -> str:
+    """The lines of an error that say something: Spark's errors carry both sides' stacks."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return repr(error)
+    told = [
+        line for line in lines if not line.startswith(("at ", "File ", "Traceback", "JVM", "^"))
+    ]
+    # A Python exception in a task: its own line is the last one of the Python traceback.
+    own = [line for line in told if ("Error: " in line or "Exception: " in line)]
+    return " ".join(own[-1:] or told[:ERROR_LINES_MAX] or lines[:1])[:2000]

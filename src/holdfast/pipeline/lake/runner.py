@@ -1,0 +1,296 @@
+"""Runs tables: once, until everything that is there now is in them, or for as long as it is let.
+
+Bronze has a thread of its own in a continuous run, so that what the other tables cost does not
+delay it. A table that fails stops itself and what is made from it, not the others.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+from holdfast.pipeline.lake.bronze import Bronze
+from holdfast.pipeline.lake.catalog import Catalog
+from holdfast.pipeline.lake.engine import Engine, locked, recover
+from holdfast.pipeline.lake.files.commits import Commit, newly_skipped
+from holdfast.pipeline.lake.files.compaction import Compaction
+from holdfast.pipeline.lake.files.encodings import encodings_of
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.readers import BusyError, reading
+from holdfast.pipeline.lake.gold import step_gold
+from holdfast.pipeline.lake.silver import step_silver
+from holdfast.pipeline.lake.table import RECORDS, Table, TableError
+from holdfast.pipeline.source.offsets import DataLossError, OffsetError, Offsets
+from holdfast.pipeline.source.options import OptionError
+
+IDLE_S: Final = 0.05
+"""Between two looks at a source that had nothing new, however short the trigger."""
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 30.0
+"""In a continuous run, between attempts of a table that fails: doubled from the first to this."""
+
+FATAL: Final = (LakeError, TableError, DataLossError, OffsetError, OptionError)
+"""Errors that another attempt does not mend."""
+
+
+@dataclass
+class Report:
+    """What became of a run."""
+
+    commits: dict[str, int] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
+    skipped: int = 0
+    """Offsets of the log that bronze went on without, see commits.Skipped: in the ranges that its
+    commits tell of."""
+    errors: dict[str, BaseException] = field(default_factory=dict)
+    """By table: why it stopped."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def add(self, commit: Commit) -> None:
+        for counts, more in (
+            (self.commits, 1),
+            (self.rows, commit.rows),
+            (self.quarantined, commit.quarantined),
+        ):
+            counts[commit.table] = counts.get(commit.table, 0) + more
+        self.skipped += sum(each.end - each.first for each in newly_skipped(commit))
+
+
+class Listener:
+    """Hears how a run goes on; the methods are called from several threads."""
+
+    def committed(self, commit: Commit, lag: int | None) -> None:
+        """`lag`: bronze, the offsets between the table and the log's end."""
+
+    def failed(self, table: str, error: BaseException, retry_s: float | None) -> None:
+        """`retry_s`: when it is tried again; None: never."""
+
+
+def check_source(chosen: Sequence[str], source: Mapping[str, str] | None) -> None:
+    """Raises LakeError if records are to be read and nobody said from where."""
+    if RECORDS in chosen and not source:
+        raise LakeError(
+            "where do the records come from? Give --from host:adminport of the servers, or a data "
+            "directory"
+        )
+
+
+class Runner:
+    """One run. `stop` may be called from any thread, and from a signal handler."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        catalog: Catalog,
+        chosen: Sequence[str],
+        source: Mapping[str, str] | None,
+        listener: Listener | None = None,
+        compact_at: int | None = None,
+    ) -> None:
+        """`source`: options of the data source; needed if `records` is among the chosen.
+        `compact_at`: how many more small files a bronze or silver table gets before a run makes few
+        of them; None: never."""
+        check_source(chosen, source)
+        self.engine = engine
+        self.catalog = catalog
+        self.chosen = list(chosen)
+        self.source = source or {}
+        self.listener = listener or Listener()
+        self.report = Report()
+        self.compact_at = compact_at
+        self._small_files: dict[str, int] = {}
+        """By table: how many a compaction has left."""
+        self._unsure: set[str] = set()
+        """Tables whose last step failed: its commit may have been recorded and not applied."""
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """End the run after the steps that are being made."""
+        self._stopping.set()
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def once(self) -> Report:
+        """Everything that is there at the start. Raises LakeError if another run has the tables."""
+        with locked(self.engine.lake, self.chosen):
+            self._recover()
+            if RECORDS in self.chosen:
+                self._attempt(RECORDS, self._bronze_once)
+            for name in self.chosen:
+                if name != RECORDS:
+                    self._attempt(name, partial(self._until_done, name))
+        return self.report
+
+    def continuously(self, trigger_s: float) -> Report:
+        """Until `stop`, or until every table has failed for good. Steps of a table begin
+        `trigger_s` apart, or when the step before has ended if that is later."""
+        with locked(self.engine.lake, self.chosen):
+            self._recover()
+            threads = []
+            if RECORDS in self.chosen:
+                threads.append(threading.Thread(target=self._bronze_loop, args=(trigger_s,)))
+            tables = [name for name in self.chosen if name != RECORDS]
+            if tables:
+                threads.append(threading.Thread(target=self._tables_loop, args=(tables, trigger_s)))
+            for thread in threads:
+                thread.start()
+            try:
+                for thread in threads:
+                    thread.join()
+            except KeyboardInterrupt:
+                self.stop()
+                for thread in threads:
+                    thread.join()
+        return self.report
+
+    def _recover(self) -> None:
+        for name in self.chosen:
+            recover(self.engine, name)
+
+    def _bronze_once(self) -> None:
+        bronze = Bronze(self.engine, self.source)
+        try:
+            target = bronze.target()
+            while not self.stopping and self._bronze_step(bronze, target):
+                pass
+        finally:
+            bronze.close()
+
+    def _bronze_step(self, bronze: Bronze, target: Offsets | None) -> bool:
+        self._make_sure(bronze.engine, RECORDS)
+        commit = bronze.step(target)
+        if commit is not None:
+            self._committed(commit, bronze.lag())
+            self._compact(bronze.engine, RECORDS)
+        return commit is not None
+
+    def _until_done(self, name: str) -> None:
+        table = self.catalog.table(name)
+        while not self.stopping and self._table_step(table):
+            pass
+
+    def _make_sure(self, engine: Engine, name: str) -> None:
+        if name in self._unsure:
+            recover(engine, name)
+            self._unsure.discard(name)
+
+    def _table_step(self, table: Table) -> bool:
+        self._make_sure(self.engine, table.name)
+        step = step_silver if table.layer == "silver" else step_gold
+        with reading(self.engine.lake, table.source):
+            commit = step(self.engine, table)
+        if commit is not None:
+            self._committed(commit, None)
+            if table.layer == "silver":
+                self._compact(self.engine, table.name)
+        return commit is not None
+
+    def _compact(self, engine: Engine, name: str) -> None:
+        if self.compact_at is None:
+            return
+        encodings = encodings_of(self.catalog, name)
+        log = engine.log(name)
+        compaction = Compaction(engine.lake, engine.store, log, encodings, engine.reached)
+        if compaction.small_files() < self._small_files.get(name, 0) + self.compact_at:
+            return
+        with suppress(BusyError):  # then with one of the next commits
+            for commit in compaction.run():
+                self._committed(commit, None)
+        self._small_files[name] = compaction.small_files()
+
+    def _attempt(self, name: str, work: Callable[[], None]) -> None:
+        failed = [each for each in self.report.errors if name in self.catalog.made_from(each)]
+        if failed or self.stopping:
+            return  # what it is made from is not complete: nothing is lost, it is made later
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - Spark's, the user's: reported by table
+            self._failed(name, error, None)
+
+    def _bronze_loop(self, trigger_s: float) -> None:
+        engine = replace(self.engine, logs={})  # the other thread reads the same commits
+        _fair_share(engine, RECORDS)
+        bronze: Bronze | None = None
+        retry_s = RETRY_S
+        more = False
+        while not self.stopping:
+            began = time.monotonic()
+            try:
+                if bronze is None:
+                    bronze = Bronze(engine, self.source)
+                more = self._bronze_step(bronze, None) and bronze.lag() > 0
+                retry_s = RETRY_S
+            except FATAL as error:
+                self._failed(RECORDS, error, None)
+                self.stop()  # nothing new would come
+            except Exception as error:  # noqa: BLE001 - a server that is down, an executor lost
+                self._failed(RECORDS, error, retry_s)
+                if bronze is not None:
+                    bronze.close()
+                    bronze = None
+                self._stopping.wait(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+                continue
+            if not more:
+                self._wait(began, trigger_s)
+        if bronze is not None:
+            bronze.close()
+
+    def _tables_loop(self, names: Sequence[str], trigger_s: float) -> None:
+        _fair_share(self.engine, "tables")
+        retries = dict.fromkeys(names, (0.0, RETRY_S))
+        while not self.stopping:
+            began = time.monotonic()
+            going = [name for name in names if name not in self.report.errors]
+            if not going:
+                return
+            for name in going:
+                not_before, retry_s = retries[name]
+                if self.stopping or time.monotonic() < not_before:
+                    continue
+                retries[name] = self._try_table(name, retry_s)
+            self._wait(began, trigger_s)
+
+    def _wait(self, began: float, trigger_s: float) -> None:
+        self._stopping.wait(max(IDLE_S, began + trigger_s - time.monotonic()))
+
+    def _try_table(self, name: str, retry_s: float) -> tuple[float, float]:
+        """When to go on with it, and how long to wait after the next failure."""
+        try:
+            self._table_step(self.catalog.table(name))
+        except FATAL as error:
+            self._failed(name, error, None)
+        except Exception as error:  # noqa: BLE001 - tried again
+            self._failed(name, error, retry_s)
+            return time.monotonic() + retry_s, min(2 * retry_s, RETRY_MAX_S)
+        return 0.0, RETRY_S
+
+    def _committed(self, commit: Commit, lag: int | None) -> None:
+        with self._lock:
+            self.report.add(commit)
+        self.listener.committed(commit, lag)
+
+    def _failed(self, name: str, error: BaseException, retry_s: float | None) -> None:
+        self._unsure.add(name)
+        if self.stopping and not isinstance(error, FATAL):
+            return  # Ctrl-C reaches Spark's processes too: the step has not happened, that is all
+        if retry_s is None:
+            with self._lock:
+                self.report.errors[name] = error
+        self.listener.failed(name, error, retry_s)
+
+
+def _fair_share(engine: Engine, pool: str) -> None:
+    """This thread's Spark jobs do not wait for the end of the other's (if the session's scheduler
+    is FAIR)."""
+    engine.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)

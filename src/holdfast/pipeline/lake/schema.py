@@ -1,0 +1,132 @@
+"""Columns of tables as Spark and Arrow want them; whether what is stored fits the declaration."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from holdfast.pipeline.lake.files.commits import Commit
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Column, Table, TableError
+
+Names = Sequence[tuple[str, str]]
+
+DATE: Final = Column("date", "date", "UTC day of the grain")
+HOUR: Final = Column("hour", "int", "UTC hour of the day, 0 to 23")
+
+RECORDS_COLUMNS: Final = (
+    Column("topic", "string", "topic of the message"),
+    Column("payload", "binary", "the payload as it came"),
+    Column("partition", "int", "log partition; a topic is always in the same one"),
+    Column("offset", "bigint", "place in the log partition; (partition, offset) is unique"),
+    Column("timestamp", "timestamp", "when the broker stored the message"),
+    Column("qos", "tinyint", "QoS with which it was published"),
+    Column("retain", "boolean", "whether it was published with RETAIN"),
+    Column("properties", "binary", "MQTT 5 properties, raw: see decode_properties; may be empty"),
+    Column("client_id", "string", "client that published it"),
+    Column(
+        "producer",
+        "struct<id: string, epoch: bigint, sequence: bigint>",
+        "producer sequence of publish queues; null without one",
+    ),
+    Column("date", "date", "UTC day of `timestamp`"),
+)
+RECORDS_DESCRIPTION: Final = "Every message of the log as it is stored, once."
+QUARANTINE_DESCRIPTION: Final = "Rows that a table's build could not use, and why."
+
+
+def quarantine_columns() -> tuple[Column, ...]:
+    """Of the stored table."""
+    return (
+        *QUARANTINE_COLUMNS,
+        Column("table", "string", "whose build it was"),
+        Column("date", "date", "UTC day of `timestamp`"),
+    )
+
+
+def stored_columns(table: Table) -> tuple[Column, ...]:
+    """What is declared, and what the grain adds."""
+    unit = table.grain.unit if table.grain is not None else None
+    extra = {"hour": (DATE, HOUR), "day": (DATE,)}.get(unit or "", ())
+    return (*table.columns, *extra)
+
+
+def names_of(columns: Iterable[Column]) -> list[tuple[str, str]]:
+    return [(column.name, column.type) for column in columns]
+
+
+def struct_type(columns: Names) -> Any:
+    """Spark's StructType. Raises TableError for a type that Spark does not know."""
+    from pyspark.errors import ParseException
+    from pyspark.sql.types import StructType
+
+    result = StructType()
+    for name, kind in columns:
+        try:
+            result.add(name, _parse(kind))
+        except (ParseException, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            raise TableError(f"column {name} has type {kind!r}: {first}") from None
+    return result
+
+
+def _parse(kind: str) -> Any:
+    from pyspark.sql.types import DataType
+
+    return DataType.fromDDL(kind)
+
+
+def arrow_schema(columns: Names) -> Any:
+    """The pyarrow schema of some columns; timestamps are in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    return to_arrow_schema(struct_type(columns), timezone="UTC")
+
+
+def same_type(one: str, other: str) -> bool:
+    return one == other or bool(_parse(one) == _parse(other))
+
+
+def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequence[str]) -> str:
+    """Whether a table as it is stored can be continued with these columns: the same ones, or more
+    at the end of the list or between. Returns what is new, for the commit. Raises LakeError."""
+    before = dict(last.columns)
+    now = dict(columns)
+    advice = (
+        f"Declare it as it was, rename the table, or build it anew: "
+        f"`holdfast pipeline rebuild {table}`"
+    )
+    gone = [name for name in before if name not in now]
+    if gone:
+        raise LakeError(
+            f"table {table} is stored with {_list(gone)}, which is not declared. {advice}"
+        )
+    for name, kind in before.items():
+        if not same_type(kind, now[name]):
+            raise LakeError(
+                f"column {name} of table {table} is stored as {kind}, declared as {now[name]}. "
+                + advice
+            )
+    if list(partition_by) != last.partition_by:
+        raise LakeError(
+            f"table {table} is partitioned by {_list(last.partition_by)}, declared with "
+            f"{_list(partition_by)}. {advice}"
+        )
+    new = [f"{name} {kind}" for name, kind in now.items() if name not in before]
+    return f"added {', '.join(new)}" if new else ""
+
+
+def check_declared(table: Table, last: Commit | None) -> str:
+    """Whether a declaration continues what is stored; see `check_evolution`. Raises LakeError."""
+    if last is None:
+        return ""
+    if table.revision != last.revision:
+        raise LakeError(
+            f"table {table.name} is stored in revision {last.revision}, declared in revision "
+            f"{table.revision}: build it anew by `holdfast pipeline rebuild {table.name}`"
+        )
+    return check_evolution(
+        table.name, last, names_of(stored_columns(table)), table.partition_columns
+    )
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "nothing"

@@ -1,0 +1,172 @@
+"""Silver: rows made of the new rows of another table, and a memory of the rows before.
+
+A step takes whole commits of the source and commits rows, quarantine and the next state together
+with how far it has read. So a function that is deterministic is exactly once, without more.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame, functions
+
+from holdfast.pipeline.lake.engine import Engine, Step, usable
+from holdfast.pipeline.lake.files.commits import (
+    QUARANTINED,
+    ROWS,
+    STATE,
+    Commit,
+    Consumed,
+    File,
+    changed,
+    rows_of,
+    spans,
+)
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.files.writer import WriteSpec
+from holdfast.pipeline.lake.folding import build_folded
+from holdfast.pipeline.lake.schema import (
+    Names,
+    check_declared,
+    names_of,
+    quarantine_columns,
+    stored_columns,
+)
+from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Outputs, StreamFold, Table, TableError
+
+ROWS_PER_STEP: Final = 4_000_000
+"""Of the source; a single commit that has more is taken whole."""
+ROWS_PER_FILE: Final = 200_000
+"""A step with fewer source rows writes one file."""
+
+
+def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
+    """How far a table has read its source. Raises LakeError if that is another one by now."""
+    last = engine.log(table.name).last()
+    if last is None or last.consumed is None:
+        return Consumed(table=table.source, lineage=source.lineage, upto=0, rows=0)
+    if last.consumed.lineage != source.lineage or last.consumed.table != table.source:
+        raise LakeError(
+            f"table {table.name} was made from another {last.consumed.table} than the "
+            f"{table.source} that is there: build it anew by `holdfast pipeline rebuild "
+            f"{table.name}`"
+        )
+    return last.consumed
+
+
+def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[File], int]:
+    """The files of the next commits behind a version, at least one commit's, and the version they
+    end at. Raises LakeError, see `changed`."""
+    taken: list[File] = []
+    rows = 0
+    for span in spans(changed(files, after)):
+        if rows >= rows_max:
+            break
+        taken += span
+        rows += rows_of(span)
+    return taken, taken[-1].version if taken else after
+
+
+def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> Commit | None:
+    """None if the source has nothing new. Raises LakeError, TableError and what Spark raises."""
+    step = Step(engine, table.name)
+    change = check_declared(table, step.last)
+    source = usable(engine, table.source)
+    if source is None:
+        return None
+    before = consumed_by(engine, table, source)
+    if before.upto >= source.version:
+        return None
+    live = engine.log(table.source).live(source.version)
+    files, upto = next_files(live, before.upto, rows_max)
+    if not files and step.last is not None:
+        return None  # commits without rows
+    if upto == before.upto or len(files) == len(changed(live, before.upto)):
+        upto = source.version  # behind the last file there may be commits without any
+    engine.reached(f"{table.name} began")
+    rows_in = rows_of(files)
+    if rows_in:
+        _build(engine, table, step, source, files)
+    total = step.rows() + (step.last.rows_total if step.last is not None else 0)
+    return step.commit(
+        revision=table.revision,
+        columns=names_of(stored_columns(table)),
+        partition_by=table.partition_by,
+        consumed=Consumed(
+            table=table.source, lineage=source.lineage, upto=upto, rows=before.rows + rows_in
+        ),
+        rows_total=total,
+        change=change,
+    )
+
+
+def _build(engine: Engine, table: Table, step: Step, source: Commit, files: Sequence[File]) -> None:
+    if isinstance(table.build, StreamFold):
+        build_folded(engine, table, step, source.columns, files)
+        return
+    rows = engine.frame(source.columns, files, table.source)
+    arguments = [rows]
+    if table.state:
+        old = step.last.state if step.last is not None else []
+        arguments.append(engine.frame(names_of(table.state), old, f"_state/{table.name}"))
+    built = table.build(*arguments)
+    outputs = built if isinstance(built, Outputs) else Outputs(built)
+    shared = [frame.persist() for frame in outputs.shared]
+    rows_in = rows_of(files)
+    try:
+        declared = names_of(table.columns)
+        keys = (*table.partition_by, *table.keys)
+        frame = _few_files(engine, cast_to(outputs.rows, declared, table.name), rows_in)
+        if table.keys:
+            frame = frame.sortWithinPartitions(*keys)
+        spec = WriteSpec(step.stage_directory(ROWS), table.partition_by)
+        step.stage(ROWS, frame, spec, replaced=False)
+        if outputs.quarantine is not None:
+            _stage_quarantine(engine, table, step, outputs.quarantine)
+        if table.state:
+            _stage_state(table, step, outputs.state)
+    finally:
+        for each in shared:
+            each.unpersist()
+
+
+def _stage_quarantine(engine: Engine, table: Table, step: Step, frame: DataFrame) -> None:
+    frame = cast_to(frame, names_of(QUARANTINE_COLUMNS), f"{table.name} (quarantine)")
+    dated = frame.withColumn("date", functions.to_date("timestamp")).coalesce(1)
+    dated = dated.sortWithinPartitions("date", "partition", "offset")
+    spec = WriteSpec(step.stage_directory(QUARANTINED), ("date",))
+    step.stage(QUARANTINED, dated, spec, replaced=False)
+    assert {column.name for column in quarantine_columns()} >= set(dated.columns)
+
+
+def _stage_state(table: Table, step: Step, frame: DataFrame | None) -> None:
+    if frame is None:
+        raise TableError(f"table {table.name} has state columns, but its build returned no state")
+    frame = cast_to(frame, names_of(table.state), f"{table.name} (state)").coalesce(1)
+    spec = WriteSpec(step.stage_directory(STATE))
+    step.stage(STATE, frame, spec, replaced=False)
+
+
+def _few_files(engine: Engine, frame: DataFrame, rows_in: int) -> DataFrame:
+    """Small steps are not worth many files; large ones keep their parallelism."""
+    wanted = -(-rows_in // ROWS_PER_FILE)
+    if wanted < engine.spark.sparkContext.defaultParallelism:
+        return frame.coalesce(max(1, wanted))
+    return frame
+
+
+def cast_to(frame: DataFrame, columns: Names, what: str) -> DataFrame:
+    """The declared columns in their order and types. Raises TableError for one that is missing."""
+    there = {name.lower() for name in frame.columns}
+    missing = [name for name, _ in columns if name.lower() not in there]
+    if missing:
+        raise TableError(
+            f"table {what}: build returned no column {', '.join(missing)}; it returned "
+            f"{', '.join(frame.columns)}"
+        )
+    return frame.select(*[_cast(name, kind) for name, kind in columns])
+
+
+def _cast(name: str, kind: str) -> SparkColumn:
+    # What does not fit becomes null, whatever the session's rules for casts are.
+    return functions.col(f"`{name}`").try_cast(kind).alias(name)

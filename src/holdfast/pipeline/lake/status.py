@@ -1,0 +1,208 @@
+"""How far a lake is: what `holdfast pipeline status` shows. Starts no Spark."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.pipeline.lake.catalog import Catalog
+from holdfast.pipeline.lake.files.commits import COMMITS, Commit, CommitLog, Skipped
+from holdfast.pipeline.lake.table import RECORDS
+from holdfast.pipeline.source import offsets
+from holdfast.pipeline.source.options import parse
+from holdfast.pipeline.source.source import LogAccess
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """One table; None and 0 where it has not been written."""
+
+    name: str
+    layer: str
+    source: str
+    version: int = 0
+    rows: int = 0
+    """bronze, silver: ever added; gold: there are."""
+    quarantined: int = 0
+    last_rows: int = 0
+    last_commit_us: int | None = None
+    last_took_s: float = 0.0
+    lag: int | None = 0
+    """Offsets of the log, or rows of the source, that are not in it; None: not known."""
+
+
+@dataclass(frozen=True)
+class LakeStatus:
+    lake: str
+    source: dict[str, str]
+    tables: list[TableStatus]
+    offsets: dict[str, int] = field(default_factory=dict)
+    """Per log partition: up to where it is in the lake."""
+    ends: dict[str, int] | None = None
+    """Per log partition: its end; None if the servers were not asked or did not answer."""
+    problem: str = ""
+    """Why they did not."""
+    skipped_total: int = 0
+    """Offsets of the log that are in no table: they were gone, or damaged, when they were to be
+    read, and failOnDataLoss=false let it go on."""
+    skipped: list[Skipped] = field(default_factory=list)
+    """The last of them."""
+    undeclared: list[str] = field(default_factory=list)
+    """Tables that are there, of which nobody has said here what they are."""
+
+    def as_dict(self) -> dict[str, Any]:
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def __str__(self) -> str:
+        return "\n".join(status_lines(self))
+
+    def __repr__(self) -> str:  # what a notebook shows
+        return str(self)
+
+
+def lake_status(lake: Path, catalog: Catalog, source: Mapping[str, str]) -> LakeStatus:
+    last = {name: CommitLog(lake, name).last() for name in catalog.names()}
+    ends, problem = _ends(source) if source else (None, "")
+    records = last[RECORDS]
+    position = dict(records.offsets) if records is not None else {}
+    tables = []
+    for name in catalog.names():
+        if name == RECORDS:
+            lag = None
+            if ends is not None:
+                lag = sum(max(0, end - position.get(p, 0)) for p, end in ends.items())
+            tables.append(_table(name, "bronze", "the log", last[name], lag))
+            continue
+        table = catalog.table(name)
+        tables.append(
+            _table(
+                name, table.layer, table.source, last[name], _lag(last[name], last[table.source])
+            )
+        )
+    return LakeStatus(
+        lake=str(lake),
+        source=dict(source),
+        tables=tables,
+        offsets=position,
+        ends=ends,
+        problem=problem,
+        skipped_total=records.skipped_total if records is not None else 0,
+        skipped=list(records.skipped) if records is not None else [],
+        undeclared=sorted({path.parent.name for path in lake.glob(f"*/{COMMITS}")} - set(last)),
+    )
+
+
+def _ends(source: Mapping[str, str]) -> tuple[dict[str, int] | None, str]:
+    access = None
+    try:
+        access = LogAccess(parse(source))
+        return offsets.to_json({p: bound.end for p, bound in access.bounds().items()}), ""
+    except Exception as error:  # noqa: BLE001 - shown: the status of the lake is there anyway
+        return None, str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+    finally:
+        if access is not None:
+            access.close()
+
+
+def _lag(commit: Commit | None, source: Commit | None) -> int | None:
+    if source is None:
+        return 0
+    if commit is None or commit.consumed is None:
+        return source.rows_total
+    if commit.consumed.lineage != source.lineage:
+        return None
+    if commit.consumed.upto == source.version:
+        return 0
+    return max(0, source.rows_total - commit.consumed.rows)
+
+
+def _table(
+    name: str, layer: str, source: str, commit: Commit | None, lag: int | None
+) -> TableStatus:
+    if commit is None:
+        return TableStatus(name, layer, source, lag=lag)
+    return TableStatus(
+        name=name,
+        layer=layer,
+        source=source,
+        version=commit.version,
+        rows=commit.rows_total,
+        quarantined=commit.quarantined_total,
+        last_rows=commit.rows,
+        last_commit_us=commit.committed_at_us,
+        last_took_s=commit.took_s,
+        lag=lag,
+    )
+
+
+def status_lines(status: LakeStatus) -> list[str]:
+    """For a terminal."""
+    source = ", ".join(f"{name} {value}" for name, value in status.source.items()) or "not known"
+    lines = [f"lake    {status.lake}", f"source  {source}"]
+    if status.problem:
+        lines.append(f"        cannot be asked: {status.problem}")
+    lines += _losses(status)
+    heads = ("table", "layer", "from", "rows", "quarantined", "lag", "version", "last commit")
+    rows = [heads, *(_cells(table) for table in status.tables)]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(heads))]
+    right = {3, 4, 5, 6}
+    lines.append("")
+    for row in rows:
+        cells = [
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    if status.undeclared:
+        names = ", ".join(status.undeclared)
+        lines += ["", f"also there: {names}; give --tables with the file that declares them"]
+    return lines
+
+
+def _losses(status: LakeStatus) -> list[str]:
+    """What is missing for good."""
+    lines = []
+    if status.skipped_total:
+        last = status.skipped[-1]
+        ago_s = max(0.0, time.time() - last.at_us / 1e6)
+        lines.append(
+            f"skipped {status.skipped_total:,} offsets of the log are in no table, the last "
+            f"{_ago(ago_s)} ago: {last.first} to {last.end} of partition {last.partition}"
+        )
+    for partition, end in (status.ends or {}).items():
+        position = status.offsets.get(partition, 0)
+        if position > end:
+            lines.append(
+                f"        partition {partition} is in the lake up to offset {position}, the log "
+                f"ends at {end}: it has lost its end, or is another log"
+            )
+    return lines
+
+
+def _cells(table: TableStatus) -> tuple[str, ...]:
+    if table.last_commit_us is None:
+        commit = "never"
+    else:
+        ago_s = max(0.0, time.time() - table.last_commit_us / 1e6)
+        commit = f"{_ago(ago_s)} ago, {table.last_rows:,} rows in {table.last_took_s:.2f} s"
+    return (
+        table.name,
+        table.layer,
+        table.source,
+        f"{table.rows:,}",
+        f"{table.quarantined:,}",
+        "?" if table.lag is None else f"{table.lag:,}",
+        str(table.version),
+        commit,
+    )
+
+
+def _ago(seconds: float) -> str:
+    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

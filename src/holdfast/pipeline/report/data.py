@@ -1,0 +1,145 @@
+"""Reads the tables of a lake for the report: without Spark, only the rows and columns it shows."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow
+import pyarrow.compute as pc
+import pyarrow.parquet as parquet
+
+from holdfast.pipeline.lake.files.commits import CommitLog, File
+from holdfast.pipeline.lake.files.files import LakeError
+from holdfast.pipeline.lake.table import Table
+
+ROWS_MAX: Final = 2_000_000
+"""Of one table; the report shows the newest files' rows and says that there are more."""
+POINTS_MAX: Final = 600
+"""Of one line of a chart."""
+
+Rows = list[dict[str, Any]]
+
+
+class Stored:
+    """What a lake has of some tables."""
+
+    def __init__(self, lake: Path, tables: Sequence[Table]) -> None:
+        """Raises LakeError."""
+        if not lake.is_dir():
+            raise LakeError(f"{lake} is no directory")
+        self.lake = lake
+        self.tables = {table.name: table for table in tables}
+        self.cut: dict[str, int] = {}
+        """Of each table that was too large: rows that were left out."""
+
+    def has(self, name: str) -> bool:
+        return CommitLog(self.lake, name).last() is not None
+
+    def read(self, name: str, columns: Sequence[str] = (), run: str | None = None) -> pyarrow.Table:
+        """The rows of a table, sorted by its keys; of one run of an experiment, if it is named.
+        Columns that no file has (declared since) are null. Raises LakeError."""
+        table = self.tables[name]
+        wanted = [
+            (column.name, _arrow_type(column.type))
+            for column in table.columns
+            if not columns or column.name in columns
+        ]
+        schema = pyarrow.schema(wanted)
+        parts, rows = [], 0
+        for file in self._files(name, run):
+            if rows + file.rows > ROWS_MAX and rows:
+                self.cut[name] = self.cut.get(name, 0) + file.rows
+                continue
+            rows += file.rows
+            parts.append(self._read_file(file, schema))
+        if not parts:
+            return schema.empty_table()
+        keys = [(key, "ascending") for key in table.keys if key in schema.names]
+        joined = pyarrow.concat_tables(parts)
+        return joined.sort_by(keys) if keys else joined
+
+    def runs(self) -> list[str]:
+        """Names of the experiments' runs, the newest first."""
+        if not self.has("experiment_runs"):
+            return []
+        found = self.read("experiment_runs", ["run", "started"]).to_pylist()
+        found.sort(key=lambda row: (row["started"] is not None, row["started"], row["run"]))
+        return [row["run"] for row in reversed(found)]
+
+    def _files(self, name: str, run: str | None) -> list[File]:
+        """Newest first."""
+        log = CommitLog(self.lake, name)
+        commit = log.last()
+        if commit is None:
+            return []
+        files = log.live(commit.version)
+        return [
+            file for file in reversed(files) if run is None or file.partition.get("run", run) == run
+        ]
+
+    def _read_file(self, file: File, schema: pyarrow.Schema) -> pyarrow.Table:
+        path = self.lake / file.path
+        try:
+            # Not as part of a data set: directories' names would become columns.
+            with parquet.ParquetFile(path) as opened:
+                present = [name for name in schema.names if name in opened.schema_arrow.names]
+                found = opened.read(columns=present)
+        except (OSError, pyarrow.ArrowInvalid) as error:
+            raise LakeError(f"{path} cannot be read: {error}. Run the pipeline again") from None
+        arrays = []
+        for field in schema:
+            if field.name in file.partition:
+                value = pyarrow.scalar(file.partition[field.name]).cast(field.type)
+                arrays.append(pyarrow.repeat(value, found.num_rows))
+            elif field.name in present:
+                arrays.append(found[field.name].cast(field.type))
+            else:
+                arrays.append(pyarrow.nulls(found.num_rows, field.type))
+        return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def _arrow_type(text: str) -> pyarrow.DataType:
+    simple = {
+        "string": pyarrow.string(),
+        "int": pyarrow.int32(),
+        "bigint": pyarrow.int64(),
+        "double": pyarrow.float64(),
+        "boolean": pyarrow.bool_(),
+        "timestamp": pyarrow.timestamp("us", tz="UTC"),
+        "date": pyarrow.date32(),
+    }
+    if text not in simple:
+        raise LakeError(f"the report cannot show columns of type {text}")
+    return simple[text]
+
+
+def most(table: pyarrow.Table, by: Sequence[str], measure: str, count: int) -> Rows:
+    """The groups with the greatest sums, and those sums; ties in the order of their names."""
+    sums = table.group_by(list(by)).aggregate([(measure, "sum")])
+    order = [(f"{measure}_sum", "descending"), *((name, "ascending") for name in by)]
+    return list(sums.sort_by(order).slice(0, count).to_pylist())
+
+
+def where(table: pyarrow.Table, **equal: Any) -> pyarrow.Table:
+    for name, value in equal.items():
+        table = table.filter(pc.equal(table[name], value))
+    return table
+
+
+def thinned(
+    xs: Sequence[Any], ys: Sequence[float | None], points_max: int = POINTS_MAX
+) -> tuple[list[Any], list[float | None]]:
+    """The lowest and the highest of each stretch, in their order: no peak disappears. `xs` must be
+    sorted; where nothing is too many, everything comes back."""
+    if len(xs) <= points_max:
+        return list(xs), list(ys)
+    stretch = -(-len(xs) * 2 // points_max)
+    kept: list[int] = []
+    for begin in range(0, len(xs), stretch):
+        places = range(begin, min(begin + stretch, len(xs)))
+        values = [(value, at) for at in places if (value := ys[at]) is not None]
+        if values:
+            kept += sorted({min(values)[1], max(values)[1]})
+        else:
+            kept.append(begin)
+    return [xs[at] for at in kept], [ys[at] for at in kept]

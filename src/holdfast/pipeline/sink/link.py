@@ -1,0 +1,244 @@
+"""One MQTT connection of a task, on a plain socket: a task does nothing else meanwhile, and an
+event loop would cost it half of its speed."""
+
+import select
+import socket
+import ssl
+import time
+from typing import Final
+
+from holdfast.client.errors import (
+    ClientError,
+    ConnectionLost,
+    ConnectionRefused,
+    ProtocolError,
+    TimedOut,
+    reason_text,
+)
+from holdfast.client.identity import IDENTITY_PROPERTY
+from holdfast.client.options import LEVEL_5, Options
+from holdfast.client.protocol.handshake import connect_packet
+from holdfast.client.protocol.limits import ServerLimits
+from holdfast.client.protocol.responses import reason_string, server_reference
+from holdfast.client.servers import Server
+from holdfast.protocol.mqtt.decode import decode
+from holdfast.protocol.mqtt.encode import encode
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import Connack, Disconnect, Packet, Properties
+from holdfast.protocol.mqtt.properties import USER_PROPERTY
+from holdfast.protocol.mqtt.reasons import PACKET_TOO_LARGE
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""For the socket, for TLS, and for CONNACK."""
+KEEP_ALIVE_S: Final = 600
+"""Rows may come slowly, and nobody pings meanwhile: a server that has given up is asked again."""
+READ_BYTES: Final = 1 << 16
+UNSENT_BYTES: Final = 1 << 18
+"""In the kernel, beyond what is on the wire: so that what the socket takes is what gets through,
+and a slow upload does not look like a server that is silent."""
+PACKET_BYTES_MAX: Final = 1 << 16
+"""The largest packet a server may send us; it has nothing to send but acknowledgements."""
+ASKING: Final = (IDENTITY_PROPERTY, "?")
+"""A user property of CONNECT: does the server look at producer sequences?"""
+KNOWS: Final = (IDENTITY_PROPERTY, "1")
+"""The one of CONNACK that says so."""
+
+_HTTP: Final = b"HTTP/"
+
+
+class Link:
+    """A connection that the server has accepted. Raises ConnectionLost where it ends."""
+
+    def __init__(self, server: Server, connection: socket.socket, options: Options) -> None:
+        self.server = server
+        self.limits = ServerLimits()
+        self.knows_sequences = False
+        self._socket = connection
+        self._is_tls = isinstance(connection, ssl.SSLSocket)
+        self._level = options.level
+        self.rest = b""
+        """The beginning of a packet that waits for its end."""
+
+    def send(self, data: memoryview) -> int:
+        """How much of it the socket took, perhaps nothing."""
+        try:
+            return self._socket.send(data)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def receive(self) -> bytes:
+        """What has arrived, perhaps nothing."""
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return b""
+        except OSError as error:
+            raise self._lost(error) from None
+        if not data:
+            raise ConnectionLost(f"{self.server.address} closed the connection")
+        return data
+
+    def wait(self, timeout_s: float, *, to_send: bool) -> None:
+        """Until something has arrived, or (`to_send`) the socket takes more."""
+        if self._is_tls and self._socket.pending():  # type: ignore[attr-defined]
+            return
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN | (select.POLLOUT if to_send else 0))
+        poll.poll(max(0.0, timeout_s) * 1000)
+
+    def packets(self, data: bytes) -> list[Packet]:
+        """The packets in `data`, which begins with one; what remains goes to `rest`. Raises
+        ProtocolError."""
+        found: list[Packet] = []
+        position = 0
+        try:
+            while (bounds := _frame(data, position)) is not None:
+                start, end = bounds
+                found.append(decode(data, data[position], start, end, self._level, False))
+                position = end
+        except ProtocolViolation as error:
+            raise ProtocolError(f"{self.server.address}: {error}", error.reason) from None
+        self.rest = data[position:]
+        return found
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def shut_down(self, farewell: bytes, timeout_s: float) -> None:
+        """Send the last packet, and wait until the server has read everything: at QoS 0 nothing
+        else tells."""
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(farewell)
+            if not self._is_tls:
+                self._socket.shutdown(socket.SHUT_WR)
+            while self._socket.recv(READ_BYTES):
+                pass
+        except OSError:
+            pass
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        return ConnectionLost(f"connection to {self.server.address} lost: {error}")
+
+
+def open_link(
+    server: Server, options: Options, tls: ssl.SSLContext | None, server_name: str | None
+) -> Link:
+    """Connect and be accepted. Raises ClientError."""
+    connection: socket.socket | None = None
+    try:
+        connection = socket.create_connection((server.host, server.port), CONNECT_TIMEOUT_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        if tls is not None and server.is_secure:
+            connection = tls.wrap_socket(connection, server_hostname=server_name or server.host)
+        link = Link(server, connection, options)
+        _shake_hands(link, connection, options)
+        connection.setblocking(False)
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            text = f"{server.address}: its certificate is not trusted: {error.verify_message}"
+            raise ClientError(text) from None
+        if isinstance(error, TimeoutError):
+            raise TimedOut(f"{server.address} did not answer in time") from None
+        if isinstance(error, OSError):
+            raise ConnectionLost(f"cannot connect to {server.address}: {error}") from None
+        raise
+    return link
+
+
+def _shake_hands(link: Link, connection: socket.socket, options: Options) -> None:
+    connect = connect_packet(options, options.client_id, options.clean_start, None)
+    connection.sendall(encode(connect, options.level))
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    found: list[Packet] = []
+    while not found:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
+        data = connection.recv(READ_BYTES)
+        if not data:
+            raise ConnectionLost(f"{link.server.address} closed the connection after CONNECT")
+        if data.startswith(_HTTP):
+            raise ProtocolError(
+                f"{link.server.address} speaks HTTP, as an admin port does: mqttServers are the "
+                "addresses of MQTT listeners"
+            )
+        found = link.packets(link.rest + data)
+    connack = found[0]
+    if not isinstance(connack, Connack) or len(found) > 1:
+        raise ProtocolError(f"{link.server.address} did not answer CONNECT with CONNACK")
+    if connack.reason:
+        raise ConnectionRefused(
+            f"{link.server.address} refused the connection: {reason_text(connack.reason)}",
+            connack.reason,
+            reason_string(connack.properties),
+            server_reference(connack.properties),
+        )
+    link.limits = ServerLimits.from_connack(connack.properties, options.keep_alive_s)
+    pairs = connack.properties.get(USER_PROPERTY)
+    link.knows_sequences = isinstance(pairs, list) and KNOWS in pairs
+
+
+def disconnected(server: Server, packet: Disconnect) -> ConnectionLost:
+    """What a server's DISCONNECT means."""
+    return ConnectionLost(
+        f"{server.address} closed the connection: {reason_text(packet.reason)}",
+        packet.reason,
+        reason_string(packet.properties),
+        server_reference(packet.properties),
+    )
+
+
+def link_options(
+    level: int, client_id: str, username: str | None, password: str | None, *, asks: bool
+) -> Options:
+    """`asks`: whether the server looks at producer sequences. Raises ValueError."""
+    properties: Properties = {}
+    if asks and level >= LEVEL_5:
+        properties[USER_PROPERTY] = [ASKING]
+    return Options(
+        level=level,
+        client_id=client_id,
+        keep_alive_s=KEEP_ALIVE_S,
+        username=username,
+        password=None if password is None else password.encode(),
+        packet_bytes_max=PACKET_BYTES_MAX,
+        properties=properties,
+    )
+
+
+def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
+    """Raises ValueError naming the file."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError) as error:
+        raise ValueError(f"tlsCaFile {ca!r}: {error}") from None
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key)
+        except (OSError, ssl.SSLError) as error:
+            raise ValueError(f"tlsCertFile {certificate!r}, tlsKeyFile {key!r}: {error}") from None
+    return context
+
+
+def _frame(data: bytes, position: int) -> tuple[int, int] | None:
+    """Where the body of the packet at `position` starts and ends; None if it is not all there.
+    Raises ProtocolViolation."""
+    length = 0
+    shift = 0
+    at = position + 1
+    while at < len(data):
+        byte = data[at]
+        length |= (byte & 127) << shift
+        at += 1
+        if length > PACKET_BYTES_MAX or shift > 21:
+            raise ProtocolViolation(
+                PACKET_TOO_LARGE, f"a packet of {length} bytes or more, to one that only publishes"
+            )
+        if byte < 128:
+            return (at, at + length) if at + length <= len(data) else None
+        shift += 7
+    return None

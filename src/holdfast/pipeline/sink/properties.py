@@ -1,0 +1,152 @@
+"""The column `properties` of the sink as MQTT 5 property blocks.
+
+It may be binary (a block as the source gives it), a struct with some of the fields of
+PROPERTIES_DDL, where `user` may be a map, too, or a map: the user properties. A producer sequence
+that a message came with is left out, because it says which message that was.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import DataType, StructType
+
+from holdfast.client.identity import IDENTITY_PROPERTY
+from holdfast.pipeline.source.options import OptionError
+from holdfast.protocol.mqtt.errors import ProtocolViolation
+from holdfast.protocol.mqtt.packets import PUBLISH, Properties
+from holdfast.protocol.mqtt.properties import (
+    CONTENT_TYPE,
+    CORRELATION_DATA,
+    MESSAGE_EXPIRY_INTERVAL,
+    PAYLOAD_FORMAT_INDICATOR,
+    RESPONSE_TOPIC,
+    SUBSCRIPTION_IDENTIFIER,
+    TOPIC_ALIAS,
+    USER_PROPERTY,
+    check_response_topic,
+    decode_block,
+    encode_block,
+)
+
+BLOCK_BYTES_MAX: Final = 268_435_455
+"""What a length in MQTT can say."""
+CACHE_MAX: Final = 1024
+CACHED_BYTES_MAX: Final = 1024
+"""Larger blocks are not remembered."""
+
+_IDENTIFIERS: Final[dict[str, int]] = {
+    "payload_is_text": PAYLOAD_FORMAT_INDICATOR,
+    "message_expiry_s": MESSAGE_EXPIRY_INTERVAL,
+    "content_type": CONTENT_TYPE,
+    "response_topic": RESPONSE_TOPIC,
+    "correlation_data": CORRELATION_DATA,
+    "user": USER_PROPERTY,
+}
+_MAP: Final = "map<string,string>"
+_TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "payload_is_text": ("boolean",),
+    "message_expiry_s": ("bigint", "int", "smallint", "tinyint"),
+    "content_type": ("string",),
+    "response_topic": ("string",),
+    "correlation_data": ("binary",),
+    "user": ("array<struct<key:string,value:string>>", _MAP),
+}
+"""Per field, as Spark writes types."""
+_ALLOWED: Final = (
+    f"binary (a block as the source gives it), {_MAP} (user properties), or a struct of "
+    + ", ".join(f"{name} {' or '.join(types)}" for name, types in _TYPES.items())
+)
+_OF_A_CONNECTION: Final = (TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER)
+
+
+def check_type(data_type: DataType) -> None:
+    """Raises OptionError."""
+    if isinstance(data_type, StructType):
+        for field in data_type.fields:
+            found = field.dataType.simpleString()
+            if found not in _TYPES.get(field.name, ()):
+                raise OptionError(f"properties has {field.name} {found}; allowed: {_ALLOWED}")
+    elif data_type.simpleString() not in ("binary", _MAP):
+        raise OptionError(f"properties is {data_type.simpleString()}; allowed: {_ALLOWED}")
+
+
+class PropertiesEncoder:
+    """Remembers the blocks it made last: mostly many rows have the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def blocks(self, column: pa.Array) -> list[bytes | str]:
+        """Per row the block, empty for null, or a text that says why there is none."""
+        data_type = column.type
+        encode: Callable[[Any], bytes | str]
+        if pa.types.is_map(data_type):
+            encode = _of_map
+        elif pa.types.is_struct(data_type):
+            encode = _of_struct
+        else:
+            encode = self._of_block
+        return [encode(value) if value else b"" for value in column.to_pylist()]
+
+    def _of_block(self, value: bytes) -> bytes | str:
+        known = self._known.get(value)
+        if known is not None:
+            return known
+        try:
+            properties = decode_block(value, 0, len(value), PUBLISH)
+        except ProtocolViolation as error:
+            return f"properties are no block of a PUBLISH: {error}"
+        for identifier in _OF_A_CONNECTION:
+            properties.pop(identifier, None)
+        pairs = properties.get(USER_PROPERTY)
+        if isinstance(pairs, list):
+            properties[USER_PROPERTY] = [pair for pair in pairs if pair[0] != IDENTITY_PROPERTY]  # type: ignore[index, assignment]
+        block = _encoded(properties)
+        if isinstance(block, bytes) and len(value) <= CACHED_BYTES_MAX:
+            if len(self._known) >= CACHE_MAX:
+                self._known.clear()
+            self._known[value] = block
+        return block
+
+
+def _of_map(value: Iterable[tuple[str, str | None]]) -> bytes | str:
+    return _encoded({USER_PROPERTY: _pairs(value)})
+
+
+def _of_struct(value: dict[str, Any]) -> bytes | str:
+    properties: Properties = {}
+    for name, content in value.items():
+        if content is None:
+            continue
+        if name == "user":
+            pairs = content
+            if content and isinstance(content[0], dict):
+                pairs = [(pair["key"], pair["value"]) for pair in content]
+            properties[USER_PROPERTY] = _pairs(pairs)
+        elif name == "payload_is_text":
+            properties[PAYLOAD_FORMAT_INDICATOR] = int(content)
+        else:
+            properties[_IDENTIFIERS[name]] = content
+    response_topic = properties.get(RESPONSE_TOPIC)
+    if isinstance(response_topic, str):
+        try:
+            check_response_topic(response_topic)
+        except ProtocolViolation as error:
+            return f"properties: {error}"
+    return _encoded(properties)
+
+
+def _pairs(pairs: Iterable[tuple[str | None, str | None]]) -> list[Any]:
+    """Null is an empty text."""
+    return [(key or "", value or "") for key, value in pairs if key != IDENTITY_PROPERTY]
+
+
+def _encoded(properties: Properties) -> bytes | str:
+    try:
+        block = encode_block(properties)
+    except ValueError as error:
+        return f"properties: {error}"
+    if len(block) > BLOCK_BYTES_MAX:
+        return f"properties of {len(block)} bytes, the maximum is {BLOCK_BYTES_MAX}"
+    return block

@@ -1,0 +1,294 @@
+"""Publishes a task's messages, over as many connections as it takes, and waits for their
+acknowledgements."""
+
+import logging
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from holdfast.client.errors import ClientError, PublishRefused, TimedOut
+from holdfast.client.options import Options
+from holdfast.client.protocol.limits import ServerLimits
+from holdfast.client.protocol.responses import reason_string
+from holdfast.client.servers import Server
+from holdfast.pipeline.sink.dialer import LinkDialer, PublishError, is_transient
+from holdfast.pipeline.sink.link import Link, disconnected
+from holdfast.pipeline.sink.window import RETRIED, PublishWindow, Refused, UnknownPacket
+from holdfast.protocol.mqtt.encode import PINGREQ_BYTES, encode
+from holdfast.protocol.mqtt.fields import varint
+from holdfast.protocol.mqtt.packets import Ack, Disconnect
+
+logger = logging.getLogger("holdfast.pipeline")
+
+CHUNK_BYTES: Final = 1 << 16
+"""What is gathered before it is sent."""
+RESPONSE_TIMEOUT_S: Final = 20.0
+"""A server that owes answers and is silent for so long is gone; half-way it is sent a PINGREQ."""
+UNSENT_BYTES_MAX: Final = 1 << 20
+"""Of what has been handed over, with QoS 0, too."""
+PATIENCE_S: Final = 0.5
+"""The longest wait before silence and progress are looked at again."""
+FRUITLESS_MAX: Final = 3
+"""Connections lost and messages refused for now, in a row. From then on only acknowledgements
+count as progress, and not what is sent: that may be what the server ends connections for."""
+CLOSE_S: Final = 5.0
+
+_IDENTITY_REFUSED: Final = ("producer epoch is fenced", "the producer belongs to", "hf-seq")
+"""What Holdfast's reason strings begin with when not the row is wrong but who sends it."""
+
+
+class Publisher:
+    """`on_connected` is told of each connection; `on_refused` of each message that the server does
+    not take (its PUBLISH, and why). What they raise ends the task."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        options: Options,
+        *,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        inflight_max: int,
+        retry_timeout_s: float,
+        on_connected: Callable[[Link], None],
+        on_refused: Callable[[bytes, str], None],
+    ) -> None:
+        self.connections = 0
+        self.window = PublishWindow(inflight_max)
+        self._dialer = LinkDialer(servers, options, tls, server_name, retry_timeout_s)
+        self._level = options.level
+        self._retry_timeout_s = retry_timeout_s
+        self._on_connected = on_connected
+        self._on_refused = on_refused
+        self._link: Link | None = None
+        self._limits = ServerLimits()
+        self._limits_are_tight = False
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._sending = memoryview(b"")
+        """What the socket has not taken yet."""
+        self._settled_before = 0
+        self._fruitless = 0
+        """Connections lost and messages refused for now since the last one was settled."""
+        self._progress_at = 0.0
+        self._heard_at = 0.0
+        # When the caller was given back control.
+        self._away_at = 0.0
+        self._has_pinged = False
+        self._last_error = ""
+
+    def publish(self, first: int, topic: bytes, tail: bytes) -> None:
+        """A PUBLISH: its first byte, its topic field, and what stands behind the packet id. It may
+        wait. Raises PublishError."""
+        window = self.window
+        if not window.unsettled and not self._out and not self._sending:
+            self._progress_at = self._heard_at = self._away_at = time.monotonic()
+            if self._link is None:
+                self._connect()
+        if self._limits_are_tight and not self._is_allowed(first, topic, tail):
+            return
+        while not window.has_room():
+            self._exchange(self._patience_s())
+        if first & 6:
+            frame = window.add(first, topic, tail)
+        else:
+            frame = b"%c%b%b%b" % (first, varint(len(topic) + len(tail)), topic, tail)
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if self._out_bytes >= CHUNK_BYTES:
+            self._exchange(0.0)
+            while self._out_bytes + len(self._sending) > UNSENT_BYTES_MAX:
+                self._exchange(self._patience_s())
+
+    def push(self) -> None:
+        """Send what is gathered, as far as the socket takes it: the next message may be long in
+        coming. Raises PublishError."""
+        if self._out:
+            self._exchange(0.0)
+
+    def finish(self) -> None:
+        """Wait until the server has everything, and disconnect. Raises PublishError."""
+        while self.window.unsettled or self._out or self._sending:
+            self._exchange(self._patience_s())
+        if self._link is not None:
+            self._link.shut_down(encode(Disconnect(), self._level), CLOSE_S)
+        self.close()
+
+    def close(self) -> None:
+        """At once."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _patience_s(self) -> float:
+        resume_at = self.window.timer()
+        if resume_at is None:
+            return PATIENCE_S
+        return min(PATIENCE_S, max(0.001, resume_at - time.monotonic()))
+
+    def _is_allowed(self, first: int, topic: bytes, tail: bytes) -> bool:
+        try:
+            self._limits.check_publish(first >> 1 & 3, bool(first & 1), len(topic) + len(tail))
+        except PublishRefused as error:
+            self._on_refused(b"\x30\0" + topic, str(error))
+            return False
+        return True
+
+    def _exchange(self, wait_s: float) -> None:
+        """Send what the socket takes, and take what has arrived; wait at most so long for either.
+        Raises PublishError."""
+        # Nobody has listened while the caller was away: that time counts for nothing.
+        away_s = time.monotonic() - self._away_at
+        self._progress_at += away_s
+        self._heard_at += away_s
+        try:
+            link = self._connect() if self._link is None else self._link
+            for frame in self.window.take(time.monotonic()):
+                self._out.append(frame)
+                self._out_bytes += len(frame)
+            sent = self._send(link)
+            if wait_s and not sent:
+                link.wait(wait_s, to_send=bool(self._sending))
+            data = link.receive()
+            now = time.monotonic()
+            if data:
+                self._has_pinged = False
+                self._take(link, data, now)
+            if data or sent:
+                self._heard_at = now
+            self._note_progress(sent, now)
+            self._check_silence(link, now)
+        except (ClientError, UnknownPacket) as error:
+            self._lose(error)
+        self._away_at = time.monotonic()
+        self._check_progress(self._away_at)
+
+    def _note_progress(self, sent: int, now: float) -> None:
+        if self.window.settled != self._settled_before:
+            self._settled_before = self.window.settled
+            self._progress_at = now
+            self._fruitless = 0
+            self._last_error = ""
+            self._dialer.succeeded()
+        elif sent and self._sending and self._fruitless < FRUITLESS_MAX:
+            # A large message may be on its way for longer than any timeout.
+            self._progress_at = now
+
+    def _send(self, link: Link) -> int:
+        sent = 0
+        while self._sending or self._out:
+            if not self._sending:
+                self._sending = memoryview(b"".join(self._out))
+                self._out.clear()
+                self._out_bytes = 0
+            taken = link.send(self._sending)
+            if not taken:
+                break
+            self._sending = self._sending[taken:]
+            sent += taken
+        return sent
+
+    def _take(self, link: Link, data: bytes, now: float) -> None:
+        if link.rest:
+            data = link.rest + data
+            link.rest = b""
+        position = self._take_acknowledgements(data)
+        if position == len(data):
+            return
+        for packet in link.packets(data[position:]):
+            if isinstance(packet, Ack):
+                self._answered(packet, now)
+            elif isinstance(packet, Disconnect):
+                raise disconnected(link.server, packet)
+
+    def _take_acknowledgements(self, data: bytes) -> int:
+        """The PUBACKs without an error at the beginning of `data`: nearly all there is. Returns
+        where they end."""
+        acknowledged = self.window.acknowledged
+        position = 0
+        last = len(data) - 4
+        while position <= last and data[position] == 0x40:
+            length = data[position + 1]
+            if length == 2:
+                end = position + 4
+            elif length == 3 and position < last and data[position + 4] < 0x80:
+                end = position + 5
+            else:
+                break
+            acknowledged(data[position + 2] << 8 | data[position + 3])
+            position = end
+        return position
+
+    def _answered(self, packet: Ack, now: float) -> None:
+        detail = reason_string(packet.properties)
+        try:
+            reply = self.window.answered(packet.kind, packet.packet_id, packet.reason, detail, now)
+        except Refused as error:
+            text = f"{error}: {detail}" if detail else str(error)
+            if detail.startswith(_IDENTITY_REFUSED):
+                raise PublishError(
+                    f"the broker takes no messages of this writer: {text}. Does another user or "
+                    "program write with the same checkpoint or writeId?"
+                ) from None
+            self._on_refused(error.frame, text)
+        else:
+            if reply:
+                self._out.append(reply)
+            if packet.reason in RETRIED:
+                self._fruitless += 1
+                self._last_error = self.window.last_refusal
+
+    def _check_silence(self, link: Link, now: float) -> None:
+        """Raises TimedOut."""
+        if not self.window.on_wire:
+            self._heard_at = now
+            return
+        silence_s = now - self._heard_at
+        if silence_s > RESPONSE_TIMEOUT_S:
+            raise TimedOut(f"{link.server.address} has not answered for {silence_s:.0f} s")
+        if silence_s > RESPONSE_TIMEOUT_S / 2 and not self._has_pinged:
+            self._has_pinged = True
+            self._out.append(PINGREQ_BYTES)
+
+    def _check_progress(self, now: float) -> None:
+        """Raises PublishError."""
+        stuck_s = now - self._progress_at
+        if stuck_s < self._retry_timeout_s or not (self.window.unsettled or self._sending):
+            return
+        raise PublishError(
+            f"{len(self.window.unsettled)} messages wait, and nothing was acknowledged for "
+            f"{stuck_s:.0f} s (retryTimeout): {self._last_error or 'no answer'}"
+        )
+
+    def _lose(self, error: Exception) -> None:
+        """The connection is of no use any more. What is in the window is sent again; QoS 0 was at
+        most once. Raises PublishError."""
+        link = self._link
+        self._fruitless += 1
+        if link is not None:
+            if isinstance(error, TimedOut):
+                self._dialer.avoid(link.server)
+            link.close()
+            self._link = None
+        self.window.disconnected()
+        self._out.clear()
+        self._out_bytes = 0
+        self._sending = memoryview(b"")
+        self._last_error = str(error)
+        logger.warning("%s; %d messages go out again", error, len(self.window.unsettled))
+        if not is_transient(error):
+            raise PublishError(str(error))
+
+    def _connect(self) -> Link:
+        """Raises PublishError."""
+        link = self._dialer.connect(self._progress_at)
+        self._link = link
+        self.connections += 1
+        self._limits = link.limits
+        self._limits_are_tight = link.limits.are_tight()
+        self._heard_at = time.monotonic()
+        self._has_pinged = False
+        self.window.connected(link.limits.receive_maximum)
+        self._on_connected(link)
+        return link

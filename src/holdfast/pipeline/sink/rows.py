@@ -1,0 +1,279 @@
+"""Rows as messages: which columns there may be, and Arrow batches to PUBLISH packets.
+
+=========== =======================================================================================
+topic       string; or the option `topic` for all rows
+payload     string or binary; null is an empty payload
+qos         0, 1 or 2; null or no such column: the option `qos`
+retain      boolean; null or no such column: the option `retain`
+properties  see sink_properties.py (MQTT 5)
+partition   number or string, and `offset`, a number: where the row comes from, as the source of
+            Holdfast and that of Kafka have them; both or none (see sink_identity.py)
+=========== =======================================================================================
+
+Columns named in `orderBy` may be there, too; any other is an error, so that nothing is left out
+unseen.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    IntegralType,
+    NumericType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from holdfast.client.options import LEVEL_5
+from holdfast.pipeline.sink.identity import ROWS_MAX, IdentityError, Origins, Stamp
+from holdfast.pipeline.sink.options import REQUIRE, SinkOptions
+from holdfast.pipeline.sink.properties import PropertiesEncoder, check_type
+from holdfast.pipeline.source.options import OptionError
+from holdfast.protocol.mqtt.fields import varint
+from holdfast.protocol.mqtt.publish import FIRST_BYTE, topic_field
+from holdfast.protocol.topics.names import InvalidTopic, decode_topic
+
+COLUMNS: Final = ("topic", "payload", "qos", "retain", "properties", "partition", "offset")
+SORTED_BYTES_MAX: Final = 512 << 20
+"""Of the rows of one task, with orderBy: they are in memory together."""
+SORTED_ROWS: Final = 10_000
+"""In one batch of them."""
+TOPICS_MAX: Final = 100_000
+"""Topics that are remembered in their encoded form."""
+MESSAGE_BYTES_MAX: Final = 268_435_455 - 256
+"""Of topic, properties and payload together; the rest is for lengths and the producer sequence."""
+
+Message = tuple[int, bytes, bytes]
+"""A PUBLISH: first byte, topic field, and what stands behind the packet id."""
+_SORTABLE: Final = (
+    NumericType,
+    StringType,
+    BinaryType,
+    BooleanType,
+    DateType,
+    TimestampType,
+    TimestampNTZType,
+)
+
+
+class RowError(ValueError):
+    """The rows cannot be published as asked. The text says why and what to do."""
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Raises OptionError."""
+    types = {field.name: field.dataType for field in schema.fields}
+    if len(types) != len(schema.fields):
+        raise OptionError(f"columns of the same name: {', '.join(schema.names)}")
+    for name in schema.names:
+        if name not in COLUMNS and name not in options.order_by:
+            raise OptionError(
+                f"column {name!r} is none that a message has; there are {', '.join(COLUMNS)}. "
+                "Select what is to be published, for example "
+                "select('topic', to_json(struct('*')).alias('payload'))"
+            )
+    for name in options.order_by:
+        if name not in types:
+            raise OptionError(f"orderBy has {name!r}; the columns are {', '.join(schema.names)}")
+        if not isinstance(types[name], _SORTABLE):
+            raise OptionError(f"orderBy has {name}, and {types[name].simpleString()} has no order")
+    if "topic" in types and options.topic is not None:
+        raise OptionError("there are both a column topic and an option topic; leave one out")
+    if "topic" not in types and options.topic is None:
+        raise OptionError("a message needs a topic: a column topic, or the option topic for all")
+    if "payload" not in types:
+        raise OptionError("a message needs a column payload, string or binary")
+    if ("partition" in types) != ("offset" in types):
+        raise OptionError("the columns partition and offset belong together: both or none")
+    if "properties" in types and options.level < LEVEL_5:
+        raise OptionError("MQTT 3.1.1 has no properties: drop the column, or use protocolVersion 5")
+    for name, data_type in types.items():
+        _check_column(name, data_type)
+
+
+def _check_column(name: str, data_type: DataType) -> None:
+    allowed: tuple[type[DataType], ...]
+    match name:
+        case "topic":
+            allowed, text = (StringType,), "string"
+        case "payload":
+            allowed, text = (StringType, BinaryType), "string or binary; cast it, or use to_json"
+        case "qos" | "offset":
+            allowed, text = (IntegralType,), "tinyint, smallint, int or bigint"
+        case "retain":
+            allowed, text = (BooleanType,), "boolean"
+        case "partition":
+            allowed, text = (IntegralType, StringType), "a whole number or string"
+        case "properties":
+            check_type(data_type)
+            return
+        case _:
+            return
+    if not isinstance(data_type, allowed):
+        raise OptionError(f"column {name} is {data_type.simpleString()}; allowed: {text}")
+
+
+class Counted:
+    """Numbers the rows of a task as they come."""
+
+    def __init__(self, producer: str, first_sequence: int) -> None:
+        self._stamp = Stamp(producer)
+        self._next = first_sequence
+        self._end = first_sequence + ROWS_MAX
+
+    def blocks(self, rows: int) -> Iterator[bytes]:
+        """The properties of the next rows. Raises IdentityError."""
+        start = self._next
+        if start + rows > self._end:
+            raise IdentityError(f"more than {ROWS_MAX} rows in one task: use more partitions")
+        self._next += rows
+        return map(self._stamp.block, range(start, self._next))
+
+
+class RowEncoder:
+    """The rows of one task as messages. `on_refused` is told why a row can be none; what it raises
+    ends the task."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        numbering: Counted | Origins | None,
+        on_refused: Callable[[str], None],
+    ) -> None:
+        self.unnumbered = 0
+        """Rows without a number because of their QoS."""
+        self._options = options
+        self._numbering = numbering
+        self._on_refused = on_refused
+        self._has_properties = options.level >= LEVEL_5
+        self._properties = PropertiesEncoder()
+        self._topics: dict[str | None, bytes | str] = {}
+
+    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+        """In the order of the rows. Raises IdentityError, and RowError where exactlyOnce=require
+        cannot be kept."""
+        options = self._options
+        topics, places = self._topic_fields(batch)
+        rows = zip(
+            places,
+            _payloads(batch.column("payload")),
+            _given(batch, "qos", options.qos),
+            _given(batch, "retain", options.retain),
+            self._blocks(batch),
+            self._stamps(batch),
+            strict=False,
+        )
+        numbered = self._numbering is not None
+        for place, payload, qos, retain, block, stamp in rows:
+            topic = topics[place]
+            if isinstance(topic, str):
+                self._on_refused(topic)
+            elif isinstance(block, str):
+                self._on_refused(block)
+            elif not 0 <= qos <= 2:
+                self._on_refused(f"QoS {qos}; there are 0, 1 and 2")
+            elif len(topic) + len(block) + len(payload) > MESSAGE_BYTES_MAX:
+                self._on_refused(f"a payload of {len(payload)} bytes, MQTT has room for 256 MiB")
+            else:
+                if qos == 1:
+                    block += stamp
+                elif options.exactly_once == REQUIRE:
+                    raise RowError(f"exactlyOnce=require needs QoS 1; a row has QoS {qos}")
+                elif numbered:
+                    self.unnumbered += 1
+                if self._has_properties:
+                    payload = b"%b%b%b" % (varint(len(block)), block, payload)
+                yield FIRST_BYTE | qos << 1 | retain, topic, payload
+
+    def _topic_fields(self, batch: pa.RecordBatch) -> tuple[list[bytes | str], Iterable[int]]:
+        """The different topics as fields (or what is wrong with them), and which one each row
+        has."""
+        if self._options.topic is not None:
+            return [self._topic_field(self._options.topic)], repeat(0, batch.num_rows)
+        encoded = pc.dictionary_encode(batch.column("topic"), null_encoding="encode")
+        names = encoded.dictionary.to_pylist()
+        return [self._topic_field(name) for name in names], encoded.indices.to_pylist()
+
+    def _topic_field(self, topic: str | None) -> bytes | str:
+        known = self._topics.get(topic)
+        if known is not None:
+            return known
+        field: bytes | str
+        if topic is None:
+            field = "a row without a topic (null)"
+        else:
+            try:
+                raw = topic.encode()
+                decode_topic(raw)
+                field = topic_field(raw)
+            except (InvalidTopic, UnicodeEncodeError) as error:
+                field = str(error)
+        if len(self._topics) >= TOPICS_MAX:
+            self._topics.clear()
+        self._topics[topic] = field
+        return field
+
+    def _blocks(self, batch: pa.RecordBatch) -> Iterable[bytes | str]:
+        if "properties" not in batch.schema.names:
+            return repeat(b"")
+        return self._properties.blocks(batch.column("properties"))
+
+    def _stamps(self, batch: pa.RecordBatch) -> Iterable[bytes]:
+        numbering = self._numbering
+        if numbering is None:
+            return repeat(b"")
+        if isinstance(numbering, Counted):
+            return numbering.blocks(batch.num_rows)
+        partitions = batch.column("partition").to_pylist()
+        return map(numbering.block, partitions, batch.column("offset").to_pylist())
+
+
+def _given(batch: pa.RecordBatch, name: str, default: Any) -> Iterable[Any]:
+    if name not in batch.schema.names:
+        return repeat(default)
+    return [default if value is None else value for value in batch.column(name).to_pylist()]
+
+
+def _payloads(column: pa.Array) -> list[bytes]:
+    """Text as UTF-8, null as an empty payload."""
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    if column.null_count:
+        column = pc.fill_null(column, b"")
+    payloads: list[bytes] = column.to_pylist()
+    return payloads
+
+
+def ordered(batches: Iterator[pa.RecordBatch], order_by: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a task by these columns, and where those are equal by all others: an order that
+    depends on nothing but the rows. Raises RowError."""
+    found: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        size += batch.nbytes
+        if size > SORTED_BYTES_MAX:
+            raise RowError(
+                f"orderBy holds all rows of a task in memory, and there are more than "
+                f"{SORTED_BYTES_MAX >> 20} MiB: use more partitions or smaller batches"
+            )
+        found.append(batch)
+    if not found:
+        return
+    table = pa.Table.from_batches(found)
+    keys = list(order_by) + [name for name in table.schema.names if name not in order_by]
+    sortable = table
+    if "properties" in keys and not pa.types.is_binary(table.schema.field("properties").type):
+        texts = pa.array([repr(value) for value in table.column("properties").to_pylist()])
+        place = table.schema.get_field_index("properties")
+        sortable = table.set_column(place, "properties", texts)
+    indices = pc.sort_indices(sortable, sort_keys=[(key, "ascending") for key in keys])
+    yield from table.take(indices).combine_chunks().to_batches(max_chunksize=SORTED_ROWS)

@@ -1,0 +1,83 @@
+"""Of a finished segment only the batches with messages of some topics, by the postings in its
+index: for a read that is about few of many topics."""
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.pipeline.source.offsets import OffsetRange
+from holdfast.pipeline.source.reader_path import Piece
+from holdfast.pipeline.source.segment_index import SegmentMap
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decode
+from holdfast.storage.reading.topic_postings import TopicChoice
+
+GAP_BYTES: Final = 64 << 10
+"""Unwanted bytes between two wanted batches that are cheaper to read than to leave out."""
+
+
+def chosen_pieces(
+    directory: DataDirectory,
+    segment: SegmentMap,
+    ranges: Sequence[OffsetRange],
+    choice: TopicChoice,
+) -> list[Piece] | None:
+    """Pieces with every wanted batch of the ranges; None where the postings do not pay, or do not
+    tell. Raises FileNotFoundError."""
+    if not segment.here(ranges):
+        return []
+    path, inode = str(segment.path), os.stat(segment.path).st_ino
+    index = _index(directory, segment)
+    if index is None:
+        return None
+    batches = choice.find(index)
+    if batches is None:
+        return None
+    of = {item.partition: item for item in ranges}
+    covered = {
+        p: max(item.start, index.head.start_offsets[p])
+        for p, item in of.items()
+        if index.head.end_offsets[p] > item.start
+    }
+    stretches: list[list[int]] = []
+    passed = []
+    for number in batches:
+        partition = index.partitions[number]
+        base = index.base_offsets[number]
+        end = base + index.counts[number]
+        item = of.get(partition)
+        if item is None or end <= item.start or base >= item.end:
+            continue
+        if covered[partition] < base:
+            passed.append((partition, covered[partition], base))
+        covered[partition] = end
+        start, stop = index.positions[number], index.batch_end(number)
+        if stretches and start - stretches[-1][1] <= GAP_BYTES:
+            stretches[-1][1] = stop
+        else:
+            stretches.append([start, stop])
+    for partition, offset in covered.items():
+        if offset < index.head.end_offsets[partition]:
+            passed.append((partition, offset, index.head.end_offsets[partition]))
+    # The first one tells of all of them what was left out; there is one if there are none.
+    first, *rest = stretches or [[0, 0]]
+    return [
+        Piece(path, inode, first[0], first[1], passed=tuple(sorted(passed))),
+        *(Piece(path, inode, start, stop) for start, stop in rest),
+    ]
+
+
+def _index(directory: DataDirectory, segment: SegmentMap) -> SealedIndex | None:
+    """Of the segment as it was mapped; None if there is none, or one that knows of damage or of
+    batches that do not count."""
+    try:
+        data = directory.read_index(segment.sequence)
+        index = decode(data) if data is not None else None
+    except CorruptIndex:
+        return None
+    if index is None or index.head.log_bytes != segment.position:
+        return None
+    head = index.head
+    if head.void or head.resets or head.gaps or segment.cuts:
+        return None
+    return index

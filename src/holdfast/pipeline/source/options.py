@@ -1,0 +1,214 @@
+"""The options of `format("holdfast")`, checked. Names are case-insensitive, as everywhere in Spark.
+
+==================== ==============================================================================
+path                 a data directory (this or `servers`); also `load(DIR)`
+servers              `host:adminport`, several separated by commas: all of one log. Tasks read from
+                     those that do not lead the partitions, and go on at another when one dies
+startingOffsets      `earliest` (default of a batch read), `latest` (default of a stream) or JSON
+                     such as `{"0": 12}`; a partition left out begins at its first record
+endingOffsets        `latest` (default) or JSON; batch reads only
+startingTimestamp    in place of startingOffsets: ISO 8601, UTC where it names no zone, or
+                     milliseconds since 1970 (as Spark's Kafka source has it). Each partition begins
+                     at its first record that is not older; where a clock was set back, later
+                     ones may be
+endingTimestamp      in place of endingOffsets: each partition ends before its first record of that
+                     time or later
+maxRecordsPerTrigger streams only: at most so many offsets in one micro-batch
+failOnDataLoss       `true` (default): missing offsets are an error; `false`: they are skipped, and
+                     a warning on standard error says which
+topics               only what these MQTT filters match, separated by commas: `a/+/b,c/#`
+pushFilters          batch reads: `true`: Spark's filters of partition, offset, timestamp and topic
+                     decide what is read. Then load a DataFrame anew for each query: Spark gives
+                     what the first query's filters left to the next one, too. `false` (default)
+tasks                how many at most (default: number of processors). A stream keeps a partition in
+                     one task; of a batch read each task has a part of the time
+columns              only these, separated by commas, in that order: Spark asks Python sources
+                     for all columns always, so leaving some out saves their cost
+==================== ==============================================================================
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from holdfast.pipeline.source.offsets import Offsets, parse_position
+from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
+from holdfast.protocol.topics.names import InvalidFilter, check_filter, is_shared
+
+COLUMNS: Final = (
+    "topic",
+    "payload",
+    "partition",
+    "offset",
+    "timestamp",
+    "qos",
+    "retain",
+    "properties",
+    "client_id",
+    "producer",
+)
+NAMES: Final = (
+    "path",
+    "servers",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "maxRecordsPerTrigger",
+    "failOnDataLoss",
+    "topics",
+    "pushFilters",
+    "tasks",
+    "columns",
+)
+TASKS_MAX: Final = 10_000
+
+
+class OptionError(ValueError):
+    """An option cannot be used. The text names it, its value and what is allowed."""
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """None where the user has not said anything and the default depends on the kind of read."""
+
+    path: str | None
+    servers: tuple[tuple[str, int], ...]
+    starting_offsets: str | Offsets | None
+    ending_offsets: str | Offsets | None
+    starting_timestamp_us: int | None
+    ending_timestamp_us: int | None
+    records_per_trigger_max: int | None
+    fail_on_data_loss: bool
+    topics: TopicFilter
+    push_filters: bool
+    tasks: int
+    columns: tuple[str, ...]
+
+
+def parse(options: Mapping[str, str]) -> SourceOptions:
+    """Raises OptionError (OffsetError for offsets)."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = {name.lower() for name in NAMES}
+    for name in given:
+        if name not in known:
+            raise OptionError(f"unknown option {name!r}; there are {', '.join(NAMES)}")
+    path = given.get("path")
+    if (path is None) == ("servers" not in given):
+        raise OptionError(
+            'give either option("path", DIR), a data directory, or '
+            'option("servers", "host:adminport")'
+        )
+    for end in ("starting", "ending"):
+        if f"{end}offsets" in given and f"{end}timestamp" in given:
+            raise OptionError(f"give {end}Offsets or {end}Timestamp, not both")
+    return SourceOptions(
+        path=path.removeprefix("file://") if path is not None else None,
+        servers=_servers(given["servers"]) if "servers" in given else (),
+        starting_offsets=_position(given, "startingOffsets"),
+        ending_offsets=_position(given, "endingOffsets"),
+        starting_timestamp_us=_timestamp(given, "startingTimestamp"),
+        ending_timestamp_us=_timestamp(given, "endingTimestamp"),
+        records_per_trigger_max=_number(given, "maxRecordsPerTrigger", 1 << 62),
+        fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
+        topics=_topics(given.get("topics")),
+        push_filters=_boolean(given, "pushFilters", default=False),
+        tasks=_number(given, "tasks", TASKS_MAX) or _processors(),
+        columns=_columns(given.get("columns")),
+    )
+
+
+def parse_timestamp_us(option: str, text: str) -> int:
+    """Microseconds since 1970. Raises OptionError."""
+    text = text.strip()
+    if text.isascii() and text.isdecimal():
+        return int(text) * 1000
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise OptionError(
+            f"{option} is {text!r}; allowed: ISO 8601 such as 2026-03-01T12:00:00Z, or "
+            "milliseconds since 1970"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    elapsed = moment - datetime(1970, 1, 1, tzinfo=UTC)
+    return (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
+
+
+def _servers(text: str) -> tuple[tuple[str, int], ...]:
+    result = []
+    for item in text.split(","):
+        host, colon, port = item.strip().rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not (colon and host and "/" not in host and port.isascii() and port.isdecimal()):
+            raise OptionError(
+                f"servers has {item.strip()!r}; allowed: host:adminport, several separated by "
+                "commas"
+            )
+        if not 0 < int(port) < 65_536:
+            raise OptionError(f"servers has port {port}; allowed: 1 to 65535")
+        result.append((host, int(port)))
+    return tuple(result)
+
+
+def _position(given: Mapping[str, str], option: str) -> str | Offsets | None:
+    text = given.get(option.lower())
+    return None if text is None else parse_position(option, text)
+
+
+def _timestamp(given: Mapping[str, str], option: str) -> int | None:
+    text = given.get(option.lower())
+    return None if text is None else parse_timestamp_us(option, text)
+
+
+def _number(given: Mapping[str, str], option: str, largest: int) -> int | None:
+    text = given.get(option.lower())
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) <= largest):
+        raise OptionError(f"{option} is {text!r}; allowed: a number from 1 to {largest}")
+    return int(text)
+
+
+def _boolean(given: Mapping[str, str], option: str, *, default: bool) -> bool:
+    text = given.get(option.lower(), str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise OptionError(f"{option} is {text!r}; allowed: true, false")
+    return text == "true"
+
+
+def _topics(text: str | None) -> TopicFilter:
+    if text is None:
+        return TopicFilter()
+    filters = tuple(each.strip() for each in text.split(","))
+    for each in filters:
+        try:
+            check_filter(each)
+            if is_shared(each):
+                raise InvalidFilter("a shared subscription has no place here")
+        except InvalidFilter as error:
+            raise OptionError(
+                f"topics is {text!r}: {error}; allowed: MQTT filters separated by commas, such as "
+                "a/+/b,c/#"
+            ) from None
+    return TopicFilter((Clause(filters),))
+
+
+def _columns(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return COLUMNS
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in COLUMNS:
+            raise OptionError(f"columns has {name!r}; there are {', '.join(COLUMNS)}")
+    if len(set(names)) != len(names):
+        raise OptionError(f"columns is {text!r}: each at most once")
+    return names
+
+
+def _processors() -> int:
+    """Of the machine that plans the read: in local mode Spark's own default."""
+    return os.cpu_count() or 1

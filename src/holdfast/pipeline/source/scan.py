@@ -1,0 +1,323 @@
+"""Finding the batches of the wanted offsets in raw log bytes, and proving that none is missing.
+
+`Coverage` is what makes a read exact: each wanted offset is handed out once, in order within its
+partition; a hole or a damaged batch raises DataLossError unless the reader may skip it.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.pipeline.source.checksum import crc32
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange
+from holdfast.storage.record import BATCH_BYTES_MAX, FORMAT, HEAD_BYTES, HEADER, HEADER_BYTES, MAGIC
+
+logger = logging.getLogger("holdfast")
+
+HEADER_DTYPE = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("length", "<u4"),
+        ("crc", "<u4"),
+        ("format", "u1"),
+        ("attributes", "u1"),
+        ("partition", "<u2"),
+        ("base_offset", "<i8"),
+        ("epoch", "<u4"),
+        ("count", "<u4"),
+        ("base_timestamp_us", "<i8"),
+        ("body_bytes", "<u4"),
+        ("reserved", "<u4"),
+    ]
+)
+_MAGIC_WORD = int.from_bytes(MAGIC, "little")
+LOST_MAX: Final = 10_000
+"""Holes of which a reader remembers the place."""
+_AT_ONCE_MIN = 8
+"""Fewer batches are looked at one by one."""
+
+Data = bytes | bytearray | memoryview
+
+
+@dataclass
+class Chunk:
+    """Raw bytes and where the wanted, checked batches begin in them, ascending. Of the batch at
+    `positions[i]` the offsets `starts[i]` to `ends[i]` count. Positions are multiples of 8."""
+
+    data: Data
+    positions: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    records: int = 0
+    """Offsets that count, over all batches."""
+
+
+@dataclass(frozen=True)
+class ScanStop:
+    """Where a scan ended, and why: `needed_bytes` is the length of a batch that goes beyond the
+    data (0: not even its header is there), `damage` says what is wrong at `position`."""
+
+    position: int
+    needed_bytes: int
+    damage: str
+
+
+class Coverage:
+    """The wanted ranges, and how much of each has been found."""
+
+    def __init__(self, ranges: Iterable[OffsetRange], *, fail_on_data_loss: bool) -> None:
+        self.next: dict[int, int] = {}
+        self.end: dict[int, int] = {}
+        for item in ranges:
+            self.next[item.partition] = item.start
+            self.end[item.partition] = item.end
+        self.fail_on_data_loss = fail_on_data_loss
+        self.skipped = 0
+        """Offsets that were not in the log (only with fail_on_data_loss false)."""
+        self.lost: list[OffsetRange] = []
+        """Which; of very many the first."""
+        self.damage = ""
+        """What was wrong with the last bytes that were no batch."""
+        # Per partition, ascending: offsets that hold nothing of the wanted topics.
+        self._passed: dict[int, list[tuple[int, int]]] = {}
+
+    def note_passed(self, passed: Iterable[tuple[int, int, int]]) -> None:
+        """(partition, start, end): these offsets hold nothing wanted, and may be left out."""
+        for partition, start, end in passed:
+            self._passed.setdefault(partition, []).append((start, end))
+
+    def skip_to(self, partition: int, offset: int, reason: str) -> None:
+        """The log has nothing before `offset`. Raises DataLossError unless that may be."""
+        self.pass_to(partition, offset)
+        start = self.next[partition]
+        offset = min(offset, self.end[partition])
+        if offset <= start:
+            return
+        text = f"offsets {start} to {offset} of partition {partition} are missing: {reason}"
+        if self.damage:
+            text += f" (last damage: {self.damage})"
+        if self.fail_on_data_loss:
+            raise DataLossError(f"{text}. Set failOnDataLoss=false to go on without them")
+        logger.warning("%s; going on without them", text)
+        self.skipped += offset - start
+        if len(self.lost) < LOST_MAX:
+            self.lost.append(OffsetRange(partition, start, offset))
+        self.next[partition] = offset
+
+    def pass_to(self, partition: int, offset: int) -> None:
+        """Go on over what may be left out, towards `offset`."""
+        if partition in self._passed:
+            end = min(offset, self.end[partition])
+            for start, stop in self._passed[partition]:
+                if start <= self.next[partition] < stop:
+                    self.next[partition] = max(self.next[partition], min(stop, end))
+
+    def forget_passed(self) -> None:
+        self._passed.clear()
+
+    def finish(self, reason: str) -> None:
+        """Every wanted offset must have been found by now."""
+        for partition, end in self.end.items():
+            self.skip_to(partition, end, reason)
+
+    @property
+    def done(self) -> bool:
+        return all(self.next[partition] >= end for partition, end in self.end.items())
+
+    def scan(
+        self,
+        chunk: Chunk,
+        position: int,
+        data_end: int,
+        cuts: Sequence[tuple[int, int, int]] = (),
+        place: int = 0,
+        *,
+        limits: Mapping[int, int] | None = None,
+        stop_at_holes: bool = False,
+    ) -> ScanStop:
+        """Add the wanted batches of `chunk.data[position:data_end]` to the chunk.
+
+        `cuts`: see Piece; `place`: where in the file the chunk's data begins. `limits`: below which
+        offsets what is in the data counts; a batch of it may then override the end of an earlier
+        one. Stops before a batch that is not whole or not valid, and if `stop_at_holes` before one
+        that leaves offsets out. Only wanted batches have their checksum verified.
+        """
+        ends = self.end
+        if limits is not None:
+            ends = {p: min(end, limits.get(p, end)) for p, end in ends.items()}
+        if not cuts:
+            position = self._scan_at_once(chunk, position, data_end, ends)
+        view = memoryview(chunk.data)
+        while position + HEADER_BYTES <= data_end:
+            magic, length, crc, layout, _, partition, base, _, count, _, body, _ = (
+                HEADER.unpack_from(view, position)
+            )
+            damage = header_damage(magic, length, layout, count, body)
+            if damage:
+                return self._damaged(position, damage)
+            if position + length > data_end:
+                return ScanStop(position, length, "")
+            start = self.next.get(partition)
+            if start is not None:
+                end = min(ends[partition], base + count)
+                for of, before, offset in cuts:
+                    if of == partition and place + position < before:
+                        end = min(end, offset)
+                if limits is not None and base < start:
+                    start = self._override(chunk, view, partition, base, start)
+                if start < end and base < end:
+                    if crc32(view[position + 12 : position + length]) != crc:
+                        return self._damaged(position, "wrong checksum")
+                    if base > start:
+                        self.pass_to(partition, base)
+                        if stop_at_holes and base > self.next[partition]:
+                            return ScanStop(position, 0, f"nothing before offset {base}")
+                        self.skip_to(partition, base, "removed by retention, or damaged")
+                        start = base
+                    chunk.positions.append(position)
+                    chunk.starts.append(start)
+                    chunk.ends.append(end)
+                    chunk.records += end - start
+                    self.next[partition] = end
+            position += length
+        return ScanStop(position, 0, "")
+
+    def _damaged(self, position: int, damage: str) -> ScanStop:
+        self.damage = damage
+        return ScanStop(position, 0, damage)
+
+    def _override(
+        self, chunk: Chunk, view: memoryview, partition: int, base: int, start: int
+    ) -> int:
+        """Of a replica: earlier batches of the chunk hold nothing of the partition from `base` on.
+        Returns where it goes on."""
+        for at in range(len(chunk.positions) - 1, -1, -1):
+            header = HEADER.unpack_from(view, chunk.positions[at])
+            if header[5] != partition or chunk.ends[at] <= base:
+                continue
+            kept = max(base, chunk.starts[at])
+            chunk.records -= chunk.ends[at] - kept
+            chunk.ends[at] = kept
+            start = min(start, kept)
+        self.next[partition] = start
+        return start
+
+    def _scan_at_once(
+        self, chunk: Chunk, position: int, data_end: int, ends: Mapping[int, int]
+    ) -> int:
+        """The same for a stretch where everything is in order, much faster: all or nothing of it.
+        Returns where that stretch ends."""
+        data = chunk.data
+        found = walk(data, position, data_end)
+        if len(found) < _AT_ONCE_MIN:
+            return position
+        positions = np.array(found, np.int64)
+        headers = headers_at(data, positions)
+        sound = _sound(headers)
+        if not sound.all():
+            return position
+        # Where each partition is in the lists of next and end; the last place is for the others.
+        known = np.array(sorted(self.next), np.int64)
+        slot = np.searchsorted(known, headers["partition"])
+        slot[slot == len(known)] = 0
+        wanted = known[slot] == headers["partition"] if len(known) else slot < 0
+        positions, headers, slot = positions[wanted], headers[wanted], slot[wanted]
+        if len(positions):
+            base = headers["base_offset"]
+            stop = base + headers["count"]
+            order = np.argsort(slot, kind="stable")
+            sorted_slot, sorted_base, sorted_stop = slot[order], base[order], stop[order]
+            same = sorted_slot[1:] == sorted_slot[:-1]
+            expected = np.array([self.next[p] for p in known.tolist()], np.int64)[sorted_slot]
+            limit = np.array([ends[p] for p in known.tolist()], np.int64)[slot]
+            dense = sorted_base[1:][same] == sorted_stop[:-1][same]
+            first = np.concatenate([[True], ~same])
+            if not dense.all() or (sorted_base[first] > expected[first]).any():
+                return position
+            start = np.maximum(base, expected[np.argsort(order, kind="stable")])
+            end = np.minimum(stop, limit)
+            counts = start < end
+            positions, start, end = positions[counts], start[counts], end[counts]
+            lengths = headers["length"][counts].tolist()
+            view = memoryview(data)
+            sums = [
+                crc32(view[at + 12 : at + length])
+                for at, length in zip(positions.tolist(), lengths, strict=True)
+            ]
+            if sums != headers["crc"][counts].tolist():
+                return position
+            chunk.positions += positions.tolist()
+            chunk.starts += start.tolist()
+            chunk.ends += end.tolist()
+            chunk.records += int((end - start).sum())
+            reached = np.array([self.next[p] for p in known.tolist()], np.int64)
+            np.maximum.at(reached, slot[counts], end)
+            self.next.update(zip(known.tolist(), reached.tolist(), strict=True))
+        last = found[-1]
+        return last + int.from_bytes(data[last + 4 : last + 8], "little")
+
+
+def walk(data: Data, position: int, data_end: int) -> list[int]:
+    """Where batches begin, by their lengths alone, as long as they are whole."""
+    words = memoryview(data)[: len(data) & ~3].cast("I")
+    found = []
+    while position + HEADER_BYTES <= data_end:
+        length = words[(position >> 2) + 1]
+        if length < HEADER_BYTES or length & 7 or position + length > data_end:
+            break
+        found.append(position)
+        position += length
+    return found
+
+
+def find_in(data: memoryview, position: int) -> int | None:
+    """Where the first valid batch at or after `position` (a multiple of 8) begins."""
+    place = bytes(data[position:]).find(MAGIC)
+    while place >= 0:
+        at = position + place
+        if at % 8 == 0 and at + HEADER_BYTES <= len(data):
+            magic, length, crc, layout, _, _, _, _, count, _, body, _ = HEADER.unpack_from(data, at)
+            sound = not header_damage(magic, length, layout, count, body)
+            if sound and crc32(data[at + 12 : at + length]) == crc:
+                return at
+        following = bytes(data[at + 1 :]).find(MAGIC)
+        place = -1 if following < 0 else at + 1 + following - position
+    return None
+
+
+def headers_at(data: Data, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    """The batch headers at positions that are multiples of 8, as HEADER_DTYPE."""
+    words = np.frombuffer(data, "<u8", len(data) // 8)
+    # Gathered as 8-byte words, which is faster than as structures.
+    gathered = words[(positions >> 3)[:, None] + np.arange(HEADER_BYTES // 8)]
+    return np.ascontiguousarray(gathered).view(HEADER_DTYPE).reshape(-1)
+
+
+def _sound(headers: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
+    """As `header_damage`, of many."""
+    length = headers["length"].astype(np.int64)
+    heads = headers["count"].astype(np.int64) * HEAD_BYTES
+    smallest = HEADER_BYTES + heads + headers["body_bytes"]
+    sound: npt.NDArray[np.bool_] = (
+        (headers["magic"] == _MAGIC_WORD)
+        & (headers["format"] == FORMAT)
+        & (length <= BATCH_BYTES_MAX)
+        & (length == (smallest + 7) & ~7)
+    )
+    return sound
+
+
+def header_damage(magic: bytes, length: int, layout: int, count: int, body_bytes: int) -> str:
+    """What is wrong with the fields of a batch header; empty if nothing is."""
+    if magic != MAGIC:
+        return f"no batch magic, found {magic!r}"
+    if layout != FORMAT:
+        return f"batch format {layout}, this program reads {FORMAT}"
+    smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
+    if length > BATCH_BYTES_MAX or length != (smallest + 7) & ~7:
+        return f"length {length} does not fit its {count} records"
+    return ""

@@ -1,0 +1,200 @@
+"""The driver's view of the log over the network: `option("servers", "host:adminport,...")`.
+
+All servers that were given are asked, so that a leader that died, or a follower that hears of
+commits late, changes nothing but who is asked. Of a cluster every node has all committed records;
+tasks get those that do not lead what they read, because leaders have work enough.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from holdfast.pipeline.admin_connection import (
+    AdminConnection,
+    ConnectionFailed,
+    Server,
+    ServerError,
+)
+from holdfast.pipeline.source import offsets
+from holdfast.pipeline.source.offsets import Bounds, OffsetRange, Offsets
+
+ROUNDS: Final = 5
+PAUSE_S: Final = 0.2
+"""Between the first two rounds over all servers; it doubles each time."""
+PENALTY_S: Final = 5.0
+"""A server that did not answer is left alone for so long if others do."""
+LAG_WAIT_S: Final = 15.0
+"""How long records that were known before may be unknown to every server: after a restart or a
+failover each has to learn first what is committed."""
+LAG_PAUSE_S: Final = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ServerLog:
+    """What one server says of the log."""
+
+    server: Server
+    log: str
+    bounds: tuple[Bounds, ...]
+    leads: frozenset[int]
+
+    def has(self, item: OffsetRange) -> bool:
+        bound = self.bounds[item.partition]
+        return bound.first <= item.start and bound.end >= item.end
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one task reads, and from whom: the first is preferred."""
+
+    ranges: list[OffsetRange]
+    servers: list[Server]
+
+
+class Servers:
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._connections = [AdminConnection(server) for server in servers]
+        self._penalties = [0.0] * len(servers)
+        self._states: list[ServerLog] = []
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    @property
+    def partitions(self) -> int:
+        """How many the log has; after `bounds`."""
+        return max((len(state.bounds) for state in self._states), default=0)
+
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, Bounds]:
+        """What all of them together have. Waits, within LAG_WAIT_S, until the ends are `at_least`
+        those that were seen before. Raises ServerError."""
+        deadline = time.monotonic() + LAG_WAIT_S
+        while True:
+            self._states = self._ask_all(_log_of)
+            found = self._together()
+            behind = [
+                p for p, end in (at_least or {}).items() if p not in found or found[p].end < end
+            ]
+            if not behind or not self._may_lag() or time.monotonic() > deadline:
+                return found
+            time.sleep(LAG_PAUSE_S)
+
+    def offsets_at(self, timestamp_us: int) -> Offsets:
+        """Per partition the first offset whose record is not older than the time; of what several
+        servers say the lowest."""
+
+        def of(connection: AdminConnection) -> list[int]:
+            path = f"/api/v1/log/offsets?timestamp_us={timestamp_us}"
+            try:
+                return [int(each) for each in connection.get(path)["offsets"]]
+            except (KeyError, TypeError, ValueError):
+                raise ServerError(f"{connection.name}: no usable offsets at {path}") from None
+
+        answers = self._ask_all(of)
+        return {p: min(each) for p, each in enumerate(zip(*answers, strict=False))}
+
+    def assign(
+        self, ranges: Sequence[OffsetRange], tasks_max: int, *, whole: bool
+    ) -> list[Assignment]:
+        """At most `tasks_max` tasks; as `bounds` found the servers. `whole`: a partition is not
+        divided."""
+        divide = offsets.group if whole else offsets.split
+        states = self._states[:tasks_max]
+        if len(states) < 2:
+            return [
+                Assignment(members, self._order([state.server for state in states], number))
+                for number, members in enumerate(divide(ranges, tasks_max))
+            ]
+        of: dict[Server, list[OffsetRange]] = {state.server: [] for state in states}
+        load = dict.fromkeys(of, 0)
+        for item in sorted(ranges, key=lambda item: (-item.records, item.partition)):
+            best = min(
+                states,
+                key=lambda state: (
+                    not state.has(item),
+                    item.partition in state.leads,
+                    load[state.server],
+                ),
+            ).server
+            of[best].append(item)
+            load[best] += item.records
+        result: list[Assignment] = []
+        left = tasks_max
+        used = sorted((server for server in of if of[server]), key=lambda server: load[server])
+        for place, server in enumerate(used):
+            rest = sum(load[each] for each in used[place:])
+            tasks = max(1, min(left - (len(used) - place - 1), round(left * load[server] / rest)))
+            left -= tasks
+            for members in divide(sorted(of[server], key=lambda each: each.partition), tasks):
+                result.append(Assignment(members, self._order([server], len(result))))
+        return result
+
+    def _order(self, preferred: list[Server], number: int) -> list[Server]:
+        """All servers, first the preferred ones, then those that answered, each task beginning
+        with another one."""
+        alive = [state.server for state in self._states if state.server not in preferred]
+        silent = [each.server for each in self._connections]
+        turned = alive[number % len(alive) :] + alive[: number % len(alive)] if alive else []
+        ordered = [*preferred, *turned]
+        return ordered + [server for server in silent if server not in ordered]
+
+    def _may_lag(self) -> bool:
+        return len(self._connections) > 1 or any(
+            len(state.leads) < len(state.bounds) for state in self._states
+        )
+
+    def _together(self) -> dict[int, Bounds]:
+        names = {state.log: state for state in self._states if state.log}
+        if len(names) > 1:
+            listing = ", ".join(
+                f"{state.server[0]}:{state.server[1]} has {name}" for name, state in names.items()
+            )
+            raise ServerError(f"the servers have different logs: {listing}")
+        return {
+            partition: Bounds(min(b.first for b in each), max(b.end for b in each))
+            for partition, each in enumerate(
+                zip(*(state.bounds for state in self._states), strict=False)
+            )
+        }
+
+    def _ask_all(self, question: Callable[[AdminConnection], T]) -> list[T]:
+        """The answers of those that answer, at least one. Raises ServerError."""
+        pause_s = PAUSE_S
+        failure = ""
+        for round_number in range(ROUNDS):
+            if round_number:
+                time.sleep(pause_s)
+                pause_s *= 2
+            answers = []
+            for number, connection in enumerate(self._connections):
+                if round_number == 0 and time.monotonic() < self._penalties[number]:
+                    continue
+                try:
+                    answers.append(question(connection))
+                except ConnectionFailed as error:
+                    failure = str(error)
+                    self._penalties[number] = time.monotonic() + PENALTY_S
+            if answers:
+                return answers
+        listing = ", ".join(connection.name for connection in self._connections)
+        raise ServerError(
+            f"no answer from {listing} in {ROUNDS} rounds; the last error: {failure}. Is "
+            "it the admin port (`holdfast serve --admin ADDR:PORT`), and is it reachable from here?"
+        )
+
+
+def _log_of(connection: AdminConnection) -> ServerLog:
+    answer: dict[str, Any] = connection.get("/api/v1/log")
+    try:
+        return ServerLog(
+            connection.server,
+            str(answer.get("log", "")),
+            tuple(Bounds(int(first), int(end)) for first, end in answer["ranges"]),
+            frozenset(int(each) for each in answer.get("leads", ())),
+        )
+    except (KeyError, TypeError, ValueError):
+        raise ServerError(f"{connection.name}: /api/v1/log has no usable ranges") from None

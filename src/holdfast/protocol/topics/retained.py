@@ -1,0 +1,230 @@
+"""Topics that hold a retained message, found by name or, page by page, by filter.
+
+All topics lie in one sorted sequence, which is a trie without its nodes: what is below `a/` is
+one range of it, and a look-up by binary search skips a subtree. A topic costs a slot in a dict and
+one in a list. A scan remembers only the string to go on from, so nothing that happens between two
+of its pages can confuse it, and an abandoned scan costs nothing.
+
+Order is plain string order, in which `a-b` lies between `a` and `a/b`: the topics below `a` are
+one range, but `a` itself is not beside them.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from typing import Final
+
+from holdfast.protocol.topics.names import has_wildcard
+
+CHUNK_TOPICS_MAX: Final = 1024
+_CHUNK_TOPICS_MIN: Final = 256
+_AHEAD_MAX: Final = 64
+VISITS_PER_RESULT: Final = 4
+"""A page looks at most at this many topics for each one it may return."""
+_VISIT_BITS: Final = 6
+"""A topic counts as one visit more for each 64 characters: it is split, joined and compared."""
+# The character after "/": p + _AFTER_SLASH is the first string after everything below p + "/".
+_AFTER_SLASH: Final = "0"
+# The first string after everything that begins with "$".
+_AFTER_DOLLAR: Final = "%"
+# s + _NEXT is the first string after s; no topic contains U+0000.
+_NEXT: Final = "\0"
+
+
+class RetainedTrie:
+    def __init__(self, size_of: Callable[[object], int] | None = None) -> None:
+        """`size_of` an entry, in bytes, for `size_bytes`."""
+        self._size_of = size_of
+        # Of all entries.
+        self.size_bytes = 0
+        # topic -> entry; read only, for scans
+        self.entries: dict[str, object] = {}
+        # The same topics, sorted, cut into chunks so that an insertion moves few of them.
+        self._chunks: list[list[str]] = []
+        # The last topic of each chunk.
+        self._lasts: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def get(self, topic: str) -> object | None:
+        return self.entries.get(topic)
+
+    def set(self, topic: str, entry: object, size_bytes: int = 0) -> None:
+        """`size_bytes`: of the entry, if it is known."""
+        before = self.entries.get(topic)
+        if before is None:
+            self._insert(topic)
+        self.entries[topic] = entry
+        if self._size_of is not None:
+            self.size_bytes += size_bytes or self._size_of(entry)
+            if before is not None:
+                self.size_bytes -= self._size_of(before)
+
+    def remove(self, topic: str) -> object | None:
+        """The entry that was there, or None."""
+        entry = self.entries.pop(topic, None)
+        if entry is not None:
+            self._cut(topic)
+            if self._size_of is not None:
+                self.size_bytes -= self._size_of(entry)
+        return entry
+
+    def scan(self, filter: str, after: str = "") -> "RetainedScan":
+        """All entries whose topic a valid plain filter matches, and, if it has wildcards, lies
+        behind `after`."""
+        return RetainedScan(self, filter, False, after)
+
+    def scan_all(self) -> "RetainedScan":
+        """All entries, those of `$` topics too."""
+        return RetainedScan(self, "#", True, "")
+
+    def page(self, seek: str, count: int) -> list[str]:
+        """Up to `count` topics from the first that is not less than `seek` on, in order.
+
+        Fewer may come while there are more; none means that there are none.
+        """
+        index = bisect_left(self._lasts, seek)
+        if index == len(self._lasts):
+            return []
+        chunk = self._chunks[index]
+        start = bisect_left(chunk, seek)
+        return chunk[start : start + count]
+
+    def _insert(self, topic: str) -> None:
+        lasts = self._lasts
+        if not lasts:
+            lasts.append(topic)
+            self._chunks.append([topic])
+            return
+        index = bisect_left(lasts, topic)
+        if index == len(lasts):
+            index -= 1
+            lasts[index] = topic
+        chunk = self._chunks[index]
+        insort(chunk, topic)
+        if len(chunk) > CHUNK_TOPICS_MAX:
+            half = len(chunk) // 2
+            self._chunks.insert(index, chunk[:half])
+            lasts.insert(index, chunk[half - 1])
+            del chunk[:half]
+
+    def _cut(self, topic: str) -> None:
+        lasts = self._lasts
+        chunks = self._chunks
+        index = bisect_left(lasts, topic)
+        chunk = chunks[index]
+        del chunk[bisect_left(chunk, topic)]
+        if not chunk:
+            del chunks[index]
+            del lasts[index]
+            return
+        lasts[index] = chunk[-1]
+        if len(chunk) < _CHUNK_TOPICS_MIN and index > 0:
+            before = chunks[index - 1]
+            if len(before) < _CHUNK_TOPICS_MIN:
+                before.extend(chunk)
+                lasts[index - 1] = before[-1]
+                del chunks[index]
+                del lasts[index]
+
+
+class RetainedScan:
+    """Pages through the matches in string order, each topic at most once.
+
+    What is set or removed between pages behind the position does not come (any more); a topic that
+    stays set through the whole scan is returned.
+    """
+
+    def __init__(self, retained: RetainedTrie, filter: str, with_dollar: bool, after: str) -> None:
+        self.done = False
+        # The cost of the last page in visits. A visit of a long topic counts for more than one.
+        self.visits = 0
+        self._retained = retained
+        self._filter = filter
+        self._levels = filter.split("/")
+        # Topics below this are behind the scan.
+        self._seek = max("/".join(_literal_levels(self._levels)), after + _NEXT if after else "")
+        # [MQTT-4.7.2-1]
+        self._skips_dollar = not with_dollar and self._levels[0] in ("+", "#")
+
+    def next(self, limit: int, visits_max: int = 0) -> list[tuple[str, object]]:
+        """At most `limit` (> 0) further matches. An empty page is the end only when `done` is set:
+        a page also ends after `visits_max` visits of topics (0: VISITS_PER_RESULT * limit)."""
+        found: list[tuple[str, object]] = []
+        self.visits = 1
+        if self.done:
+            return found
+        entries = self._retained.entries
+        if not has_wildcard(self._filter):
+            self.done = True
+            if self._filter in entries:
+                found.append((self._filter, entries[self._filter]))
+            return found
+        visits_max = visits_max or VISITS_PER_RESULT * limit
+        visits = visits_max
+        # Topics fetched at once: one while the scan jumps, more while it runs along matches.
+        ahead = 1
+        while visits > 0 and not self.done and len(found) < limit:
+            topics = self._retained.page(self._seek, min(ahead, visits, limit - len(found)))
+            ahead = min(2 * ahead, _AHEAD_MAX)
+            if not topics:
+                self.done = True
+            for topic in topics:
+                visits -= 1 + (len(topic) >> _VISIT_BITS)
+                seek = self._place(topic)
+                if seek == topic:
+                    found.append((topic, entries[topic]))
+                    self._seek = topic + _NEXT
+                    continue
+                if seek is None:
+                    self.done = True
+                else:
+                    self._seek = seek
+                ahead = 1
+                break
+        self.visits = max(1, visits_max - visits)
+        return found
+
+    def _place(self, topic: str) -> str | None:
+        """The first string not before `topic` that may match: `topic` itself when it does, None
+        when nothing further can."""
+        if self._skips_dollar and topic.startswith("$"):
+            return _AFTER_DOLLAR
+        levels = topic.split("/")
+        count = len(levels)
+        plus = -1
+        index = 0
+        for level in self._levels:
+            if level == "#":
+                return topic
+            if index == count:
+                return topic + _NEXT
+            if level == "+":
+                plus = index
+            elif level != levels[index]:
+                return self._after_mismatch(topic, levels, index, plus)
+            index += 1
+        if index == count:
+            return topic
+        return "/".join(levels[:index]) + _AFTER_SLASH
+
+    def _after_mismatch(self, topic: str, levels: list[str], index: int, plus: int) -> str | None:
+        """`index`: the first level that differs from a literal one of the filter; `plus`: the last
+        "+" before it, or -1."""
+        target = "/".join([*levels[:index], self._levels[index]])
+        if topic < target:
+            return target
+        # What lies between `a` and `a/` (`a-b`, say) separates them.
+        if index + 1 < len(self._levels) and topic < target + "/":
+            return target + "/"
+        if plus < 0:
+            return None
+        return "/".join(levels[: plus + 1]) + _AFTER_SLASH
+
+
+def _literal_levels(levels: list[str]) -> list[str]:
+    """Those before the first wildcard."""
+    for index in range(len(levels)):
+        if levels[index] in ("+", "#"):
+            return levels[:index]
+    return levels

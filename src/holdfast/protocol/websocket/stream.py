@@ -1,0 +1,278 @@
+"""A WebSocket between a socket and the asyncio protocol that would otherwise own the socket.
+
+To the socket's transport a stream is the protocol, to the inner protocol it is the transport: bytes
+written become binary frames, the payload of binary frames arrives as bytes. Flow control is that of
+the socket, in both directions: the stream holds back nothing.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from secrets import token_bytes
+from typing import Any, Final, cast
+
+from websockets.frames import Close
+
+from holdfast.protocol.websocket.frames import (
+    BINARY,
+    CLOSE,
+    FRAME_BYTES_MAX,
+    GOING_AWAY,
+    NO_STATUS,
+    NORMAL,
+    PONG,
+    FrameDecoder,
+    close_payload,
+    frame,
+)
+
+HEAD_BYTES_MAX: Final = 16_384
+"""An HTTP request or response up to the empty line."""
+ANSWER_S: Final = 1.0
+"""How long the other side may take to answer a close frame before the socket is closed."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long it may take after that to accept the last bytes."""
+
+OPENING: Final = 0
+"""HTTP goes over the socket."""
+OPEN: Final = 1
+CLOSING: Final = 2
+"""Our close frame is sent, the other side's is awaited."""
+OVER: Final = 3
+"""What comes is thrown away until the other side closes: closing at once, with bytes unread, would
+reset the connection and might take the last words with it."""
+
+
+class WebSocketError(ConnectionError):
+    """The upgrade was refused, or the peer broke the rules; the text says which."""
+
+
+class WebSocketStream(asyncio.Transport, asyncio.Protocol):
+    """Base of both sides. `read_upgrade` is theirs; it calls `opened` when it is done."""
+
+    def __init__(self, inner: asyncio.Protocol, is_client: bool) -> None:
+        super().__init__()
+        self._inner = inner
+        self._is_client = is_client
+        self._state = OPENING
+        self._socket: asyncio.Transport | None = None
+        self._head = b""
+        self._frames = FrameDecoder(masked=not is_client)
+        self._congested = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: WebSocketError | None = None
+
+    @property
+    def socket(self) -> asyncio.Transport:
+        assert self._socket is not None
+        return self._socket
+
+    def read_upgrade(self, head: bytes, rest: bytes) -> None:
+        """The other side's half of the upgrade: `head` ends with an empty line, `rest` is what came
+        with it. Call `opened` or `refuse`."""
+        raise NotImplementedError
+
+    def refuse_upgrade(self, text: str, too_long: bool) -> None:
+        """What arrives is no HTTP, or its head is too long."""
+        raise NotImplementedError
+
+    # asyncio.Protocol, for the socket
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._socket = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._state == OPENING:
+            self._gather_head(data)
+        elif self._state != OVER:
+            self._feed(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stop_timer()
+        self._state = OVER
+        self._inner.connection_lost(self._error if self._error is not None else error)
+
+    def pause_writing(self) -> None:
+        self._congested = True
+        if self._state == OPEN:
+            self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._congested = False
+        if self._state == OPEN:
+            self._inner.resume_writing()
+            self._answer_ping()
+
+    # asyncio.Transport, for the inner protocol
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """After `close` and before the WebSocket is open bytes are dropped, as a socket's are once
+        it is closed."""
+        if self._state != OPEN:
+            return
+        payload = bytes(data)
+        if len(payload) <= FRAME_BYTES_MAX:
+            self.socket.write(self._frame(BINARY, payload))
+            return
+        self.socket.write(
+            b"".join(
+                self._frame(BINARY, payload[start : start + FRAME_BYTES_MAX])
+                for start in range(0, len(payload), FRAME_BYTES_MAX)
+            )
+        )
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        if self._state == OPEN:
+            self._say_close(NORMAL, "")
+            self._state = CLOSING
+            self._linger()
+        elif self._state == OPENING:
+            self._close_socket()
+
+    def abort(self) -> None:
+        self.socket.abort()
+
+    def is_closing(self) -> bool:
+        return self._state > OPEN or self.socket.is_closing()
+
+    def pause_reading(self) -> None:
+        self.socket.pause_reading()
+
+    def resume_reading(self) -> None:
+        self.socket.resume_reading()
+
+    def is_reading(self) -> bool:
+        return self.socket.is_reading()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.socket.set_write_buffer_limits(high, low)
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self.socket.get_write_buffer_limits()
+
+    def get_write_buffer_size(self) -> int:
+        return self.socket.get_write_buffer_size()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._inner = cast(asyncio.Protocol, protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self._inner
+
+    # For the two sides
+
+    def opened(self, rest: bytes) -> None:
+        """The upgrade is done; `rest` is what came behind it. A client's inner protocol learns of
+        the connection only now."""
+        self._state = OPEN
+        if self._is_client:
+            self._inner.connection_made(self)
+        if rest:
+            self._feed(rest)
+
+    def refuse(self, error: WebSocketError, last_words: bytes = b"") -> None:
+        """The upgrade failed."""
+        self._error = error
+        if last_words:
+            self.socket.write(last_words)
+        self._fail()
+
+    # Helpers
+
+    def _gather_head(self, data: bytes) -> None:
+        head = self._head + data
+        if not head[:1].isalpha():
+            self.refuse_upgrade("what arrived is no HTTP", False)
+            return
+        end = head.find(b"\r\n\r\n", max(len(self._head) - 3, 0)) + 4
+        if (end if end >= 4 else len(head)) > HEAD_BYTES_MAX:
+            self.refuse_upgrade(f"an HTTP head of more than {HEAD_BYTES_MAX} bytes", True)
+        elif end < 4:
+            self._head = head
+            return
+        else:
+            self.read_upgrade(head[:end], head[end:])
+        self._head = b""
+
+    def _feed(self, data: bytes) -> None:
+        payload = self._frames.feed(data)
+        if payload and self._state == OPEN:
+            self._inner.data_received(payload)
+        if self._frames.ended:
+            self._end()
+        else:
+            self._answer_ping()
+
+    def _end(self) -> None:
+        """The peer has closed or broken the rules."""
+        frames = self._frames
+        if self._state == CLOSING:
+            self._close_socket()
+        elif self._state == OPEN:
+            text = str(Close(frames.code, frames.reason))
+            if frames.failed:
+                self._error = WebSocketError(f"WebSocket error {text}")
+                self._say_close(frames.code, frames.reason)
+                self._fail()
+                return
+            if frames.code not in (NORMAL, GOING_AWAY, NO_STATUS):
+                self._error = WebSocketError(f"the WebSocket was closed with {text}")
+            self._say_close(frames.code, "")
+            self._state = OVER
+            self._close_socket()
+
+    def _fail(self) -> None:
+        self._state = OVER
+        if self._is_client:
+            self._close_socket()
+        else:
+            self._linger()
+
+    def _answer_ping(self) -> None:
+        """Not while the peer does not read: pongs would gather."""
+        ping = self._frames.ping
+        if ping is not None and self._state == OPEN and not self._congested:
+            self._frames.ping = None
+            self.socket.write(self._frame(PONG, ping))
+
+    def _frame(self, opcode: int, payload: bytes) -> bytes:
+        return frame(opcode, payload, token_bytes(4) if self._is_client else b"")
+
+    def _say_close(self, code: int, reason: str) -> None:
+        if not self.socket.is_closing():
+            self.socket.write(self._frame(CLOSE, close_payload(code, reason)))
+
+    def _linger(self) -> None:
+        """Let the peer answer, then close. A server ends its half of the connection at once."""
+        socket = self.socket
+        if socket.is_closing():
+            return
+        # What is to come is awaited now, whether or not the inner protocol wanted more.
+        socket.resume_reading()
+        if not self._is_client and socket.can_write_eof():
+            socket.write_eof()
+        self._start_timer(ANSWER_S, self._close_socket)
+
+    def _close_socket(self) -> None:
+        self.socket.close()
+        self._start_timer(CLOSE_TIMEOUT_S, self.socket.abort)
+
+    def _start_timer(self, delay_s: float, callback: Any) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, callback)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,57 @@
+"""Refuses requests of web pages, in front of an ASGI application."""
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from holdfast.security.http.requests import Hosts, page_refusal
+
+logger = logging.getLogger("holdfast")
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def refusal_body(text: str) -> object:
+    return {"error": text}
+
+
+class Guard:
+    """Every request of every route comes through here, also one that finds no route."""
+
+    def __init__(
+        self,
+        application: Application,
+        hosts: Hosts | None,
+        body: Callable[[str], object] = refusal_body,
+    ) -> None:
+        """`hosts` of None: any. `body`: the JSON of a refusal."""
+        self._application = application
+        self._hosts = hosts
+        self._body = body
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        text = self._refusal(scope) if scope["type"] == "http" else ""
+        if not text:
+            await self._application(scope, receive, send)
+            return
+        logger.warning("http_refused path=%r error=%r", scope["path"], text)
+        data = json.dumps(self._body(text)).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 403, "headers": headers})
+        await send({"type": "http.response.body", "body": data})
+
+    def _refusal(self, scope: Message) -> str:
+        def sent(name: bytes) -> list[str]:
+            return [value.decode("latin-1") for key, value in scope["headers"] if key == name]
+
+        text = page_refusal(sent(b"origin"), sent(b"sec-fetch-site"))
+        if not text and self._hosts is not None:
+            text = self._hosts.refusal(sent(b"host"))
+        return text

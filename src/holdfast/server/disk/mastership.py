@@ -1,0 +1,402 @@
+"""The lease of a shared directory, driven: a thread that watches and takes over, and a second one
+that renews once we hold it.
+
+    watching ──(holder gone)──▶ taking over ──▶ holding ──▶ released, or lost
+        ▲                            │
+        └──(somebody was faster)─────┘
+
+Watching and taking over happen in one thread, with everything that reads or writes the directory;
+nothing here blocks the event loop. What the loop must do is handed to it with `call_soon`.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from holdfast.broker.node import Node
+from holdfast.cluster.lease.claim import Claim, claim, link_epoch, seal
+from holdfast.cluster.lease.directory import RELEASED as RELEASED_FLAG
+from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo, write_beat
+from holdfast.cluster.lease.tenure import LeaseLost, Tenure
+from holdfast.cluster.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
+from holdfast.server.disk.filesystem_type import NETWORK
+from holdfast.server.disk.process_identity import kill_if_same, machine_identity, process_start
+from holdfast.server.disk.standby import Standby
+from holdfast.server.disk.storage import Storage
+from holdfast.storage.files.filesystem import FileSystem, Lock, WriteFile
+from holdfast.storage.files.layout import Manifest
+from holdfast.storage.journal.epoch_folders import (
+    NEVER_SHARED,
+    CorruptEpoch,
+    epoch_folders,
+    newest_epoch,
+    remove_epoch,
+)
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.tailing import FollowError
+
+logger = logging.getLogger("holdfast")
+
+CallSoon = Callable[..., object]
+"""loop.call_soon_threadsafe"""
+CLAIM_PAUSE_S: Final = 0.2
+"""After a takeover that failed."""
+TAKEOVER_TIMEOUT_S: Final = 120.0
+"""A takeover that takes longer has hung: its beats end, so that another node may try."""
+OLD_EPOCHS_KEPT_S: Final = 60.0
+"""How long readers may go on in the folder of the epoch before."""
+EXIT_TIMEOUT_S: Final = 10.0
+"""How long the event loop has to end the process after the lease was lost."""
+EXIT_HANGING: Final = 70
+ERROR_REPEAT_S: Final = 10.0
+"""Between two log lines about the same trouble."""
+
+
+def clock() -> float:
+    """Monotonic, and goes on while the machine sleeps: a lease runs out then, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Renewal:
+    """The thread of a holder: beats, looks for a newer epoch and for a wish to hand over."""
+
+    def __init__(
+        self,
+        directory: LeaseDirectory,
+        taken: Claim,
+        times: LeaseTimes,
+        *,
+        syncs: bool,
+        on_lost: Callable[[LeaseLost], None],
+        on_handover: Callable[[], None],
+    ) -> None:
+        """`syncs`: beats must be sent to a server to be seen. The callbacks come in the thread."""
+        self.tenure = Tenure(directory, taken.epoch, times, clock())
+        self._directory = directory
+        self._taken = taken
+        self._times = times
+        self._syncs = syncs
+        self._on_lost = on_lost
+        self._on_handover = on_handover
+        self._beat: WriteFile = directory.create_beat(taken.epoch)
+        self._counter = 0
+        self._stopping = threading.Event()
+        self._handover_told = False
+        # Until when the event loop has shown that it runs; beats go out no longer than that.
+        self._alive_until = clock() + TAKEOVER_TIMEOUT_S
+        self._thread = threading.Thread(target=self._run, name="lease-renewal", daemon=True)
+        self._thread.start()
+
+    def loop_is_alive(self) -> None:
+        """Call from the event loop every `heartbeat_s`: a broker that hangs must lose its lease."""
+        self._alive_until = clock() + self._times.timeout_s / 2
+
+    def confirm(self) -> None:
+        """Return when what is durable by now may be promised; in the journal's thread. Raises
+        LeaseLost."""
+        while True:
+            now = clock()
+            try:
+                self.tenure.check(now)
+                if self.tenure.may_promise(now):
+                    return
+            except OSError:
+                # Nothing is known, so nothing is promised. Renewals fail, too, if it lasts.
+                pass
+            self._stopping.wait(self._times.heartbeat_s / 4)
+
+    def release(self) -> None:
+        """Everything promised is in the journal, and nothing will be promised any more: let
+        another node take over at once. Raises OSError."""
+        self.stop()
+        write_beat(self._beat, self._counter + 1, RELEASED_FLAG)
+        if self._syncs:
+            self._beat.sync()
+        self._taken.lock.release()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._renew()
+            except LeaseLost as lost:
+                self._on_lost(lost)
+                if not self._stopping.wait(EXIT_TIMEOUT_S):
+                    logger.critical("event_loop_hangs lease=%r: exiting", str(lost))
+                    os._exit(EXIT_HANGING)
+                return
+            except OSError as error:
+                # Whether it lasts is for the tenure to say.
+                logger.warning("lease_not_renewed error=%r", str(error))
+            self._stopping.wait(self._times.heartbeat_s)
+
+    def _renew(self) -> None:
+        began_at = clock()
+        self.tenure.check(began_at)
+        if began_at <= self._alive_until:
+            self._counter += 1
+            write_beat(self._beat, self._counter, 0)
+            if self._syncs:
+                self._beat.sync()
+            # Only now: a newer claim that came before is seen, and this was no renewal.
+            self.tenure.check_fence()
+            self.tenure.renewed(began_at)
+        if not self._handover_told and self._directory.handover_requested(self.tenure.epoch):
+            self._handover_told = True
+            self._on_handover()
+
+
+class Mastership:
+    def __init__(
+        self,
+        root: FileSystem,
+        path: Path,
+        manifest: Manifest,
+        segment_bytes: int,
+        info: NodeInfo,
+        times: LeaseTimes,
+        *,
+        file_system: str,
+        kills_stale_holder: bool,
+        new_node: Callable[[Journal], Node],
+        call_soon: CallSoon,
+        on_holding: Callable[[Node, Storage], None],
+        on_failed: Callable[[BaseException], None],
+        on_handover: Callable[[], None],
+    ) -> None:
+        """`info`: without role and process. The callbacks come on the loop: `on_holding` once,
+        with a node to be started; `on_failed` when the lease is lost or the directory fails."""
+        self.directory = LeaseDirectory(root)
+        self.standby = Standby(root, path, manifest, segment_bytes, new_node)
+        self.times = times
+        self.renewal: Renewal | None = None
+        self.took_over_because = ""
+        self.takeover_s = 0.0
+        """From the decision to the handing over of the node to the loop."""
+        self._root = root
+        self._manifest = manifest
+        self._info = replace(
+            info,
+            machine=machine_identity(),
+            pid=os.getpid(),
+            process_start=process_start(os.getpid()),
+        )
+        self._watch = Watch(times)
+        self._syncs = file_system in NETWORK
+        self._kills = kills_stale_holder
+        self._call_soon = call_soon
+        self._on_holding = on_holding
+        self._on_failed = on_failed
+        self._on_handover = on_handover
+        self._node_lock: Lock | None = None
+        self._counting = NEVER_SHARED
+        self._troubled_at = -ERROR_REPEAT_S
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    @property
+    def epoch(self) -> int:
+        """Ours if we hold the lease, else the newest that we have seen count."""
+        renewal = self.renewal
+        return self._counting.number if renewal is None else renewal.tenure.epoch
+
+    @property
+    def is_holder(self) -> bool:
+        return self.renewal is not None
+
+    def start(self) -> None:
+        """Raises OSError, and ValueError if a node of the same id runs on the directory."""
+        lock = self.directory.lock_node(self._info.node_id)
+        if lock is None:
+            raise ValueError(
+                f"a node {self._info.node_id!r} is running on this directory already: give each"
+                " its own id (--id, or node.id)"
+            )
+        self._node_lock = lock
+        self._tell_role("standby")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching; a lease that is held is released: see `Renewal.release`."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        try:
+            if self.renewal is not None:
+                self.renewal.release()
+            self.directory.remove_node(self._info.node_id)
+        except OSError as error:
+            logger.warning("lease_not_released error=%r", str(error))
+        if self._node_lock is not None:
+            self._node_lock.release()
+
+    def other_nodes(self) -> list[NodeInfo]:
+        """That run on the directory. Raises OSError."""
+        return [each for each in self.directory.nodes() if each.node_id != self._info.node_id]
+
+    def forget_old_epochs(self) -> None:
+        """Remove what was before ours: the folders keep space that retention has given up. Raises
+        OSError."""
+        renewal = self.renewal
+        if renewal is None:
+            return
+        epoch = renewal.tenure.epoch
+        renewal.tenure.check_fence()
+        for number in [0, *epoch_folders(self._root)]:
+            if number < epoch:
+                remove_epoch(self._root, number)
+        self.directory.forget_before(epoch)
+
+    def _tell_role(self, role: str) -> None:
+        self.directory.write_node(replace(self._info, role=role, since_us=time.time_ns() // 1000))
+
+    # The watching thread
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                if self._step():
+                    return
+        except BaseException as error:  # noqa: BLE001
+            self._report(self._on_failed, error)
+
+    def _step(self) -> bool:
+        """One look, and what follows from it; True if we hold the lease now."""
+        pause_s = self.times.poll_s
+        try:
+            began_at = clock()
+            sight = self._look()
+            reason = self._watch.judge(sight, began_at, clock())
+            if reason != WAIT:
+                if self._take_over(reason):
+                    return True
+                pause_s = CLAIM_PAUSE_S
+            else:
+                self._follow()
+        except (OSError, CorruptEpoch) as error:
+            # The directory may come back; until then we promise nothing anyway.
+            self._complain(error)
+            pause_s = CLAIM_PAUSE_S
+        self._stopping.wait(pause_s)
+        return False
+
+    def _look(self) -> Sight:
+        directory = self.directory
+        epoch = directory.newest_claimed()
+        if epoch != self._counting.number:
+            self._counting = newest_epoch(self._root)
+        beat = directory.read_beat(epoch)
+        return Sight(
+            epoch,
+            self._counting.number == epoch,
+            beat.counter,
+            directory.is_locked(epoch),
+            beat.is_released,
+        )
+
+    def _follow(self) -> None:
+        standby = self.standby
+        try:
+            if standby.is_loaded:
+                standby.follow(self._counting)
+            else:
+                standby.load(self._counting)
+        except (FollowError, FileNotFoundError) as error:
+            logger.warning("standby_reloads reason=%r", str(error))
+            standby.load(newest_epoch(self._root))
+
+    def _complain(self, error: BaseException) -> None:
+        now = clock()
+        if now - self._troubled_at >= ERROR_REPEAT_S:
+            self._troubled_at = now
+            logger.error("lease_directory_failed error=%r", str(error))
+
+    def _take_over(self, reason: str) -> bool:
+        """False if somebody else was faster, or newer."""
+        started = clock()
+        taken = claim(self.directory, replace(self._info, since_us=time.time_ns() // 1000))
+        if taken is None:
+            return False
+        logger.warning("lease_claimed epoch=%d reason=%s", taken.epoch, reason)
+        try:
+            renewal = self._renew(taken)
+        except OSError:
+            taken.lock.release()
+            raise
+        try:
+            node, storage = self._become_holder(taken, reason)
+            renewal.tenure.check(clock())
+        except BaseException as error:
+            renewal.stop()
+            taken.lock.release()
+            self.standby.forget()
+            if not isinstance(error, LeaseLost):
+                raise
+            logger.warning("lease_not_taken epoch=%d reason=%r", taken.epoch, str(error))
+            return False
+        self.renewal = renewal
+        self.took_over_because = reason
+        self.takeover_s = clock() - started
+        logger.warning(
+            "lease_held epoch=%d reason=%s seconds=%.3f", taken.epoch, reason, self.takeover_s
+        )
+        self._report(self._on_holding, node, storage)
+        self._tell_role("holder")
+        return True
+
+    def _renew(self, taken: Claim) -> Renewal:
+        return Renewal(
+            self.directory,
+            taken,
+            self.times,
+            syncs=self._syncs,
+            on_lost=lambda lost: self._report(self._on_failed, lost),
+            on_handover=lambda: self._report(self._on_handover),
+        )
+
+    def _become_holder(self, taken: Claim, reason: str) -> tuple[Node, Storage]:
+        old = self._counting = newest_epoch(self._root)
+        if reason == EXPIRED:
+            self._kill_stale_holder(taken.epoch)
+        folder = link_epoch(self._root, self._manifest, old, taken.epoch)
+        storage = self.standby.take_over(old, folder, taken.lock)
+        journal = storage.journal
+        last = journal.segments[-1] if journal.segments else None
+        seal(
+            self.directory,
+            taken,
+            folder,
+            self._info.node_id,
+            datetime.now(UTC).isoformat(timespec="milliseconds"),
+            None if last is None else last.sequence,
+            0 if last is None else last.size_bytes,
+        )
+        journal.begin_epoch(taken.epoch)
+        return self.standby.finish(), storage
+
+    def _kill_stale_holder(self, epoch: int) -> None:
+        """Its clients would wait for a process that only seems to live."""
+        if not self._kills:
+            return
+        holder = self.directory.read_claim(self._counting.number)
+        # Whoever stands by again, under the same process id, has let go of its lock.
+        hangs = self._counting.number < epoch and self.directory.is_locked(self._counting.number)
+        if holder is not None and hangs and kill_if_same(holder):
+            logger.warning("stale_holder_killed node=%s pid=%d", holder.node_id, holder.pid)
+
+    def _report(self, callback: Callable[..., object], *args: object) -> None:
+        try:
+            self._call_soon(callback, *args)
+        except RuntimeError:
+            # The loop is closed: nobody is left to tell.
+            return

@@ -1,0 +1,263 @@
+"""A node's data directory, opened: the journal recovered, the state replayed."""
+
+import logging
+import os
+import secrets
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast.broker.recovery.recovery import Recovery
+from holdfast.broker.state import NodeState
+from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open
+from holdfast.storage.files.filesystem import Lock
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.journal.compaction import compact_segment, is_worthwhile
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
+from holdfast.storage.journal.retention import RetentionPolicy, count_superseded, messages_beyond
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.cursor import LogReader
+from holdfast.storage.reading.index import SegmentIndex
+from holdfast.storage.reading.scan import Damage
+from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
+
+logger = logging.getLogger("holdfast")
+
+SNAPSHOTS_KEPT = 2
+"""The older one serves if the newer cannot be read, so the log keeps what it needs."""
+
+
+class StorageError(Exception):
+    """The data directory cannot be used; the text says why and what to do."""
+
+
+def now_text() -> str:
+    """ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def report_damage(damage: Damage) -> None:
+    logger.error(
+        "journal_damaged segment=%020d position=%d bytes=%d error=%r kept_in=quarantine",
+        damage.segment,
+        damage.position,
+        damage.length,
+        damage.reason,
+    )
+
+
+def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
+    """None, and a line in the log, if it cannot be read whole."""
+    try:
+        return whole_snapshot(directory, sequence)
+    except FileNotFoundError:
+        # A newer one has replaced it.
+        return None
+    except OSError as error:
+        logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
+        return None
+
+
+def whole_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
+    """None, and a line in the log, if it is damaged. Raises OSError."""
+    file = directory.open_snapshot(sequence)
+    try:
+        snapshot = Snapshot(file.read, file.size())
+        snapshot.check()
+    except CorruptSnapshot as error:
+        logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
+        return None
+    return snapshot
+
+
+class Storage:
+    def __init__(
+        self, path: Path, directory: DataDirectory, lock: Lock, opened: OpenedJournal
+    ) -> None:
+        """`lock` is released by `close`."""
+        self._path = path
+        self.directory = directory
+        self.opened = opened
+        self.journal: Journal = opened.journal
+        self.reader = LogReader(opened.journal, opened.store, threading.Lock())
+        # Sequences of the snapshots that recovery relies on, oldest first.
+        self.snapshots: list[int] = []
+        # What a replica recovers from; found when it is opened, because it says what is committed.
+        self._snapshot: Snapshot | None = None
+        # Per partition where the records begin that were applied over the snapshot.
+        self._replayed_from: list[int] = [0] * opened.journal.partitions
+        self._lock = lock
+
+    @classmethod
+    def open(
+        cls, path: Path, node_id: str, partitions: int, segment_bytes: int, incarnation: str = ""
+    ) -> "Storage":
+        """Lock, open and repair. `incarnation`: of a cluster node's directory, if it is made now;
+        "" for a node without a cluster. Raises StorageError."""
+        try:
+            directory, lock = create_or_open(path, node_id, partitions, now_text(), incarnation)
+        except DataDirectoryError as error:
+            raise StorageError(str(error)) from error
+        try:
+            return cls.recover(path, directory, lock, segment_bytes)
+        except OSError as error:
+            lock.release()
+            raise StorageError(f"{path}: {error}") from error
+
+    @classmethod
+    def recover(
+        cls, path: Path, directory: DataDirectory, lock: Lock, segment_bytes: int
+    ) -> "Storage":
+        """Open and repair a directory that is locked. Raises OSError."""
+        started = time.monotonic()
+        tag = secrets.randbits(32)
+        opened = open_journal(directory, segment_bytes, on_damage=report_damage, tag=tag)
+        for damage in opened.damage:
+            report_damage(damage)
+        if opened.truncated is not None:
+            torn = opened.truncated
+            logger.warning(
+                "journal_tail_truncated segment=%020d position=%d bytes=%d error=%r",
+                torn.segment,
+                torn.position,
+                torn.length,
+                torn.reason,
+            )
+        logger.info(
+            "journal_opened segments=%d bytes=%d records=%d scanned_bytes=%d rewritten_bytes=%d"
+            " seconds=%.3f",
+            len(opened.journal.segments),
+            opened.journal.size_bytes(),
+            opened.journal.sequence,
+            opened.scanned_bytes,
+            opened.rewritten_bytes,
+            time.monotonic() - started,
+        )
+        storage = cls(path, directory, lock, opened)
+        if directory.manifest.is_replica:
+            storage._advance_to_snapshot()
+        return storage
+
+    def _advance_to_snapshot(self) -> None:
+        """What a snapshot contains was committed, and the checkpoint of the watermarks may be
+        older."""
+        snapshot = self._snapshot = self._newest_snapshot()
+        if snapshot is not None:
+            for partition, offset in enumerate(snapshot.offsets):
+                self.journal.advance(partition, offset)
+
+    def recover_into(self, state: NodeState) -> None:
+        """Rebuild sessions, retained messages and QoS 2 ids. The state's clock is set."""
+        recovery = Recovery(state)
+        self.replay_into(recovery)
+        recovery.finish()
+
+    def replay_into(self, recovery: Recovery) -> None:
+        """Apply the newest snapshot and what follows it: of a replica what is known to be
+        committed, up to the journal's high watermarks."""
+        started = time.monotonic()
+        state = recovery.state
+        replica = self.directory.manifest.is_replica
+        snapshot = self._snapshot if replica else self._newest_snapshot()
+        self._snapshot = None
+        offsets = None
+        if snapshot is not None:
+            for kind, data in snapshot.entries():
+                recovery.apply_snapshot_entry(kind, data)
+            offsets = snapshot.offsets
+            self._replayed_from = offsets
+        limits = self.journal.high_watermark if replica else None
+        for record in replay(self.opened, offsets, limits=limits):
+            recovery.apply(record)
+        logger.info(
+            "state_recovered sessions=%d retained=%d snapshot=%s seconds=%.3f",
+            len(state.sessions),
+            len(state.retained),
+            "none" if snapshot is None else f"{snapshot.sequence:020d}",
+            time.monotonic() - started,
+        )
+
+    def lacking(self) -> list[int]:
+        """Of a replica, after replay_into: partitions whose log begins behind what the snapshot
+        has, so that what was derived from the records between is not known here."""
+        pairs = zip(self._replayed_from, self.journal.start_offsets, strict=True)
+        return [partition for partition, (known, start) in enumerate(pairs) if known < start]
+
+    def _newest_snapshot(self) -> Snapshot | None:
+        found: Snapshot | None = None
+        for sequence in reversed(self.directory.snapshots()):
+            snapshot = usable_snapshot(self.directory, sequence)
+            if snapshot is None:
+                continue
+            self.snapshots.insert(0, sequence)
+            if found is None:
+                found = snapshot
+        return found
+
+    def total_bytes(self) -> int:
+        """Size of the file system under the data directory."""
+        usage = os.statvfs(self._path)
+        return usage.f_blocks * usage.f_frsize
+
+    def superseded(self, policy: RetentionPolicy) -> int:
+        """How many of the oldest segments hold only messages that have `per_topic_last` newer ones
+        of their topic. Reads indexes: not for the loop."""
+        if policy.per_topic_last is None:
+            return 0
+        newest_first = reversed(list(self.journal.segments))
+        counts = [self._message_counts(segment) for segment in newest_first]
+        return count_superseded(counts, policy.per_topic_last)
+
+    def compact_next(self, settled: int, per_topic_last: int) -> tuple[Segment, Segment] | None:
+        """Empty what `per_topic_last` does not keep in the oldest of the first `settled` segments
+        where that is worth it: (old, new), to be exchanged in the journal. For the reader's
+        thread."""
+        segments = list(self.journal.segments)
+        counts = [self._message_counts(segment) for segment in reversed(segments)]
+        beyond = list(messages_beyond(counts, per_topic_last))
+        counts.reverse()
+        beyond.reverse()
+        for number, segment in enumerate(segments[: min(settled, len(segments) - 1)]):
+            if segment.index is not None or segment.has_void():
+                continue
+            if not is_worthwhile(counts[number], beyond[number]):
+                continue
+            if beyond[number]:
+                compacted = compact_segment(self.directory, segment, beyond[number])
+                self.reader.forget_segment(segment.sequence)
+                if compacted is not None:
+                    return segment, compacted
+        return None
+
+    def _message_counts(self, segment: Segment) -> dict[bytes, int]:
+        """Messages per topic that count: in a replica those that are committed."""
+        index = self._index(segment)
+        journal = self.journal
+        if not journal.replicated:
+            return index.message_counts()
+        ends = [
+            min(pair) for pair in zip(segment.end_offsets(), journal.high_watermark, strict=True)
+        ]
+        return index.message_counts(journal.start_offsets, ends)
+
+    def _index(self, segment: Segment) -> SegmentIndex:
+        index = segment.index
+        return self.opened.store.load_index(segment) if index is None else index
+
+    def remove_segments(self, removed: list[Segment]) -> None:
+        """The files of segments that the journal has forgotten: first the new start becomes
+        durable, so that an interruption leaves no hole."""
+        oldest = self.journal.segments[0]
+        # The segment's own: what later ones override in it, they say themselves.
+        self.directory.write_start(
+            oldest.sequence, oldest.head.start_offsets, self.journal.start_epochs()
+        )
+        for segment in removed:
+            self.directory.remove_segment(segment.sequence)
+            self.reader.forget_segment(segment.sequence)
+        self.directory.sync_journal()
+
+    def close(self) -> None:
+        self._lock.release()

@@ -1,0 +1,485 @@
+"""The event loop's side of a node: one turn per loop iteration.
+
+Sockets hand their bytes to the node as they arrive; the first one schedules a turn. The turn then
+carries out everything the iteration produced at once: due timers, one write group to the journal,
+the node's effects, and one write per touched connection.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar, cast
+
+from holdfast.broker.connections.pending_connects import address_of
+from holdfast.broker.effects import (
+    CheckPassword,
+    Cut,
+    Effect,
+    FetchInflight,
+    Note,
+    ReadLog,
+    ResumeInput,
+)
+from holdfast.broker.node import Node
+from holdfast.broker.recovery.recovery import snapshot_entries
+from holdfast.broker.session.connection import AUTHENTICATING, Connection
+from holdfast.broker.state import NodeState
+from holdfast.security.password_queue import PasswordQueue
+from holdfast.security.passwords import PasswordFile
+from holdfast.server.disk.journal_writer import JournalWriter, LogReadPool
+from holdfast.server.disk.storage import Storage
+from holdfast.server.sockets.transport import ClientTransport
+from holdfast.storage.files.filesystem import is_scarce
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.reading.cursor import LogReader, ReadResult
+from holdfast.storage.record import Record
+
+logger = logging.getLogger("holdfast")
+
+T = TypeVar("T")
+LEVELS: Final = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+PASSWORD_THREADS: Final = 2
+
+
+class Broker:
+    def __init__(
+        self,
+        node: Node,
+        loop: asyncio.AbstractEventLoop,
+        storage: Storage,
+        password_file: PasswordFile | None,
+        memory_flush_s: float,
+        on_failed: Callable[[BaseException], None],
+        confirm: Callable[[], None] | None = None,
+    ) -> None:
+        """`on_failed`: the journal or the log's reader failed; the node must stop. `confirm`: see
+        JournalWriter."""
+        self.node = node
+        self.loop = loop
+        self.reader: LogReader = storage.reader
+        self.on_failed = on_failed
+        # Free space below which QoS > 0 publishes are refused; maintenance sets it.
+        self.reserve_bytes = 0
+        self.writer = JournalWriter(
+            storage.directory,
+            loop.call_soon_threadsafe,
+            durable=not node.state.memory,
+            confirm=confirm,
+            on_written=self.group_written,
+            on_failed=on_failed,
+            on_full=self.writer_full,
+            on_space=self.writer_has_space,
+        )
+        self.read_pool = LogReadPool(loop.call_soon_threadsafe)
+        self.password_file = password_file
+        self.memory_flush_s = memory_flush_s
+        self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
+        self.password_queue: PasswordQueue[CheckPassword] = PasswordQueue()
+        self.password_checks = 0
+        """Those that the threads have."""
+        self.turn_scheduled = False
+        self.has_failed = False
+        """The process is about to stop: no turn runs any more, so nothing is promised."""
+        self.timer: asyncio.TimerHandle | None = None
+        self.timer_at = 0.0
+        self.group_in_flight = False
+        self.group_began_at = 0.0
+        self.flush_timer: asyncio.TimerHandle | None = None
+        # False: what is read may lack what damage has taken, and nobody shall get it.
+        self.believes_disk = True
+        # Reads of what is not in the file yet.
+        self.deferred: list[Effect] = []
+        self.nobody_left: asyncio.Future[None] | None = None
+        self.idle_waiters: deque[asyncio.Future[None]] = deque()
+
+    def set_clock(self) -> None:
+        self.node.tick(self.loop.time(), time.time_ns() // 1000)
+
+    def touch(self) -> None:
+        """Call before handing anything to the node: sets its clock, schedules the turn."""
+        if not self.turn_scheduled:
+            self.turn_scheduled = True
+            self.set_clock()
+            self.loop.call_soon(self.turn)
+
+    def turn(self) -> None:
+        self.turn_scheduled = False
+        if self.has_failed:
+            return
+        node = self.node
+        state = node.state
+        when = node.timer()
+        if when is not None and when <= state.now:
+            node.handle_timers()
+        self.advance()
+        self.write_journal(False)
+        while state.effects or state.dirty:
+            effects = state.effects
+            if effects:
+                state.effects = []
+                for effect in effects:
+                    self.carry_out(effect)
+            dirty = state.dirty
+            if dirty:
+                state.dirty = []
+                for connection in dirty:
+                    connection.dirty = False
+                    transport = connection.transport
+                    if transport is not None:
+                        assert isinstance(transport, ClientTransport)
+                        transport.flush(connection)
+        self.advance()
+        self.write_journal(False)
+        self.finish_turn()
+        when = self.next_timer()
+        if when is not None and (self.timer is None or when < self.timer_at):
+            if self.timer is not None:
+                self.timer.cancel()
+            self.timer_at = when
+            self.timer = self.loop.call_at(when, self.fire)
+
+    def advance(self) -> None:
+        """For what has a part in each turn besides the node."""
+
+    def finish_turn(self) -> None:
+        """The last of a turn, with everything handed out."""
+
+    def next_timer(self) -> float | None:
+        return self.node.timer()
+
+    def recorded_state(self) -> NodeState:
+        """What the log's committed records say."""
+        return self.node.state
+
+    def snapshot_offsets(self) -> list[int]:
+        """Of a snapshot that is begun now: where the records begin that it does not have."""
+        # What was appended after it is not in the state yet (NodeState.hold): it is replayed.
+        return list(self.node.state.journal.high_watermark)
+
+    def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
+        """See node.recovery.snapshot_entries."""
+        return snapshot_entries(self.node.state)
+
+    def fire(self) -> None:
+        self.timer = None
+        self.touch()
+
+    def write_journal(self, at_once: bool) -> None:
+        """Hand the pending records to the writer if it is free: what arrives while it works makes
+        the next group. With durability "memory" nobody waits for the file, so records gather for
+        `memory_flush_s` (or until there are many)."""
+        state = self.node.state
+        journal = state.journal
+        if state.memory:
+            journal.commit_appended()
+            if not at_once and journal.pending_bytes < 1 << 20:
+                if journal.pending_bytes and self.flush_timer is None:
+                    self.flush_timer = self.loop.call_later(self.memory_flush_s, self.flush_due)
+                return
+        if self.group_in_flight:
+            return
+        group = journal.take()
+        if group is None:
+            self.wake_waiters()
+            return
+        self.group_in_flight = True
+        self.group_began_at = state.now
+        self.group_taken(group)
+        self.writer.submit(group)
+
+    def waits_s(self) -> float:
+        """How long the oldest promise has been waiting to be kept; 0.0: none waits."""
+        if not self.group_in_flight or self.node.state.memory:
+            return 0.0
+        return self.loop.time() - self.group_began_at
+
+    def group_taken(self, group: WriteGroup) -> None:
+        """The group goes to the writer."""
+
+    def flush_due(self) -> None:
+        self.flush_timer = None
+        self.write_journal(True)
+
+    def group_written(self, group: WriteGroup) -> None:
+        """The writer is done with a group: it is in the file, and durable unless "memory"."""
+        self.group_in_flight = False
+        self.touch()
+        state = self.node.state
+        if self.writer.free_bytes < self.reserve_bytes:
+            self.refuse_publishes()
+        state.journal.wrote(group)
+        if not state.memory:
+            state.journal.commit(group)
+        state.release_committed()
+        state.release_stalled()
+        state.effects.extend(self.deferred)
+        self.deferred.clear()
+        self.wake_waiters()
+
+    def writer_full(self) -> None:
+        """The group in flight waits for space, and so do all the promises behind it."""
+        self.touch()
+        self.refuse_publishes()
+        logger.error("journal_waits_for_space")
+
+    def writer_has_space(self) -> None:
+        logger.warning("journal_goes_on")
+
+    def refuse_publishes(self) -> None:
+        state = self.node.state
+        if not state.disk_full:
+            state.disk_full = True
+            logger.error(
+                "disk_full free_bytes=%d reserve_bytes=%d",
+                self.writer.free_bytes,
+                self.reserve_bytes,
+            )
+
+    def accept_publishes(self) -> None:
+        """There is space again."""
+        state = self.node.state
+        if state.disk_full:
+            state.disk_full = False
+            logger.warning("disk_has_space free_bytes=%d", self.writer.space())
+
+    def note_disconnected(self) -> None:
+        waiter = self.nobody_left
+        if waiter is not None and self.node.state.connections == 0 and not waiter.done():
+            waiter.set_result(None)
+
+    async def settle(self) -> None:
+        """Take nothing more from clients, and answer everything that was taken."""
+        for session in self.node.state.sessions.values():
+            connection = session.connection
+            if connection is not None and connection.transport is not None:
+                connection.input_paused = True
+                cast(ClientTransport, connection.transport).pause_reading()
+        await self.drain_journal()
+        self.touch()
+        self.turn()
+
+    async def wait_for_disconnects(self, timeout_s: float) -> None:
+        """Return when no connection is left, or the time is over."""
+        if self.node.state.connections:
+            self.nobody_left = self.loop.create_future()
+            await asyncio.wait([self.nobody_left], timeout=timeout_s)
+
+    async def drain_journal(self) -> None:
+        """Return once everything appended so far is with the disk."""
+        state = self.node.state
+        journal = state.journal
+        target = journal.sequence
+        while self.group_in_flight or journal.pending_bytes:
+            if not state.memory and journal.committed_sequence >= target:
+                return
+            waiter: asyncio.Future[None] = self.loop.create_future()
+            self.idle_waiters.append(waiter)
+            self.write_journal(True)
+            if not self.group_in_flight and not journal.pending_bytes:
+                return
+            await waiter
+
+    def wake_waiters(self) -> None:
+        while self.idle_waiters:
+            waiter = self.idle_waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, ReadLog):
+            self.read_log(effect)
+        elif isinstance(effect, ResumeInput):
+            connection = effect.connection
+            transport = connection.transport
+            if transport is None:
+                return
+            assert isinstance(transport, ClientTransport)
+            self.node.handle_resumed(connection)
+            if not connection.input_paused:
+                transport.resume_reading()
+        elif isinstance(effect, Note):
+            # The values stay arguments: the log's handler cuts each of them.
+            text = " ".join([effect.event, *(f"{key}=%r" for key in effect.fields)])
+            logger.log(LEVELS[effect.level], text, *effect.fields.values())
+        elif isinstance(effect, FetchInflight):
+            self.fetch(effect)
+        elif isinstance(effect, Cut):
+            transport = effect.connection.transport
+            if isinstance(transport, ClientTransport):
+                transport.cut()
+        else:
+            assert isinstance(effect, CheckPassword)
+            self.check_password(effect)
+
+    def read_log(self, effect: ReadLog) -> None:
+        reader = self.reader
+        written = self.node.state.journal.written
+        for partition, limit in enumerate(effect.limits):
+            if limit > written[partition]:
+                self.defer(effect)
+                return
+
+        def work() -> object:
+            return reader.read(
+                effect.positions,
+                effect.limits,
+                effect.interests,
+                effect.records_max,
+                effect.bytes_max,
+            )
+
+        def done(result: object, error: BaseException | None) -> None:
+            self.touch()
+            if error is not None:
+                if self.may_read_again(error):
+                    self.read_log(effect)
+                else:
+                    self.fail("log_read_failed", error)
+                return
+            if not self.believes_disk:
+                return
+            assert isinstance(result, ReadResult)
+            self.node.handle_read(
+                effect, result.records, result.positions, result.done, result.lost
+            )
+
+        self.read_pool.submit(work, done)
+
+    def may_read_again(self, error: BaseException) -> bool:
+        """True if only a file descriptor was missing, which says nothing about the disk."""
+        if is_scarce(error):
+            logger.error("log_read_waits_for_descriptor error=%r", str(error))
+            return True
+        return False
+
+    def defer(self, effect: Effect) -> None:
+        """With durability "memory" what is committed may not be in the file yet: carry the effect
+        out after the next group."""
+        self.deferred.append(effect)
+        self.write_journal(True)
+
+    def fetch(self, effect: FetchInflight) -> None:
+        reader = self.reader
+        written = self.node.state.journal.written
+        for _, partition, offset in effect.wanted:
+            if offset >= written[partition]:
+                self.defer(effect)
+                return
+
+        def work() -> object:
+            found: list[tuple[int, Record | None]] = []
+            size_bytes = 0
+            for packet_id, partition, offset in effect.wanted:
+                record = reader.fetch(partition, offset)
+                found.append((packet_id, record))
+                if record is not None:
+                    size_bytes += len(record.payload) + len(record.properties)
+                if size_bytes >= effect.bytes_max:
+                    break
+            return found
+
+        def done(result: object, error: BaseException | None) -> None:
+            self.touch()
+            if error is not None:
+                if self.may_read_again(error):
+                    self.fetch(effect)
+                else:
+                    self.fail("log_read_failed", error)
+                return
+            if not self.believes_disk:
+                return
+            found: list[tuple[int, Record | None]] = result  # type: ignore[assignment]
+            self.node.handle_fetched(effect, found)
+
+        self.read_pool.submit(work, done)
+
+    async def in_reader_thread(self, work: Callable[[], T]) -> T:
+        """Run `work` where nothing else reads the log at the same time."""
+        future: asyncio.Future[T] = self.loop.create_future()
+
+        def done(result: object, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(cast(T, result))
+
+        self.read_pool.submit(work, done)
+        return await future
+
+    def check_password(self, effect: CheckPassword) -> None:
+        file = self.password_file
+        assert file is not None
+        if file.is_remembered(effect.username, effect.password):
+            # Clients that were here before never wait behind strangers.
+            self.node.handle_password_checked(effect.connection, True)
+        elif self.password_queue.offer(address_of(effect.connection.remote), effect):
+            self.check_passwords(file)
+        else:
+            self.node.handle_password_unchecked(effect.connection)
+
+    def check_passwords(self, file: PasswordFile) -> None:
+        """Give the threads what they can have: one check each, and the next."""
+        while self.password_checks < 2 * PASSWORD_THREADS:
+            effect = self.password_queue.take()
+            if effect is None:
+                return
+            connection = effect.connection
+            if connection.state != AUTHENTICATING:
+                continue
+            transport = connection.transport
+            if isinstance(transport, ClientTransport) and transport.has_left():
+                # It gets no answer: its password is worth no hash.
+                self.node.handle_left(connection)
+                continue
+            self.password_checks += 1
+            future = self.passwords.submit(file.verify, effect.username, effect.password)
+            future.add_done_callback(partial(self.password_arrived, effect))
+
+    def password_arrived(self, effect: CheckPassword, done: Future[bool]) -> None:
+        """In the thread."""
+        if not done.cancelled():
+            self.loop.call_soon_threadsafe(self.password_checked, effect, done)
+
+    def password_checked(self, effect: CheckPassword, done: Future[bool]) -> None:
+        self.touch()
+        self.password_checks -= 1
+        if self.password_file is not None:
+            self.check_passwords(self.password_file)
+        error = done.exception()
+        if error is not None:
+            logger.error("password_check_failed error=%r", str(error))
+        self.node.handle_password_checked(effect.connection, error is None and done.result())
+
+    def fail(self, event: str, error: BaseException) -> None:
+        """Something that must not happen, and must not be hidden: stop the node."""
+        logger.critical("%s error=%r", event, str(error), exc_info=error)
+        self.has_failed = True
+        self.on_failed(error)
+
+    def contain(self, connection: Connection, error: Exception) -> None:
+        """A packet of this client made the node fail. All that can be half done is the client's
+        own: its connection is cut, and its session goes on from the log."""
+        self.node.state.stats.internal_errors += 1
+        logger.error(
+            "client_failed remote=%r client=%r error=%r",
+            connection.remote,
+            connection.client_id,
+            str(error),
+            exc_info=error,
+        )
+
+    def close(self) -> None:
+        """Stop the threads; what was submitted is written first."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.flush_timer is not None:
+            self.flush_timer.cancel()
+        self.writer.close()
+        self.read_pool.close()
+        self.passwords.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,370 @@
+"""The event loop's side of a node of a cluster: a broker whose turns also carry frames between
+the nodes, and the metadata's writes."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Final
+
+from holdfast.broker.state import NodeState
+from holdfast.cluster.failure.disk_watch import DiskWatch
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.frame_kinds import HEARTBEAT, BadFrame
+from holdfast.cluster.metadata.model import DATA, ClusterMetadata
+from holdfast.cluster.node import Member
+from holdfast.cluster.partitions.effects import ReadBatches
+from holdfast.cluster.state.replicated import Images
+from holdfast.security.passwords import PasswordFile
+from holdfast.server.disk.raft_writer import RaftWriter
+from holdfast.server.disk.storage import Storage, report_damage
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.peers.links import PeerIdentity, PeerLinks
+from holdfast.storage.journal.segment import WriteGroup
+from holdfast.storage.journal.watermarks import Checkpoint
+from holdfast.storage.reading.scan import Damage
+
+logger = logging.getLogger("holdfast")
+
+WATERMARKS_S: Final = 1.0
+"""How often the high watermarks are written down."""
+
+
+class ClusterBroker(Broker):
+    """A PeerHandler. `links` and `raft` are set before the first turn."""
+
+    def __init__(
+        self,
+        member: Member,
+        loop: "object",
+        storage: Storage,
+        password_file: PasswordFile | None,
+        memory_flush_s: float,
+        on_failed: Callable[[BaseException], None],
+        on_turn: Callable[[], None],
+        disk_stall_s: float,
+    ) -> None:
+        """`on_turn`: after a turn in which the cluster's nodes may have changed, or proposals have
+        come back, or a snapshot is wanted, or the disk stalls or does so no more, or this node was
+        removed; after every one while `is_watched`. `disk_stall_s`: how long one write may take."""
+        super().__init__(
+            member.node,
+            loop,  # type: ignore[arg-type]
+            storage,
+            password_file,
+            memory_flush_s,
+            on_failed,
+        )
+        self.member = member
+        self.images: Images = member.images
+        self.links: PeerLinks | None = None
+        self.raft: RaftWriter | None = None
+        self.directory = storage.directory
+        self.on_turn = on_turn
+        storage.opened.store.on_damage = self._found_damage
+        self.disk = DiskWatch(disk_stall_s)
+        self.is_damaged = False
+        """The log has lost, or changed, what was in it. It stays like that."""
+        # Damage was found before it was known whether there are others.
+        self._is_undecided = False
+        self.is_removed = False
+        """From the cluster, and for good: the others have said so."""
+        self.older_copy = ""
+        """What another node misses on the disk here, which had it once."""
+        self.may_begin_anew = False
+        """Because of that: the others can do without this node."""
+        self._standing_changed = False
+        self.is_watched = True
+        # When the member's timers are due, as it said last.
+        self._member_at = 0.0
+        self._watermarks_at = 0.0
+        self._written_watermarks: Checkpoint | None = None
+        # The last attempt failed, and that was logged.
+        self._is_unwritten = False
+
+    def set_clock(self) -> None:
+        super().set_clock()
+        state = self.node.state
+        state.wall_us = self.member.clock.tick(state.now, state.wall_us)
+
+    def touch(self) -> None:
+        if not self.turn_scheduled:
+            super().touch()
+            state = self.node.state
+            images = self.images.state
+            images.now = state.now
+            images.wall_us = state.wall_us
+            self.member.tick(state.now)
+
+    def advance(self) -> None:
+        member = self.member
+        now = self.node.state.now
+        disk_at = self.disk.timer()
+        if disk_at is not None and disk_at <= now:
+            self._watch_disk(now)
+        if self._member_at <= now:
+            member.handle_timers(now)
+            self._member_at = member.timer()
+        member.end_turn(now)
+
+    def next_timer(self) -> float | None:
+        when = self.node.timer()
+        member = self._member_at = self.member.timer()
+        if when is None or member < when:
+            when = member
+        disk_at = self.disk.timer()
+        return disk_at if disk_at is not None and disk_at < when else when
+
+    def _watch_disk(self, now: float) -> None:
+        disk = self.disk
+        if self.writer.is_full:
+            disk.journal.waits_for_space(now)
+        if self.raft is not None and self.raft.is_full:
+            disk.metadata.waits_for_space(now)
+        if disk.handle_timers(now):
+            self._tell_disk(now)
+
+    def _tell_disk(self, now: float) -> None:
+        """It stalls, or does not any more."""
+        is_stalled = self.disk.is_stalled
+        self._standing_changed = True
+        if is_stalled:
+            logger.error("disk_stalled stall_s=%g", self.disk.stall_s)
+        else:
+            logger.warning("disk_goes_on")
+        self.member.handle_disk(is_stalled, now)
+
+    def finish_turn(self) -> None:
+        member = self.member
+        outgoing = member.fabric.outgoing
+        links = self.links
+        if outgoing and links is not None:
+            member.fabric.outgoing = []
+            for node, kind, payload in outgoing:
+                links.send(node, kind, payload)
+            links.flush()
+        if member.persists and self.raft is not None:
+            persists = member.persists
+            member.persists = []
+            for write in persists:
+                self.disk.metadata.began(self.node.state.now)
+                self.raft.submit(write)
+        if member.reads:
+            reads = member.reads
+            member.reads = []
+            for read in reads:
+                self._read_batches(read)
+        wants_save = member.transfer.wants_save()
+        if (
+            member.nodes_changed
+            or member.outcomes
+            or self.is_watched
+            or wants_save
+            or self._standing_changed
+            or (member.meta.diverged and not self.older_copy)
+        ):
+            self._standing_changed = False
+            self.on_turn()
+        if self._is_undecided or (member.has_diverged and not self.is_damaged):
+            self.distrust_disk()
+        self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        now = self.node.state.now
+        if now < self._watermarks_at + WATERMARKS_S:
+            return
+        self._watermarks_at = now
+        watermarks = self.node.state.journal.checkpoint()
+        if watermarks != self._written_watermarks:
+            self._written_watermarks = watermarks
+            self.writer.housekeeping.submit(partial(self._write_watermarks, watermarks))
+
+    async def write_watermarks(self) -> None:
+        """The last ones, behind those that are being written."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def done(result: object, error: BaseException | None) -> None:
+            if error is not None:
+                written.set_exception(error)
+            else:
+                written.set_result(None)
+
+        watermarks = self.node.state.journal.checkpoint()
+        work = partial(self._write_watermarks, watermarks)
+        self.writer.housekeeping.submit(work, done)
+        await written
+
+    def _write_watermarks(self, watermarks: Checkpoint) -> None:
+        """In another thread. The older ones serve as well: a start takes a little longer."""
+        try:
+            self.directory.write_watermarks(watermarks)
+        except OSError as error:
+            if not self._is_unwritten:
+                logger.warning("watermarks_not_written error=%r", str(error))
+            self._is_unwritten = True
+            return
+        self._is_unwritten = False
+
+    def refuse_publishes(self) -> None:
+        was_full = self.node.state.disk_full
+        super().refuse_publishes()
+        if not was_full:
+            self._tell_space(is_full=True)
+
+    def accept_publishes(self) -> None:
+        was_full = self.node.state.disk_full
+        super().accept_publishes()
+        if was_full:
+            self._tell_space(is_full=False)
+
+    def _tell_space(self, *, is_full: bool) -> None:
+        self.touch()
+        self._standing_changed = True
+        self.member.handle_space(is_full, self.node.state.now)
+
+    def waits_s(self) -> float:
+        return self.member.forwarding.waits_s(self.loop.time())
+
+    def group_taken(self, group: WriteGroup) -> None:
+        now = self.node.state.now
+        self.disk.journal.began(now)
+        self.member.handle_taken(group, now)
+
+    def group_written(self, group: WriteGroup) -> None:
+        super().group_written(group)
+        now = self.node.state.now
+        if self.disk.ended(self.disk.journal, now):
+            self._tell_disk(now)
+        self.member.handle_durable(now)
+
+    def write_journal(self, at_once: bool) -> None:
+        super().write_journal(at_once)
+        if self.node.state.memory:
+            self.member.handle_durable(self.node.state.now)
+
+    def _read_batches(self, effect: ReadBatches) -> None:
+        reader = self.reader
+        end = self.node.state.journal.next_offset[effect.partition]
+
+        def work() -> object:
+            return reader.read_batches(effect.partition, effect.start, end, effect.bytes_max)
+
+        def done(result: object, error: BaseException | None) -> None:
+            self.touch()
+            if error is not None:
+                self.fail("log_read_failed", error)
+                return
+            if not self.believes_disk:
+                return
+            assert isinstance(result, list)
+            self.member.handle_batches(effect.request, result, self.node.state.now)
+
+        self.read_pool.submit(work, done)
+
+    def raft_written(self) -> None:
+        self.touch()
+        now = self.node.state.now
+        if self.disk.ended(self.disk.metadata, now):
+            self._tell_disk(now)
+        self.member.handle_persisted(now)
+
+    def recorded_state(self) -> NodeState:
+        return self.images.state
+
+    def snapshot_offsets(self) -> list[int]:
+        return self.member.transfer.offsets()
+
+    def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
+        return self.images.snapshot()
+
+    # PeerHandler
+
+    def on_connected(self, identity: PeerIdentity) -> None:
+        self.touch()
+        presence = Presence(
+            identity.incarnation,
+            identity.peer_address,
+            identity.client_address,
+            identity.admin_address,
+            identity.features,
+        )
+        member, now = self.member, self.node.state.now
+        self._link_changed(
+            partial(member.handle_connected, identity.node_id, presence, identity.role, now)
+        )
+
+    def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
+        self.touch()
+        # The process may have been stopped since the turn began, and have read this afterwards.
+        now = self.loop.time()
+        self.member.tick(now)
+        if kind != HEARTBEAT:
+            now = self.node.state.now
+        try:
+            self.member.handle_frame(node_id, kind, payload, now)
+        except BadFrame:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self.fail("frame_failed", error)
+
+    def on_disconnected(self, node_id: str) -> None:
+        self.touch()
+        self._link_changed(partial(self.member.handle_disconnected, node_id, self.node.state.now))
+
+    def on_refused(self, node_id: str) -> None:
+        self.touch()
+        self._link_changed(partial(self.member.handle_refused, node_id, self.node.state.now))
+
+    def _link_changed(self, tell_member: Callable[[], None]) -> None:
+        """A failure of the member must not end in the link's callback, which would only cut the
+        link: the same would fail on the next one, while this node seems to live."""
+        try:
+            tell_member()
+        except Exception as error:  # noqa: BLE001
+            self.fail("link_failed", error)
+
+    def _found_damage(self, damage: Damage) -> None:
+        """In the thread that reads, before it reports what it has read."""
+        report_damage(damage)
+        self.loop.call_soon_threadsafe(self.distrust_disk)
+
+    def distrust_disk(self) -> None:
+        """The log is damaged. Nothing that is read from it is given to anybody any more, unless
+        there is nobody else who could have it."""
+        metadata = self.member.fabric.metadata
+        self._is_undecided = metadata is None
+        if self.is_damaged or metadata is None or not _has_other_replicas(self.member, metadata):
+            return
+        self.touch()
+        self.is_damaged = self._standing_changed = True
+        self.is_watched = True
+        self.believes_disk = False
+        logger.error("node_damaged text='it gives up what it leads and serves nobody'")
+        self.member.handle_damage(self.node.state.now)
+
+    def on_removed(self) -> None:
+        if not self.is_removed:
+            self.touch()
+            self.is_removed = self._standing_changed = True
+            logger.error("node_removed text='the others go on without this node: stop it'")
+
+    def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
+        self.touch()
+        self._standing_changed = True
+        self.may_begin_anew = self.may_begin_anew or may_begin_anew
+        if not self.older_copy:
+            self.older_copy = text
+            logger.error("older_copy text=%r", text)
+            if self.links is not None:
+                # It has lost votes and acknowledgements: it must not give others.
+                self.links.isolate("the disk of this node is an older copy")
+
+    def close(self) -> None:
+        if self.raft is not None:
+            self.raft.close()
+        super().close()
+
+
+def _has_other_replicas(member: Member, metadata: ClusterMetadata) -> bool:
+    own = member.meta.node_id
+    return any(node != own and info.role == DATA for node, info in metadata.nodes.items())

@@ -1,0 +1,75 @@
+"""The process's file descriptors: how many it may have, and who may use them.
+
+Clients get all but a reserve. The reserve is the broker's own: segments, snapshots, reads of the
+log, other nodes, and the admin port. Without it, silent connections could take the descriptor that
+the next segment needs.
+"""
+
+import logging
+import resource
+import threading
+from errno import EMFILE
+from typing import Final
+
+from holdfast.storage.files.filesystem import DESCRIPTORS
+
+logger = logging.getLogger("holdfast")
+
+RESERVE_MAX: Final = 512
+"""Enough for 32 open segments, 64 readers of the log, 64 requests on the admin port, 64 nodes that
+introduce themselves, a federation's links, and the broker's own files."""
+RESERVE_MIN: Final = 64
+UNLIMITED: Final = 1 << 30
+
+
+def raise_limit() -> int:
+    """Raise the soft limit to the hard one. Returns the descriptors that the process may have."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems have a limit of their own below "unlimited".
+    for wanted in (hard, 1 << 20, 10_240):
+        if soft in (hard, resource.RLIM_INFINITY) or soft >= wanted > 0:
+            break
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError) as error:
+            logger.info("descriptor_limit_not_raised to=%d error=%r", wanted, str(error))
+        else:
+            break
+    return limit()
+
+
+def limit() -> int:
+    """Of this process, by now."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def reserve() -> int:
+    """Descriptors that clients never get: a quarter, but at least 64 and at most 512. Below 128 it
+    is half."""
+    total = limit()
+    return min(RESERVE_MAX, max(total // 4, min(RESERVE_MIN, total // 2)))
+
+
+def for_clients() -> int:
+    """Connections of clients that the process can have."""
+    return limit() - reserve()
+
+
+def share(count: int) -> int:
+    """At most `count` connections of one kind that the reserve serves, an eighth of it if that is
+    less."""
+    return min(count, max(2, reserve() // 8))
+
+
+def watch_files() -> None:
+    """From now on whoever opens one of the log's files waits for a descriptor, except the event
+    loop, in the main thread: while it waits, no connection is closed."""
+    DESCRIPTORS.may_wait = _may_wait
+
+
+def _may_wait(error: OSError, waited_s: float) -> bool:
+    if waited_s == 0:
+        scarce = "process" if error.errno == EMFILE else "machine"
+        logger.error("no_descriptors_left of=%s file=%r limit=%d", scarce, error.filename, limit())
+    return threading.current_thread() is not threading.main_thread()

@@ -1,0 +1,157 @@
+"""A broker's membership of a federation: a federator in the broker's loop, with its edge inside the
+broker and its state in the broker's data directory.
+
+Whatever becomes of the federator, the broker serves its clients: what they publish meanwhile waits
+in the log for the next start of the federator, which is tried until it succeeds.
+"""
+
+import asyncio
+import logging
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from holdfast.config.federation import Federation
+from holdfast.federation.core.routing.mesh import Mesh
+from holdfast.federation.sidecar.edge_broker.edge import BrokerEdge
+from holdfast.federation.sidecar.edge_broker.origin_offset import LOG_BYTES_MAX
+from holdfast.federation.sidecar.federator import Federator, FederatorError
+from holdfast.federation.sidecar.settings import Settings
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.failures import watched
+
+logger = logging.getLogger("holdfast")
+
+DIRECTORY: Final = "federation"
+"""In the data directory: what is shared with a standby is shared with it."""
+AGAIN_S: Final = 1.0
+"""From a start that failed, or a federator that did, to the next start."""
+COMPLAINT_S: Final = 30.0
+"""Between two lines in the log that tell the same reason."""
+
+
+class BrokerFederation:
+    def __init__(self, config: Federation, broker: Broker, data: Path, created: str) -> None:
+        """`data`: the data directory; `created`: when it was, which no other log of this member
+        shares."""
+        table = msgspec.to_builtins(config) | {"data": str(data / DIRECTORY)}
+        self._settings = Settings.from_table(table)
+        self._broker = broker
+        self._log = sha256(created.encode()).hexdigest()[:LOG_BYTES_MAX]
+        self._federator: Federator | None = None
+        self._edge: BrokerEdge | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self.restarts = 0
+        self.failure = ""
+        """Why there is no federator now."""
+        self._complained_at = -COMPLAINT_S
+
+    @property
+    def federator(self) -> Federator | None:
+        """None while it does not run."""
+        return self._federator
+
+    async def start(self) -> None:
+        """Raises FederatorError; `start_soon` would go on trying."""
+        await self._begin()
+        self._watch = watched(self._keep_running())
+
+    def start_soon(self) -> None:
+        """Try until it succeeds: on a shared directory the node before us may not be gone yet."""
+        self.failure = "not started yet"
+        self._watch = watched(self._keep_running())
+
+    async def stop(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._end()
+
+    def status(self) -> dict[str, object]:
+        """For people and the API; plain values that JSON can have."""
+        found: dict[str, object] = {
+            "federation": self._settings.name,
+            "running": self._federator is not None,
+            "failure": self.failure,
+            "restarts": self.restarts,
+        }
+        if self._federator is not None and self._edge is not None:
+            found |= self._federator.status()
+            found["edge"] = self._edge.status()
+        return found
+
+    def mesh(self, topic: str) -> dict[str, object]:
+        """Of a valid topic name, as this member sees it; empty while it does not run."""
+        return {} if self._federator is None else mesh_fields(self._federator.mesh(topic))
+
+    def sys_values(self) -> dict[str, str]:
+        """For $SYS/broker/."""
+        federator, edge = self._federator, self._edge
+        if federator is None or edge is None:
+            return {"federation/running": "0"}
+        member = federator.member
+        values = {
+            "running": 1,
+            "id": federator.node.hex(),
+            "epoch": federator.epoch,
+            "members": len(member.database.entries),
+            "links": len(member.links.peers()),
+            "custody": len(member.custody),
+            "messages/exported": edge.counts["exported"],
+            "messages/imported": edge.counts["imported"],
+        }
+        return {f"federation/{name}": str(value) for name, value in values.items()}
+
+    async def _keep_running(self) -> None:
+        while True:
+            if self._federator is None:
+                try:
+                    await self._begin()
+                except FederatorError as error:
+                    self._complain(str(error))
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                if self.restarts or self._complained_at > 0:
+                    logger.warning("federation_goes_on restarts=%d", self.restarts)
+            assert self._federator is not None
+            failure = await self._federator.failed()
+            await self._end()
+            self.restarts += 1
+            self._complain(str(failure))
+            await asyncio.sleep(AGAIN_S)
+
+    async def _begin(self) -> None:
+        settings = self._settings
+        edge = BrokerEdge(self._broker, settings.export_filters, settings.import_filters)
+        federator = Federator(settings, edge)
+        edge.identify(lambda: federator.node, self._log)
+        await federator.start()
+        self._federator, self._edge = federator, edge
+        self.failure = ""
+
+    async def _end(self) -> None:
+        federator, self._federator = self._federator, None
+        if federator is not None:
+            await federator.stop()
+
+    def _complain(self, text: str) -> None:
+        now = self._broker.loop.time()
+        if text != self.failure or now >= self._complained_at + COMPLAINT_S:
+            logger.error("federation_down error=%r again_s=%s", text, AGAIN_S)
+            self._complained_at = now
+        self.failure = text
+
+
+def mesh_fields(mesh: Mesh) -> dict[str, object]:
+    return {
+        "topic": mesh.topic,
+        "root": None if mesh.root is None else mesh.root.hex(),
+        "members": [node.hex() for node in mesh.members],
+        "parents": {node.hex(): parent.hex() for node, parent in mesh.parents.items()},
+        "children": {
+            node.hex(): [child.hex() for child in children]
+            for node, children in mesh.children.items()
+        },
+    }

@@ -1,0 +1,233 @@
+"""What a running node does besides serving: watch the disk's free space, save snapshots, apply
+retention. Each in small pieces, so that no client waits for it."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from holdfast.broker.recovery.retention_pins import holds_of
+from holdfast.broker.recovery.state_records import log_progress
+from holdfast.config.schema import Config
+from holdfast.server.disk.storage import SNAPSHOTS_KEPT, Storage
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.event_loop.failures import watched
+from holdfast.storage.files.filesystem import TemporaryFile
+from holdfast.storage.files.layout import snapshot_name
+from holdfast.storage.journal.retention import (
+    RetentionDecision,
+    RetentionPolicy,
+    SegmentSummary,
+    count_settled,
+    decide,
+)
+from holdfast.storage.snapshot import SnapshotEncoder
+
+logger = logging.getLogger("holdfast")
+
+SPACE_INTERVAL_S = 0.5
+RETENTION_INTERVAL_S = 5.0
+RESERVE_BYTES_MAX = 256 << 20
+SLICE_ENTRIES = 200
+"""Snapshot entries made between two turns of the loop."""
+
+
+class Maintenance:
+    def __init__(self, broker: Broker, storage: Storage, config: Config) -> None:
+        self._broker = broker
+        self._storage = storage
+        self._config = config
+        self._tasks: list[asyncio.Task[None]] = []
+        broker.reserve_bytes = config.log.reserve_bytes or self._automatic_reserve()
+        self._snapshot_at = storage.journal.size_bytes()
+        self._snapshot_lock = asyncio.Lock()
+        self.failing: dict[str, str] = {}
+        """Work that failed when it was tried last, and of what."""
+        retention = config.log.retention
+        self._policy = RetentionPolicy(
+            retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
+        )
+        self._held_back = False
+        # Journal bytes taken by retention since start: growth is counted over what is gone.
+        self._removed_bytes = 0
+
+    def start_watching(self) -> None:
+        """Only the free space: a node of a cluster stores before it serves."""
+        self._tasks.append(watched(self._repeat(self._watch_space, SPACE_INTERVAL_S)))
+
+    def start(self) -> None:
+        if not self._tasks:
+            self.start_watching()
+        for work, interval_s in (
+            (self._maybe_snapshot, RETENTION_INTERVAL_S),
+            (self._retain, RETENTION_INTERVAL_S),
+        ):
+            self._tasks.append(watched(self._repeat(work, interval_s)))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _repeat(self, work: Callable[[], object], interval_s: float) -> None:
+        while True:
+            await self.attempt(work)
+            await asyncio.sleep(interval_s)
+
+    async def attempt(self, work: Callable[[], object]) -> None:
+        """Do a piece of work. A failure is kept in `failing` until the same work succeeds: what was
+        begun is discarded, and serving does not depend on it, but a disk fills without retention
+        and a restart takes long without snapshots."""
+        name = work.__name__.strip("_")
+        try:
+            result = work()
+            if asyncio.iscoroutine(result):
+                await result
+        except Exception as error:
+            # A full disk, mostly; anything else comes with its traceback.
+            trace = None if isinstance(error, OSError) else error
+            logger.error("maintenance_failed work=%s error=%r", name, str(error), exc_info=trace)
+            self.failing[name] = str(error) or type(error).__name__
+        else:
+            if self.failing.pop(name, None) is not None:
+                logger.warning("maintenance_goes_on work=%s", name)
+
+    def _watch_space(self) -> None:
+        """Refuse QoS > 0 before the disk is full; take them again when there is some room more."""
+        broker = self._broker
+        state = broker.node.state
+        free = self._storage.directory.files.free_bytes()
+        reserve = broker.reserve_bytes
+        if free < reserve:
+            broker.refuse_publishes()
+        elif state.disk_full and free > reserve + reserve // 4 and not broker.writer.is_full:
+            broker.accept_publishes()
+
+    def _automatic_reserve(self) -> int:
+        """A twentieth of the disk, at most RESERVE_BYTES_MAX: room for state records, indexes
+        and the group that is being written."""
+        return min(RESERVE_BYTES_MAX, self._storage.total_bytes() // 20)
+
+    def _grown_bytes(self) -> int:
+        return self._storage.journal.size_bytes() + self._removed_bytes - self._snapshot_at
+
+    async def _maybe_snapshot(self) -> None:
+        if self._grown_bytes() >= self._config.log.snapshot_bytes:
+            await self.take_snapshot()
+
+    async def take_snapshot(self, *, always: bool = False) -> None:
+        """Write the derived state while it moves on (see node.recovery), a slice at a time.
+        `always`: it holds more than the records say, so even if there is one for all of them."""
+        async with self._snapshot_lock:
+            broker = self._broker
+            state = broker.node.state
+            journal = self._storage.journal
+            grown = self._grown_bytes()
+            offsets = broker.snapshot_offsets()
+            newest = self._storage.snapshots[-1] if self._storage.snapshots else -1
+            sequence = journal.committed_sequence
+            if journal.replicated:
+                # Coarse, and with what is appended it may fall back; what was settled stays so.
+                sequence = max(newest, journal.settled_sequence(journal.high_watermark))
+            is_due = journal.replicated and grown >= self._config.log.snapshot_bytes
+            if sequence == newest and not is_due and not always:
+                return
+            encoder = SnapshotEncoder(sequence, offsets, state.wall_us)
+            file = TemporaryFile(self._storage.directory.files, snapshot_name(sequence))
+            try:
+                for count, (kind, data) in enumerate(broker.snapshot_entries(), 1):
+                    pieces = encoder.add(kind, data)
+                    if pieces:
+                        await asyncio.to_thread(file.write, pieces)
+                    elif count % SLICE_ENTRIES == 0:
+                        await asyncio.sleep(0)
+                await asyncio.to_thread(file.write, encoder.finish())
+                if not journal.replicated:
+                    # Groups are in the snapshot as of a later moment than their members. A record
+                    # that was handed out between must be inflight in the log, or nobody has it.
+                    log_progress(state)
+                # Nothing in the snapshot may be newer than what the journal has for sure.
+                await broker.drain_journal()
+                await asyncio.to_thread(file.finish)
+            except BaseException:
+                file.discard()
+                raise
+            self._snapshot_at += grown
+            if sequence != newest:
+                self._storage.snapshots.append(sequence)
+            while len(self._storage.snapshots) > SNAPSHOTS_KEPT:
+                old = self._storage.snapshots.pop(0)
+                await asyncio.to_thread(self._storage.directory.remove_snapshot, old)
+            logger.info(
+                "snapshot sequence=%020d entries=%d bytes=%d",
+                sequence,
+                encoder.entries,
+                encoder.size_bytes,
+            )
+
+    async def _retain(self) -> None:
+        journal = self._storage.journal
+        if len(journal.segments) < 2:
+            return
+        now_us = self._broker.node.state.wall_us
+        summaries = [
+            SegmentSummary(
+                segment.sequence,
+                segment.size_bytes,
+                segment.last_timestamp_us(),
+                segment.end_offsets(),
+            )
+            for segment in journal.segments
+        ]
+        superseded = await self._broker.in_reader_thread(
+            lambda: self._storage.superseded(self._policy)
+        )
+        sequence = self._storage.snapshots[0] if self._storage.snapshots else 0
+        limit = self._config.log.retention.session_bytes or None
+        holds = holds_of(self._broker.recorded_state(), limit)
+        decision = decide(
+            summaries,
+            journal.start_offsets,
+            self._policy,
+            sequence,
+            holds,
+            now_us,
+            superseded=superseded,
+        )
+        if (decision.bytes_held > 0) != self._held_back:
+            self._held_back = decision.bytes_held > 0
+            logger.info("retention_held_back bytes=%d", decision.bytes_held)
+        if decision.bytes_unsaved:
+            # Only a newer snapshot stands against removing more.
+            await self.take_snapshot()
+        if decision.remove:
+            await self._remove(decision)
+        elif self._policy.per_topic_last is not None:
+            await self._compact(
+                count_settled(summaries, sequence, holds), self._policy.per_topic_last
+            )
+
+    async def _compact(self, settled: int, per_topic_last: int) -> None:
+        """One segment after the other, so that readers wait for no more than one."""
+        while True:
+            found = await self._broker.in_reader_thread(
+                lambda: self._storage.compact_next(settled, per_topic_last)
+            )
+            if found is None:
+                return
+            old, new = found
+            self._storage.journal.replace_segment(new)
+            self._removed_bytes += old.size_bytes - new.size_bytes
+            logger.info(
+                "compacted segment=%020d bytes=%d freed=%d",
+                new.sequence,
+                new.size_bytes,
+                old.size_bytes - new.size_bytes,
+            )
+
+    async def _remove(self, decision: RetentionDecision) -> None:
+        for loss in decision.losses:
+            logger.warning("retention_overtook reader=%r records=%d", loss.name, loss.records)
+        removed = self._storage.journal.remove_oldest(decision.remove)
+        self._removed_bytes += sum(segment.size_bytes for segment in removed)
+        await asyncio.to_thread(self._storage.remove_segments, removed)
+        logger.info("retention segments=%d bytes=%d", len(removed), decision.bytes_freed)

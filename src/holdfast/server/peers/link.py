@@ -1,0 +1,327 @@
+"""One connection to another node: the handshake, then frames both ways.
+
+Duck-typed rather than derived from asyncio.BufferedProtocol, so that it compiles to a native class;
+asyncio's own loop takes it for a Protocol then.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, cast
+
+from holdfast.cluster.frame_kinds import BadFrame
+from holdfast.cluster.partitions.disk_position import Known
+from holdfast.security.certificates import certificate_names
+from holdfast.security.peer_handshake import CLUSTER, Handshake, PeerIdentity, Realm, Refusal
+from holdfast.server.peers.dialer import configure
+from holdfast.server.peers.frames import HEADER, FrameReader, FrameTooLong
+
+HANDSHAKE_READ_BYTES: Final = 4096
+JOINED_BYTES: Final = 65_536
+"""Up to here one copy into one buffer is cheaper than handing the pieces to the socket."""
+CLOSE_TIMEOUT_S: Final = 1.0
+"""How long an orderly close may take to send what is queued."""
+
+
+@dataclass(slots=True)
+class PeerMetrics:
+    """Counters since the start."""
+
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    connects: int = 0
+    disconnects: int = 0
+    dials: int = 0
+    overflows: int = 0
+    """Links closed because the peer did not read."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Connections that did not become a link, by `Refusal.reason`. "nobody": nobody listened at
+    the address that was dialled; "linked", "self" and "reset" may well be in order."""
+
+
+class LinkOwner(Protocol):
+    """What a link asks and tells; all calls come from the event loop."""
+
+    metrics: PeerMetrics
+
+    def judge(self, link: "PeerLink", peer: PeerIdentity, last: bool) -> Refusal | None: ...
+
+    def established(self, link: "PeerLink") -> None: ...
+
+    def received(self, link: "PeerLink", kind: int, payload: bytes) -> None:
+        """May raise BadFrame: the link is closed."""
+
+    def broken_off(self, link: "PeerLink", text: str) -> None:
+        """The peer did what it must not; the link is being closed."""
+
+    def opened(self, link: "PeerLink") -> None:
+        """There is a socket, before everything else."""
+
+    def closed(self, link: "PeerLink") -> None:
+        """The socket is closed, after everything else."""
+
+
+def failure(error: Exception | None) -> Refusal:
+    """What an error of a socket means before there is a link."""
+    if isinstance(error, ConnectionRefusedError):
+        return Refusal("nobody", "refuses connections")
+    if isinstance(error, ConnectionResetError):
+        # As a process that ends does to connections that it has not accepted yet.
+        return Refusal("reset", "reset the connection")
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or "no reason").replace("_", " ").lower()
+        return Refusal("tls", f"TLS failed: {reason}")
+    if isinstance(error, OSError):
+        return Refusal("unreachable", f"cannot be reached: {error.strerror or error}")
+    return Refusal("closed", f"failed: {error}")
+
+
+class PeerLink:
+    def __init__(
+        self,
+        owner: LinkOwner,
+        loop: asyncio.AbstractEventLoop,
+        identity: PeerIdentity,
+        secret: bytes,
+        nonce: bytes,
+        dials: bool,
+        remote: str,
+        expected: str,
+        frame_bytes_max: int,
+        send_bytes_max: int,
+        realm: Realm = CLUSTER,
+        disk: Callable[[], str] | None = None,
+        known: Known | None = None,
+    ) -> None:
+        """`remote`: the other end for the log; `expected`: the node id that was dialled, "" for
+        whoever is there. `disk`: see Handshake; `known`: of the disks of others, until now."""
+        self.known: Known = known or {}
+        self.identity = identity
+        """What this end says of itself."""
+        self.remote = remote
+        self.expected = expected
+        self.dials = dials
+        self.peer: PeerIdentity | None = None
+        self.established_at = 0.0
+        self.closing = False
+        self.refusal: Refusal | None = None
+        """Why it did not become a link."""
+        self.settled: asyncio.Future[None] = loop.create_future()
+        """Done when it is established, or closed before that."""
+        self.queued = False
+        """Whether the owner has it on its list of links to flush."""
+        self._owner = owner
+        self._loop = loop
+        self._handshake: Handshake | None = Handshake(
+            dials, identity, secret, nonce, self._judge, realm, disk
+        )
+        self._greeting = memoryview(bytearray(HANDSHAKE_READ_BYTES))
+        self._reader: FrameReader | None = None
+        self._frame_bytes_max = frame_bytes_max
+        self._send_bytes_max = send_bytes_max
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._unsent_bytes = 0
+        """In the transport's buffer after the last flush; no less than there is now."""
+        self._is_joined = False
+        """The writelines of asyncio's own transports does not call pause_writing in Python 3.12
+        and 3.13: a peer that does not read would never count as busy."""
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self.closing:
+            self._transport.abort()
+            return
+        configure(transport)
+        self._is_joined = type(transport).__module__.startswith("asyncio.")
+        self._owner.opened(self)
+        assert self._handshake is not None
+        self._write(self._handshake.take_out())
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._greeting if self._reader is None else self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._owner.metrics.bytes_in += nbytes
+        if self.closing:
+            return
+        if self._handshake is not None:
+            self._greet(self._handshake, self._greeting[:nbytes].tobytes())
+        else:
+            self._take_frames(nbytes)
+
+    def data_received(self, data: bytes) -> None:
+        """From a loop that does not ask for a buffer."""
+        view = memoryview(data)
+        while view:
+            buffer = self.get_buffer(len(view))
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            view = view[count:]
+            self.buffer_updated(count)
+
+    def pause_writing(self) -> None:
+        """What is unsent is bounded by `send`."""
+
+    def resume_writing(self) -> None:
+        pass
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closing = True
+        self._transport = None
+        self._out.clear()
+        self._out_bytes = self._unsent_bytes = 0
+        if self._handshake is not None and self.refusal is None:
+            known = isinstance(exc, ssl.SSLError | ConnectionResetError)
+            heard = self._handshake.heard
+            self.refusal = failure(exc) if known and not heard else self._handshake.cut_short()
+        self._settle()
+        self._owner.closed(self)
+
+    def identified(self) -> str:
+        """The id of the node at the other end, "" as long as it has not proved to be one."""
+        peer = self.peer if self._handshake is None else self._handshake.peer
+        return "" if peer is None else peer.node_id
+
+    # Receiving
+
+    def _greet(self, handshake: Handshake, data: bytes) -> None:
+        try:
+            established = handshake.receive(data)
+        except Refusal as refusal:
+            self._write(handshake.take_out())
+            self.refuse(refusal)
+            return
+        self._write(handshake.take_out())
+        if not established:
+            return
+        self.peer = handshake.peer
+        self.established_at = self._loop.time()
+        self._handshake = None
+        self._reader = reader = FrameReader(self._frame_bytes_max)
+        self._settle()
+        self._owner.established(self)
+        if handshake.rest:
+            reader.buffer()[: len(handshake.rest)] = handshake.rest
+            self._take_frames(len(handshake.rest))
+
+    def _take_frames(self, count: int) -> None:
+        reader, owner = self._reader, self._owner
+        assert reader is not None
+        try:
+            frames = reader.filled(count)
+            owner.metrics.frames_in += len(frames)
+            for kind, payload in frames:
+                if self.closing:
+                    return
+                owner.received(self, kind, payload)
+        except FrameTooLong as error:
+            self.break_off(str(error))
+        except BadFrame as bad:
+            # Another name: compiled, a name has one type.
+            self.break_off(f"sent a frame of kind {kind} that cannot be read: {bad}")
+
+    def _judge(self, peer: PeerIdentity, last: bool) -> Refusal | None:
+        if self.expected and peer.node_id != self.expected:
+            return Refusal("unexpected", f"{peer.node_id} answers where {self.expected} should be")
+        assert self._transport is not None
+        if self._transport.get_extra_info("sslcontext") is not None:
+            names = certificate_names(self._transport.get_extra_info("peercert"))
+            if peer.node_id not in names:
+                return Refusal(
+                    "certificate",
+                    f"the certificate of {peer.node_id} is for"
+                    f" {', '.join(sorted(names)) or 'nobody'}",
+                )
+        return self._owner.judge(self, peer, last)
+
+    # Sending
+
+    def send(self, kind: int, payload: bytes | Sequence[bytes]) -> bool:
+        """Queue a frame; False: the link is being closed. More than `send_bytes_max` unsent
+        closes it: a peer that does not read must not eat memory."""
+        if self.closing:
+            return False
+        if self._out_bytes + self._unsent_bytes > self._send_bytes_max:
+            unsent_bytes = self.pending_bytes()
+            if unsent_bytes > self._send_bytes_max:
+                self._owner.metrics.overflows += 1
+                self.break_off(f"does not read: {unsent_bytes} bytes wait for it")
+                return False
+        pieces = (payload,) if isinstance(payload, bytes) else payload
+        length = sum(map(len, pieces))
+        if length > self._frame_bytes_max:
+            raise ValueError(f"a frame of kind {kind} with {length} bytes")
+        self._out.append(HEADER.pack(length, kind))
+        self._out.extend(pieces)
+        self._out_bytes += HEADER.size + length
+        self._owner.metrics.frames_out += 1
+        return True
+
+    def flush(self) -> None:
+        out, transport = self._out, self._transport
+        if not out or transport is None or self.closing:
+            return
+        if self._out_bytes <= JOINED_BYTES or self._is_joined:
+            transport.write(b"".join(out))
+        else:
+            transport.writelines(out)
+        self._owner.metrics.bytes_out += self._out_bytes
+        self._out = []
+        self._out_bytes = 0
+        self._unsent_bytes = transport.get_write_buffer_size()
+
+    def pending_bytes(self) -> int:
+        """Queued and not yet taken by the system."""
+        if self._transport is None or self.closing:
+            return 0
+        self._unsent_bytes = self._transport.get_write_buffer_size()
+        return self._out_bytes + self._unsent_bytes
+
+    def _write(self, data: bytes) -> None:
+        if data and self._transport is not None:
+            self._transport.write(data)
+            self._owner.metrics.bytes_out += len(data)
+
+    # Ending
+
+    def refuse(self, refusal: Refusal) -> None:
+        """End a connection that is no link yet."""
+        self.refusal = refusal
+        self.close()
+        self._settle()
+
+    def break_off(self, text: str) -> None:
+        """The peer did what it must not: cut the link."""
+        self._owner.broken_off(self, text)
+        self.abort()
+
+    def close(self) -> None:
+        """After what is queued has been sent, or CLOSE_TIMEOUT_S."""
+        if self.closing:
+            return
+        self.flush()
+        self.closing = True
+        transport = self._transport
+        if transport is not None:
+            if transport.get_write_buffer_size():
+                self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
+            transport.close()
+
+    def abort(self) -> None:
+        self.closing = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _settle(self) -> None:
+        if not self.settled.done():
+            self.settled.set_result(None)

@@ -1,0 +1,98 @@
+"""Accepting the connections of other nodes, and of whoever else finds the port."""
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from holdfast.server.event_loop import descriptors
+from holdfast.server.event_loop.failures import report
+
+BACKLOG: Final = 128
+GREETINGS_MAX: Final = 64
+"""Accepted connections that are no links yet; the oldest one makes room for another. A node needs
+milliseconds, so strangers that only hold connections do not keep it out."""
+ACCEPT_PAUSE_S: Final = 0.1
+"""After an error of accept, as when the process has no descriptors left."""
+
+
+class PeerListener:
+    """`greet(socket, remote)` is run for each connection and owns the socket; it is cancelled when
+    there are too many, of which `crowded` is told."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        greet: Callable[[socket.socket, str], Coroutine[Any, Any, None]],
+        crowded: Callable[[], None],
+        failed: Callable[[OSError], None],
+    ) -> None:
+        self.greetings: dict[asyncio.Task[None], None] = {}
+        """The oldest first."""
+        self._loop = loop
+        self._greet = greet
+        self._crowded = crowded
+        self._failed = failed
+        self._sockets: list[socket.socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self, bind: str, port: int) -> int:
+        """Listen on all addresses of a host; the port. Raises OSError."""
+        found = await self._loop.getaddrinfo(
+            bind.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            one = socket.socket(family, kind, protocol)
+            self._sockets.append(one)
+            try:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                one.setblocking(False)
+                one.bind((address[0], port, *address[2:]))
+                one.listen(BACKLOG)
+            except OSError as error:
+                self._close()
+                text = f"{bind}:{port}: {error.strerror or error}"
+                raise OSError(error.errno, text) from error
+            port = one.getsockname()[1]
+        for one in self._sockets:
+            task = self._loop.create_task(self._accept(one))
+            task.add_done_callback(report)
+            self._tasks.append(task)
+        return port
+
+    async def stop(self) -> None:
+        tasks = [*self._tasks, *self.greetings]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._close()
+
+    def _close(self) -> None:
+        for one in self._sockets:
+            one.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                one, address = await self._loop.sock_accept(listener)
+            except OSError as error:
+                self._failed(error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            task = self._loop.create_task(self._greet(one, f"{host}:{address[1]}"))
+            self.greetings[task] = None
+            task.add_done_callback(self._ended)
+            if len(self.greetings) > descriptors.share(GREETINGS_MAX):
+                oldest = next(iter(self.greetings))
+                del self.greetings[oldest]
+                oldest.cancel()
+                self._crowded()
+            # While there are connections to accept, sock_accept does not wait.
+            await asyncio.sleep(0)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self.greetings.pop(task, None)
+        report(task)

@@ -1,0 +1,177 @@
+"""A node's part in a shared data directory: the lease, and what goes with it on the event loop."""
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from holdfast.broker.node import Node
+from holdfast.cluster.lease.directory import NodeInfo
+from holdfast.cluster.lease.tenure import LeaseLost
+from holdfast.cluster.lease.watch import LeaseTimes
+from holdfast.config.schema import Config
+from holdfast.server.disk.filesystem_type import NETWORK, file_system_type, objection
+from holdfast.server.disk.mastership import OLD_EPOCHS_KEPT_S, Mastership, clock
+from holdfast.server.disk.storage import Storage, StorageError, now_text
+from holdfast.server.event_loop.failures import watched
+from holdfast.storage.files.data_directory import DataDirectoryError, create_or_open_shared
+from holdfast.storage.files.filesystem import OsFileSystem
+from holdfast.storage.files.layout import Manifest
+from holdfast.storage.journal.journal import Journal
+
+logger = logging.getLogger("holdfast")
+
+NETWORK_TIMEOUT_S: Final = 2.0
+"""Over a network a lease should last at least this long."""
+OPEN_ATTEMPTS: Final = 20
+OPEN_PAUSE_S: Final = 0.1
+"""Nodes that are started together create the directory one after the other."""
+
+
+class Sharing:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        new_node: Callable[[Journal], Node],
+        on_holding: Callable[[Node, Storage], None],
+        on_failed: Callable[[BaseException], None],
+        on_handover: Callable[[], None],
+    ) -> None:
+        """Raises StorageError: the directory cannot be shared. See Mastership for the callbacks."""
+        self._on_failed = on_failed
+        path = Path(config.node.data)
+        manifest = _open(path, config)
+        kind = file_system_type(path)
+        text = objection(kind)
+        if text:
+            raise StorageError(f"{path}: cannot be shared: {text}")
+        if kind in NETWORK and config.lease.timeout_s < NETWORK_TIMEOUT_S:
+            logger.warning(
+                "lease_timeout_short timeout_s=%s file_system=%s recommended_s=%s",
+                config.lease.timeout_s,
+                kind,
+                NETWORK_TIMEOUT_S,
+            )
+        times = LeaseTimes(
+            config.lease.timeout_s, config.lease.heartbeat_s, config.lease.heartbeat_s / 5
+        )
+        self._loop = asyncio.get_running_loop()
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._tidying: asyncio.Task[None] | None = None
+        self.node_id = config.node.id
+        self.mastership = Mastership(
+            OsFileSystem(path),
+            path,
+            manifest,
+            config.log.segment_bytes,
+            NodeInfo(config.node.id, address_of(config), admin_of(config)),
+            times,
+            file_system=kind,
+            kills_stale_holder=config.lease.kill_stale_holder,
+            new_node=new_node,
+            call_soon=self._loop.call_soon_threadsafe,
+            on_holding=on_holding,
+            on_failed=on_failed,
+            on_handover=on_handover,
+        )
+
+    def start(self) -> None:
+        """Raises StorageError, OSError."""
+        try:
+            self.mastership.start()
+        except ValueError as error:
+            raise StorageError(str(error)) from error
+
+    def serving(self) -> None:
+        """The node that took over has opened its listeners."""
+        # What the standby has built up lives long: collections should not go through it.
+        gc.freeze()
+        self._beat()
+        self._tidying = watched(self._tidy())
+
+    def confirm(self) -> None:
+        """See Renewal.confirm; in the journal's thread."""
+        renewal = self.mastership.renewal
+        assert renewal is not None
+        renewal.confirm()
+
+    def role(self) -> str:
+        return "holder" if self.mastership.is_holder else "standby"
+
+    async def others(self) -> str:
+        """Addresses of the nodes that may take over from us if we hold the lease, for a Server
+        Reference."""
+        if not self.mastership.is_holder:
+            return ""
+        try:
+            nodes = await asyncio.to_thread(self.mastership.other_nodes)
+        except OSError as error:
+            logger.warning("nodes_not_read error=%r", str(error))
+            return ""
+        return " ".join(node.address for node in nodes if node.address)
+
+    async def stop(self) -> None:
+        """Release the lease; nothing may be promised any more."""
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+        if self._tidying is not None:
+            self._tidying.cancel()
+        await asyncio.to_thread(self.mastership.stop)
+
+    def _beat(self) -> None:
+        renewal = self.mastership.renewal
+        assert renewal is not None
+        if renewal.tenure.has_run_out(clock()):
+            # The directory hangs, and so does every thread that looks at it. Another node may
+            # serve by now, of which no look will come back to say so.
+            timeout_s = self.mastership.times.timeout_s
+            self._on_failed(LeaseLost(f"not renewed for {timeout_s:g} s: the directory hangs"))
+            return
+        renewal.loop_is_alive()
+        self._heartbeat = self._loop.call_later(self.mastership.times.heartbeat_s, self._beat)
+
+    async def _tidy(self) -> None:
+        while True:
+            await asyncio.sleep(OLD_EPOCHS_KEPT_S)
+            try:
+                await asyncio.to_thread(self.mastership.forget_old_epochs)
+                return
+            except LeaseLost:
+                return  # the renewal tells
+            except OSError as error:
+                # Their links keep space: until it succeeds.
+                logger.warning("old_epochs_not_removed error=%r", str(error))
+
+
+def _open(path: Path, config: Config) -> Manifest:
+    for attempt in range(OPEN_ATTEMPTS):
+        try:
+            return create_or_open_shared(path, config.node.id, config.log.partitions, now_text())
+        except DataDirectoryError as error:
+            if not error.in_use or attempt == OPEN_ATTEMPTS - 1:
+                raise StorageError(str(error)) from error
+        time.sleep(OPEN_PAUSE_S)
+    raise AssertionError
+
+
+def address_of(config: Config) -> str:
+    """Where clients reach this node; "" if that cannot be known from the configuration."""
+    if config.node.advertise:
+        return config.node.advertise
+    listener = config.listeners[0]
+    if not listener.port:
+        return ""
+    host = listener.bind
+    if host in ("0.0.0.0", "::", "[::]"):
+        host = socket.getfqdn()
+    return f"[{host.strip('[]')}]:{listener.port}" if ":" in host else f"{host}:{listener.port}"
+
+
+def admin_of(config: Config) -> str:
+    admin = config.admin
+    return f"{admin.bind}:{admin.port}" if admin.enabled and admin.port else ""

@@ -1,0 +1,183 @@
+"""`holdfast federator` as a process: a federator, its edge to the broker beside it, an admin port.
+
+- /healthz: this process runs. /readyz: the broker can be published to.
+- /metrics and /api/v1/federation: as a broker with [federation] has them.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from typing import Any, Final
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from holdfast.api.admin import CONNECTIONS_MAX, QuietServer
+from holdfast.api.federation_routes import FederationRoutes
+from holdfast.api.log_routes import BadRequest
+from holdfast.api.metrics.federation import FederationCollector
+from holdfast.api.metrics.node import render
+from holdfast.federation.sidecar.edge_mqtt.edge import MqttEdge
+from holdfast.federation.sidecar.edge_mqtt.retained import edge_for
+from holdfast.federation.sidecar.edge_mqtt.state import BadState
+from holdfast.federation.sidecar.federator import Federator, FederatorError
+from holdfast.federation.sidecar.sidecar_settings import SidecarSettings
+from holdfast.security.http.connections import BoundedConnection, bounded
+from holdfast.security.http.guard import Guard
+from holdfast.security.http.requests import hosts_of_bind
+from holdfast.server.event_loop.failures import first_unexpected
+from holdfast.server.event_loop.loop import spare_the_collector
+from holdfast.server.federation import mesh_fields
+
+logger = logging.getLogger("holdfast.federator")
+
+SHUTDOWN_S: Final = 2
+"""How long answers that are under way may take at the end."""
+METRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+
+
+class SidecarFederation:
+    """What the routes and metrics of a broker's membership look at."""
+
+    def __init__(self, federator: Federator, edge: MqttEdge) -> None:
+        self.federator = federator
+        self._edge = edge
+
+    def status(self) -> dict[str, object]:
+        return {
+            "running": True,
+            "failure": "",
+            **self.federator.status(),
+            "edge": self._edge.status(),
+        }
+
+    def mesh(self, topic: str) -> dict[str, object]:
+        return mesh_fields(self.federator.mesh(topic))
+
+
+class SidecarPort:
+    """The admin port."""
+
+    def __init__(self, federation: SidecarFederation) -> None:
+        self.federation = federation
+        self._registry = CollectorRegistry()
+        self._registry.register(FederationCollector(self))
+
+    def application(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/healthz", self._health),
+                Route("/readyz", self._ready),
+                Route("/metrics", self._metrics),
+                *FederationRoutes(self).routes(),
+            ],
+            exception_handlers={BadRequest: self._bad_request},
+        )
+
+    async def _health(self, request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _ready(self, request: Request) -> Response:
+        edge: Any = self.federation.status()["edge"]
+        return JSONResponse({"ready": edge["is_up"]}, 200 if edge["is_up"] else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(render(self._registry), media_type=METRICS_TYPE)
+
+    async def _bad_request(self, request: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 400)
+
+
+async def run(settings: SidecarSettings) -> None:
+    """Until SIGTERM or SIGINT. Raises FederatorError: it cannot start, or go on."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = _listener(settings.admin)
+    edge = edge_for(settings.edge)
+    federator = Federator(settings.federation, edge)
+    try:
+        await federator.start()
+    except (BadState, OSError) as error:
+        raise FederatorError(str(error)) from error
+    unexpected = first_unexpected(loop)
+    stopping = loop.create_task(stop.wait())
+    failing = loop.create_task(_failed(federator, edge))
+    serving: list[asyncio.Task[None]] = []
+    server = _server(SidecarPort(SidecarFederation(federator, edge)), settings.admin)
+    if listener is not None:
+        serving.append(loop.create_task(server.serve(sockets=[listener])))
+    spare_the_collector()
+    logger.info(
+        "federator ready: member %s of %s, broker %s, admin %s",
+        federator.node.hex(), settings.federation.name, " ".join(settings.edge.servers),
+        settings.admin or "off",
+    )  # fmt: skip
+    try:
+        ends: set[asyncio.Future[Any]] = {stopping, failing, unexpected, *serving}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        server.should_exit = True
+        await asyncio.gather(*serving, return_exceptions=True)
+        if listener is not None:
+            listener.close()
+        await federator.stop()
+        logger.info("federator stopped")
+        stopping.cancel()
+        if not failing.done():
+            failing.cancel()
+        await asyncio.gather(stopping, failing, return_exceptions=True)
+    if unexpected.done():
+        raise FederatorError(f"unexpected: {unexpected.result()!r}")
+    if not failing.cancelled():
+        failing.result()
+
+
+async def _failed(federator: Federator, edge: MqttEdge) -> None:
+    """Raises FederatorError once one of them cannot go on."""
+    loop = asyncio.get_running_loop()
+    waiting: set[asyncio.Task[Any]] = {
+        loop.create_task(federator.failed()), loop.create_task(edge.failed()),
+    }  # fmt: skip
+    try:
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
+    raise FederatorError(str(next(iter(done)).result()))
+
+
+def _listener(address: str) -> socket.socket | None:
+    """Raises FederatorError."""
+    if not address:
+        return None
+    host, _, port = address.rpartition(":")
+    bind = host.strip("[]")
+    family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+    try:
+        return socket.create_server((bind, int(port)), family=family)
+    except OSError as error:
+        raise FederatorError(
+            f"admin.address {address}: {error.strerror or error}; choose another one"
+        ) from None
+
+
+def _server(port: SidecarPort, address: str) -> QuietServer:
+    return QuietServer(
+        uvicorn.Config(
+            Guard(port.application(), hosts_of_bind(address.rpartition(":")[0])),
+            http=bounded(BoundedConnection, CONNECTIONS_MAX),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=SHUTDOWN_S,
+        )
+    )

@@ -1,0 +1,33 @@
+"""The connection of a client that lives in the broker's process: bytes without a socket."""
+
+from collections.abc import Callable
+
+from holdfast.broker.session.connection import Connection
+from holdfast.server.sockets.transport import ClientTransport
+
+
+class InProcessTransport(ClientTransport):
+    """What it is told goes to the node directly. Both callbacks run within a turn of the broker
+    and may only take note."""
+
+    def __init__(self, on_data: Callable[[bytes], None], on_closed: Callable[[], None]) -> None:
+        self.on_data = on_data
+        self.on_closed = on_closed
+        self.is_closed = False
+
+    def flush(self, connection: Connection) -> None:
+        out = connection.out
+        if out:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            out.clear()
+            connection.out_bytes = 0
+            self.on_data(data)
+        if connection.closing and not self.is_closed:
+            self.is_closed = True
+            self.on_closed()
+
+    def pause_reading(self) -> None:
+        """Nothing is read: what it wants, it calls."""
+
+    def resume_reading(self) -> None:
+        pass

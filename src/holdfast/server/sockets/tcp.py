@@ -1,0 +1,164 @@
+"""Plain TCP and TLS connections: an asyncio protocol around `Connection`.
+
+Duck-typed rather than derived from asyncio.Protocol, so that it compiles to a native class.
+"""
+
+import select
+from asyncio import BaseTransport, Transport
+from typing import Final, cast
+
+from holdfast.broker.session.connection import Connection
+from holdfast.security.certificates import common_name
+from holdfast.server.event_loop.broker import Broker
+from holdfast.server.sockets.transport import ClientTransport
+
+WRITE_BUFFER_BYTES: Final = 262_144
+"""Above it the transport says pause_writing and the node's own bounds take over."""
+LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a peer may take to accept the last bytes before the socket is cut."""
+
+
+class ListenerCount:
+    """The connections of one listener; `connections_max` of 0: no limit of its own.
+    `sockets_max`: of all listeners together, TLS handshakes included."""
+
+    def __init__(self, name: str, connections_max: int, sockets_max: int) -> None:
+        self.name = name
+        self.connections_max = connections_max
+        self.sockets_max = sockets_max
+        self.connections = 0
+
+
+class TcpConnection(ClientTransport):
+    def __init__(self, broker: Broker, listener: ListenerCount) -> None:
+        self.broker = broker
+        self.listener = listener
+        self.transport: Transport | None = None
+        self.connection: Connection | None = None
+        self.reading_paused = False
+        self.close_called = False
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        transport = cast(Transport, transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        peer = transport.get_extra_info("peername")
+        remote = f"{peer[0]}:{peer[1]}" if peer else "?"
+        broker = self.broker
+        broker.touch()
+        listener = self.listener
+        if listener.connections_max and listener.connections >= listener.connections_max:
+            limit = listener.connections_max
+            broker.node.refuse_connection("listener_full", remote, listener.name, limit)
+            transport.abort()
+            return
+        if not broker.node.has_room(remote, listener.name, listener.sockets_max):
+            transport.abort()
+            return
+        listener.connections += 1
+        connection = broker.node.handle_connected(remote, listener.name)
+        connection.transport = self
+        name = common_name(transport.get_extra_info("peercert"))
+        if name:
+            connection.certificate_name = name
+        self.connection = connection
+
+    def data_received(self, data: bytes) -> None:
+        broker = self.broker
+        broker.touch()
+        connection = self.connection
+        assert connection is not None
+        try:
+            broker.node.handle_data(connection, data)
+        except Exception as error:  # noqa: BLE001
+            broker.contain(connection, error)
+            if self.transport is not None:
+                self.transport.abort()
+            return
+        if connection.input_paused:
+            self.pause_reading()
+
+    def buffer_upgrade(self, size_bytes: int) -> None:
+        """So many bytes of an HTTP request are kept in front of MQTT's."""
+        connection = self.connection
+        if connection is not None:
+            self.broker.touch()
+            self.broker.node.handle_upgrade(connection, size_bytes)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        connection = self.connection
+        if connection is None:
+            return
+        self.listener.connections -= 1
+        self.broker.touch()
+        self.broker.node.handle_disconnected(connection)
+        self.broker.note_disconnected()
+        connection.transport = None
+        self.connection = None
+        self.transport = None
+
+    def pause_writing(self) -> None:
+        if self.connection is not None:
+            self.connection.congested = True
+
+    def resume_writing(self) -> None:
+        connection = self.connection
+        if connection is None:
+            return
+        self.broker.touch()
+        connection.congested = False
+        self.flush(connection)
+        self.broker.node.handle_writable(connection)
+
+    def cut(self) -> None:
+        # A TLS connection that is closed in good order waits for its peer.
+        if self.transport is not None:
+            self.transport.abort()
+
+    def has_left(self) -> bool:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return True
+        watched = transport.get_extra_info("socket")
+        if watched is None:
+            return False
+        poll = select.poll()
+        poll.register(watched.fileno(), LEFT)
+        return bool(poll.poll(0))
+
+    def pause_reading(self) -> None:
+        transport = self.transport
+        if transport is not None and not self.reading_paused and not transport.is_closing():
+            self.reading_paused = True
+            transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        transport = self.transport
+        if transport is not None and self.reading_paused and not transport.is_closing():
+            self.reading_paused = False
+            transport.resume_reading()
+
+    def flush(self, connection: Connection) -> None:
+        """Write what the node queued; close the socket after the last bytes if it says so."""
+        transport = self.transport
+        if transport is None or (connection.congested and not connection.closing):
+            return
+        out = connection.out
+        if out:
+            data = out[0] if len(out) == 1 else b"".join(out)
+            out.clear()
+            connection.out_bytes = 0
+            self.broker.node.state.stats.bytes_sent += len(data)
+            transport.write(data)
+            if len(data) > self.broker.node.state.config.outbox_bytes and not connection.congested:
+                # What had no room in `out` is waiting, and the socket will not say that it has.
+                self.broker.node.handle_writable(connection)
+        if connection.closing and not self.close_called:
+            self.close_called = True
+            transport.close()
+            if transport.get_write_buffer_size():
+                self.broker.loop.call_later(CLOSE_TIMEOUT_S, transport.abort)

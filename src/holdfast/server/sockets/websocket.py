@@ -1,0 +1,112 @@
+"""WebSocket listeners: the framing in front of the connections of `drivers.tcp`.
+
+The connection exists for the node from the moment its socket is accepted, so that the limits on
+connections and on the time to CONNECT include the upgrade.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Final
+
+from websockets.exceptions import NegotiationError
+from websockets.http11 import Request, Response
+from websockets.server import ServerProtocol
+from websockets.typing import Origin, Subprotocol
+
+from holdfast.protocol.websocket.stream import OPENING, WebSocketError, WebSocketStream
+from holdfast.server.sockets.tcp import TcpConnection
+
+SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
+"""[MQTT-6.0.0-4]; the other is what clients of MQTT 3.1 ask for."""
+
+TEXT_CHARACTERS_MAX: Final = 200
+"""What is logged of a refusal: a client chooses parts of the text."""
+
+logger = logging.getLogger("holdfast")
+# What the library has to say of each connection is no business of the broker's log.
+_library_logger = logging.getLogger("holdfast.websocket")
+_library_logger.setLevel(logging.ERROR)
+
+
+class Admission:
+    """What an upgrade has to ask for. No `origins`: pages of any site are let in."""
+
+    def __init__(self, path: str, origins: Sequence[str]) -> None:
+        self.path = path
+        # Only browsers send an Origin, and they always do.
+        self.origins = [None, *(Origin(one) for one in origins)] if origins else None
+
+
+class WebSocketConnection(WebSocketStream):
+    def __init__(self, connection: TcpConnection, admission: Admission) -> None:
+        super().__init__(connection, is_client=False)  # type: ignore[arg-type]
+        self._connection = connection
+        self._admission = admission
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._inner.connection_made(self)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._state == OPENING:
+            self._connection.buffer_upgrade(len(self._head))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._error is not None:
+            peer = self.get_extra_info("peername")
+            remote = f"{peer[0]}:{peer[1]}" if peer else "?"
+            logger.info("websocket_error remote=%r error=%r", remote, str(self._error))
+        super().connection_lost(error)
+
+    def read_upgrade(self, head: bytes, rest: bytes) -> None:
+        upgrade = ServerProtocol(
+            origins=self._admission.origins,
+            subprotocols=SUBPROTOCOLS,
+            logger=_library_logger,
+        )
+        upgrade.receive_data(head)
+        events = upgrade.events_received()
+        if not events:
+            self.refuse_upgrade(f"{upgrade.handshake_exc}: {_cause(upgrade)}", False)
+            return
+        (request,) = events
+        assert isinstance(request, Request)
+        response = self._answer(upgrade, request)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            text = bytes(response.body).decode().partition("\n")[0]
+            self.refuse(_error(response.status_code, text), response.serialize())
+            return
+        self.socket.write(response.serialize())
+        self.opened(rest)
+
+    def refuse_upgrade(self, text: str, too_long: bool) -> None:
+        status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if too_long else HTTPStatus.BAD_REQUEST
+        response = ServerProtocol(logger=_library_logger).reject(
+            status, f"{text}. This is a WebSocket listener for MQTT.\n"
+        )
+        self.refuse(_error(status, text), response.serialize())
+
+    def _answer(self, upgrade: ServerProtocol, request: Request) -> Response:
+        path = self._admission.path
+        if request.path.partition("?")[0] != path:
+            return upgrade.reject(
+                HTTPStatus.NOT_FOUND, f"There is nothing here; MQTT over WebSocket is at {path}.\n"
+            )
+        response = upgrade.accept(request)
+        if isinstance(upgrade.handshake_exc, NegotiationError):
+            return upgrade.reject(
+                HTTPStatus.BAD_REQUEST, f"{upgrade.handshake_exc}: offer the subprotocol mqtt.\n"
+            )
+        return response
+
+
+def _error(status: int, text: str) -> WebSocketError:
+    return WebSocketError(f"HTTP {int(status)}: {text[:TEXT_CHARACTERS_MAX]}")
+
+
+def _cause(upgrade: ServerProtocol) -> str:
+    error = upgrade.handshake_exc
+    return str(error.__cause__) if error is not None else ""

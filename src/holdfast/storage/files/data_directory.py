@@ -1,0 +1,238 @@
+"""How a data directory is found, created, locked and opened. Uses os and pathlib."""
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+from holdfast.storage.files.filesystem import TEMPORARY, FileSystem, OsFileSystem
+from holdfast.storage.files.layout import (
+    ASIDE,
+    FORMAT,
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    QUARANTINE,
+    SNAPSHOTS,
+    DataDirectory,
+    Manifest,
+    sequences_of,
+)
+from holdfast.storage.journal.epoch_folders import (
+    CLAIMED_NAME,
+    EPOCHS,
+    LEASE,
+    CorruptEpoch,
+    newest_epoch,
+)
+from holdfast.storage.journal.watermarks import NAME as WATERMARKS
+
+PARTITIONS_MAX: Final = 65_536
+
+
+class DataDirectoryError(Exception):
+    """The directory cannot be used. The text says why and what to do. `in_use`: another process
+    has it, for now."""
+
+    def __init__(self, text: str, *, in_use: bool = False) -> None:
+        super().__init__(text)
+        self.in_use = in_use
+
+
+class DirectoryLock:
+    """Held by the node that serves a directory, until `release` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises DataDirectoryError if another process has it."""
+        try:
+            lock = OsFileSystem(path.parent).lock(path.name)
+        except OSError as error:
+            raise DataDirectoryError(f"cannot lock {path}: {error.strerror}") from error
+        if lock is None:
+            holder = path.read_bytes()[:20].decode("ascii", "replace").strip()
+            raise DataDirectoryError(
+                f"{path.parent} is served by another process"
+                f"{f' ({holder})' if holder else ''}: stop it, or give another data directory",
+                in_use=True,
+            )
+        self._lock = lock
+        os.ftruncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def create_or_open(
+    path: Path, node_id: str, partitions: int, created: str, incarnation: str = ""
+) -> tuple[DataDirectory, DirectoryLock]:
+    """For the node that serves the directory alone. `created`: the time now, ISO 8601.
+    `incarnation`: of a replica's directory, if it is made now; "" for a node without a cluster.
+
+    Raises DataDirectoryError: in use, shared, of another node, of a node of the other sort, not
+    writable, or no data directory.
+    """
+    lock = lock_root(path)
+    files = OsFileSystem(path)
+    try:
+        if files.list(LEASE):
+            raise DataDirectoryError(
+                f"{path} is shared by several nodes: start this one with --standby, or give another"
+                " data directory"
+            )
+        new = Manifest(node_id, partitions, created, incarnation=incarnation)
+        directory = _open_locked(files, path, partitions, new)
+        if directory.manifest.is_replica != (incarnation != ""):
+            raise DataDirectoryError(
+                f"{path} is a cluster node's: start it with cluster.peer_bind set, or give another"
+                " data directory"
+                if directory.manifest.is_replica
+                else f"{path} was made by a node without a cluster: give a new data directory, or"
+                " start without cluster.peer_bind"
+            )
+        if directory.manifest.node_id != node_id:
+            raise DataDirectoryError(
+                f"{path} belongs to node {directory.manifest.node_id!r}, this one is {node_id!r}:"
+                " set node.id to that, or give another data directory"
+            )
+        return directory, lock
+    except OSError as error:
+        lock.release()
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+    except DataDirectoryError:
+        lock.release()
+        raise
+
+
+def create_or_open_shared(path: Path, node_id: str, partitions: int, created: str) -> Manifest:
+    """For a node that shares the directory with others: it is one, and will stay shared.
+
+    Raises DataDirectoryError: served by a node alone, not writable, or no data directory.
+    """
+    files = OsFileSystem(path)
+    try:
+        if not files.list(LEASE):
+            lock = lock_root(path)
+            try:
+                _open_locked(files, path, partitions, Manifest(node_id, partitions, created))
+                files.make_folder(LEASE)
+                files.open_write(CLAIMED_NAME, create=True).close()
+                files.sync_folder(LEASE)
+                files.sync_folder("")
+            except FileExistsError:
+                pass  # another one, at the same time
+            finally:
+                lock.release()
+        return _open_locked(files, path, partitions, None).manifest
+    except OSError as error:
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+
+
+def lock_root(path: Path) -> DirectoryLock:
+    """Create the directory if need be and lock it. Raises DataDirectoryError."""
+    files = OsFileSystem(path)
+    try:
+        _make_root(path)
+        if not (path / MANIFEST).exists():
+            foreign = [name for name in files.list("") if not _is_ours(name)]
+            if foreign:
+                raise DataDirectoryError(
+                    f"{path} has no {MANIFEST} but other files ({foreign[0]}): give an empty or"
+                    " new directory"
+                )
+        return DirectoryLock(path / LOCK)
+    except OSError as error:
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+
+
+def _make_root(path: Path) -> None:
+    """Its name must be durable too, up to the first folder that was there."""
+    path = path.absolute()
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode=0o750, parents=True, exist_ok=True)
+    for folder in missing:
+        OsFileSystem(folder.parent).sync_folder("")
+
+
+def _open_locked(
+    files: FileSystem, path: Path, partitions: int, new: Manifest | None
+) -> DataDirectory:
+    """`new`: the manifest to create it with if there is none."""
+    if new is not None and MANIFEST not in files.list(""):
+        if sequences_of(files.list(JOURNAL), ".log"):
+            raise DataDirectoryError(f"{path} has a journal but no {MANIFEST}: restore it")
+        create(files, new)
+    manifest = read_manifest(files, path)
+    if manifest.partitions != partitions:
+        raise DataDirectoryError(
+            f"{path} was created with {manifest.partitions} partitions, log.partitions is"
+            f" {partitions}: the number cannot change, set it to {manifest.partitions}"
+        )
+    return DataDirectory(files, manifest)
+
+
+def create(files: FileSystem, manifest: Manifest) -> DataDirectory:
+    """A new data directory; the manifest comes last, so a crash leaves none or all."""
+    for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
+        files.make_folder(folder)
+    files.sync_folder("")
+    directory = DataDirectory(files, manifest)
+    directory.write_manifest(manifest)
+    return directory
+
+
+def open_to_read(path: Path) -> DataDirectory:
+    """Any data directory, served or not, without its lock; of a shared one the newest epoch that
+    counts. Raises DataDirectoryError."""
+    files = OsFileSystem(path)
+    manifest = read_manifest(files, path)
+    try:
+        epoch = newest_epoch(files)
+    except CorruptEpoch as error:
+        raise DataDirectoryError(f"{path}: {error}") from error
+    except OSError as error:
+        raise DataDirectoryError(f"{path}: {error.strerror}") from error
+    return DataDirectory(epoch.files(files), manifest, epoch)
+
+
+def read_manifest(files: FileSystem, path: Path) -> Manifest:
+    """`path`: for the text of an error. Raises DataDirectoryError."""
+    try:
+        file = files.open_read(MANIFEST)
+        content = json.loads(file.read(0, file.size()))
+        format, partitions = content["format"], content["partitions"]
+        node_id, created = content["node_id"], content["created"]
+        cluster_id, incarnation = content.get("cluster_id", ""), content.get("incarnation", "")
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataDirectoryError(
+            f"{path} is no Holdfast data directory: it has no {MANIFEST}"
+        ) from None
+    except OSError as error:
+        raise DataDirectoryError(f"{path / MANIFEST}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataDirectoryError(
+            f"{path / MANIFEST} is damaged: restore it; it holds format, node_id, partitions,"
+            " created"
+        ) from None
+    if format != FORMAT:
+        raise DataDirectoryError(f"{path / MANIFEST}: format {format}, this program reads {FORMAT}")
+    if not isinstance(partitions, int) or not 0 < partitions <= PARTITIONS_MAX:
+        raise DataDirectoryError(
+            f"{path / MANIFEST}: {partitions!r} partitions, allowed 1 to {PARTITIONS_MAX}"
+        )
+    return Manifest(str(node_id), partitions, str(created), str(cluster_id), str(incarnation))
+
+
+def _is_ours(name: str) -> bool:
+    return name.removesuffix(TEMPORARY) in (
+        MANIFEST,
+        LOCK,
+        JOURNAL,
+        SNAPSHOTS,
+        QUARANTINE,
+        LEASE,
+        EPOCHS,
+        WATERMARKS,
+        ASIDE,
+        "lost+found",
+    )

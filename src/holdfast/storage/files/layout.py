@@ -1,0 +1,296 @@
+"""The data directory: which files it has, how they are named, read and made durable.
+
+    manifest.json             format, node_id, partitions, created; never changes. Of a replica
+                              also cluster_id and incarnation
+    lock                      locked as long as a node serves the directory alone
+    watermarks                of a replica: what is committed and durable, see `journal.watermarks`
+    journal/<sequence>.log    segments; <sequence>.idx their indexes
+    journal/start.json        where the journal begins, once retention has removed something; of a
+                              replica also under which epochs
+    snapshots/<sequence>.snap
+    quarantine/               copies of damaged places
+    damaged/                  of a cluster: what was here before, see `server.disk.quarantine`
+    lease/, epochs/           if nodes share it: see `cluster.lease` and `journal.epoch_folders`
+
+Nothing here knows what is in a segment.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+from zlib import crc32
+
+from holdfast.storage.files.filesystem import (
+    TEMPORARY,
+    FileSystem,
+    LimitedReadFile,
+    ReadFile,
+    WriteFile,
+    read_whole,
+    write_whole,
+)
+from holdfast.storage.journal.epoch_folders import NEVER_SHARED, Epoch
+from holdfast.storage.journal.watermarks import NAME as WATERMARKS
+from holdfast.storage.journal.watermarks import Checkpoint, decode_checkpoint, encode_checkpoint
+from holdfast.storage.reading.index import IndexHead
+from holdfast.storage.reading.index_file import (
+    HEAD_PREFIX_BYTES,
+    CorruptIndex,
+    decode_head,
+    head_length,
+)
+
+FORMAT: Final = 1
+MANIFEST: Final = "manifest.json"
+LOCK: Final = "lock"
+JOURNAL: Final = "journal"
+SNAPSHOTS: Final = "snapshots"
+QUARANTINE: Final = "quarantine"
+ASIDE: Final = "damaged"
+START: Final = "journal/start.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    node_id: str
+    partitions: int
+    created: str
+    """ISO 8601, UTC."""
+    cluster_id: str = ""
+    """Of the cluster whose replica the directory is; "": none yet."""
+    incarnation: str = ""
+    """Made with a replica's directory, so a node with a new disk is known to have lost what it
+    had; "": no replica."""
+
+    @property
+    def is_replica(self) -> bool:
+        """Whether the journal's end may be cut off again, see holdfast.storage.journal.journal."""
+        return self.incarnation != ""
+
+
+class DataDirectory:
+    """Names and small files of one data directory, or of one epoch of a shared one."""
+
+    def __init__(self, files: FileSystem, manifest: Manifest, epoch: Epoch = NEVER_SHARED) -> None:
+        """`files`: of the epoch's folder."""
+        self.files = files
+        self.manifest = manifest
+        self.epoch = epoch
+        self.sealed = dict(epoch.sealed)
+        """Segments of which only the first so many bytes count, by sequence."""
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """The directory is what it says from here on, durably."""
+        content = {
+            "format": FORMAT,
+            "node_id": manifest.node_id,
+            "partitions": manifest.partitions,
+            "created": manifest.created,
+        }
+        if manifest.is_replica:
+            content["cluster_id"] = manifest.cluster_id
+            content["incarnation"] = manifest.incarnation
+        self.write_whole(MANIFEST, [json.dumps(content, indent=1).encode() + b"\n"])
+        self.manifest = manifest
+
+    # Segments and their indexes
+
+    def segments(self) -> list[int]:
+        """Sequences that name the segments, oldest first."""
+        return sequences_of(self.files.list(JOURNAL, must_exist=True), ".log")
+
+    def indexes(self) -> list[int]:
+        return sequences_of(self.files.list(JOURNAL, must_exist=True), ".idx")
+
+    def open_segment(self, sequence: int) -> ReadFile:
+        file = self.files.open_read(segment_name(sequence))
+        limit_bytes = self.sealed.get(sequence)
+        return file if limit_bytes is None else LimitedReadFile(file, limit_bytes)
+
+    def create_segment(self, sequence: int) -> WriteFile:
+        """Its name is durable when this returns."""
+        file = self.files.open_write(segment_name(sequence), create=True)
+        self.files.sync_folder(JOURNAL)
+        return file
+
+    def append_to_segment(self, sequence: int) -> WriteFile:
+        return self.files.open_write(segment_name(sequence), create=False)
+
+    def remove_segment(self, sequence: int) -> None:
+        """With its index; not an error if it is gone. Not durable before sync_journal."""
+        for name in (segment_name(sequence), index_name(sequence)):
+            try:
+                self.files.remove(name)
+            except FileNotFoundError:
+                continue
+
+    def sync_journal(self) -> None:
+        self.files.sync_folder(JOURNAL)
+
+    def read_index_head(self, sequence: int) -> IndexHead | None:
+        """None if there is no index. Raises CorruptIndex."""
+        try:
+            file = self.files.open_read(index_name(sequence))
+        except FileNotFoundError:
+            return None
+        length = head_length(file.read(0, HEAD_PREFIX_BYTES))
+        size_bytes = file.size()
+        if length > size_bytes:
+            raise CorruptIndex(f"an index of {size_bytes} bytes, its head alone has {length}")
+        head = decode_head(file.read(0, length))
+        if head.sequence != sequence:
+            raise CorruptIndex(f"the index of segment {head.sequence} under the name {sequence}")
+        if size_bytes != head.head_bytes + head.body_bytes:
+            raise CorruptIndex(
+                f"an index of {size_bytes} bytes, its head says {head.head_bytes + head.body_bytes}"
+            )
+        return head
+
+    def read_index(self, sequence: int) -> bytes | None:
+        """The whole .idx file; None if there is none."""
+        return self.read_whole(index_name(sequence))
+
+    def write_index(self, sequence: int, data: bytes) -> None:
+        """Not synced: after a crash a damaged or missing index is made anew from its segment."""
+        self.write_whole(index_name(sequence), [data], sync=False)
+
+    # Where the journal begins
+
+    def read_start(self) -> tuple[int, list[int]] | None:
+        """(sequence of the first segment, offsets per partition); None if nothing was ever
+        removed, or if the file is damaged: then the indexes say it too."""
+        start = self._read_start()
+        return None if start is None else (start[0], start[1])
+
+    def read_start_epochs(self) -> list[tuple[int, int, int]]:
+        """Of a replica, as in write_start; empty where read_start gives None."""
+        start = self._read_start()
+        return [] if start is None else start[2]
+
+    def write_start(
+        self, sequence: int, offsets: Sequence[int], epochs: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """Durable when it returns; call before older segments are removed. `epochs`: see
+        Journal.start_epochs."""
+        content: dict[str, object] = {
+            "sequence": sequence,
+            "offsets": list(offsets),
+            "crc": _start_crc(sequence, offsets, epochs),
+        }
+        if epochs:
+            content["epochs"] = epochs
+        self.write_whole(START, [json.dumps(content).encode()])
+
+    def _read_start(self) -> tuple[int, list[int], list[tuple[int, int, int]]] | None:
+        data = self.read_whole(START)
+        if data is None:
+            return None
+        try:
+            content = json.loads(data)
+            sequence, offsets = int(content["sequence"]), [int(o) for o in content["offsets"]]
+            epochs = [
+                (int(partition), int(epoch), int(start))
+                for partition, epoch, start in content.get("epochs", ())
+            ]
+            valid = content["crc"] == _start_crc(sequence, offsets, epochs)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+        if not valid or len(offsets) != self.manifest.partitions:
+            return None
+        return sequence, offsets, epochs
+
+    # Of a replica
+
+    def join_cluster(self, cluster_id: str) -> None:
+        """The node is a member from here on, durably."""
+        self.write_manifest(replace(self.manifest, cluster_id=cluster_id))
+
+    def read_checkpoint(self) -> Checkpoint:
+        data = self.read_whole(WATERMARKS)
+        found = None if data is None else decode_checkpoint(data, self.manifest.partitions)
+        return Checkpoint([0] * self.manifest.partitions, 0, 0) if found is None else found
+
+    def read_watermarks(self) -> list[int]:
+        """Per partition, what is known to be committed."""
+        return self.read_checkpoint().offsets
+
+    def write_watermarks(self, checkpoint: Checkpoint) -> None:
+        """See Journal.checkpoint. Durable when it returns: a power cut leaves this one or the one
+        before. Counter-example: it leaves an empty file, so nothing is known to have been synced,
+        and the next start takes rot in what was acknowledged for a torn end."""
+        self.write_whole(WATERMARKS, [encode_checkpoint(checkpoint)])
+
+    # Snapshots and quarantine
+
+    def snapshots(self) -> list[int]:
+        """Sequences they start at, oldest first."""
+        return sequences_of(self.files.list(SNAPSHOTS, must_exist=True), ".snap")
+
+    def open_snapshot(self, sequence: int) -> ReadFile:
+        return self.files.open_read(snapshot_name(sequence))
+
+    def remove_snapshot(self, sequence: int) -> None:
+        try:
+            self.files.remove(snapshot_name(sequence))
+        except FileNotFoundError:
+            return
+
+    def quarantine(self, sequence: int, position: int, pieces: Sequence[bytes]) -> str:
+        """Keep a copy of a damaged place of a segment; its name."""
+        name = f"{QUARANTINE}/{sequence:020d}-{position}.bad"
+        if name.removeprefix(f"{QUARANTINE}/") not in self.files.list(QUARANTINE):
+            self.files.make_folder(QUARANTINE)
+            self.write_whole(name, pieces)
+        return name
+
+    def sync_names(self) -> None:
+        """Make durable which files there are."""
+        for folder in (JOURNAL, SNAPSHOTS):
+            self.files.sync_folder(folder)
+
+    # Whole files
+
+    def read_whole(self, name: str) -> bytes | None:
+        try:
+            return read_whole(self.files, name)
+        except FileNotFoundError:
+            return None
+
+    def write_whole(self, name: str, pieces: Sequence[bytes], *, sync: bool = True) -> None:
+        """Replace a file; it has either its old or its new content after a crash (if `sync`)."""
+        write_whole(self.files, name, pieces, sync=sync)
+
+    def remove_temporary_files(self) -> None:
+        """What writers that were interrupted left behind."""
+        for folder in (JOURNAL, SNAPSHOTS, QUARANTINE):
+            for name in self.files.list(folder):
+                if name.endswith(TEMPORARY):
+                    self.files.remove(f"{folder}/{name}")
+
+
+def segment_name(sequence: int) -> str:
+    return f"{JOURNAL}/{sequence:020d}.log"
+
+
+def index_name(sequence: int) -> str:
+    return f"{JOURNAL}/{sequence:020d}.idx"
+
+
+def snapshot_name(sequence: int) -> str:
+    return f"{SNAPSHOTS}/{sequence:020d}.snap"
+
+
+def sequences_of(names: list[str], ending: str) -> list[int]:
+    """Of the names with the ending, in their order."""
+    stems = [name.removesuffix(ending) for name in names if name.endswith(ending)]
+    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdecimal()]
+
+
+def _start_crc(
+    sequence: int, offsets: Sequence[int], epochs: Sequence[tuple[int, int, int]]
+) -> int:
+    checked: list[object] = [sequence, list(offsets)]
+    if epochs:
+        checked.append(list(epochs))
+    return crc32(json.dumps(checked).encode())

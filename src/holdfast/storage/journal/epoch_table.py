@@ -1,0 +1,121 @@
+"""Which leader's term each stretch of a partition's log was appended under.
+
+What a replica needs to find where its log and its leader's part (KIP-101, KIP-279): the epochs in
+the headers of batches, as one entry (epoch, first offset) for each change. Epochs grow along a
+log, so an entry ends where the next begins.
+"""
+
+from collections.abc import Sequence
+
+from holdfast.storage.reading.index import IndexHead
+
+
+class EpochTable:
+    def __init__(self) -> None:
+        self._epochs: list[int] = []
+        self._starts: list[int] = []
+
+    def add(self, epoch: int, start: int) -> None:
+        """A batch of the epoch begins at `start`; what was there or behind it is void."""
+        self.cut(start)
+        if self.last_epoch() != epoch:
+            self._epochs.append(epoch)
+            self._starts.append(start)
+
+    def cut(self, offset: int) -> None:
+        """What is at or behind the offset is void."""
+        while self._starts and self._starts[-1] >= offset:
+            self._starts.pop()
+            self._epochs.pop()
+
+    def clear(self) -> None:
+        self._starts.clear()
+        self._epochs.clear()
+
+    def forget_before(self, offset: int) -> None:
+        """Drop entries that end before the offset. The one of the record right before it stays: a
+        log that ends there differs in nothing."""
+        gone = 0
+        while gone + 1 < len(self._starts) and self._starts[gone + 1] < offset:
+            gone += 1
+        if gone:
+            del self._starts[:gone]
+            del self._epochs[:gone]
+
+    def last_epoch(self) -> int:
+        """Of the newest batch; 0 if there is none, or none of a known epoch."""
+        return self._epochs[-1] if self._epochs else 0
+
+    def end_of(self, epoch: int, end: int) -> tuple[int, int]:
+        """The largest epoch here that is not above `epoch`, and the offset where it ends; `end`
+        is the log's. (0, where the oldest entry begins) if all are above it."""
+        at = len(self._epochs)
+        while at and self._epochs[at - 1] > epoch:
+            at -= 1
+        found = self._epochs[at - 1] if at else 0
+        return found, self._starts[at] if at < len(self._starts) else end
+
+    def entries(self) -> list[tuple[int, int]]:
+        """(epoch, first offset), oldest first."""
+        return list(zip(self._epochs, self._starts, strict=True))
+
+
+class PartitionEpochs:
+    """The tables of a journal's partitions, and where partitions began anew."""
+
+    def __init__(self, partitions: int, starts: Sequence[tuple[int, int, int]]) -> None:
+        """`starts`: what the method of that name gave before older segments were removed."""
+        self._tables: list[EpochTable] = [EpochTable() for _ in range(partitions)]
+        self._floors: dict[int, int] = {}
+        for partition, epoch, start in starts:
+            self._tables[partition].add(epoch, start)
+
+    def note(self, partition: int, epoch: int, start: int) -> None:
+        """A batch of the epoch begins at `start`."""
+        table = self._tables[partition]
+        if table.last_epoch() != epoch:
+            table.add(epoch, start)
+
+    def take_notes(self, head: IndexHead, cuts: bool) -> None:
+        """Of a segment, after those of the ones before. `cuts`: it overrides what they hold at or
+        behind its start."""
+        if cuts:
+            for partition, start in enumerate(head.start_offsets):
+                self._tables[partition].cut(start)
+        for partition, offset in head.resets.items():
+            self.begin_anew(partition, offset)
+        for partition, epoch, start in head.epochs:
+            self._tables[partition].add(epoch, start)
+
+    def begin_anew(self, partition: int, offset: int) -> None:
+        self._tables[partition].clear()
+        self._floors[partition] = offset
+
+    def cut(self, partition: int, offset: int) -> None:
+        self._tables[partition].cut(offset)
+
+    def apply_floors(self, start_offsets: list[int]) -> None:
+        """What lies before a partition's new beginning is not there: raises its start offset."""
+        for partition, offset in self._floors.items():
+            if start_offsets[partition] < offset:
+                start_offsets[partition] = offset
+        for partition, start in enumerate(start_offsets):
+            self._tables[partition].forget_before(start)
+
+    def last_epoch(self, partition: int) -> int:
+        return self._tables[partition].last_epoch()
+
+    def end_of(self, partition: int, epoch: int, end: int) -> tuple[int, int]:
+        return self._tables[partition].end_of(epoch, end)
+
+    def entries(self, partition: int) -> list[tuple[int, int]]:
+        return self._tables[partition].entries()
+
+    def starts(self, start_offsets: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Partition, epoch, and where that began: the epochs that begin before these offsets."""
+        result: list[tuple[int, int, int]] = []
+        for partition, table in enumerate(self._tables):
+            for epoch, start in table.entries()[:1]:
+                if start < start_offsets[partition]:
+                    result.append((partition, epoch, start))
+        return result

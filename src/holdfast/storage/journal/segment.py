@@ -1,0 +1,81 @@
+"""A file of the journal, and what is written to it at once."""
+
+from holdfast.storage.reading.index import Gap, IndexHead, SegmentIndex
+from holdfast.storage.record import Batch
+
+
+class Segment:
+    """One file of the journal. Offsets are cumulative: counted from the beginning of the log."""
+
+    def __init__(
+        self, sequence: int, head: IndexHead, index: SegmentIndex | None, size_bytes: int
+    ) -> None:
+        self.sequence = sequence
+        self.head = head
+        # In memory while the segment is active, and until its .idx file is written.
+        self.index = index
+        # Of the file; what the disk has may be less.
+        self.size_bytes = size_bytes
+        # In place of the head's, where a later segment has overridden the end of this one.
+        self._starts: list[int] | None = None
+        self._ends: list[int] | None = None
+
+    def start_offsets(self) -> list[int]:
+        return self.head.start_offsets if self._starts is None else self._starts
+
+    def end_offsets(self) -> list[int]:
+        return self.head.end_offsets if self._ends is None else self._ends
+
+    def end_sequence(self) -> int:
+        """Counts what damage has taken, so sequences are the same with or without it."""
+        return self.sequence + self.head.records + self.head.missing
+
+    def override(self, partition: int, offset: int) -> None:
+        """A later segment has what the partition holds from `offset` on."""
+        starts = list(self.start_offsets())
+        starts[partition] = min(starts[partition], offset)
+        ends = list(self.end_offsets())
+        ends[partition] = min(ends[partition], offset)
+        self._starts = starts
+        self._ends = ends
+
+    def has_void(self) -> bool:
+        """Are there records in here that do not count any more?"""
+        return self.head.void > 0 or self._ends is not None
+
+    def last_timestamp_us(self) -> int:
+        return self.head.last_timestamp_us
+
+    def gaps(self) -> list[Gap]:
+        return self.head.gaps
+
+
+class WriteGroup:
+    """Batches to be written at one place with one call."""
+
+    def __init__(
+        self,
+        segment: int,
+        position: int,
+        data: list[bytes],
+        size_bytes: int,
+        end_sequence: int,
+        end_offsets: list[int],
+        starts_segment: bool,
+        sealed: Segment | None,
+        built: list[Batch],
+    ) -> None:
+        # Sequence that names the segment file.
+        self.segment = segment
+        self.position = position
+        self.data = data
+        self.size_bytes = size_bytes
+        self.end_sequence = end_sequence
+        # Per partition the offset after the last record appended when the group was taken.
+        self.end_offsets = end_offsets
+        # The file must be created first.
+        self.starts_segment = starts_segment
+        # The segment that ended where this group's begins; its .idx file is to be written.
+        self.sealed = sealed
+        # In a replica the batches that were appended here.
+        self.built = built

@@ -1,0 +1,200 @@
+"""Following a journal that another process writes: what a standby does, so that a takeover need not
+replay. Uses os, through files.
+
+The journal's bookkeeping (offsets, segments, indexes) is kept up batch by batch, as if we had
+appended them. A write group is taken as soon as all of it is in the file, before its writer may
+promise it: the node that takes the journal over makes its end durable first.
+
+Whatever is not simply more of the same raises FollowError: damage, a hole, an end that was sealed
+before our position. The follower is then of no more use; opening the journal anew deals with it.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.recovery import OpenedJournal
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.segment_reader import Damage, SegmentReader
+from holdfast.storage.record import ATTRIBUTE_MORE, HEADER_BYTES, MAGIC, Batch
+
+CHUNK_BYTES: Final = 256 << 10
+"""Read at a time at the end of the journal, where little is new."""
+POLL_BYTES: Final = 8 << 20
+"""Followed in one go at most, or one group."""
+
+
+class FollowError(Exception):
+    """The journal is not what we have followed; the text says why."""
+
+
+class JournalFollower:
+    def __init__(self, directory: DataDirectory, opened: OpenedJournal) -> None:
+        """`opened` for reading only; its journal is kept up from here on."""
+        self.directory = directory
+        self.journal: Journal = opened.journal
+        self._reader: SegmentReader | None = None
+        # The newest batch followed: its segment, its position there, its header.
+        self._newest: tuple[int, int, bytes] | None = None
+        if self.journal.segments:
+            self._reader = self._open(self.journal.segments[-1], opened.tag)
+            self._newest = self._newest_in(self.journal.segments[-1], self._reader)
+
+    def poll(self) -> Iterator[Batch]:
+        """The batches that were added, entered into the journal as they are handed out; complete
+        groups, about POLL_BYTES at most. Raises FollowError and OSError."""
+        followed_bytes = 0
+        for batch in self._batches(at_end=False):
+            yield batch
+            followed_bytes += batch.length
+            if followed_bytes >= POLL_BYTES and not batch.attributes & ATTRIBUTE_MORE:
+                return
+
+    def finish(self) -> Iterator[Batch]:
+        """All that is left, up to the end: nothing behind it counts any more. Call once nobody
+        may promise what is not there yet."""
+        yield from self._batches(at_end=True)
+
+    @property
+    def position(self) -> int:
+        """In the last segment."""
+        return 0 if self._reader is None else self._reader.position
+
+    def switch(self, directory: DataDirectory) -> None:
+        """Go on in another folder with the same journal: the one of a newer epoch, or our own.
+        Raises FollowError if what was followed is not in there."""
+        self.directory = directory
+        if self.journal.segments:
+            position = self.position
+            segment = self.journal.segments[-1]
+            try:
+                reader = self._open(segment)
+            except FileNotFoundError:
+                raise FollowError(f"segment {segment.sequence:020d} is gone") from None
+            if reader.file.size() < position:
+                raise FollowError(
+                    f"segment {segment.sequence:020d} ends at {reader.file.size()}, we have"
+                    f" followed it to {position}"
+                )
+            self._require_newest()
+            self._reader = reader
+
+    def forget_removed(self) -> None:
+        """Drop what retention has removed, and indexes that are in their files by now."""
+        start = self.directory.read_start()
+        segments = self.journal.segments
+        if start is not None and start[0] > self.journal.sequence:
+            raise FollowError(f"what is before {start[0]} was removed, we have come to less")
+        if start is not None:
+            gone = sum(segment.sequence < start[0] for segment in segments[:-1])
+            self.journal.remove_oldest(gone)
+        for segment in segments[:-1]:
+            if segment.index is not None:
+                head = self.directory.read_index_head(segment.sequence)
+                if head is not None and head.log_bytes == segment.size_bytes:
+                    segment.index = None
+
+    def refresh(self) -> None:
+        """Take over what compaction has done to finished segments since they were followed."""
+        for segment in self.journal.segments[:-1]:
+            size_bytes = self.directory.open_segment(segment.sequence).size()
+            if size_bytes != segment.size_bytes:
+                head = self.directory.read_index_head(segment.sequence)
+                if head is None or head.log_bytes != size_bytes:
+                    raise FollowError(f"segment {segment.sequence:020d} and its index differ")
+                self.journal.replace_segment(Segment(segment.sequence, head, None, size_bytes))
+
+    def _newest_in(self, segment: Segment, reader: SegmentReader) -> tuple[int, int, bytes] | None:
+        index = segment.index
+        if index is None or not segment.head.records:
+            return None
+        position = index.positions[-1]
+        return segment.sequence, position, reader.file.read(position, HEADER_BYTES)
+
+    def _require_newest(self) -> None:
+        """A deposed holder and the new one may both have begun a segment of the same name: the
+        epoch and the checksum in a batch's header tell them apart."""
+        if self._newest is None:
+            raise FollowError("nothing was followed that tells one journal from another")
+        sequence, position, header = self._newest
+        try:
+            found = self.directory.open_segment(sequence).read(position, HEADER_BYTES)
+        except FileNotFoundError:
+            raise FollowError(f"segment {sequence:020d} is gone") from None
+        if found != header:
+            raise FollowError(f"segment {sequence:020d} at {position}: another batch than followed")
+
+    def _open(self, segment: Segment, tag: int | None = None) -> SegmentReader:
+        if self._reader is not None:
+            tag = self._reader.tag
+        reader = SegmentReader(self.directory, segment.sequence, tag)
+        reader.position = segment.size_bytes
+        return reader
+
+    def _batches(self, *, at_end: bool) -> Iterator[Batch]:
+        while True:
+            before = self.journal.sequence
+            # First this look, then reading to the end: what is behind us is whole then.
+            is_newest = not self._next_exists()
+            reader = self._reader
+            if is_newest and not at_end:
+                # More may come at any time: what follows the whole batches says nothing yet. And
+                # once around is enough, or a busy writer would keep us here.
+                if reader is None or not _is_batch_there(reader):
+                    return
+                yield from self._follow(reader, reader.read_whole(CHUNK_BYTES))
+                was_empty = before == reader.sequence
+                if not was_empty or self.journal.sequence == before:
+                    return
+                continue  # only now is it known what the next one is called
+            if reader is not None:
+                yield from self._follow(reader, reader.read(newest=is_newest))
+            if self.journal.sequence != before:
+                continue  # the next segment has another name than was looked for
+            if is_newest:
+                return
+            self._reader = self._open(self.journal.follow_segment())
+
+    def _next_exists(self) -> bool:
+        """Whether there is a segment after the one we are in. It is named by the number of records
+        before it."""
+        segments = self.journal.segments
+        sequence = self.journal.sequence
+        if not segments:
+            there = self.directory.segments()
+            if there and there[0] != sequence:
+                raise FollowError(f"the journal begins at {there[0]}, nothing is known before")
+            return bool(there)
+        if segments[-1].sequence == sequence:
+            return False  # ours is still empty
+        try:
+            self.directory.open_segment(sequence)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _follow(
+        self, reader: SegmentReader, read: Iterator[Batch | Damage] | Iterator[Batch]
+    ) -> Iterator[Batch]:
+        ends = self.journal.next_offset
+        if reader.file.size() < reader.position:
+            raise FollowError(f"segment {reader.sequence:020d} became shorter")
+        for found in read:
+            if isinstance(found, Damage):
+                raise FollowError(str(found))
+            if found.partition >= len(ends) or found.base_offset != ends[found.partition]:
+                raise FollowError(
+                    f"segment {reader.sequence:020d} at {reader.position - found.length}: offset"
+                    f" {found.base_offset} of partition {found.partition}, which does not follow"
+                )
+            position = reader.position - found.length
+            self.journal.follow(found, position)
+            header = bytes(found.data[found.start : found.start + HEADER_BYTES])
+            self._newest = (reader.sequence, position, header)
+            yield found
+
+
+def _is_batch_there(reader: SegmentReader) -> bool:
+    """Cheap: most looks find nothing new."""
+    return reader.file.read(reader.position, HEADER_BYTES)[: len(MAGIC)] == MAGIC

@@ -1,0 +1,258 @@
+"""Which bytes of the segments hold what a reader wants, so that they can be sent as they lie there.
+
+A plan goes through the journal in its own order. Where most of a stretch is wanted it is taken
+whole, with the batches in between that nobody asked for; elsewhere only the wanted batches are.
+Nothing here looks into a batch, and finding a place is bisection, so a plan costs little.
+
+Methods may be called in any thread, as those of `LogReader`.
+"""
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.cache import SegmentCache
+from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
+from holdfast.storage.reading.topic_postings import TopicChoice
+from holdfast.storage.record import HEADER_BYTES
+
+EXTENTS_MAX: Final = 256
+"""A plan ends where it would get more."""
+SEGMENTS_MAX: Final = 8
+"""A plan ends after so many, even if it found nothing: each may need its index loaded."""
+GAP_BYTES: Final = 8 << 10
+"""Unwanted bytes between two wanted batches that are cheaper to send than to leave out."""
+
+Wanted = tuple[int, int, int]
+"""Partition, and the offsets from which to which."""
+
+
+class Extent:
+    """Bytes of an open segment file; whole batches, and what damage may have left between."""
+
+    def __init__(self, file: ReadFile, position: int, length: int) -> None:
+        self.file = file
+        self.position = position
+        self.length = length
+
+
+class Plan:
+    """What to send, and what is known of the wanted offsets after that."""
+
+    def __init__(self, wanted: Iterable[Wanted]) -> None:
+        self.extents: list[Extent] = []
+        self.size_bytes = 0
+        # Per partition: every wanted record below is in the extents, or was passed, or is lost.
+        self.next: dict[int, int] = {}
+        # Offsets that hold nothing the topics match; they are not in the extents.
+        self.passed: list[Wanted] = []
+        self._passed_last: dict[int, int] = {}
+        self.ends: dict[int, int] = {}
+        for partition, start, end in wanted:
+            self.next[partition] = start
+            self.ends[partition] = end
+
+    def add(self, file: ReadFile, position: int, length: int) -> None:
+        self.extents.append(Extent(file, position, length))
+        self.size_bytes += length
+
+    def note_passed(self, partition: int, start: int, end: int) -> None:
+        if start >= end:
+            return
+        at = self._passed_last.get(partition, -1)
+        if at >= 0 and self.passed[at][2] == start:
+            self.passed[at] = (partition, self.passed[at][1], end)
+            return
+        self._passed_last[partition] = len(self.passed)
+        self.passed.append((partition, start, end))
+
+
+class Extents:
+    def __init__(self, journal: Journal, cache: SegmentCache) -> None:
+        self._journal = journal
+        self._cache = cache
+
+    def plan(
+        self, wanted: Sequence[Wanted], bytes_max: int, topics: TopicChoice | None = None
+    ) -> Plan:
+        """About the first `bytes_max` bytes with wanted offsets, at least one batch if there is
+        any. What is not in the file yet is left out. Raises OSError."""
+        plan = Plan(wanted)
+        written = self._journal.written
+        for partition, end in plan.ends.items():
+            plan.ends[partition] = min(end, written[partition])
+        visited = 0
+        for segment in list(self._journal.segments):
+            here = {
+                partition: min(end, segment.end_offsets()[partition])
+                for partition, end in plan.ends.items()
+                if plan.next[partition] < min(end, segment.end_offsets()[partition])
+            }
+            if not here:
+                continue
+            if plan.size_bytes >= bytes_max or len(plan.extents) >= EXTENTS_MAX:
+                break
+            if visited >= SEGMENTS_MAX:
+                break
+            visited += 1
+            try:
+                # In this order: what an index says of a file that was replaced since is noticed by
+                # the reader, who finds no batches there.
+                index = self._cache.index(segment)
+                file = self._cache.file(segment.sequence)
+            except FileNotFoundError:
+                continue  # retention was faster
+            if not _Stretch(plan, segment, index, file, here).take(bytes_max, topics):
+                break
+        return plan
+
+
+class _Stretch:
+    """The part of a plan that is in one segment. `limits`: below which offsets, by partition."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        segment: Segment,
+        index: SegmentIndex,
+        file: ReadFile,
+        limits: dict[int, int],
+    ) -> None:
+        self.plan = plan
+        self.segment = segment
+        self.index = index
+        self.file = file
+        self.limits = limits
+        # Per partition: the numbers of its wanted batches are these of its list.
+        self.spans: dict[int, tuple[int, int]] = {}
+        for partition, limit in limits.items():
+            numbers = index.by_partition[partition]
+            first = index.find_batch(partition, plan.next[partition])
+            low = bisect_left(numbers, first) if first >= 0 else len(numbers)
+            high = bisect_left(numbers, limit, low, key=lambda each: index.base_offsets[each])
+            self.spans[partition] = (low, high)
+
+    def take(self, bytes_max: int, topics: TopicChoice | None) -> bool:
+        """Whether all of it could be taken."""
+        chosen = None
+        if topics is not None:
+            chosen = topics.batches(self.segment, self.index)
+        total = sum(high - low for low, high in self.spans.values())
+        if chosen is not None:
+            stop = self._scattered(self._among(chosen), bytes_max, passing=True)
+        elif not total:
+            stop = -1
+        elif self.segment.has_void() or not self._is_dense(total):
+            gap = 0 if self.segment.has_void() else GAP_BYTES
+            stop = self._scattered(self._numbers(), bytes_max, gap_bytes=gap)
+        else:
+            stop = self._whole(bytes_max)
+        for partition, limit in self.limits.items():
+            reached = limit
+            if stop >= 0:
+                reached = min(limit, self.index.offset_at(partition, stop << INDEX_BITS))
+            self.plan.next[partition] = max(self.plan.next[partition], reached)
+        return stop < 0
+
+    def _is_dense(self, total: int) -> bool:
+        first, last = self._ends()
+        return total * 2 > last - first
+
+    def _ends(self) -> tuple[int, int]:
+        """The first wanted batch, and the last."""
+        by_partition = self.index.by_partition
+        used = [(p, low, high) for p, (low, high) in self.spans.items() if low < high]
+        return (
+            min(by_partition[p][low] for p, low, _ in used),
+            max(by_partition[p][high - 1] for p, _, high in used),
+        )
+
+    def _whole(self, bytes_max: int) -> int:
+        """One extent. Returns the batch that was not taken any more; -1 if all were."""
+        first, last = self._ends()
+        positions = self.index.positions
+        start = positions[first]
+        budget = bytes_max - self.plan.size_bytes
+        stop = max(first + 1, bisect_right(positions, start + budget, first + 1, last + 1) - 1)
+        if stop >= last:
+            stop = last + 1
+        self.plan.add(self.file, start, self._end_of(stop - 1) - start)
+        return stop if stop <= last else -1
+
+    def _scattered(
+        self,
+        numbers: Iterable[int],
+        bytes_max: int,
+        *,
+        gap_bytes: int = GAP_BYTES,
+        passing: bool = False,
+    ) -> int:
+        """As `_whole`, of some batches in ascending order. `passing`: what lies between them is
+        known to be of no use."""
+        plan = self.plan
+        index = self.index
+        covered = {partition: plan.next[partition] for partition in self.limits}
+        start = end = -1
+        stop = -1
+        for number in numbers:
+            position = index.positions[number]
+            if start >= 0 and position - end > gap_bytes:
+                plan.add(self.file, start, end - start)
+                start = -1
+            full = plan.size_bytes + (end - start if start >= 0 else 0) >= bytes_max
+            if full or len(plan.extents) >= EXTENTS_MAX:
+                stop = number
+                break
+            if start < 0:
+                start = position
+            end = self._end_of(number)
+            if passing:
+                partition = index.partitions[number]
+                self._pass(partition, covered[partition], index.base_offsets[number])
+                covered[partition] = index.base_offsets[number] + index.counts[number]
+        if start >= 0:
+            plan.add(self.file, start, end - start)
+        if passing:
+            for partition, limit in self.limits.items():
+                reached = limit
+                if stop >= 0:
+                    reached = min(limit, index.offset_at(partition, stop << INDEX_BITS))
+                self._pass(partition, covered[partition], reached)
+        return stop
+
+    def _pass(self, partition: int, start: int, end: int) -> None:
+        """Without what damage has taken: nobody knows what that was."""
+        for gap in self.segment.gaps():
+            if gap.partition == partition and start < gap.end and gap.start < end:
+                self.plan.note_passed(partition, start, gap.start)
+                start = gap.end
+        self.plan.note_passed(partition, start, end)
+
+    def _numbers(self) -> Iterator[int]:
+        by_partition = self.index.by_partition
+        parts = [by_partition[p][low:high] for p, (low, high) in self.spans.items() if low < high]
+        return heapq.merge(*parts)
+
+    def _among(self, chosen: Sequence[int]) -> Iterator[int]:
+        """Those of the chosen batches that hold wanted offsets."""
+        index = self.index
+        for number in chosen:
+            partition = index.partitions[number]
+            limit = self.limits.get(partition)
+            if limit is not None and index.base_offsets[number] < limit:
+                end = index.base_offsets[number] + index.counts[number]
+                if end > self.plan.next[partition]:
+                    yield number
+
+    def _end_of(self, number: int) -> int:
+        """Where a batch ends; after one before a damaged place that is the damage's end."""
+        positions = self.index.positions
+        if number + 1 < len(positions):
+            return positions[number + 1]
+        # The newest one, and more may be appended just now.
+        header = self.file.read(positions[number], HEADER_BYTES)
+        return positions[number] + int.from_bytes(header[4:8], "little")

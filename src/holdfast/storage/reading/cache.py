@@ -1,0 +1,117 @@
+"""What readers of the journal share in memory: open files, indexes, batches that were verified.
+
+Each is bounded, the longest unused goes first. Everything that touches them holds `lock`; reading
+the disk does not.
+"""
+
+from collections import OrderedDict
+from contextlib import AbstractContextManager
+from typing import Final
+
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.index import SegmentIndex
+from holdfast.storage.reading.segment_store import SegmentStore
+from holdfast.storage.record import Batch, CorruptBatch
+
+OPEN_FILES_MAX: Final = 32
+INDEX_CACHE_BYTES: Final = 64 << 20
+BATCH_CACHE_BYTES: Final = 16 << 20
+DAMAGE_KNOWN_MAX: Final = 10_000
+"""Unreadable batches that are remembered, so that each is reported once."""
+
+
+class SegmentCache:
+    """Errors of the disk are passed on; FileNotFoundError when retention was faster."""
+
+    def __init__(self, store: SegmentStore, lock: AbstractContextManager[object]) -> None:
+        self._store = store
+        self._lock = lock
+        self._files: OrderedDict[int, ReadFile] = OrderedDict()
+        self._indexes: OrderedDict[int, SegmentIndex] = OrderedDict()
+        self._index_bytes = 0
+        # By segment and number in it.
+        self._batches: OrderedDict[tuple[int, int], Batch] = OrderedDict()
+        self._batch_bytes = 0
+        # (segment, position) of batches that could not be read.
+        self._damaged: set[tuple[int, int]] = set()
+
+    def index(self, segment: Segment) -> SegmentIndex:
+        index = segment.index
+        if index is not None:
+            return index
+        with self._lock:
+            index = self._indexes.get(segment.sequence)
+            if index is not None:
+                self._indexes.move_to_end(segment.sequence)
+                return index
+        index = self._store.load_index(segment)
+        with self._lock:
+            if segment.sequence not in self._indexes:
+                self._indexes[segment.sequence] = index
+                self._index_bytes += index.size_bytes()
+                while self._index_bytes > INDEX_CACHE_BYTES and len(self._indexes) > 1:
+                    oldest = self._indexes.popitem(last=False)[1]
+                    self._index_bytes -= oldest.size_bytes()
+        return index
+
+    def file(self, sequence: int) -> ReadFile:
+        with self._lock:
+            file = self._files.get(sequence)
+            if file is not None:
+                self._files.move_to_end(sequence)
+                return file
+        file = self._store.open_segment(sequence)
+        with self._lock:
+            self._files[sequence] = file
+            if len(self._files) > OPEN_FILES_MAX:
+                self._files.popitem(last=False)
+        return file
+
+    def cached(self, segment: Segment, number: int) -> Batch | None:
+        key = (segment.sequence, number)
+        with self._lock:
+            batch = self._batches.get(key)
+            if batch is not None:
+                self._batches.move_to_end(key)
+        return batch
+
+    def batch(self, segment: Segment, index: SegmentIndex, number: int) -> Batch | None:
+        """A verified batch; None if it is damaged, which is reported."""
+        batch = self.cached(segment, number)
+        if batch is not None:
+            return batch
+        position = index.positions[number]
+        length = index.batch_end(number) - position
+        try:
+            batch = Batch(self.file(segment.sequence).read(position, length))
+        except CorruptBatch as error:
+            self.note_damage(segment, position, length, str(error))
+            return None
+        key = (segment.sequence, number)
+        with self._lock:
+            if key not in self._batches:
+                self._batches[key] = batch
+                self._batch_bytes += batch.length
+                while self._batch_bytes > BATCH_CACHE_BYTES and len(self._batches) > 1:
+                    self._batch_bytes -= self._batches.popitem(last=False)[1].length
+        return batch
+
+    def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
+        with self._lock:
+            place = (segment.sequence, position)
+            if place in self._damaged or len(self._damaged) >= DAMAGE_KNOWN_MAX:
+                return
+            self._damaged.add(place)
+        self._store.note_damage(segment, position, length, reason)
+
+    def forget_segment(self, sequence: int) -> None:
+        """Call when a segment's file was removed or rewritten."""
+        with self._lock:
+            self._files.pop(sequence, None)
+            index = self._indexes.pop(sequence, None)
+            if index is not None:
+                self._index_bytes -= index.size_bytes()
+            for key in list(self._batches):
+                if key[0] == sequence:
+                    self._batch_bytes -= self._batches.pop(key).length

@@ -1,0 +1,421 @@
+"""Reading the journal: for sessions that are behind, for replicas, for Spark.
+
+A session's read goes through the journal in its own order, segment by segment. In each it looks up
+which topics its filters match; if these are few it goes from posting to posting, otherwise it
+reads every batch. Both give the same records in the same order, and stop at the same kind of
+place: a posting (see index.py) that every partition's position is derived from.
+
+Methods may be called in any thread while the event loop appends: what the journal has written is
+only ever added to, and what readers share is behind a lock.
+"""
+
+import heapq
+from array import array
+from bisect import bisect_left
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+from holdfast.storage.journal.journal import Journal
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.byte_ranges import Extents
+from holdfast.storage.reading.cache import SegmentCache
+from holdfast.storage.reading.index import INDEX_BITS, INDEX_MASK, SegmentIndex
+from holdfast.storage.reading.interest import Interest, Matcher, matching_topics
+from holdfast.storage.reading.segment_store import SegmentStore
+from holdfast.storage.record import MESSAGE, Batch, CorruptBatch, Record
+
+WORK_BYTES_MAX: Final = 16 << 20
+"""A call to `read` ends after so many bytes of batches, even if it found nothing."""
+WORK_SEGMENTS_MAX: Final = 8
+"""And after so many segments."""
+WINDOW_BYTES: Final = 256 << 10
+INTERESTS_KEPT_MIN: Final = 256
+MATCHERS_MAX: Final = 4
+"""Readers with many filters whose tries are kept from one read to the next."""
+
+
+class ReadResult:
+    def __init__(self, records: list[Record], positions: list[int], done: bool, lost: int) -> None:
+        # Messages that match, in journal order.
+        self.records = records
+        self.positions = positions
+        # The positions have reached the limits.
+        self.done = done
+        # Records that retention or damage had taken between the positions before and after.
+        self.lost = lost
+
+
+class _Reading:
+    """What one call to `read` has got so far."""
+
+    def __init__(
+        self,
+        positions: list[int],
+        ends: list[int],
+        matcher: Matcher,
+        records_max: int,
+        bytes_max: int,
+    ) -> None:
+        self.positions = positions
+        self.ends = ends
+        self.matcher = matcher
+        self.records_max = max(1, records_max)
+        self.bytes_max = max(1, bytes_max)
+        self.records: list[Record] = []
+        self.size_bytes = 0
+        self.work_bytes = 0
+        self.lost = 0
+
+    def is_full(self) -> bool:
+        return (
+            len(self.records) >= self.records_max
+            or self.size_bytes >= self.bytes_max
+            or self.work_bytes >= WORK_BYTES_MAX
+        )
+
+    def add(self, record: Record) -> None:
+        self.records.append(record)
+        self.size_bytes += len(record.topic) + len(record.payload) + len(record.properties)
+
+    def is_before(self, ends: list[int]) -> bool:
+        """Is something below these offsets left to read?"""
+        for partition, position in enumerate(self.positions):
+            if position < ends[partition] and position < self.ends[partition]:
+                return True
+        return False
+
+
+class LogReader:
+    def __init__(
+        self,
+        journal: Journal,
+        store: SegmentStore,
+        lock: AbstractContextManager[object] | None = None,
+    ) -> None:
+        """`lock`: needed when several threads call."""
+        self._journal = journal
+        self._store = store
+        self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
+        self._matchers: list[tuple[list[Interest], Matcher]] = []
+
+    def extents(self) -> Extents:
+        """For readers of whole stretches; shares files and indexes with this one."""
+        return Extents(self._journal, self._cache)
+
+    def read(
+        self,
+        positions: list[int],
+        limits: list[int],
+        interests: list[Interest],
+        records_max: int,
+        bytes_max: int,
+    ) -> ReadResult:
+        """Messages between `positions` and `limits` that match any interest, about as many as
+        asked for, at least one if there is any; fewer, or none, also when that took too much
+        work. What is not in the file yet is not read: then the result is not done.
+
+        Raises OSError.
+        """
+        journal = self._journal
+        ends = [min(limit, end) for limit, end in zip(limits, journal.written, strict=True)]
+        reading = _Reading(list(positions), ends, self._matcher(interests), records_max, bytes_max)
+        self._pass_removed(reading)
+        visited = 0
+        for segment in journal.segments:
+            if not reading.is_before(segment.end_offsets()):
+                continue
+            if reading.is_full() or visited >= WORK_SEGMENTS_MAX:
+                break
+            visited += 1
+            try:
+                index = self._cache.index(segment)
+                cut = self._read_segment(reading, segment, index)
+            except FileNotFoundError:
+                # Retention was faster.
+                self._pass_lost_segment(reading, segment)
+                continue
+            _advance(reading, segment, index, cut)
+            if cut >= 0:
+                break
+        done = True
+        for position, limit in zip(reading.positions, limits, strict=True):
+            if position < limit:
+                done = False
+        return ReadResult(reading.records, reading.positions, done, reading.lost)
+
+    def _matcher(self, interests: list[Interest]) -> Matcher:
+        """A reader with many filters passes the same list again: what was made of it is kept."""
+        if len(interests) < INTERESTS_KEPT_MIN:
+            return Matcher(interests, self._store)
+        for kept, matcher in self._matchers:
+            if kept is interests:
+                return matcher
+        matcher = Matcher(interests, self._store)
+        self._matchers.append((interests, matcher))
+        if len(self._matchers) > MATCHERS_MAX:
+            self._matchers.pop(0)
+        return matcher
+
+    def fetch(self, partition: int, offset: int) -> Record | None:
+        """The message at an offset; None if it is not there (any more). Raises OSError."""
+        segment = self._segment_of(partition, offset)
+        journal = self._journal
+        if segment is None or offset >= journal.written[partition]:
+            return None
+        if offset < journal.start_offsets[partition]:
+            return None
+        try:
+            index = self._cache.index(segment)
+            number = index.find_batch(partition, offset)
+            if number < 0 or index.base_offsets[number] > offset:
+                return None
+            batch = self._cache.batch(segment, index, number)
+        except FileNotFoundError:
+            return None
+        if batch is None:
+            return None
+        record = batch.record(offset - batch.base_offset)
+        return record if record.kind == MESSAGE else None
+
+    def read_batches(self, partition: int, start: int, end: int, bytes_max: int) -> list[bytes]:
+        """The whole batches that hold offsets from `start` up to `end`, about `bytes_max` of them,
+        at least one if there is any: as they lie on the disk, what is not in the file yet left
+        out. Damaged ones are left out too; the offsets of the others tell. Raises OSError."""
+        start = max(start, self._journal.start_offsets[partition])
+        end = min(end, self._journal.written[partition])
+        found: list[bytes] = []
+        size_bytes = 0
+        for segment in self._journal.segments:
+            if start >= end or size_bytes >= bytes_max:
+                break
+            segment_end = min(end, segment.end_offsets()[partition])
+            if segment_end <= start:
+                continue
+            try:
+                index = self._cache.index(segment)
+                number = index.find_batch(partition, start)
+                numbers = index.by_partition[partition]
+                at = bisect_left(numbers, number) if number >= 0 else len(numbers)
+                while at < len(numbers) and size_bytes < bytes_max:
+                    number = numbers[at]
+                    if index.base_offsets[number] >= segment_end:
+                        break
+                    batch = self._cache.batch(segment, index, number)
+                    if batch is not None:
+                        data = batch.content()
+                        found.append(data)
+                        size_bytes += len(data)
+                    at += 1
+            except FileNotFoundError:
+                continue
+        return found
+
+    def first_offset(self, partition: int) -> int:
+        """The offset below which retention has removed everything."""
+        return self._journal.start_offsets[partition]
+
+    def offset_for_time(self, partition: int, timestamp_us: int) -> int:
+        """The first offset in the file whose record is not older; the end if all are. Raises
+        OSError."""
+        start = self._journal.start_offsets[partition]
+        end = self._journal.written[partition]
+        for segment in self._journal.segments:
+            if segment.last_timestamp_us() < timestamp_us:
+                continue
+            try:
+                index = self._cache.index(segment)
+                segment_end = min(end, segment.end_offsets()[partition])
+                for number in index.by_partition[partition]:
+                    base = index.base_offsets[number]
+                    if base >= segment_end:
+                        break
+                    if base + index.counts[number] <= start:
+                        continue
+                    newest_us = index.first_timestamps_us[number] + index.last_deltas_us[number]
+                    if newest_us < timestamp_us:
+                        continue
+                    batch = self._cache.batch(segment, index, number)
+                    if batch is None:
+                        continue
+                    for record in batch.records():
+                        if record.offset >= min(segment_end, base + index.counts[number]):
+                            break
+                        if record.timestamp_us >= timestamp_us and record.offset >= start:
+                            return record.offset
+            except FileNotFoundError:
+                continue
+        return end
+
+    def forget_segment(self, sequence: int) -> None:
+        """Call when a segment's file was removed or rewritten."""
+        self._cache.forget_segment(sequence)
+
+    # One segment
+
+    def _read_segment(self, reading: _Reading, segment: Segment, index: SegmentIndex) -> int:
+        """Returns the posting that was not looked at any more; -1 if all were."""
+        first = self._first_batch(reading, segment, index)
+        if first < 0:
+            return -1
+        topics = matching_topics(index, reading.matcher, self._store)
+        if topics is None:
+            return self._scan_batches(reading, segment, index, first)
+        if not topics:
+            return -1
+        return self._follow_postings(reading, segment, index, first, topics)
+
+    def _first_batch(self, reading: _Reading, segment: Segment, index: SegmentIndex) -> int:
+        first = -1
+        ends = segment.end_offsets()
+        for partition, position in enumerate(reading.positions):
+            if position < ends[partition] and position < reading.ends[partition]:
+                number = index.find_batch(partition, position)
+                if number >= 0 and (first < 0 or number < first):
+                    first = number
+        return first
+
+    def _follow_postings(
+        self,
+        reading: _Reading,
+        segment: Segment,
+        index: SegmentIndex,
+        first: int,
+        topics: list[int],
+    ) -> int:
+        ends = segment.end_offsets()
+        heap: list[tuple[int, int]] = []
+        sources: list[array[int]] = []
+        places: list[int] = []
+        for topic in topics:
+            postings = index.postings(topic)
+            place = bisect_left(postings, first << INDEX_BITS)
+            if place < len(postings):
+                heap.append((postings[place], len(sources)))
+                sources.append(postings)
+                places.append(place)
+        heapq.heapify(heap)
+        while heap:
+            posting, source = heap[0]
+            number = posting >> INDEX_BITS
+            partition = index.partitions[number]
+            offset = index.base_offsets[number] + (posting & INDEX_MASK)
+            counts = offset < ends[partition] and posting & INDEX_MASK < index.counts[number]
+            if counts and reading.positions[partition] <= offset < reading.ends[partition]:
+                if reading.is_full():
+                    return posting
+                self._take_record(reading, segment, index, number, posting & INDEX_MASK)
+            place = places[source] + 1
+            postings = sources[source]
+            if place < len(postings):
+                places[source] = place
+                heapq.heapreplace(heap, (postings[place], source))
+            else:
+                heapq.heappop(heap)
+        return -1
+
+    def _take_record(
+        self, reading: _Reading, segment: Segment, index: SegmentIndex, number: int, at: int
+    ) -> None:
+        """The record at index `at` of a batch, if the interests are that old."""
+        batch = self._cache.cached(segment, number)
+        if batch is None:
+            batch = self._cache.batch(segment, index, number)
+            reading.work_bytes += index.batch_end(number) - index.positions[number]
+            if batch is None:
+                reading.lost += 1
+                return
+        record = batch.record(at)
+        if reading.matcher.wants(record.topic, record.partition, record.offset):
+            reading.add(record)
+
+    def _scan_batches(
+        self, reading: _Reading, segment: Segment, index: SegmentIndex, first: int
+    ) -> int:
+        file = self._cache.file(segment.sequence)
+        ends = segment.end_offsets()
+        window = b""
+        window_start = 0
+        for number in range(first, index.batch_count()):
+            partition = index.partitions[number]
+            base = index.base_offsets[number]
+            count = index.counts[number]
+            start = reading.positions[partition]
+            end = min(reading.ends[partition], ends[partition], base + count)
+            if not count or base >= end or end <= start:
+                continue
+            if reading.is_full():
+                return number << INDEX_BITS
+            position = index.positions[number]
+            length = index.batch_end(number) - position
+            if position < window_start or position + length > window_start + len(window):
+                window = file.read(position, max(length, WINDOW_BYTES))
+                window_start = position
+            reading.work_bytes += length
+            try:
+                batch = Batch(window, position - window_start)
+            except CorruptBatch as error:
+                self._cache.note_damage(segment, position, length, str(error))
+                reading.lost += end - max(start, base)
+                continue
+            stop = _take_wanted(reading, batch, start, end)
+            if stop >= 0:
+                return (number << INDEX_BITS) + stop
+        return -1
+
+    def _pass_removed(self, reading: _Reading) -> None:
+        for partition, start in enumerate(self._journal.start_offsets):
+            start = min(start, reading.ends[partition])
+            if reading.positions[partition] < start:
+                reading.lost += start - reading.positions[partition]
+                reading.positions[partition] = start
+
+    def _pass_lost_segment(self, reading: _Reading, segment: Segment) -> None:
+        for partition, end in enumerate(segment.end_offsets()):
+            end = min(end, reading.ends[partition])
+            if reading.positions[partition] < end:
+                reading.lost += end - reading.positions[partition]
+                reading.positions[partition] = end
+
+    def _segment_of(self, partition: int, offset: int) -> Segment | None:
+        segments = self._journal.segments
+        low = 0
+        high = len(segments)
+        while low < high:
+            middle = (low + high) // 2
+            if segments[middle].end_offsets()[partition] <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return segments[low] if low < len(segments) else None
+
+
+def _take_wanted(reading: _Reading, batch: Batch, start: int, end: int) -> int:
+    """Takes what matches between two offsets; returns the index where it had to stop, or -1."""
+    base = batch.base_offset
+    matcher = reading.matcher
+    for at in range(max(0, start - base), min(batch.count, end - base)):
+        topic = batch.topic(at)
+        if topic and matcher.wants(topic, batch.partition, base + at):
+            if reading.is_full():
+                return at
+            reading.add(batch.record(at))
+    return -1
+
+
+def _advance(reading: _Reading, segment: Segment, index: SegmentIndex, cut: int) -> None:
+    """Move all positions to a place in the segment (-1: its end)."""
+    positions = reading.positions
+    ends = segment.end_offsets()
+    before = list(positions)
+    for partition, position in enumerate(before):
+        reached = ends[partition]
+        if cut >= 0:
+            reached = min(reached, index.offset_at(partition, cut))
+        reached = min(reached, reading.ends[partition])
+        if reached > position:
+            positions[partition] = reached
+    for gap in segment.gaps():
+        start = max(gap.start, before[gap.partition])
+        end = min(gap.end, positions[gap.partition])
+        if end > start:
+            reading.lost += end - start

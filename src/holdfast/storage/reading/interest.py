@@ -1,0 +1,158 @@
+"""What a session's read looks for: the filters, and which topics of a segment they match."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from holdfast.protocol.topics.names import has_wildcard, matches
+from holdfast.protocol.topics.trie import SubscriptionTrie
+from holdfast.storage.reading.index import (
+    MATCHED_FILTERS_MAX,
+    TOPICS_BETWEEN_PAUSES,
+    FilterMatch,
+    SegmentIndex,
+)
+from holdfast.storage.reading.segment_store import SegmentStore
+
+TOPICS_MERGED_MAX: Final = 512
+"""With more matching topics than this in a segment, its batches are read one after the other."""
+WILD_MAX: Final = 64
+EXACT_MAX: Final = 1000
+"""With more filters in a read the topics of a segment are matched with all of them at once."""
+KNOWN_TOPICS_MAX: Final = 10_000
+
+
+class Interest:
+    """A topic filter, and per partition the offset from which it counts (None: always)."""
+
+    def __init__(self, filter: str, start: Sequence[int] | None) -> None:
+        self.filter = filter
+        self.start = start
+
+
+class Matcher:
+    """The interests of one reader, by topic. Filters with wildcards are looked at one by one while
+    they are few; many are in a trie. `store`: gets a pause now and then, as this may run in a
+    thread that has 100,000 of them."""
+
+    def __init__(self, interests: list[Interest], store: SegmentStore) -> None:
+        self.exact: dict[bytes, list[Interest]] = {}
+        self.wild: list[Interest] = []
+        self.trie: SubscriptionTrie | None = None
+        self._store = store
+        self._steps = 0
+        self._known: dict[bytes, list[Interest]] = {}
+        # Of many filters, what they match in the segment read last.
+        self._index: SegmentIndex | None = None
+        self._match = FilterMatch()
+        for interest in interests:
+            self._step(1)
+            if has_wildcard(interest.filter):
+                self.wild.append(interest)
+            else:
+                self.exact.setdefault(interest.filter.encode(), []).append(interest)
+        if len(self.wild) > WILD_MAX:
+            self.trie = SubscriptionTrie()
+            for interest in self.wild:
+                self._step(1)
+                self.trie.add(interest.filter, interest, interest)
+
+    def is_many(self) -> bool:
+        """More than are worth a look-up of each in a segment's topics."""
+        return self.trie is not None or len(self.exact) > EXACT_MAX
+
+    def matching(self, topic: bytes) -> list[Interest]:
+        found = self._known.get(topic)
+        if found is None:
+            found = list(self.exact.get(topic, ()))
+            if self.trie is not None:
+                for value in self.trie.match(topic.decode("utf-8", "replace")):
+                    assert isinstance(value, Interest)
+                    found.append(value)
+            elif self.wild:
+                text = topic.decode("utf-8", "replace")
+                for interest in self.wild:
+                    if matches(interest.filter, text):
+                        found.append(interest)
+            self._step(1 + len(found))
+            if len(self._known) >= KNOWN_TOPICS_MAX:
+                self._known.clear()
+            self._known[topic] = found
+        return found
+
+    def wants(self, topic: bytes, partition: int, offset: int) -> bool:
+        for interest in self.matching(topic):
+            start = interest.start
+            if start is None or offset >= start[partition]:
+                return True
+        return False
+
+    def topics_of(self, index: SegmentIndex) -> FilterMatch:
+        """As _match_filter, for all filters together."""
+        if self._index is not index:
+            self._index = index
+            self._match = FilterMatch()
+        match = self._match
+        count = index.topic_count()
+        while match.seen < count and not match.overflow:
+            if self.matching(index.topic(match.seen)):
+                match.topics.append(match.seen)
+                match.overflow = len(match.topics) > TOPICS_MERGED_MAX
+            match.seen += 1
+        return match
+
+    def _step(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps >= TOPICS_BETWEEN_PAUSES:
+            self._steps = 0
+            self._store.pause()
+
+
+def matching_topics(index: SegmentIndex, matcher: Matcher, store: SegmentStore) -> list[int] | None:
+    """Numbers of the topics of a segment that some interest matches; None if they are many."""
+    if matcher.is_many():
+        match = matcher.topics_of(index)
+        return None if match.overflow else list(match.topics)
+    found: set[int] = set()
+    for topic in matcher.exact:
+        number = index.find_topic(topic)
+        if number >= 0:
+            found.add(number)
+    for interest in matcher.wild:
+        match = _match_filter(index, interest.filter, store)
+        if match.overflow:
+            return None
+        found.update(match.topics)
+        if len(found) > TOPICS_MERGED_MAX:
+            return None
+    return list(found) if len(found) <= TOPICS_MERGED_MAX else None
+
+
+def _match_filter(index: SegmentIndex, filter: str, store: SegmentStore) -> FilterMatch:
+    match = index.matched.get(filter)
+    start, end = index.topic_range(_literal_prefix(filter))
+    if match is None:
+        match = FilterMatch()
+        match.seen = start
+        if len(index.matched) >= MATCHED_FILTERS_MAX:
+            index.matched.clear()
+        index.matched[filter] = match
+    while match.seen < end and not match.overflow:
+        if match.seen % TOPICS_BETWEEN_PAUSES == 0:
+            store.pause()
+        if matches(filter, index.topic(match.seen).decode("utf-8", "replace")):
+            match.topics.append(match.seen)
+            match.overflow = len(match.topics) > TOPICS_MERGED_MAX
+        match.seen += 1
+    return match
+
+
+def _literal_prefix(filter: str) -> bytes:
+    """What every topic that the filter matches begins with."""
+    end = len(filter)
+    plus = filter.find("+")
+    if plus >= 0:
+        end = plus
+    elif filter.endswith("#"):
+        # `a/#` matches `a` too.
+        end -= 2
+    return filter[: max(0, end)].encode()

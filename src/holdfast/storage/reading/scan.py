@@ -1,0 +1,415 @@
+"""Reading a segment from end to end: its index made anew, and what in it is damaged.
+
+A place that is no valid batch is *damage* if a valid batch follows, and the *torn end* otherwise:
+what a write that was cut short leaves behind. Zeros at the end are neither; space that was
+allocated in advance looks so.
+
+The last write group of a journal counts as a whole or not at all, wherever it is torn: it may lack
+its end, its beginning, or any page. So at the journal's end (`open_end`) valid batches of the group
+that a damaged place belongs to prove nothing, and the torn end begins where that group begins. A
+batch of a later group does: groups are synced one by one, so the damaged one was on the disk.
+
+The search for the batch that follows trusts the lengths of batches as long as it can: the payload
+of a message may itself contain a valid batch, and must not be taken for one. Where no length leads
+on, a batch must have the journal's tag (holdfast.storage.journal.journal), if that is known.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.journal.active_index import ActiveIndex
+from holdfast.storage.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
+    ATTRIBUTE_RESET,
+    BATCH_BYTES_MAX,
+    FORMAT,
+    GROUP_MASK,
+    HEAD_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    Batch,
+    CorruptBatch,
+)
+
+WINDOW_BYTES: Final = 4 << 20
+"""Read at a time; a longer batch is read whole."""
+ALIGNMENT: Final = 8
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of a segment that are no valid batch although one follows, or that were cut off."""
+
+    segment: int
+    position: int
+    length: int
+    reason: str
+
+
+@dataclass
+class SegmentScan:
+    index: ActiveIndex
+    end: int = 0
+    """Where the last valid batch ends."""
+    damage: list[Damage] = field(default_factory=list)
+    torn: Damage | None = None
+    uncertain: dict[int, int] = field(default_factory=dict)
+    """Partitions that may have lost records to damage nothing later told about, with an upper
+    bound of how many."""
+    replica: bool = False
+    blind: set[int] = field(default_factory=set)
+    """Of a replica: partitions whose earlier records were perhaps overridden by what damage has
+    taken, nobody knows from which offset on."""
+    claimed: dict[int, int] = field(default_factory=dict)
+    """Where the last damaged batch of a partition ended, by its own header."""
+    tag: int | None = None
+    """The journal's, as the batches have it; None: they have none."""
+    group_start: int = 0
+    """Where the write group of the last valid batch begins."""
+    is_group_open: bool = False
+    """Whether more of that group must follow."""
+
+    def note_uncertain(self, length: int) -> None:
+        """So many bytes may have held records of any partition."""
+        for partition in range(len(self.index.head.end_offsets)):
+            self.uncertain[partition] = self.uncertain.get(partition, 0) + length // HEAD_BYTES
+
+    def check_claim(self, batch: Batch) -> None:
+        """A damaged header said where it ends; if that was true, the partition goes on there."""
+        if self.claimed.pop(batch.partition) != batch.base_offset and self.replica:
+            self.note_blind()
+
+    def enter_group(self, position: int, batch: Batch) -> None:
+        self.group_start = position
+        self.is_group_open = False
+        if batch.attributes & ATTRIBUTE_GROUPED:
+            start = group_start(position, batch.group, self.tag)
+            if start is None or self.tag is None:
+                self.tag = batch.group
+            else:
+                self.group_start = start
+            self.is_group_open = batch.attributes & ATTRIBUTE_MORE != 0
+
+    def finish(self) -> None:
+        if self.claimed and self.replica:
+            self.note_blind()
+
+    def note_blind(self) -> None:
+        self.blind.update(range(len(self.index.head.end_offsets)))
+
+
+def scan_segment(
+    file: ReadFile,
+    sequence: int,
+    start_offsets: list[int],
+    end: int | None = None,
+    *,
+    known_start: bool = True,
+    replica: bool = False,
+    synced_bytes: int | None = None,
+    open_end: bool = False,
+    tag: int | None = None,
+) -> SegmentScan:
+    """Verify every batch of a segment up to `end` (None: of the file).
+
+    `start_offsets`: where each partition stands before it; unless `known_start`, a partition's
+    first batch in here decides instead. `replica`: a batch may override earlier ones.
+    `synced_bytes`: what is damaged behind them is the torn end, even if valid batches follow; None:
+    the whole segment was synced. `open_end`: it is the journal's last segment, whose last group may
+    be torn. `tag`: the journal's, as far as earlier segments tell.
+    """
+    index = ActiveIndex(sequence, start_offsets)
+    scan = SegmentScan(index, replica=replica, tag=tag)
+    window = _Window(file, file.size() if end is None else end)
+    seen: set[int] = set()
+    position = 0
+    looked_again = -1
+    while position + HEADER_BYTES <= window.end:
+        try:
+            batch = window.batch(position)
+            if not known_start and batch.partition < len(start_offsets):
+                if batch.partition not in seen:
+                    _begin_partition(index, batch)
+                seen.add(batch.partition)
+            _check_place(scan, batch)
+        except CorruptBatch as error:
+            following = None
+            if synced_bytes is None or position < synced_bytes:
+                following = _after_damage(window, scan, position, open_end=open_end)
+            if following is not None and looked_again != position:
+                looked_again = position
+                if window.has_changed(position):
+                    # The file is being written: this batch and the next came since.
+                    continue
+            if following is not None and open_end:
+                following = following if _later_group(window, scan, position, following) else None
+            if following is None:
+                if open_end and scan.is_group_open:
+                    break
+                if synced_bytes is not None and position < synced_bytes:
+                    scan.note_blind()
+                scan.torn = _torn_end(window, sequence, position, str(error))
+                scan.finish()
+                return scan
+            scan.damage.append(Damage(sequence, position, following - position, str(error)))
+            _note_lost(scan, window, position, following)
+            scan.is_group_open = False
+            position = following
+            continue
+        if batch.partition in scan.claimed:
+            scan.check_claim(batch)
+        index.add_parsed(position, batch)
+        if not batch.count:
+            scan.blind.discard(batch.partition)
+        scan.uncertain.pop(batch.partition, None)
+        scan.enter_group(position, batch)
+        position += batch.length
+        scan.end = position
+    if open_end and scan.is_group_open:
+        # Again, up to where the group begins: it is in the index by now.
+        begins = scan.group_start
+        scan = scan_segment(
+            file, sequence, start_offsets, begins, known_start=known_start, replica=replica, tag=tag
+        )
+        reason = f"a write group was cut short at {position}"
+        scan.torn = Damage(sequence, begins, window.end - begins, reason)
+        return scan
+    if position < window.end:
+        scan.torn = _torn_end(window, sequence, position, "too short for a batch")
+    scan.finish()
+    return scan
+
+
+class _Window:
+    """A file read in large pieces."""
+
+    def __init__(self, file: ReadFile, end: int) -> None:
+        self._file = file
+        self._start = 0
+        self._data = b""
+        self.end = end
+
+    def batch(self, position: int) -> Batch:
+        """Raises CorruptBatch."""
+        inside = self._load(position, HEADER_BYTES)
+        if len(self._data) - inside < HEADER_BYTES:
+            raise CorruptBatch(f"{len(self._data) - inside} bytes left of a header")
+        if self._data[inside : inside + 4] != MAGIC:
+            raise CorruptBatch(f"no batch magic, found {self._data[inside : inside + 4]!r}")
+        length = int.from_bytes(self._data[inside + 4 : inside + 8], "little")
+        if length > BATCH_BYTES_MAX:
+            raise CorruptBatch(f"a length of {length} bytes")
+        # First load, then name the data: loading replaces it.
+        inside = self._load(position, length)
+        return Batch(self._data, inside)
+
+    def claimed_length(self, position: int) -> int:
+        """What a header that fits together says; 0 if it does not."""
+        if position + HEADER_BYTES > self.end:
+            return 0
+        inside = self._load(position, HEADER_BYTES)
+        if len(self._data) - inside < HEADER_BYTES:
+            return 0
+        magic, length, _, format, attributes, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(
+            self._data, inside
+        )
+        smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
+        if magic != MAGIC or format != FORMAT or length > BATCH_BYTES_MAX:
+            return 0
+        if not count and not attributes & ATTRIBUTE_RESET:
+            return 0
+        return int(length) if length == (smallest + 7) & ~7 else 0
+
+    def group(self, position: int) -> int | None:
+        """The group field of the header at `position`; None if it has none."""
+        inside = self._load(position, HEADER_BYTES)
+        return group_field(self._data[inside : inside + HEADER_BYTES])
+
+    def header(self, position: int) -> tuple[int, int, int]:
+        """Partition, base offset and count, unverified."""
+        inside = self._load(position, HEADER_BYTES)
+        fields = HEADER.unpack_from(self._data, inside)
+        return fields[5], fields[6], fields[8]
+
+    def is_batch(self, position: int) -> bool:
+        if not self.claimed_length(position):
+            return False
+        try:
+            self.batch(position)
+        except CorruptBatch:
+            return False
+        return True
+
+    def has_changed(self, position: int) -> bool:
+        """Whether a valid batch is at `position` now, though what was read before has none."""
+        self._data = b""
+        return self.is_batch(position)
+
+    def find_magic(self, position: int) -> int:
+        """At or after `position`, at a multiple of ALIGNMENT; -1 if there is none."""
+        while position + HEADER_BYTES <= self.end:
+            inside = self._load(position, min(WINDOW_BYTES, self.end - position))
+            found = self._data.find(MAGIC, inside)
+            while found >= 0:
+                if (self._start + found) % ALIGNMENT == 0:
+                    return self._start + found
+                found = self._data.find(MAGIC, found + 1)
+            position = (self._start + len(self._data)) & ~(ALIGNMENT - 1)
+        return -1
+
+    def rest_is_zero(self, position: int) -> bool:
+        while position < self.end:
+            inside = self._load(position, min(WINDOW_BYTES, self.end - position))
+            # Stripping is much faster than a comparison of every byte in Python.
+            if self._data[inside:].strip(b"\0"):
+                return False
+            position = self._start + len(self._data)
+        return True
+
+    def _load(self, position: int, length: int) -> int:
+        """Have these bytes in `_data`, fewer at the end of the file; the index of the first."""
+        inside = position - self._start
+        if inside >= 0 and inside + length <= len(self._data):
+            return inside
+        wanted = min(max(length, WINDOW_BYTES), self.end - position)
+        self._data = self._file.read(position, wanted)
+        self._start = position
+        if len(self._data) < wanted:
+            # The file became shorter while it was read.
+            self.end = position + len(self._data)
+        return 0
+
+
+def _begin_partition(index: ActiveIndex, batch: Batch) -> None:
+    index.head.start_offsets[batch.partition] = batch.base_offset
+    index.head.end_offsets[batch.partition] = batch.base_offset
+
+
+def _check_place(scan: SegmentScan, batch: Batch) -> None:
+    """Raises CorruptBatch for a valid batch that cannot be where it is."""
+    ends = scan.index.head.end_offsets
+    if batch.partition >= len(ends):
+        raise CorruptBatch(f"partition {batch.partition}, the journal has {len(ends)}")
+    if not batch.count and not (scan.replica and batch.attributes & ATTRIBUTE_RESET):
+        raise CorruptBatch("no records")
+    if batch.base_offset < ends[batch.partition] and not scan.replica:
+        raise CorruptBatch(
+            f"offset {batch.base_offset} of partition {batch.partition}"
+            f" after {ends[batch.partition] - 1}"
+        )
+
+
+def group_field(header: bytes) -> int | None:
+    """Of a batch header, unverified; None if it has none."""
+    if len(header) < HEADER_BYTES or header[: len(MAGIC)] != MAGIC:
+        return None
+    fields = HEADER.unpack(header)
+    return int(fields[11]) if fields[4] & ATTRIBUTE_GROUPED else None
+
+
+def group_start(position: int, group: int, tag: int | None) -> int | None:
+    """Where the group of a batch at `position` begins; None if the tag is another one."""
+    start = position if tag is None else position - ((group - tag) & GROUP_MASK)
+    return start if start >= 0 else None
+
+
+def _later_group(window: _Window, scan: SegmentScan, position: int, at: int | None) -> bool:
+    """Whether a group that begins after the damage at `position` is at or after the batch `at`."""
+    tag = scan.tag
+    while at is not None:
+        group = window.group(at)
+        if group is None:
+            return True
+        if tag is None and window.claimed_length(position):
+            tag = window.group(position)
+        if tag is None:
+            # Nothing tells. If these are batches of one group, it is the only one after the damage,
+            # and nothing shows that it was ever synced.
+            tag = (group - (at - position)) & GROUP_MASK
+        start = group_start(at, group, tag)
+        if start is not None and start > position:
+            return True
+        following = at + window.claimed_length(at)
+        if not window.is_batch(following):
+            at = _after_damage(window, scan, following, open_end=True, damage_at=position)
+        else:
+            at = following
+    return False
+
+
+def _after_damage(
+    window: _Window,
+    scan: SegmentScan,
+    position: int,
+    *,
+    open_end: bool,
+    damage_at: int | None = None,
+) -> int | None:
+    """Where the next valid batch begins; None if there is none. `damage_at`: where the damage
+    begins that is to be followed; None: at `position`."""
+    at = position
+    length = window.claimed_length(at)
+    while length:
+        at += length
+        if at > window.end:
+            # The write of this batch was cut short. What is in it is payload.
+            return None
+        if window.is_batch(at):
+            return at
+        length = window.claimed_length(at)
+    at = window.find_magic(at + ALIGNMENT if at == position else at)
+    begins = position if damage_at is None else damage_at
+    while at >= 0:
+        if (
+            window.is_batch(at)
+            and _is_near(window, scan.index, begins, at)
+            and (not open_end or _has_tag(window, scan, begins, at))
+        ):
+            return at
+        at = window.find_magic(at + ALIGNMENT)
+    return None
+
+
+def _has_tag(window: _Window, scan: SegmentScan, damage_at: int, at: int) -> bool:
+    """Whether a batch found by its magic belongs to the damaged group, or begins one: of others,
+    a publisher could guess the group field."""
+    if scan.tag is None:
+        return True
+    group = window.group(at)
+    if group is None:
+        return False
+    begins = scan.group_start if scan.is_group_open else damage_at
+    return group_start(at, group, scan.tag) in (at, begins)
+
+
+def _is_near(window: _Window, index: ActiveIndex, position: int, at: int) -> bool:
+    """Whether the offset of a batch found by its magic can follow what is damaged before it."""
+    partition, base_offset, _ = window.header(at)
+    ends = index.head.end_offsets
+    if partition >= len(ends):
+        return False
+    return 0 <= base_offset - ends[partition] <= (at - position) // HEAD_BYTES
+
+
+def _torn_end(window: _Window, sequence: int, position: int, reason: str) -> Damage | None:
+    if window.rest_is_zero(position):
+        return None
+    return Damage(sequence, position, window.end - position, reason)
+
+
+def _note_lost(scan: SegmentScan, window: _Window, position: int, following: int) -> None:
+    """Which offsets a damaged place has taken, as far as its own header is to be believed."""
+    head = scan.index.head
+    if window.claimed_length(position) == following - position:
+        partition, base_offset, count = window.header(position)
+        ends = head.end_offsets
+        if count and partition < len(ends) and base_offset == ends[partition]:
+            scan.index.add_gap(partition, base_offset + count)
+            scan.claimed[partition] = base_offset + count
+            return
+    scan.note_uncertain(following - position)
+    if scan.replica:
+        scan.note_blind()

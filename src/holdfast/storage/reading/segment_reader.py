@@ -1,0 +1,257 @@
+"""The batches of segment files, seen from outside, whether a broker writes them or not.
+
+This shares the formats with the broker's recovery and nothing else: `holdfast log verify` is a
+second opinion on what recovery does.
+
+Bytes are written in order. So bytes that are no valid batch are *damage* when a valid batch or a
+newer segment follows, and an *unfinished tail* when nothing does: the write may still be going on.
+
+A write group is written at once and counts as a whole: of the newest segment only complete groups
+are read, and valid batches of an incomplete one belong to the unfinished tail.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.record import (
+    ATTRIBUTE_GROUPED,
+    ATTRIBUTE_MORE,
+    BATCH_BYTES_MAX,
+    FORMAT,
+    GROUP_MASK,
+    HEAD_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    Batch,
+    CorruptBatch,
+)
+
+CHUNK_BYTES: Final = 4 << 20
+"""Read at a time; a longer batch is read whole."""
+ALIGNMENT: Final = 8
+"""Batches begin at multiples of this."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Bytes of a segment that are no batch although they should be."""
+
+    segment: int
+    position: int
+    size_bytes: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.segment:020d}.log at {self.position}: {self.size_bytes} bytes of damage:"
+            f" {self.reason}"
+        )
+
+
+class SegmentReader:
+    """The batches of one segment; call `read` again after it has grown."""
+
+    def __init__(self, directory: DataDirectory, sequence: int, tag: int | None = None) -> None:
+        """`tag`: the journal's (holdfast.storage.journal.journal), as far as it is known. Raises
+        FileNotFoundError when retention was faster."""
+        self.sequence = sequence
+        self.file = directory.open_segment(sequence)
+        self.position = 0
+        """Everything before it has been read."""
+        self.unfinished_bytes = 0
+        """After the last complete group; they may be a write that goes on."""
+        self.tag = tag
+        self._empty_at = -1
+        # Where the last look found no further valid batch: behind `position` in an open group.
+        self._valid_to = 0
+        # Whether a group begins at `position`.
+        self._is_group_start = True
+
+    def read(self, *, newest: bool) -> Iterator[Batch | Damage]:
+        """What is there now, in order; `position` is right behind each one.
+
+        `newest`: no newer segment exists, so what comes last may be unfinished.
+        """
+        size = self.file.size()
+        # The broker cuts off what a crash or a full disk left unfinished.
+        self.position = min(self.position, size)
+        self.unfinished_bytes = 0
+        while True:
+            yield from self._batches(size, whole_groups=newest)
+            damaged_at = self._valid_to
+            if damaged_at > self.position:
+                if not is_later_group(self.file, self.tag, damaged_at, size):
+                    self.unfinished_bytes = size - self.position
+                    return
+                yield from self._batches(size, whole_groups=False)
+            position = self.position
+            if position == size or self._is_still_empty():
+                return
+            following = _find_batch(self.file, position, size)
+            if (
+                newest
+                and following is not None
+                and not is_later_group(self.file, self.tag, position, size)
+            ):
+                following = None
+            # It may have been found because both were written since the first look.
+            if _damage_at(self.file, position, size) is None:
+                continue
+            if following is None:
+                written = 0 if is_zero(self.file, position, size) else size - position
+                if newest or not written:
+                    self.unfinished_bytes = written
+                    self._empty_at = -1 if written else position
+                    return
+                following = size
+            reason = _damage_at(self.file, position, size) or "it changed while it was read"
+            self.position = following
+            self._is_group_start = False
+            yield Damage(self.sequence, position, following - position, reason)
+
+    def read_whole(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
+        """The complete groups that are there now, up to the first place that is none, for whatever
+        reason: cheaper than `read` where more is being written. `chunk_bytes` are read at a
+        time."""
+        yield from self._batches(self.file.size(), chunk_bytes, whole_groups=True)
+
+    def read_batch(self, position: int) -> Batch:
+        """The batch at a position. Raises CorruptBatch."""
+        header = self.file.read(position, HEADER_BYTES)
+        return Batch(self.file.read(position, max(_batch_length(header, 0), HEADER_BYTES)))
+
+    def _batches(
+        self, size: int, chunk_bytes: int = CHUNK_BYTES, *, whole_groups: bool
+    ) -> Iterator[Batch]:
+        """The valid batches from `position` up to the first bytes that are none; of a group, if
+        they are to be whole, only once its last one is there."""
+        wanted = chunk_bytes
+        waiting: list[Batch] = []
+        is_group_start = self._is_group_start
+        self._valid_to = self.position
+        while self._valid_to + HEADER_BYTES <= size:
+            start = self._valid_to
+            data = self.file.read(start, min(wanted, size - start))
+            inside = 0
+            length = 0
+            while inside + HEADER_BYTES <= len(data):
+                length = _batch_length(data, inside)
+                if length == 0 or start + inside + length > size:
+                    return
+                if inside + length > len(data):
+                    break
+                try:
+                    batch = Batch(data, inside)
+                except CorruptBatch:
+                    return
+                inside += length
+                self._valid_to = start + inside
+                if is_group_start and batch.attributes & ATTRIBUTE_GROUPED:
+                    self.tag = batch.group
+                is_group_start = not batch.attributes & ATTRIBUTE_MORE
+                waiting.append(batch)
+                if whole_groups and not is_group_start:
+                    continue
+                self._is_group_start = is_group_start
+                complete, waiting = waiting, []
+                for batch in complete:
+                    self.position += batch.length
+                    yield batch
+            if inside == 0 and length <= wanted:
+                return  # the file became shorter
+            wanted = max(chunk_bytes, length)
+
+    def _is_still_empty(self) -> bool:
+        """Were there only zeros up to the end of the file, and is nothing written there yet?"""
+        return self.position == self._empty_at and not any(
+            self.file.read(self.position, HEADER_BYTES)
+        )
+
+
+def is_later_group(file: ReadFile, tag: int | None, damaged_at: int, size: int) -> bool:
+    """Whether a write group begins behind the damage: then the damaged one was synced. A batch of
+    the damaged group itself proves nothing. `tag`: the journal's, as far as it is known."""
+    at = _find_batch(file, damaged_at, size)
+    while at is not None:
+        group = group_field(file.read(at, HEADER_BYTES))
+        if group is None:
+            return True
+        if tag is None:
+            tag = group_field(file.read(damaged_at, HEADER_BYTES))
+        if tag is None:
+            tag = (group - (at - damaged_at)) & GROUP_MASK
+        if at - ((group - tag) & GROUP_MASK) > damaged_at:
+            return True
+        at = _find_batch(file, at, size)
+    return False
+
+
+def is_zero(file: ReadFile, start: int, end: int) -> bool:
+    """Are there only zeros: space that was allocated in advance?"""
+    while start < end:
+        data = file.read(start, min(CHUNK_BYTES, end - start))
+        if not data:
+            break  # the file became shorter
+        if data.count(0) < len(data):
+            return False
+        start += len(data)
+    return True
+
+
+def group_field(header: bytes) -> int | None:
+    """Of the batch that has the header; None if that is none, or has no such field."""
+    if _batch_length(header, 0) == 0:
+        return None
+    fields = HEADER.unpack(header)
+    return int(fields[11]) if fields[4] & ATTRIBUTE_GROUPED else None
+
+
+def _batch_length(data: bytes, start: int) -> int:
+    """The length that the header at `start` gives; 0 if it is no batch header."""
+    if len(data) - start < HEADER_BYTES:
+        return 0
+    magic, length, _, layout, _, _, _, _, count, _, body_bytes, _ = HEADER.unpack_from(data, start)
+    smallest = HEADER_BYTES + count * HEAD_BYTES + body_bytes
+    if magic != MAGIC or layout != FORMAT or length > BATCH_BYTES_MAX:
+        return 0
+    return int(length) if length == (smallest + 7) & ~7 else 0
+
+
+def _damage_at(file: ReadFile, position: int, size: int) -> str | None:
+    """Why there is no valid batch at `position` that ends at `size` at most; None if there is."""
+    header = file.read(position, min(HEADER_BYTES, size - position))
+    length = max(_batch_length(header, 0), HEADER_BYTES)
+    try:
+        Batch(file.read(position, min(length, size - position)))
+    except CorruptBatch as error:
+        return str(error)
+    return None
+
+
+def _find_batch(file: ReadFile, position: int, size: int) -> int | None:
+    """Where the next valid batch after the damage at `position` begins."""
+    # As long as headers make sense their lengths lead on. Looking for the magic inside a damaged
+    # body instead could find a batch that somebody published as a payload.
+    length = _batch_length(file.read(position, HEADER_BYTES), 0)
+    while length:
+        position += length
+        if position >= size:
+            return None
+        if _damage_at(file, position, size) is None:
+            return position
+        length = _batch_length(file.read(position, HEADER_BYTES), 0)
+    position += ALIGNMENT
+    while position + HEADER_BYTES <= size:
+        window = file.read(position, min(CHUNK_BYTES, size - position))
+        inside = window.find(MAGIC)
+        while inside >= 0:
+            if inside % ALIGNMENT == 0 and _damage_at(file, position + inside, size) is None:
+                return position + inside
+            inside = window.find(MAGIC, inside + 1)
+        # Being aligned, no magic lies across the end of a window whose length is a multiple.
+        position += max(ALIGNMENT, len(window) // ALIGNMENT * ALIGNMENT)
+    return None

@@ -1,0 +1,92 @@
+"""What a LogReader reads from: segments and their indexes, by sequence. Uses os, through files.
+
+An index that is missing or damaged is made anew from its segment, whenever that is noticed.
+"""
+
+import contextlib
+from collections.abc import Callable
+
+from holdfast.storage.files.filesystem import ReadFile
+from holdfast.storage.files.layout import DataDirectory
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.index import SegmentIndex
+from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decode
+from holdfast.storage.reading.scan import Damage, scan_segment
+
+OnDamage = Callable[[Damage], None]
+"""May be called in any thread."""
+
+
+class SegmentStore:
+    def __init__(
+        self, directory: DataDirectory, *, writes: bool, on_damage: OnDamage | None = None
+    ) -> None:
+        """`writes`: indexes that had to be made anew are kept in their files."""
+        self._directory = directory
+        self._writes = writes
+        self.on_damage = on_damage
+
+    def open_segment(self, sequence: int) -> ReadFile:
+        """Raises FileNotFoundError when retention was faster, and other OSErrors."""
+        return self._directory.open_segment(sequence)
+
+    def load_index(self, segment: Segment) -> SegmentIndex:
+        """Raises FileNotFoundError when retention was faster, and other OSErrors."""
+        data = self._directory.read_index(segment.sequence)
+        if data is not None:
+            try:
+                index: SealedIndex = decode(data)
+                if index.head.log_bytes == segment.size_bytes:
+                    # What is known by now may be more than was when the index was written.
+                    index.head = segment.head
+                    return index
+            except CorruptIndex:
+                pass
+        return self._scan(segment)
+
+    def note_damage(self, segment: Segment, position: int, length: int, reason: str) -> None:
+        """A batch that could not be read. Keeps a copy of it, tells whoever watches."""
+        damage = Damage(segment.sequence, position, length, reason)
+        if self._writes:
+            quarantine(self._directory, damage)
+        if self.on_damage is not None:
+            self.on_damage(damage)
+
+    def pause(self) -> None:
+        """Lets other threads run: entering a function that is not compiled is enough."""
+
+    def _scan(self, segment: Segment) -> SegmentIndex:
+        file = self._directory.open_segment(segment.sequence)
+        scan = scan_segment(
+            file,
+            segment.sequence,
+            segment.head.start_offsets,
+            segment.size_bytes,
+            replica=self._directory.manifest.is_replica,
+        )
+        index = scan.index
+        for partition, end in enumerate(segment.head.end_offsets):
+            index.add_gap(partition, end)
+        if self._writes and not scan.blind:
+            # On a full disk, say, it is made anew the next time.
+            with contextlib.suppress(OSError):
+                self._directory.write_index(segment.sequence, index.encode(self.pause))
+        return index
+
+
+def quarantine(directory: DataDirectory, damage: Damage) -> str:
+    """Keep a copy of a damaged place; its name, or why there is none."""
+    try:
+        file = directory.open_segment(damage.segment)
+        pieces = []
+        position = damage.position
+        end = damage.position + damage.length
+        while position < end:
+            piece = file.read(position, min(1 << 20, end - position))
+            if not piece:
+                break
+            pieces.append(piece)
+            position += len(piece)
+        return directory.quarantine(damage.segment, damage.position, pieces)
+    except OSError as error:
+        return f"not copied: {error.strerror}"

@@ -1,0 +1,93 @@
+"""Which batches of a segment hold messages of some topics, by the segment's index."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from holdfast.protocol.topics.names import has_wildcard, matches
+from holdfast.storage.journal.segment import Segment
+from holdfast.storage.reading.index import INDEX_BITS, SegmentIndex
+
+TOPICS_MAX: Final = 512
+"""With more matching topics than this in a segment its batches are not told apart."""
+POSTINGS_MAX: Final = 20_000
+"""Nor with more messages of them: then most batches have one."""
+SEGMENTS_KNOWN_MAX: Final = 64
+TOPICS_BETWEEN_PAUSES: Final = 200
+
+
+class TopicChoice:
+    """Whatever one of the MQTT filters matches, or begins with one of the prefixes. One thread at a
+    time uses it; it remembers what it found in finished segments."""
+
+    def __init__(
+        self, filters: Sequence[str], prefixes: Sequence[str], pause: Callable[[], object]
+    ) -> None:
+        """`pause` is called every few hundred microseconds, to let other threads run."""
+        self.exact = [each.encode() for each in filters if not has_wildcard(each)]
+        self.wild = [each for each in filters if has_wildcard(each)]
+        self.prefixes = [each.encode() for each in prefixes]
+        self._pause = pause
+        self._known: OrderedDict[tuple[int, int], list[int] | None] = OrderedDict()
+
+    def batches(self, segment: Segment, index: SegmentIndex) -> list[int] | None:
+        """Numbers of the batches, ascending; None where telling them apart does not pay."""
+        if segment.index is not None:
+            return self.find(index)  # it still grows
+        key = (segment.sequence, segment.size_bytes)
+        if key not in self._known:
+            self._known[key] = self.find(index)
+            if len(self._known) > SEGMENTS_KNOWN_MAX:
+                self._known.popitem(last=False)
+        return self._known[key]
+
+    def find(self, index: SegmentIndex) -> list[int] | None:
+        """As `batches`, of an index that the caller has."""
+        topics = self._topics(index)
+        if topics is None:
+            return None
+        total = 0
+        found: set[int] = set()
+        for topic in topics:
+            self._pause()
+            postings = index.postings(topic)
+            total += len(postings)
+            if total > POSTINGS_MAX:
+                return None
+            found.update(posting >> INDEX_BITS for posting in postings)
+        return sorted(found)
+
+    def _topics(self, index: SegmentIndex) -> set[int] | None:
+        """Numbers of the matching topics; None if they are many."""
+        found = {number for topic in self.exact if (number := index.find_topic(topic)) >= 0}
+        for prefix in self.prefixes:
+            for number in self._range(index, prefix):
+                if index.topic(number).startswith(prefix):
+                    found.add(number)
+                    if len(found) > TOPICS_MAX:
+                        return None
+        for each in self.wild:
+            for number in self._range(index, literal_prefix(each)):
+                if matches(each, index.topic(number).decode("utf-8", "replace")):
+                    found.add(number)
+                    if len(found) > TOPICS_MAX:
+                        return None
+        return found
+
+    def _range(self, index: SegmentIndex, prefix: bytes) -> Iterator[int]:
+        start, end = index.topic_range(prefix)
+        for number in range(start, end):
+            if number % TOPICS_BETWEEN_PAUSES == 0:
+                self._pause()
+            yield number
+
+
+def literal_prefix(filter: str) -> bytes:
+    """What every topic that the filter matches begins with."""
+    end = len(filter)
+    plus = filter.find("+")
+    if plus >= 0:
+        end = plus
+    elif filter.endswith("#"):
+        end -= 2  # `a/#` matches `a` too
+    return filter[: max(0, end)].encode()

@@ -1,0 +1,118 @@
+"""Who plays in a run. A cast is a group of parties that belong together; a run has some of them."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tests.sim.client import FOREVER, Client
+from tests.sim.teams import Member, Team, TeamPublisher
+from tests.sim.timed import Delayed, Fleeting, Perishable, PerishableSubscriber
+from tests.sim.whispers import Listener, Whisperer, WhisperTeam
+from tests.sim.workload import (
+    TOPICS,
+    Dying,
+    Mover,
+    Party,
+    Producer,
+    Publisher,
+    Retainer,
+    SlowPublisher,
+    Subscriber,
+)
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+LOG: Final = "log"
+"""QoS 1 and 2, retained messages, wills."""
+QOS0: Final = "qos0"
+TIMED: Final = "timed"
+"""Wills with a delay, sessions and messages that expire."""
+GROUPS: Final = "groups"
+"""Shared subscriptions."""
+MOVERS: Final = "movers"
+"""Sessions that are taken over all the time."""
+CASTS: Final = (LOG, QOS0, TIMED, GROUPS, MOVERS)
+
+
+def parties(world: "World") -> list[Party]:
+    makers: dict[str, Callable[[World], list[Party]]] = {
+        LOG: _log,
+        QOS0: _qos0,
+        TIMED: _timed,
+        GROUPS: _groups,
+        MOVERS: _movers,
+    }
+    return [party for cast in world.settings.casts for party in makers[cast](world)]
+
+
+def _log(world: "World") -> list[Party]:
+    every = tuple((topic, 2) for topic in TOPICS)
+    return [
+        Subscriber(world, Client(world, "sub5", 5, filters=(("t/#", 2),)), ("t/",)),
+        Subscriber(world, Client(world, "sub4", 4, filters=(("t/#", 1),)), ("t/",)),
+        Subscriber(
+            world, Client(world, "subw", 5, filters=(*every[:1], ("w/#", 2))), ("t/0", "w/")
+        ),
+        Publisher(world, Client(world, "pub5", 5)),
+        Publisher(world, Client(world, "pub4", 4)),
+        Producer(world, Client(world, "producer", 5, clean=True)),
+        Retainer(world, Client(world, "retainer", 5, clean=True)),
+        Dying(world, Client(world, "dying5", 5)),
+        Dying(world, Client(world, "dying4", 4, clean=True)),
+    ]
+
+
+def _movers(world: "World") -> list[Party]:
+    return [
+        *(
+            Mover(world, Client(world, f"mover{n}", 4 + n % 2, filters=(("t/#", qos),)), ("t/",))
+            for n, qos in enumerate((1, 1, 1, 1, 2, 2))
+        ),
+        SlowPublisher(world, Client(world, "pubm", 5)),
+    ]
+
+
+def _qos0(world: "World") -> list[Party]:
+    team = WhisperTeam(world)
+    every = (("q/#", 0),)
+    return [
+        Whisperer(world, Client(world, "whisperer5", 5, clean=True)),
+        Whisperer(world, Client(world, "whisperer4", 4, clean=True)),
+        Listener(world, Client(world, "listener5", 5, filters=every)),
+        Listener(world, Client(world, "listener4", 4, filters=(("q/+", 2),), clean=True)),
+        Listener(world, Client(world, "hopper", 5, filters=every, clean=True), hops=True),
+        *(
+            Listener(world, Client(world, f"turn{n}", 5, filters=(team.filter,), clean=True), team)
+            for n in range(3)
+        ),
+    ]
+
+
+def _timed(world: "World") -> list[Party]:
+    return [
+        Delayed(world, Client(world, "delayed", 5), 1),
+        Delayed(world, Client(world, "delayed2", 5), 2),
+        Delayed(world, Client(world, "short", 5, expiry_s=1), 3),
+        Fleeting(world, Client(world, "fleeting1", 5, filters=(("e/#", 1),), expiry_s=1)),
+        Fleeting(world, Client(world, "fleeting3", 5, filters=(("e/#", 2),), expiry_s=3)),
+        Perishable(world, Client(world, "perishable", 5)),
+        PerishableSubscriber(world, Client(world, "sube", 5, filters=(("e/#", 1),))),
+    ]
+
+
+def _groups(world: "World") -> list[Party]:
+    kept = Team(world, "$share/kept/s/#", qos=2)
+    mixed = Team(world, "$share/mixed/s/#", qos=1)
+    once = Team(world, "$share/once/s/+", qos=2)
+    return [
+        Member(world, kept, "kept5", 5),
+        Member(world, kept, "kept4", 4),
+        Member(world, kept, "kept", 5, expiry_s=FOREVER),
+        Member(world, mixed, "mixed5", 5),
+        Member(world, mixed, "mixed4", 4, clean=True),
+        Member(world, mixed, "mixed", 5, clean=True),
+        Member(world, once, "once5", 5),
+        Member(world, once, "once4", 4, clean=True),
+        TeamPublisher(world, Client(world, "teams5", 5)),
+        TeamPublisher(world, Client(world, "teams4", 4)),
+    ]

@@ -1,0 +1,140 @@
+"""What a process begins with: the cores of a node, opened on what its disk has, as
+server/cluster.py does it."""
+
+import random
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Final, cast
+
+from holdfast.broker.config import NodeConfig
+from holdfast.broker.node import Node
+from holdfast.broker.state import NodeState
+from holdfast.cluster.failure.detector import DetectorConfig
+from holdfast.cluster.failure.health import Presence
+from holdfast.cluster.metadata.model import NodeInfo
+from holdfast.cluster.metadata.state_machine import member_id
+from holdfast.cluster.metadata.store import MetaStore
+from holdfast.cluster.node import Member
+from holdfast.cluster.partitions import disk_position
+from holdfast.cluster.partitions.config import ReplicationConfig
+from holdfast.cluster.parts import MemberConfig
+from holdfast.cluster.placement.controller import ControllerConfig
+from holdfast.server.disk import older_copy
+from holdfast.server.disk.raft_files import RaftFiles
+from holdfast.server.disk.storage import Storage
+from holdfast.storage.files.data_directory import create, read_manifest
+from holdfast.storage.files.layout import MANIFEST, DataDirectory, Manifest
+from holdfast.storage.journal.journal import Journal
+from tests.sim.watching import WatchedImages
+
+if TYPE_CHECKING:
+    from tests.sim.host import Host
+
+PENDING_BYTES: Final = 8 << 20
+
+
+class Cores:
+    """Raises OSError if the disk does not let it."""
+
+    def __init__(self, host: "Host", owner: object, number: int, chance: random.Random) -> None:
+        """`owner`: of the directory's lock; `number`: of the process on this host."""
+        settings = host.world.settings
+        self.directory: DataDirectory = _directory(host)
+        manifest = self.directory.manifest
+        self.incarnation = manifest.incarnation
+        lock = host.disk.lock_as(owner, "lock")
+        assert lock is not None
+        self.storage: Storage = Storage.recover(
+            PurePosixPath(host.name),  # type: ignore[arg-type]
+            self.directory,
+            lock,
+            settings.segment_bytes,
+        )
+        self.journal: Journal = self.storage.journal
+        self.node: Node = Node(
+            NodeConfig(
+                node_id=host.name,
+                partitions=settings.partitions,
+                sys_interval_s=0,
+                outbox_messages=settings.outbox_messages,
+                inflight_max=8,
+            ),
+            self.journal,
+        )
+        self.state: NodeState = self.node.state
+        self.state.client_id_prefix = f"auto-{host.name}-{number}-"
+        self.node.tick(host.clock(), host.wall_us())
+        state = NodeState(self.state.config, self.journal)
+        state.now = self.state.now
+        state.wall_us = self.state.wall_us
+        self.images: WatchedImages = WatchedImages(state)
+        self.storage.replay_into(self.images)
+        self.raft_files: RaftFiles = RaftFiles(
+            host.disk, member_id(host.name, self.incarnation), is_new=not manifest.cluster_id
+        )
+        self.meta: MetaStore = MetaStore(
+            host.name,
+            self.incarnation,
+            self.raft_files.state,
+            nonce=f"{host.name}{number}",
+            random=chance.random,
+            now=self.state.now,
+        )
+        self.presence = Presence(
+            self.incarnation, f"{host.name}:1", f"{host.name}:2", "", disk_position.FEATURE
+        )
+        self.member: Member = Member(
+            self.node,
+            self.images,
+            self.journal,
+            self.meta,
+            self.presence,
+            MemberConfig(
+                DetectorConfig(),
+                ControllerConfig(replace_after_s=settings.replace_after_s),
+                ReplicationConfig(incarnation=self.incarnation),
+                is_witness=host.is_witness,
+            ),
+            chance.random,
+            self.state.now,
+            self.storage.lacking(),
+        )
+        self._load_uncommitted()
+
+    def _load_uncommitted(self) -> None:
+        journal = self.journal
+        for partition, end in enumerate(journal.next_offset):
+            start = journal.high_watermark[partition]
+            while start < end:
+                batches = self.storage.reader.read_batches(partition, start, end, PENDING_BYTES)
+                if not batches:
+                    break
+                self.member.load_uncommitted(batches)
+                start = self.member.log.uncommitted[partition][-1].end_offset
+
+    def create_cluster(self, host: "Host") -> None:
+        settings = host.world.settings
+        self.meta.create_cluster(
+            "simulated",
+            settings.partitions,
+            settings.replication_factor,
+            settings.min_insync,
+            NodeInfo(
+                host.name,
+                self.incarnation,
+                self.presence.peer_address,
+                self.presence.client_address,
+                self.presence.admin_address,
+            ),
+            self.state.now,
+        )
+
+
+def _directory(host: "Host") -> DataDirectory:
+    files = host.disk
+    older_copy.begin_anew(files, cast("Path", PurePosixPath(host.name)))
+    if MANIFEST not in files.list(""):
+        incarnation = host.new_incarnation()
+        manifest = Manifest(host.name, host.world.settings.partitions, "", "", incarnation)
+        return create(files, manifest)
+    manifest = read_manifest(files, cast("object", PurePosixPath(host.name)))  # type: ignore[arg-type]
+    return DataDirectory(files, manifest)

@@ -1,0 +1,318 @@
+"""What goes wrong, and when: every kind of fault, several at a time, within what a cluster must
+survive without losing anything.
+
+The budget: any number of processes and machines may stop at any time, their disks intact but for
+what was not synced; one node may lose its disk, once, while the others are in sync. A disk may go
+back to an earlier copy in its place, while the others also have all that was agreed and remember
+that disk: an older copy does not know itself that it is one.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.cluster.partitions.disk_position import lost_since
+from tests.sim.host import EPOCH_US
+from tests.sim.operating import Operator
+from tests.sim.process import LEAVE_S
+
+if TYPE_CHECKING:
+    from tests.sim.host import Host
+    from tests.sim.world import World
+
+KILL: Final = "kill"
+POWER: Final = "power"
+OUTAGE: Final = "outage"
+PAUSE: Final = "pause"
+ISOLATE: Final = "isolate"
+ONE_WAY: Final = "one-way"
+DEAF: Final = "deaf"
+"""One way between two nodes, for seconds: they disagree, and the others hear both."""
+BRIDGE: Final = "bridge"
+RESET: Final = "reset"
+SLOW_DISK: Final = "slow-disk"
+FULL_DISK: Final = "full-disk"
+SKEW: Final = "skew"
+LATE: Final = "late"
+WIPE: Final = "wipe"
+HANG_DISK: Final = "hang-disk"
+GO_BACK: Final = "go-back"
+"""A disk is put back from an earlier copy."""
+WRONG_CLOCK: Final = "wrong-clock"
+"""Of one node, by hours, years, or never set; it jumps."""
+LEAVE: Final = "leave"
+"""A restart in good order."""
+OPERATE: Final = "operate"
+"""No fault: an operator changes the cluster."""
+ALL: Final = (
+    KILL, POWER, OUTAGE, PAUSE, ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, SLOW_DISK, FULL_DISK, SKEW,
+    LATE, WIPE, HANG_DISK, LEAVE, OPERATE,
+)  # fmt: skip
+PROCESSES: Final = (KILL, POWER, OUTAGE, LEAVE)
+DISKS: Final = (SLOW_DISK, FULL_DISK, HANG_DISK, POWER)
+NETWORK: Final = (ISOLATE, ONE_WAY, DEAF, BRIDGE, RESET, LATE)
+
+HOSTILE: Final = (GO_BACK, WRONG_CLOCK, KILL, ISOLATE, LEAVE, RESET)
+"""What operators do without meaning to."""
+
+WRONG_CLOCKS_S: Final = (0.0, 0.0, 3600.0, 172_800.0, 94_608_000.0, -EPOCH_US / 1e6)
+SKEW_MAX_S: Final = 60.0
+"""Of one clock from the true time."""
+
+
+class Faults:
+    def __init__(self, world: "World", kinds: tuple[str, ...], mean_s: float) -> None:
+        """`mean_s`: between two faults, on average."""
+        self._world = world
+        self._kinds = kinds
+        self._mean_s = mean_s
+        self._chance = world.schedule.chance("faults")
+        self.is_over = False
+        self._wiped = False
+        # Whose clock is the wrong one: one of them only.
+        self._skewed = self._chance.choice(list(world.hosts.values()))
+        self.count = 0
+        self._causes: dict[str, Callable[[Host], None]] = {
+            KILL: self._kill,
+            POWER: self._power,
+            OUTAGE: self._outage,
+            PAUSE: self._pause,
+            ISOLATE: self._isolate,
+            ONE_WAY: self._one_way,
+            DEAF: self._deaf,
+            BRIDGE: self._bridge,
+            RESET: self._reset,
+            SLOW_DISK: self._slow_disk,
+            FULL_DISK: self._full_disk,
+            SKEW: self._skew,
+            LATE: self._late,
+            WIPE: self._wipe,
+            GO_BACK: self._go_back,
+            WRONG_CLOCK: self._wrong_clock,
+            HANG_DISK: self._hang_disk,
+            LEAVE: self._leave,
+            OPERATE: self._operate,
+        }
+        self._operator = Operator(world)
+
+    def begin(self) -> None:
+        if self._kinds:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._world.schedule.after(self._chance.expovariate(1 / self._mean_s), self._strike)
+
+    def _strike(self) -> None:
+        if self.is_over:
+            return
+        self._wait()
+        host = self._chance.choice(list(self._world.hosts.values()))
+        kind = self._chance.choice(self._kinds)
+        self.count += 1
+        self._causes[kind](host)
+        if self._chance.random() < 0.15:
+            # Another one in the middle of what follows from the first.
+            self._world.schedule.after(self._chance.random() * 0.6, self._again)
+
+    def _again(self) -> None:
+        if not self.is_over:
+            host = self._chance.choice(list(self._world.hosts.values()))
+            self.count += 1
+            self._causes[self._chance.choice(self._kinds)](host)
+
+    def end(self) -> None:
+        """Everything works again."""
+        self.is_over = True
+        self._operator.end()
+        world = self._world
+        world.schedule.note("faults", "all is well again")
+        world.network.heal()
+        world.network.late = 0.01
+        world.network.late_s = 0.02
+        for host in world.hosts.values():
+            host.slow_s = 0.0
+            host.unhang()
+            host.disk.capacity_bytes = 1 << 40
+            host.resume()
+            host.start()
+
+    # Processes and machines
+
+    def _restart(self, host: "Host", longest_s: float = 4.0) -> None:
+        self._world.schedule.after(0.05 + self._chance.random() ** 2 * longest_s, host.start)
+
+    def _kill(self, host: "Host") -> None:
+        host.kill(power=False)
+        self._restart(host)
+
+    def _power(self, host: "Host") -> None:
+        host.kill(power=True)
+        self._restart(host)
+
+    def _outage(self, _: "Host") -> None:
+        for host in self._world.hosts.values():
+            host.kill(power=True)
+            self._restart(host, 2.0)
+
+    def _leave(self, host: "Host") -> None:
+        if host.process is not None and not host.is_paused:
+            host.process.leave()
+            # It is down within this time, or is killed by another fault.
+            self._world.schedule.after(LEAVE_S + 0.2 + self._chance.random(), host.start)
+
+    def _operate(self, host: "Host") -> None:
+        self._operator.strike(host)
+
+    def _pause(self, host: "Host") -> None:
+        host.pause(0.1 + self._chance.random() ** 3 * 8)
+
+    # The network
+
+    def _for_a_while(self) -> None:
+        self._world.schedule.after(0.1 + self._chance.random() ** 2 * 6, self._world.network.heal)
+
+    def _isolate(self, host: "Host") -> None:
+        self._world.schedule.note("faults", f"{host.name} is isolated")
+        for other in self._world.hosts:
+            if other != host.name:
+                self._world.network.cut(host.name, other)
+                self._world.network.cut(other, host.name)
+        self._for_a_while()
+
+    def _one_way(self, host: "Host") -> None:
+        others = [name for name in self._world.hosts if name != host.name]
+        targets = others if self._chance.random() < 0.4 else [self._chance.choice(others)]
+        is_outgoing = self._chance.random() < 0.5
+        self._world.schedule.note(
+            "faults", f"{'from' if is_outgoing else 'to'} {host.name} is cut: {targets}"
+        )
+        for other in targets:
+            if is_outgoing:
+                self._world.network.cut(host.name, other)
+            else:
+                self._world.network.cut(other, host.name)
+        self._for_a_while()
+
+    def _deaf(self, host: "Host") -> None:
+        network = self._world.network
+        other = self._chance.choice([name for name in self._world.hosts if name != host.name])
+        self._world.schedule.note("faults", f"{host.name} does not hear {other}")
+        network.cut(other, host.name)
+        self._world.schedule.after(
+            2.0 + self._chance.random() * 3, lambda: network.mend(other, host.name)
+        )
+
+    def _bridge(self, host: "Host") -> None:
+        """Only this node reaches everybody."""
+        others = [name for name in self._world.hosts if name != host.name]
+        middle = len(others) // 2
+        self._world.schedule.note("faults", f"{host.name} is a bridge")
+        for first, second in itertools.product(others[:middle], others[middle:]):
+            self._world.network.cut(first, second)
+            self._world.network.cut(second, first)
+        self._for_a_while()
+
+    def _reset(self, host: "Host") -> None:
+        others = [name for name in self._world.hosts if name != host.name]
+        other = self._chance.choice(others)
+        self._world.schedule.note("faults", f"{host.name} - {other} is reset")
+        self._world.network.reset(host.name, other)
+
+    def _late(self, _: "Host") -> None:
+        network = self._world.network
+        network.late = self._chance.random() * 0.3
+        network.late_s = self._chance.random() * 0.4
+        self._world.schedule.note("faults", f"{network.late:.2f} of frames are late")
+
+    # Disks and clocks
+
+    def _slow_disk(self, host: "Host") -> None:
+        host.slow_s = self._chance.random() ** 2 * 1.5
+        self._world.schedule.note(host.name, f"disk is slow: {host.slow_s:.2f} s")
+
+        def well() -> None:
+            host.slow_s = 0.0
+
+        self._world.schedule.after(self._chance.random() * 3, well)
+
+    def _hang_disk(self, host: "Host") -> None:
+        """Nothing comes back from it, for seconds."""
+        host.hang(0.2 + self._chance.random() ** 2 * 7)
+
+    def _full_disk(self, host: "Host") -> None:
+        self._world.schedule.note(host.name, "disk will be full")
+        disk = host.disk
+        used = disk.capacity_bytes - disk.free_bytes()
+        disk.capacity_bytes = used + self._chance.randrange(3000)
+
+        def well() -> None:
+            host.disk.capacity_bytes = 1 << 40
+
+        self._world.schedule.after(self._chance.random() * 3, well)
+
+    def _skew(self, host: "Host") -> None:
+        host.skew_us = int((self._chance.random() - 0.5) * 2e6 * SKEW_MAX_S)
+        self._world.schedule.note(host.name, f"wall clock is off by {host.skew_us / 1e6:.1f} s")
+
+    def _wrong_clock(self, _: "Host") -> None:
+        host = self._skewed
+        host.skew_us = int(self._chance.choice(WRONG_CLOCKS_S) * 1e6)
+        self._world.schedule.note(host.name, f"wall clock is off by {host.skew_us / 1e6:.1f} s")
+
+    def _go_back(self, host: "Host") -> None:
+        """Once, and only what the others have, as with `_wipe`. They run, so that they remember."""
+        if host.process is None or self._wiped:
+            return
+        earlier = host.disk.copy()
+        claim = host.process.member.disk_claim().text()
+        self._world.schedule.note(host.name, "its disk is copied")
+        number = host.incarnations
+
+        def put_back() -> None:
+            metadata = self._world.newest_metadata()
+            if self.is_over or self._wiped or metadata is None or not self._world.is_in_sync():
+                return
+            if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
+                return
+            if host.incarnations != number or any(
+                each.is_paused for each in self._world.hosts.values()
+            ):
+                return
+            if not all(
+                each is host or _can_do_without(each, host, claim)
+                for each in self._world.hosts.values()
+            ):
+                return
+            self._wiped = True
+            host.kill(power=True)
+            self._world.schedule.note(host.name, "its disk is put back from the copy")
+            host.disk = earlier
+            self._restart(host, 0.5)
+
+        self._world.schedule.after(0.2 + self._chance.random() * 2, put_back)
+
+    def _wipe(self, host: "Host") -> None:
+        """Once, and only what the others have, its vote included."""
+        metadata = self._world.newest_metadata()
+        if self._wiped or metadata is None or not self._world.is_in_sync():
+            return
+        if self._operator.is_busy or len(metadata.voters) < len(self._world.hosts):
+            return
+        self._wiped = True
+        host.kill(power=True)
+        host.wipe()
+        self._restart(host)
+
+
+def _can_do_without(other: "Host", host: "Host", claim: str) -> bool:
+    """The other one has the term and the changes that are on the host's disk, and has received that
+    this disk is further than `claim`. Smallest counter-example: two of three voters agree on a
+    change while the third is down. One of the two goes back to before it, the other one is cut off:
+    the older copy and the third one are a majority that knows nothing of the change."""
+    process, its = host.process, other.process
+    if process is None or its is None:
+        return False
+    wanted, found = process.member.meta.durable_end, its.member.meta.durable
+    known = its.member.disk_memory.known
+    has_all = found[0] >= wanted[0] and found[1] >= wanted[1]
+    return has_all and bool(lost_since(known, host.name, process.cores.incarnation, claim))

@@ -1,0 +1,243 @@
+"""The machine of a node: its disk, its clocks, and the process that runs on it, if one does."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from holdfast.cluster.metadata.model import ClusterMetadata
+from holdfast.server.disk import older_copy
+from holdfast.server.disk.journal_writer import DiskFullError
+from tests.sim.disk import Crash, SimDisk
+from tests.sim.mirror import Mirror
+from tests.sim.network import PeerConnection
+from tests.sim.process import Process
+from tests.sim.schedule import Work
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+EPOCH_US: Final = 1_760_000_000_000_000
+CAPACITY_BYTES: Final = 1 << 40
+START_AGAIN_S: Final = 0.5
+AT_ONCE_S: Final = 0.0005
+
+
+class Host:
+    """An Endpoint of the network. `creates_cluster`: at its first start, the others wait."""
+
+    def __init__(
+        self, world: "World", name: str, creates_cluster: bool, is_witness: bool = False
+    ) -> None:
+        self.world = world
+        self.schedule = world.schedule
+        self.name = name
+        self.creates_cluster = creates_cluster
+        self.is_witness = is_witness
+        self.chance = self.schedule.chance(name)
+        self.disk = SimDisk(CAPACITY_BYTES)
+        self.mirror = Mirror(world.checks, name, world.settings.partitions)
+        self.process: Process | None = None
+        self.process_number = 0
+        self.incarnations = 0
+        self.is_on = True
+        self.paused_until = 0.0
+        self.skew_us = int((self.chance.random() - 0.5) * 2e6 * world.settings.skew_s)
+        # How much longer than usual the disk takes.
+        self.slow_s = 0.0
+        # Until when it does nothing at all.
+        self._hung_until = 0.0
+        self._boot_s = self.chance.random() * 1000
+        self._backlog: deque[Work] = deque()
+        # More is committed than is on the disk here.
+        self.mirror_behind = False
+
+    # Clocks
+
+    def clock(self) -> float:
+        return self.schedule.now + self._boot_s
+
+    def schedule_time(self, when: float) -> float:
+        return when - self._boot_s
+
+    def true_us(self) -> int:
+        return EPOCH_US + int(self.schedule.now * 1e6)
+
+    def wall_us(self) -> int:
+        return self.true_us() + self.skew_us
+
+    def sync_s(self) -> float:
+        return 0.0003 + self.chance.random() * 0.001 + self.slow_s * self.chance.random()
+
+    # The disk
+
+    def hang(self, duration_s: float) -> None:
+        self._hung_until = max(self._hung_until, self.schedule.now + duration_s)
+        self.schedule.note(self.name, f"disk hangs for {duration_s:.2f} s")
+
+    def unhang(self) -> None:
+        self._hung_until = 0.0
+
+    def hangs_for_s(self) -> float:
+        return max(0.0, self._hung_until - self.schedule.now)
+
+    # The process
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None
+
+    @property
+    def is_paused(self) -> bool:
+        return self.paused_until > self.schedule.now
+
+    def new_incarnation(self) -> str:
+        self.incarnations += 1
+        return self.incarnation
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.name}disk{self.incarnations}"
+
+    def was_removed(self, metadata: ClusterMetadata) -> bool:
+        """With the disk that it has."""
+        return (self.name, self.incarnation) in metadata.removed
+
+    def start(self) -> None:
+        if self.process is not None:
+            return
+        if self.hangs_for_s():
+            self.schedule.after(self.hangs_for_s(), self.start)
+            return
+        self.is_on = True
+        self.process_number += 1
+        self.schedule.note(self.name, "starts")
+        try:
+            self.process = Process(self, self.process_number)
+        except OSError as error:
+            self.schedule.note(self.name, f"cannot start: {error}")
+            self.disk.locks.clear()
+            self.schedule.after(START_AGAIN_S, self.start)
+            return
+        self.mirror.reload(self.process.storage)
+
+    def pause(self, duration_s: float) -> None:
+        if self.process is None or self.is_paused:
+            return
+        self.paused_until = self.schedule.now + duration_s
+        number = self.process_number
+        self.schedule.note(self.name, f"pauses for {duration_s:.2f} s")
+        self.schedule.at(self.paused_until, lambda: self._go_on(number))
+
+    def resume(self) -> None:
+        """At once, if it is paused."""
+        if self.is_paused:
+            self.paused_until = self.schedule.now
+            self._go_on(self.process_number)
+
+    def _go_on(self, number: int) -> None:
+        if self.process is None or self.process_number != number or self.is_paused:
+            return
+        self.schedule.note(self.name, "goes on")
+        self._work_off(number)
+
+    def _work_off(self, number: int) -> None:
+        """What has arrived meanwhile comes in pieces, with turns of the event loop between."""
+        if self.process is None or self.process_number != number or self.is_paused:
+            return
+        for _ in range(self.chance.randint(1, 10)):
+            if self._backlog and self.process is not None:
+                self._backlog.popleft()()
+        if self._backlog:
+            self.schedule.after(AT_ONCE_S, lambda: self._work_off(number))
+
+    def post(self, work: Work, *, is_own: bool = False) -> None:
+        """`is_own`: of the process itself, nothing that has come from outside."""
+        if self.process is None:
+            return
+        if self.is_paused or (self._backlog and not is_own):
+            self._backlog.append(work)
+        else:
+            work()
+
+    def kill(self, *, power: bool) -> None:
+        """`power`: the machine goes off, and what was not synced may be lost or torn."""
+        process = self.process
+        if process is None:
+            return
+        self.schedule.note(self.name, "loses power" if power else "is killed")
+        process.is_over = True
+        self.process = None
+        self.paused_until = 0.0
+        self._backlog.clear()
+        self.is_on = not power
+        self._break_writes(process)
+        survival = self.chance.choice(("none", "torn", "sectors", "all")) if power else "all"
+        if power:
+            self.disk = self.disk.after_crash(survival, self.chance.randrange(1 << 30))
+        else:
+            self.disk.release_locks(process)
+            self.disk.after_kill()
+        self.world.network.ended(self.name, quietly=power)
+        for socket in list(process.sockets.values()):
+            socket.node_ended()
+
+    def has_left(self) -> None:
+        """The process has ended in good order. One that was paused ends late, maybe after the last
+        fault: nobody else starts it again then."""
+        self.kill(power=False)
+        if self.world.faults.is_over:
+            self.schedule.after(START_AGAIN_S, self.start)
+
+    def _break_writes(self, process: Process) -> None:
+        """What was under way may be done, or half done."""
+        self.disk.steps = 0
+        self.disk.crash_at = self.chance.choice((-1, 1, 1, 2, 2, 3))
+        try:
+            process.disk.break_writes()
+        except (Crash, DiskFullError):
+            pass
+        self.disk.crash_at = -1
+
+    def begin_anew(self) -> None:
+        """The others have said that the disk is an older copy."""
+        if self.process is not None:
+            older_copy.mark(self.disk, self.new_incarnation())
+            self.creates_cluster = False
+            self.kill(power=False)
+            self.schedule.after(0.05 + self.chance.random() * 0.2, self.start)
+
+    def wipe(self) -> None:
+        """Another disk, and empty."""
+        assert self.process is None
+        self.schedule.note(self.name, "gets an empty disk")
+        self.disk = SimDisk(CAPACITY_BYTES)
+        self.creates_cluster = False
+        self.mirror.clear()
+
+    # The network's view
+
+    def link(self, other: str) -> PeerConnection | None:
+        return None if self.process is None else self.process.links.get(other)
+
+    def shuns(self, other: str) -> bool:
+        process, host = self.process, self.world.hosts[other]
+        if process is None:
+            return False
+        return process.finds_older(host) or process.is_isolated or process.has_removed(host)
+
+    def link_up(self, connection: PeerConnection, other: str) -> None:
+        process = self.process
+        peer = self.world.hosts[other].process
+        if process is not None and peer is not None:
+            process.link_up(connection, other, peer.presence, peer.role)
+
+    def link_down(self, connection: PeerConnection, other: str) -> None:
+        if self.process is not None:
+            self.process.link_down(connection, other)
+
+    def frame(self, connection: PeerConnection, other: str, kind: int, data: bytes) -> None:
+        if self.process is not None:
+            self.process.frame(connection, other, kind, data)
+
+    def refused(self, other: str) -> None:
+        if self.process is not None:
+            self.process.refused(other)

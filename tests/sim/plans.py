@@ -1,0 +1,74 @@
+"""What a seed's run is like: how many nodes, who plays, which faults, how dense."""
+
+import random
+from typing import Final
+
+from tests.sim.casts import CASTS, GROUPS, LOG, QOS0, TIMED
+from tests.sim.faults import (
+    ALL,
+    DISKS,
+    GO_BACK,
+    HOSTILE,
+    KILL,
+    LEAVE,
+    NETWORK,
+    OPERATE,
+    PAUSE,
+    PROCESSES,
+    SKEW,
+)
+from tests.sim.world import Settings
+
+FAULTS: Final = (
+    ALL, ALL, PROCESSES, NETWORK, DISKS, (PAUSE,), ("reset", KILL), (OPERATE, LEAVE, KILL), HOSTILE,
+)  # fmt: skip
+PLAYING: Final = ((LOG,), (LOG,), (LOG, QOS0), (TIMED,), (GROUPS,), (LOG, TIMED), CASTS)
+TIMED_SKEW_S: Final = 0.02
+"""Where times are looked at, but for runs in which clocks are moved."""
+
+
+def settings_for(
+    seed: int,
+    nodes: int = 0,
+    faults: tuple[str, ...] | None = None,
+    duration_s: float = 6.0,
+    casts: tuple[str, ...] | None = None,
+) -> Settings:
+    """`nodes` 0, `faults` and `casts` None: as the seed has it."""
+    chance = random.Random(f"plan/{seed}")
+    count = nodes or chance.choice((3, 3, 3, 5))
+    if faults is None:
+        faults = chance.choice(FAULTS)
+    is_wiped = "wipe" in faults or GO_BACK in faults
+    min_insync = 2 if is_wiped else chance.choice((1, 2))
+    mean_s = chance.choice((0.4, 1.0, 2.0))
+    turn_s = chance.choice((0.0002, 0.001, 0.004))
+    outbox_messages = chance.choice((5, 30, 1000))
+    snapshot_s = chance.choice((0.7, 3.0, 1000.0))
+    segment_bytes = chance.choice((8 << 10, 64 << 10))
+    retention_bytes = chance.choice((0, 8 << 10))
+    if casts is None:
+        casts = chance.choice(PLAYING)
+    has_witness = nodes == 0 and count == 3 and chance.random() < 0.25
+    loses_one = chance.random() < 0.25
+    if has_witness and loses_one:
+        # One of two is left.
+        min_insync = 1
+        loses_one = not is_wiped
+    return Settings(
+        nodes=count,
+        replication_factor=3,
+        min_insync=2 if is_wiped else min_insync,
+        has_witness=has_witness,
+        casts=casts,
+        faults=faults,
+        mean_s=mean_s,
+        duration_s=duration_s,
+        turn_s=turn_s,
+        outbox_messages=outbox_messages,
+        snapshot_s=snapshot_s,
+        segment_bytes=segment_bytes,
+        retention_bytes=retention_bytes,
+        skew_s=TIMED_SKEW_S if TIMED in casts and SKEW not in faults else 1.0,
+        loses_one=loses_one,
+    )

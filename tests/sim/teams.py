@@ -1,0 +1,144 @@
+"""Shared subscriptions: who of a group's members may get a message, and how often.
+
+A group with a member whose session outlives its connection loses nothing. With QoS 2 a message goes
+to one member, whatever fails; only of a member without such a session nobody knows, once its node
+or its connection is lost, whether it has what it was sent: that may come to another one or, as MQTT
+has it, to nobody.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from holdfast.protocol.mqtt.packets import Publish
+from tests.sim.checks import Message
+from tests.sim.client import FOREVER, Client
+from tests.sim.workload import Party, Publisher
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+TOPICS: Final = ("s/0", "s/1")
+WINDOW: Final = 8
+"""What a member has at a time, at most."""
+
+
+class Receipt:
+    def __init__(self, member: "Member", connection: int, node: str, qos: int) -> None:
+        self.member = member
+        self.connection = connection
+        self.node = node
+        self.qos = qos
+        self.since = member.world.schedule.now
+
+    def is_over(self) -> bool:
+        """The member has nobody's word for what it had then."""
+        client = self.member.client
+        if not client.clean:
+            return False
+        if client.connects != self.connection or client.socket is None:
+            return True
+        return self.member.world.checks.was_down(self.node, self.since)
+
+
+class Team:
+    """A group, with `filter` as its members subscribe to it."""
+
+    def __init__(self, world: "World", filter: str, qos: int) -> None:
+        self.filter = filter
+        self.qos = qos
+        self.receipts: dict[str, list[Receipt]] = {}
+        self.members: list[Member] = []
+        self._world = world
+
+    def received(self, member: "Member", packet: Publish) -> None:
+        checks = self._world.checks
+        text = packet.payload.decode()
+        name = member.client.name
+        stored = checks.stored.get(text, 0)
+        if not stored:
+            checks.fail(f"{name} has received {text}, which is not committed")
+        receipts = self.receipts.setdefault(text, [])
+        socket = member.client.socket
+        assert socket is not None
+        receipts.append(Receipt(member, member.client.connects, socket.host.name, packet.qos))
+        if packet.qos != min(self.qos, checks.messages[text].qos):
+            checks.fail(f"{name} has received {text} with QoS {packet.qos}")
+        certain = [each for each in receipts if not each.is_over()]
+        if packet.qos == 2 and len(certain) > stored:
+            names = [f"{each.member.client.name}/{each.connection}" for each in receipts]
+            checks.fail(f"{text} has come to {names} with QoS 2")
+
+    def missing(self) -> list[str]:
+        checks = self._world.checks
+        messages = checks.messages
+        return [
+            text
+            for text in checks.stored
+            if messages[text].topic in TOPICS and text not in self.receipts
+        ]
+
+    def lost_max(self) -> int:
+        """What may have gone to members that did not get it."""
+        if self.qos < 2:
+            return 0
+        return sum(WINDOW * each.client.connects for each in self.members if each.client.clean)
+
+    def check_quiet(self, messages: list[Message]) -> None:
+        """Nothing was lost, so nothing has come twice."""
+        for message in messages:
+            if message.is_refused:
+                self._world.checks.fail(f"{message.text} was refused, though nothing was wrong")
+            receipts = self.receipts.get(message.text, [])
+            if len(receipts) != 1:
+                names = [each.member.client.name for each in receipts]
+                self._world.checks.fail(
+                    f"{message.text} of {self.filter} has come to {names}, though nothing was wrong"
+                )
+
+
+class Member(Party):
+    def __init__(
+        self,
+        world: "World",
+        team: Team,
+        name: str,
+        version: int,
+        *,
+        clean: bool = False,
+        expiry_s: int = FOREVER,
+    ) -> None:
+        filters = ((team.filter, team.qos),)
+        client = Client(world, name, version, clean=clean, filters=filters, expiry_s=expiry_s)
+        super().__init__(world, client)
+        self.team = team
+        team.members.append(self)
+        client.on_message = lambda packet: team.received(self, packet)
+
+    def unsettled(self) -> str:
+        name = self.client.name
+        if not self.client.is_connected or not self.client.is_subscribed:
+            return f"{name} has not subscribed"
+        missing = self.team.missing()
+        if len(missing) > self.team.lost_max():
+            return f"nobody of {self.team.filter} has received {missing[:5]} ({len(missing)})"
+        return ""
+
+
+class TeamPublisher(Publisher):
+    topics = TOPICS
+
+    def __init__(self, world: "World", client: Client) -> None:
+        super().__init__(world, client)
+        self.quiet: list[Message] = []
+
+    def may_publish(self) -> bool:
+        return self.is_active or self.world.is_quiet
+
+    def publish(self) -> None:
+        super().publish()
+        if self.world.is_quiet:
+            self.quiet.append(self.newest)
+
+    def check_quiet(self) -> None:
+        teams = {each.team: None for each in self.world.parties if isinstance(each, Member)}
+        for team in teams:
+            team.check_quiet(self.quiet)

@@ -1,0 +1,264 @@
+"""Replicated state that is compared while a run goes on, not only at its end.
+
+`ImagesWatch`: the image of a session or a shared group is a function of the records of its home
+partition. So after the record at one offset it is the same on every node. Counter-example: a node
+that fills in a cursor from the records it has delivered itself differs from the others until the
+session logs a cursor, and a takeover in between resumes at the wrong offset.
+
+`OwnersWatch`: the owner of an open session has it. Counter-example: the leader opens a session for
+a request of a process that has ended. Nobody has the session then, so its will is never published
+and it never expires.
+
+A client is connected to one node, also with a session that no record tells of [MQTT-3.1.4-3].
+Counter-example: a new leader gives such a session away before it has heard the node that has it,
+and neither node lets go.
+
+A session's timers are its own, one of each kind. Counter-example: two timers are armed for the end
+of a session, the client comes back, one of them is cancelled, and the other one ends the session
+after its next connection.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from holdfast.broker.session.session import Session
+from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
+from holdfast.cluster.state.replicated import Images
+from holdfast.storage import record as log_record
+from holdfast.storage.partition import partition_of
+from holdfast.storage.record import Record
+
+if TYPE_CHECKING:
+    from tests.sim.host import Host
+    from tests.sim.process import Process
+    from tests.sim.world import World
+
+LOOK_S: Final = 0.1
+ORPHANED_MAX_S: Final = 3.0
+"""How long an open session may be without its owner while its home partition works."""
+DOUBLE_MAX_S: Final = 1.0
+"""How long two nodes may have a session that no record tells of, while its home partition works and
+its leader reaches both."""
+
+
+class WatchedImages(Images):
+    """Reports each record of a session or a group after it is applied."""
+
+    def __init__(self, state: NodeState) -> None:
+        super().__init__(state)
+        self.on_applied: Callable[[Record], None] | None = None
+        # Per partition: from this offset on the images contain exactly the records up to the one
+        # that is applied. Snapshots and images of other nodes may be ahead before it.
+        self.exact_from: list[int] = []
+
+    def apply(self, record: Record) -> None:
+        super().apply(record)
+        if self.on_applied is not None and record.kind in (log_record.SESSION, log_record.CURSOR):
+            self.on_applied(record)
+
+
+class ImagesWatch:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        # (partition, offset) of a record -> the image after it, and the first node that had it.
+        self._views: dict[tuple[int, int], tuple[dict[str, object], str]] = {}
+        self.compared = 0
+
+    def begin(self, process: "Process") -> None:
+        """The process has recovered, or gets images of another node."""
+        images = process.images
+        images.exact_from = self._world.checks.ends()
+        images.on_applied = lambda record: self._applied(process, record)
+
+    def _applied(self, process: "Process", record: Record) -> None:
+        images = process.images
+        if record.offset < images.exact_from[record.partition]:
+            return
+        key = record.client_id.decode()
+        view = _view(images, key)
+        name = process.host.name
+        known = self._views.setdefault((record.partition, record.offset), (view, name))
+        if known[1] == name:
+            return
+        self.compared += 1
+        if known[0] != view:
+            names = [each for each in {**known[0], **view} if known[0].get(each) != view.get(each)]
+            text = ", ".join(f"{each}: {known[0].get(each)} and {view.get(each)}" for each in names)
+            self._world.checks.fail(
+                f"the image of {key} after offset {record.offset} of partition {record.partition}"
+                f" differs: {known[1]} and {name}, {text}"
+            )
+
+
+def _view(images: Images, key: str) -> dict[str, object]:
+    session = images.state.sessions.get(key)
+    if session is not None:
+        return _session_view(images, session)
+    if key in images.group_positions:
+        done = images.groups.done.get(key, {})
+        return {
+            "positions": list(images.group_positions[key]),
+            "done": {partition: sorted(offsets) for partition, offsets in sorted(done.items())},
+            "epoch": images.groups.epochs.get(key, 0),
+        }
+    return {}
+
+
+def _session_view(images: Images, session: Session) -> dict[str, object]:
+    """Without the will: records of other partitions may have published it."""
+    client_id = session.client_id
+    return {
+        "epoch": session.epoch,
+        "owner": session.owner,
+        "is open": session in images.open,
+        "expiry": session.expiry_s,
+        "username": session.username,
+        "disconnected": session.disconnected_us,
+        "subscriptions": sorted(
+            (filter, each.qos, each.start) for filter, each in session.subscriptions.items()
+        ),
+        "positions": None if session.positions is None else list(session.positions),
+        "inflight": sorted(
+            (packet_id, each.partition, each.offset, each.qos, each.state, each.group_tag)
+            for packet_id, each in session.inflight.items()
+        ),
+        "done": sorted(session.done or ()),
+        "maybe sent": client_id in images.maybe_sent,
+        "born": images.born.get(client_id),
+    }
+
+
+class OwnersWatch:
+    def __init__(self, world: "World") -> None:
+        self._world = world
+        # (client, epoch) -> how long its owner was without it, while its home worked.
+        self._orphaned_s: dict[tuple[str, int], float] = {}
+        # Per host and partition: where the log ended when it was looked at last.
+        self._ends: dict[tuple[str, int], int] = {}
+        self.longest_s = 0.0
+        # Client -> how long two nodes had it, while its home worked.
+        self._double_s: dict[str, float] = {}
+
+    def begin(self) -> None:
+        self._world.schedule.after(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        self._world.schedule.after(LOOK_S, self._look)
+        orphaned: set[tuple[str, int]] = set()
+        deciding: dict[int, Process] = {}
+        for host in self._world.data_hosts:
+            process = host.process
+            if process is None or host.is_paused:
+                continue
+            self._look_at_timers(process)
+            for partition in range(self._world.settings.partitions):
+                if self._works(host, process, partition):
+                    deciding[partition] = process
+                    self._look_at(process, partition, orphaned)
+        for key in [each for each in self._orphaned_s if each not in orphaned]:
+            if not self._is_orphan_anywhere(*key):
+                del self._orphaned_s[key]
+        self._look_for_doubles(deciding)
+
+    def _look_for_doubles(self, deciding: "dict[int, Process]") -> None:
+        nodes: dict[str, list[str]] = {}
+        for host in self._world.data_hosts:
+            if host.process is not None:
+                for session in host.process.state.sessions.values():
+                    if session.connection is not None and not session.recorded:
+                        nodes.setdefault(session.client_id, []).append(host.name)
+        doubles = {client_id: names for client_id, names in nodes.items() if len(names) > 1}
+        for client_id in [each for each in self._double_s if each not in doubles]:
+            del self._double_s[client_id]
+        for client_id, names in doubles.items():
+            leader = deciding.get(partition_of(client_id.encode(), self._world.settings.partitions))
+            if leader is None or not all(self._reaches(leader, name) for name in names):
+                continue
+            lasted_s = self._double_s.get(client_id, 0.0) + LOOK_S
+            self._double_s[client_id] = lasted_s
+            if lasted_s > DOUBLE_MAX_S:
+                self._world.checks.fail(
+                    f"{client_id} has been connected to {' and '.join(names)} for {lasted_s:.1f} s"
+                )
+
+    def _look_at_timers(self, process: "Process") -> None:
+        for _, _, timer in process.images.state.timers:
+            session = timer.subject
+            if timer.kind not in (WILL_DUE, SESSION_EXPIRY) or not isinstance(session, Session):
+                continue
+            own = session.will_timer if timer.kind == WILL_DUE else session.expiry_timer
+            if timer is not own:
+                self._world.checks.fail(
+                    f"{process.host.name} has a second timer for {session.client_id}, epoch"
+                    f" {session.epoch}"
+                )
+
+    def _works(self, host: "Host", process: "Process", partition: int) -> bool:
+        """Does the node lead the partition and get its records committed?"""
+        journal = process.journal
+        key = (host.name, partition)
+        end = self._ends.get(key, 1 << 62)
+        self._ends[key] = journal.next_offset[partition]
+        member = process.member
+        return (
+            member.homes.decides(partition)
+            and journal.high_watermark[partition] >= end
+            and member.meta.has_majority(process.state.now)
+        )
+
+    def _look_at(self, process: "Process", partition: int, orphaned: set[tuple[str, int]]) -> None:
+        member = process.member
+        for session in process.images.open:
+            if member.homes.home(session.client_id) != partition:
+                continue
+            if not self._reaches(process, session.owner):
+                continue
+            if _has(self._world.hosts[session.owner], session):
+                continue
+            key = (session.client_id, session.epoch)
+            orphaned.add(key)
+            lasted_s = self._orphaned_s.get(key, 0.0) + LOOK_S
+            self._orphaned_s[key] = lasted_s
+            self.longest_s = max(self.longest_s, lasted_s)
+            if lasted_s > ORPHANED_MAX_S:
+                self._world.checks.fail(
+                    f"{session.client_id}, epoch {session.epoch}, is open for {session.owner},"
+                    f" which has not had it for {lasted_s:.1f} s"
+                )
+
+    def _reaches(self, process: "Process", other: str) -> bool:
+        host = process.host
+        if other == host.name:
+            return True
+        owner = self._world.hosts[other]
+        network = self._world.network
+        return (
+            owner.process is not None
+            and not owner.is_paused
+            and other in process.links
+            and owner.process.links.get(host.name) is process.links[other]
+            and not network.is_cut(host.name, other)
+            and not network.is_cut(other, host.name)
+        )
+
+    def _is_orphan_anywhere(self, client_id: str, epoch: int) -> bool:
+        """By the image of any node, whatever its partition does now."""
+        for host in self._world.data_hosts:
+            if host.process is None:
+                continue
+            session = host.process.images.state.sessions.get(client_id)
+            if session is None or session.epoch != epoch or not session.owner:
+                continue
+            return not _has(self._world.hosts[session.owner], session)
+        return False
+
+
+def _has(owner: "Host", image: Session) -> bool:
+    process = owner.process
+    if process is None:
+        return False
+    session = process.state.sessions.get(image.client_id)
+    if session is not None and session.connection is not None:
+        return True
+    asking = process.member.opener.asking.values()
+    return any(each.client_id == image.client_id for each in asking)

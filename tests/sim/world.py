@@ -1,0 +1,207 @@
+"""A run: a cluster is made, clients work with it while things go wrong, everything is well again,
+and in the end nothing may be missing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
+from holdfast.cluster.metadata.model import ClusterMetadata
+from tests.sim.casts import LOG, parties
+from tests.sim.checks import Checks
+from tests.sim.faults import SKEW, SKEW_MAX_S, WRONG_CLOCK, Faults
+from tests.sim.host import Host
+from tests.sim.network import Network
+from tests.sim.schedule import Schedule, Violation
+from tests.sim.watching import ImagesWatch, OwnersWatch
+from tests.sim.workload import Publisher
+
+QUIET_S = 1.5
+"""So long nothing goes wrong and nothing changes, so that everything sent must arrive."""
+ARRIVE_S = 0.5
+"""Then everything has arrived."""
+ALONE_S = 1.0
+"""So long clients publish while one node is away."""
+GOES_ON_S = 10.0
+"""Then all of it is acknowledged."""
+HANGS_S = 60.0
+"""Longer than that."""
+
+Missing = Callable[[], str]
+"""What is still to come; "": nothing."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    nodes: int = 3
+    partitions: int = 4
+    replication_factor: int = 3
+    min_insync: int = 2
+    has_witness: bool = False
+    """The last node has no data, but votes."""
+    casts: tuple[str, ...] = (LOG,)
+    """What the clients do; see `casts`."""
+    faults: tuple[str, ...] = ()
+    mean_s: float = 1.0
+    """Between two faults."""
+    duration_s: float = 6.0
+    """Of the work, with faults."""
+    ready_within_s: float = 10.0
+    settled_within_s: float = 30.0
+    """After everything is well again: liveness."""
+    turn_s: float = 0.001
+    """What arrives so long after the first is dealt with in one turn, at most."""
+    segment_bytes: int = 64 << 10
+    allocate_bytes: int = 0
+    snapshot_s: float = 3.0
+    retention_bytes: int = 0
+    """Of the log on each disk, looked at after a snapshot; 0: everything stays."""
+    outbox_messages: int = 30
+    replace_after_s: float = 10.0
+    disk_stall_s: float = 1.0
+    skew_s: float = 1.0
+    """Of the nodes' wall clocks from the true time, at most."""
+    loses_one: bool = False
+    """In the end, all being well, one node or its disk goes, and the others must go on."""
+
+
+class World:
+    def __init__(self, seed: int, settings: Settings) -> None:
+        self.settings = settings
+        self.schedule = Schedule(seed)
+        self.client_chance = self.schedule.chance("clients")
+        self.checks = Checks(self, settings.partitions)
+        self.images_watch = ImagesWatch(self)
+        self.owners_watch = OwnersWatch(self)
+        self.network = Network(self.schedule)
+        self.hosts: dict[str, Host] = {}
+        for number in range(settings.nodes):
+            is_witness = settings.has_witness and number == settings.nodes - 1
+            host = Host(self, f"n{number + 1}", number == 0, is_witness)
+            self.hosts[host.name] = host
+            self.network.add(host)
+        self.faults = Faults(self, settings.faults, settings.mean_s)
+        self.is_quiet = False
+        self.parties = parties(self)
+
+    @property
+    def skew_s(self) -> float:
+        """How far two wall clocks may ever have been apart."""
+        faults = self.settings.faults
+        if WRONG_CLOCK in faults:
+            # Only by what the nodes do not agree on.
+            return self.settings.skew_s * 2 + 2 * TOLERANCE_S
+        return SKEW_MAX_S * 2 if SKEW in faults else self.settings.skew_s * 2
+
+    @property
+    def data_hosts(self) -> list[Host]:
+        return [host for host in self.hosts.values() if not host.is_witness]
+
+    def run(self) -> None:
+        """Raises Violation, or whatever a node raised."""
+        settings = self.settings
+        for host in self.hosts.values():
+            self.schedule.after(host.chance.random() * 0.3, host.start)
+        self._wait(settings.ready_within_s, self._not_ready, "not ready")
+        self.schedule.note("world", "ready")
+        for party in self.parties:
+            party.is_active = True
+        self.owners_watch.begin()
+        self.faults.begin()
+        self.schedule.run(self.schedule.now + settings.duration_s)
+        self.faults.end()
+        for party in self.parties:
+            party.is_active = False
+        self._wait(settings.settled_within_s, self._not_settled, "not settled")
+        self._be_quiet()
+        if settings.loses_one:
+            self._lose_one()
+        self.checks.same_images()
+        self.checks.same_sessions()
+        self.checks.sessions.check(self.skew_s)
+        for party in self.parties:
+            party.check()
+        self.schedule.note("world", "done")
+
+    def _be_quiet(self) -> None:
+        self.schedule.note("world", "quiet")
+        self.is_quiet = True
+        self.schedule.run(self.schedule.now + QUIET_S)
+        self.is_quiet = False
+        self.schedule.run(self.schedule.now + ARRIVE_S)
+        for party in self.parties:
+            party.check_quiet()
+        self._wait(self.settings.settled_within_s, self._not_settled, "not settled after the quiet")
+
+    def _lose_one(self) -> None:
+        chance = self.schedule.chance("loses")
+        host = chance.choice(list(self.hosts.values()))
+        if chance.random() < 0.4:
+            host.hang(HANGS_S)
+        else:
+            host.kill(power=chance.random() < 0.5)
+        publishers = [party for party in self.parties if isinstance(party, Publisher)]
+        for publisher in publishers:
+            publisher.is_active = True
+        self.schedule.run(self.schedule.now + ALONE_S)
+        for publisher in publishers:
+            publisher.is_active = False
+
+        def unsettled() -> str:
+            return next(filter(None, (each.unsettled() for each in publishers)), "")
+
+        self._wait(GOES_ON_S, unsettled, f"not settled without {host.name}")
+        host.unhang()
+        host.start()
+        self._wait(self.settings.settled_within_s, self._not_settled, "not settled again")
+
+    def _wait(self, limit_s: float, what_is_missing: Missing, name: str) -> None:
+        deadline = self.schedule.now + limit_s
+        while True:
+            self.schedule.run(self.schedule.now + 0.25)
+            missing = what_is_missing()
+            if not missing:
+                return
+            if self.schedule.now > deadline:
+                raise Violation(f"{name} after {limit_s} s: {missing}")
+
+    def _not_ready(self) -> str:
+        for host in self.hosts.values():
+            if host.process is None or not host.process.is_ready:
+                return f"{host.name} is not ready"
+            if len(host.process.links) < len(self.hosts) - 1:
+                return f"{host.name} has links to {list(host.process.links)} only"
+        for party in self.parties:
+            if not party.is_ready():
+                return f"{party.client.name} has not subscribed"
+        return "" if self.is_in_sync() else "replicas are not in sync"
+
+    def _not_settled(self) -> str:
+        for party in self.parties:
+            waiting = party.unsettled()
+            if waiting:
+                return waiting
+        for host in self.hosts.values():
+            if host.process is None or len(host.process.links) < len(self.hosts) - 1:
+                return f"{host.name} is not connected with all others"
+            if not host.process.member.meta.has_majority(host.process.state.now):
+                return f"{host.name} reaches no majority"
+        return self.checks.at_rest()
+
+    def is_in_sync(self) -> bool:
+        """Every partition has all its replicas in sync, by the newest metadata of any node."""
+        newest = self.newest_metadata()
+        if newest is None or any(host.process is None for host in self.hosts.values()):
+            return False
+        factor = min(self.settings.replication_factor, len(self.data_hosts))
+        return all(info.leader and len(info.in_sync) >= factor for info in newest.partitions)
+
+    def newest_metadata(self) -> ClusterMetadata | None:
+        """That any running node knows."""
+        newest = None
+        for host in self.hosts.values():
+            if host.process is None:
+                continue
+            metadata = host.process.member.fabric.metadata
+            if metadata is not None and (newest is None or metadata.version > newest.version):
+                newest = metadata
+        return newest
