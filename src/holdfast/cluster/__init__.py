@@ -1,11 +1,12 @@
-"""A node of a cluster: its broker (node/), the replicated partitions and the agreed metadata
-(replication/) put together. Pure: `member.Member` takes frames, times and results, and collects
-what the drivers shall carry out.
+"""A node of a cluster as a pure core: one log, replicated.
 
-`promises` keeps promises to clients in order, `forwarding` brings records to the leaders of their
-partitions, `admission` is the leader's side of that, `applying` takes committed records into the
-images of sessions and to live receivers, `homes` decides at a session's home partition who owns it,
-`opening` asks for that, `interest` spreads QoS 0, `groups` runs shared subscriptions.
-`transfer` gets the images of partitions whose log begins behind records that are gone, from nodes
-that have them; `image_entries` is what they are made of on the way.
+- Decides: who leads a partition and which replicas are in sync, which node is down, which node owns
+  a session, which member of a shared group gets a record.
+- Never: does I/O or reads a clock. `node.Member` takes frames, results and times, and collects what
+  the drivers carry out. The packages `raft` to `placement` and `frame_kinds` know nothing of MQTT.
+- Invariants: a record is committed when every in-sync replica has it on disk; an epoch has one
+  leader; a session has at most one owner that its home partition accepts records from.
+- Data: `broker_port` -> `publish.forwarding` -> the partition's leader: `publish.admission`, the
+  journal, `partitions.leader` -> followers -> commit -> `publish.apply` -> `state.replicated` and
+  live receivers -> `publish.promises`, which answers the client.
 """

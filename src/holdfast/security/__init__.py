@@ -1,5 +1,7 @@
-"""Who a client is and what it may do: password and ACL files in Mosquitto's formats, enhanced
-authentication with SCRAM-SHA-256, TLS contexts.
+"""Identity and rights: passwords, ACL files, enhanced authentication, TLS, peer handshakes.
 
-Files are read when they are loaded; after that nothing here does I/O.
+- Decides: who a client or a peer is, what an ACL allows, how two nodes prove that they belong
+  together.
+- Never: looks at messages. Which of a client's packets needs which right is `broker.rights`.
+- Invariant: files are read when they are loaded; after that nothing here does I/O.
 """

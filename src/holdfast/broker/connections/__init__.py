@@ -1,0 +1,1 @@
+"""Connections from CONNECT to DISCONNECT: authentication, takeover, keep alive, wills."""

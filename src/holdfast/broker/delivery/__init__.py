@@ -1,0 +1,1 @@
+"""Outbound messages: subscriptions, live delivery, replay from the log, acknowledgements."""

@@ -1,0 +1,1 @@
+"""Inbound messages: checks, the append, what follows from the commit, producers' sequences."""

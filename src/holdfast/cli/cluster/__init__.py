@@ -1,0 +1,1 @@
+"""`holdfast cluster`: nodes on this machine, and commands to the admin port of any node."""

@@ -1,0 +1,1 @@
+"""`holdfast federation`, `holdfast federator` and `holdfast topology`."""

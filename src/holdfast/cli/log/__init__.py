@@ -1,0 +1,1 @@
+"""`holdfast log`: data directories inspected, verified, dumped and followed."""

@@ -1,0 +1,1 @@
+"""`holdfast pub` and `holdfast sub`, with the options of Mosquitto's clients."""

@@ -1,0 +1,1 @@
+"""The asyncio edge of a client: dialing servers, sockets, WebSocket, deadlines."""

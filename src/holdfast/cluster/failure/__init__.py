@@ -1,0 +1,1 @@
+"""Failure detection: heartbeats, suspicion, the health of disks, the agreed clock."""

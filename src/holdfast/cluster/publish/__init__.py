@@ -1,0 +1,1 @@
+"""A publish on its way through a cluster: forwarding, admission, commit, promise."""

@@ -1,0 +1,1 @@
+"""Linearizable reads: read barriers on partitions, read indexes on the metadata."""

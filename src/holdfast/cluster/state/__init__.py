@@ -1,0 +1,1 @@
+"""Replicated state: sessions, retained messages and producers, as the committed records say."""

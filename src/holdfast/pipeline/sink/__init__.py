@@ -1,0 +1,1 @@
+"""The Spark sink `holdfast`: rows published over MQTT, in order, repetitions dropped."""

@@ -1,0 +1,1 @@
+"""The Spark data source `holdfast`: offsets, planning, reading, decoding to Arrow."""

@@ -1,1 +1,1 @@
-"""The asyncio edges: sockets, the journal's disk, timers. They decide nothing."""
+"""The event loop's side of a node: turns, timers, descriptors, unexpected exceptions."""

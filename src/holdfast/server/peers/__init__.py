@@ -1,0 +1,1 @@
+"""Links between nodes: one authenticated connection per pair, with frames both ways."""

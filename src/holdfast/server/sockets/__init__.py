@@ -1,0 +1,1 @@
+"""Client connections: listeners, TCP and TLS, WebSocket, and a transport without a socket."""

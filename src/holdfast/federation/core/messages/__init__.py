@@ -1,0 +1,1 @@
+"""Messages between members: custody at the origin, forwarding, streams at the destination."""

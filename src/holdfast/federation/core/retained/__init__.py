@@ -1,0 +1,1 @@
+"""Retained messages of the whole federation: versions, and how members agree on the newest."""

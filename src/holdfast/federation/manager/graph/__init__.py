@@ -1,0 +1,1 @@
+"""The graph that the manager wants: placement, repair, rebalancing, health. Pure."""

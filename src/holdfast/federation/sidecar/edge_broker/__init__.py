@@ -1,0 +1,1 @@
+"""The edge inside a Holdfast broker: the session `$federation` of its node."""

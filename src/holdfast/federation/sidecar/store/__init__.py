@@ -1,0 +1,1 @@
+"""Custody, positions and identity of a member on disk."""

@@ -1,0 +1,1 @@
+"""The forms in which others read a table: a directory, Delta Lake, Iceberg."""

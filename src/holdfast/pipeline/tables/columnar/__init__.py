@@ -1,0 +1,1 @@
+"""Messages that look alike, read by columns instead of one by one."""
