@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from starlette.routing import Route
 
-from holdfast.api.admin import Admin
+from holdfast.api.admin import AdminRoutes
 from holdfast.api.log_routes import READS_MAX
 from holdfast.storage.record import MESSAGE
 from tests.e2e import wire
@@ -38,7 +38,7 @@ class Nothing:
 
 def routes() -> list[tuple[str, str]]:
     found = []
-    for route in Admin(Nothing()).application().routes:
+    for route in AdminRoutes(Nothing()).application().routes:
         assert isinstance(route, Route)
         found += [(method, route.path) for method in sorted(route.methods or ())]
     return [*found, ("POST", "/api/v1/log/read")]

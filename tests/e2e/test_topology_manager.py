@@ -17,7 +17,7 @@ import trustme
 
 from holdfast.client import Client
 from holdfast.federation.manager.brokers import MqttBrokers
-from holdfast.federation.manager.state.federation_state import Announcement
+from holdfast.federation.manager.state.federation_state import PendingAnnouncement
 from tests.e2e.brokers import MOSQUITTO, SOURCE, Broker, Holdfast, Mosquitto
 from tests.support.manager_process import WAIT_S, ManagerProcess, await_true, command
 
@@ -111,7 +111,7 @@ def test_a_published_member_that_is_deaf_at_first_is_told_in_the_end(
 
 @needs_mosquitto
 def test_the_brokers_of_members(brokers: list[Mosquitto]) -> None:
-    announcement = Announcement(receiver=0, about=1, ip="tcp://h:1883", action="NEW")
+    announcement = PendingAnnouncement(receiver=0, about=1, ip="tcp://h:1883", action="NEW")
 
     async def ask() -> None:
         silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)

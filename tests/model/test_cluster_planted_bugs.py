@@ -9,17 +9,17 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.broker.recovery.recovery import Recovery
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.failure.cluster_clock import ClusterClock
-from holdfast.cluster.partitions.follower import Following
+from holdfast.cluster.partitions.follower import FollowerSide
 from holdfast.cluster.partitions.in_sync import InSync
-from holdfast.cluster.partitions.progress import Led
+from holdfast.cluster.partitions.progress import LedPartition
 from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.forwarding import Forwarding, Pending
-from holdfast.cluster.publish.leader_sync import Alignment
-from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.publish.forwarding import PendingRecord, RecordForwarder
+from holdfast.cluster.publish.leader_sync import LeaderSync
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.cluster.sessions.replies import HomeAnswers
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
 from tests.sim import process
@@ -59,21 +59,21 @@ def acknowledged_before_the_fsync() -> AbstractContextManager[object]:
 
 
 def truncation_to_the_watermark() -> AbstractContextManager[object]:
-    ask = Following._ask
+    ask = FollowerSide._ask
 
-    def cut_and_ask(core: Following, followed: Any, source: Any, now: float) -> None:
+    def cut_and_ask(core: FollowerSide, followed: Any, source: Any, now: float) -> None:
         log = core._state.log
         watermark = log.high_watermark[followed.partition]
         if log.next_offset[followed.partition] > watermark:
             log.truncate(followed.partition, watermark)
         ask(core, followed, source, now)
 
-    return patch.object(Following, "_ask", cut_and_ask)
+    return patch.object(FollowerSide, "_ask", cut_and_ask)
 
 
 def no_epoch_check_at_the_follower() -> AbstractContextManager[object]:
     def take_from_anybody(
-        core: Following, node: str, batches: list[tuple[int, Batch]], now: float
+        core: FollowerSide, node: str, batches: list[tuple[int, Batch]], now: float
     ) -> None:
         log = core._state.log
         source = core._sources[node]
@@ -85,24 +85,24 @@ def no_epoch_check_at_the_follower() -> AbstractContextManager[object]:
                 log.append_batch(batch)
                 core._mark(followed)
 
-    return patch.object(Following, "handle_replicate", take_from_anybody)
+    return patch.object(FollowerSide, "handle_replicate", take_from_anybody)
 
 
 def releases_are_not_logged() -> AbstractContextManager[object]:
     """PUBCOMP comes though no record says that the packet id is free."""
-    append = Forwarding.append
+    append = RecordForwarder.append
 
-    def append_others(forwarding: Forwarding, record: Record) -> None:
+    def append_others(forwarding: RecordForwarder, record: Record) -> None:
         if record.kind != log_record.RELEASE:
             append(forwarding, record)
 
-    return patch.object(Forwarding, "append", append_others)
+    return patch.object(RecordForwarder, "append", append_others)
 
 
 def shrink_before_the_metadata() -> AbstractContextManager[object]:
     propose = InSync.propose
 
-    def propose_and_forget(rules: InSync, led: Led, now: float) -> None:
+    def propose_and_forget(rules: InSync, led: LedPartition, now: float) -> None:
         propose(rules, led, now)
         if led.proposal is not None:
             led.counted = [one for one in led.counted if one.peer.node in led.proposal]
@@ -111,21 +111,21 @@ def shrink_before_the_metadata() -> AbstractContextManager[object]:
 
 
 def records_of_an_owner_before_count() -> AbstractContextManager[object]:
-    apply = Images.apply
+    apply = ReplicatedState.apply
 
-    def apply_whatever_the_epoch(images: Images, record: Record) -> None:
+    def apply_whatever_the_epoch(images: ReplicatedState, record: Record) -> None:
         is_open = record.kind == log_record.SESSION and b'"op":"open"' in record.payload
         if record.kind in (log_record.SESSION, log_record.CURSOR) and not is_open:
             record.sequence = 0
         apply(images, record)
 
-    return patch.object(Images, "apply", apply_whatever_the_epoch)
+    return patch.object(ReplicatedState, "apply", apply_whatever_the_epoch)
 
 
 def sent_again_without_alignment() -> AbstractContextManager[object]:
-    lose = Alignment.lose
+    lose = LeaderSync.lose
 
-    def go_on_at_once(alignment: Alignment, partition: int) -> None:
+    def go_on_at_once(alignment: LeaderSync, partition: int) -> None:
         lose(alignment, partition)
         fabric = alignment._fabric
         leader = fabric.leader(partition)
@@ -133,19 +133,19 @@ def sent_again_without_alignment() -> AbstractContextManager[object]:
             epoch = fabric.epoch(partition)
             alignment._forwarding.aligned(partition, leader, epoch, set())
 
-    return patch.object(Alignment, "lose", go_on_at_once)
+    return patch.object(LeaderSync, "lose", go_on_at_once)
 
 
 def home_decides_before_it_has_applied() -> AbstractContextManager[object]:
-    start = Homes.start_leading
+    start = SessionCoordinator.start_leading
 
-    def begin_at_once(homes: Homes, partition: int) -> None:
+    def begin_at_once(homes: SessionCoordinator, partition: int) -> None:
         start(homes, partition)
         if partition in homes._begins_at:
             homes._begins_at[partition] = 0
             homes.committed(partition)
 
-    return patch.object(Homes, "start_leading", begin_at_once)
+    return patch.object(SessionCoordinator, "start_leading", begin_at_once)
 
 
 def leader_forgets_the_tail() -> AbstractContextManager[object]:
@@ -159,18 +159,18 @@ def leader_forgets_the_tail() -> AbstractContextManager[object]:
 
 
 def wills_can_be_refused() -> AbstractContextManager[object]:
-    overdue = Forwarding.refuse_overdue
+    overdue = RecordForwarder.refuse_overdue
 
-    def refuse_at_once(forwarding: Forwarding, now: float) -> None:
+    def refuse_at_once(forwarding: RecordForwarder, now: float) -> None:
         overdue(forwarding, now)
         for pending in list(forwarding.pending.values()):
             if pending.record.flags & log_record.FLAG_WILL and _is_waiting(forwarding, pending):
                 forwarding.refuse(pending.ticket, 0x97, "planted")
 
-    return patch.object(Forwarding, "refuse_overdue", refuse_at_once)
+    return patch.object(RecordForwarder, "refuse_overdue", refuse_at_once)
 
 
-def _is_waiting(forwarding: Forwarding, pending: Pending) -> bool:
+def _is_waiting(forwarding: RecordForwarder, pending: PendingRecord) -> bool:
     return not forwarding.target(pending.partition)
 
 
@@ -184,7 +184,7 @@ def messages_of_an_owner_before_are_stored() -> AbstractContextManager[object]:
 
 
 def a_request_opens_twice() -> AbstractContextManager[object]:
-    return patch.object(Images, "requests", lambda *_: [])
+    return patch.object(ReplicatedState, "requests", lambda *_: [])
 
 
 @contextmanager
@@ -207,19 +207,19 @@ def what_was_refused_is_stored() -> Iterator[None]:
 
 
 def frames_leave_on_the_next_link() -> AbstractContextManager[object]:
-    return patch.object(Fabric, "drop_frames", lambda *_: None)
+    return patch.object(ClusterContext, "drop_frames", lambda *_: None)
 
 
 def cursors_are_filled_in_when_looked_at() -> AbstractContextManager[object]:
     """From what this node has delivered, if the session has no subscription yet."""
-    return patch.object(Images, "_settle", Recovery._settle)
+    return patch.object(ReplicatedState, "_settle", Recovery._settle)
 
 
 def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager[object]:
-    owned = Homes.owned
+    owned = SessionCoordinator.owned
 
     def believe(
-        homes: Homes,
+        homes: SessionCoordinator,
         node: str,
         partitions: list[int],
         had: dict[str, int],
@@ -228,7 +228,7 @@ def a_session_that_its_node_does_not_have_stays_open() -> AbstractContextManager
     ) -> None:
         owned(homes, node, partitions, had, [*asking, *homes._images.state.sessions], users)
 
-    return patch.object(Homes, "owned", believe)
+    return patch.object(SessionCoordinator, "owned", believe)
 
 
 def an_older_copy_goes_on() -> AbstractContextManager[object]:

@@ -12,17 +12,17 @@ from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import NEVER_EXPIRES, Session
 from holdfast.broker.state import Held
-from holdfast.cluster.broker_port import NodeSide
+from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.metadata import commands, voters
 from holdfast.cluster.metadata.commands import Applied, PutNode
 from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeInfo
-from holdfast.cluster.qos0_routing import Interest
+from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.sessions.expiry import Endings
-from holdfast.cluster.sessions.ownership_lease import FOREVER, Doubt
+from holdfast.cluster.sessions.ownership_lease import FOREVER, OwnershipLease
 from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.cluster.state.groups import GroupImages
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.groups import GroupPositions
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import Batch
 from tests.sim.casts import GROUPS, LOG, MOVERS, QOS0, TIMED
 from tests.sim.schedule import Violation
@@ -38,38 +38,38 @@ Plant = Callable[[], AbstractContextManager[object]]
 
 def filters_are_told_once() -> AbstractContextManager[object]:
     """Not again when a link comes back."""
-    connected = Interest.connected
+    connected = Qos0Routing.connected
     known: set[tuple[int, str]] = set()
 
-    def tell_once(interest: Interest, node: str) -> None:
+    def tell_once(interest: Qos0Routing, node: str) -> None:
         if (id(interest), node) in known:
             interest._acknowledged[node] = interest._number
             return
         known.add((id(interest), node))
         connected(interest, node)
 
-    return patch.object(Interest, "connected", tell_once)
+    return patch.object(Qos0Routing, "connected", tell_once)
 
 
 def messages_come_twice() -> AbstractContextManager[object]:
-    handle = Interest.handle_qos0
+    handle = Qos0Routing.handle_qos0
 
-    def handle_twice(interest: Interest, payload: bytes) -> None:
+    def handle_twice(interest: Qos0Routing, payload: bytes) -> None:
         handle(interest, payload)
         handle(interest, payload)
 
-    return patch.object(Interest, "handle_qos0", handle_twice)
+    return patch.object(Qos0Routing, "handle_qos0", handle_twice)
 
 
 def every_node_picks_itself() -> AbstractContextManager[object]:
     """Each node with members of a shared subscription gives a QoS 0 message to one of them."""
-    handle = Interest.handle_qos0
+    handle = Qos0Routing.handle_qos0
 
-    def handle_for_all(interest: Interest, payload: bytes) -> None:
+    def handle_for_all(interest: Qos0Routing, payload: bytes) -> None:
         handle(interest, payload)
         interest._deliver_to_groups(list(interest._state.groups), _message(payload), 0)
 
-    return patch.object(Interest, "handle_qos0", handle_for_all)
+    return patch.object(Qos0Routing, "handle_qos0", handle_for_all)
 
 
 def _message(payload: bytes) -> Message:
@@ -116,9 +116,9 @@ def a_held_up_node_is_sure() -> AbstractContextManager[object]:
 
 @contextmanager
 def sessions_expire_at_once() -> Iterator[None]:
-    settle = Images.settle_one
+    settle = ReplicatedState.settle_one
 
-    def expire(images: Images, session: Session) -> bool:
+    def expire(images: ReplicatedState, session: Session) -> bool:
         is_touched = session in images.touched
         is_there = settle(images, session)
         if is_touched and session not in images.open and session.expiry_s < NEVER_EXPIRES:
@@ -126,7 +126,7 @@ def sessions_expire_at_once() -> Iterator[None]:
         return is_there
 
     with (
-        patch.object(Images, "settle_one", expire),
+        patch.object(ReplicatedState, "settle_one", expire),
         # It judges again, and does not let it pass.
         patch.object(Endings, "_is_armed", lambda *_: False),
         patch.object(Endings, "_left_s", lambda *_: 0.0),
@@ -163,7 +163,7 @@ def a_lost_node_keeps_what_it_had() -> AbstractContextManager[object]:
 
 
 def what_sessions_have_kept_is_given_again() -> AbstractContextManager[object]:
-    return patch.object(GroupImages, "kept_by_members", lambda *_: set())
+    return patch.object(GroupPositions, "kept_by_members", lambda *_: set())
 
 
 def groups_begin_at_the_end() -> AbstractContextManager[object]:
@@ -171,7 +171,7 @@ def groups_begin_at_the_end() -> AbstractContextManager[object]:
     open_ = Coordination.open
 
     def open_here(
-        coordination: Coordination, positions: list[int] | None, images: GroupImages
+        coordination: Coordination, positions: list[int] | None, images: GroupPositions
     ) -> None:
         if positions is not None:
             positions = list(coordination._state.delivered)
@@ -187,7 +187,7 @@ def groups_begin_before_where_they_stand() -> Iterator[None]:
     open_ = Coordination.open
 
     def open_below(
-        coordination: Coordination, positions: list[int] | None, images: GroupImages
+        coordination: Coordination, positions: list[int] | None, images: GroupPositions
     ) -> None:
         if positions is not None:
             positions = [max(0, position - 5) for position in positions]
@@ -201,14 +201,14 @@ def groups_begin_before_where_they_stand() -> Iterator[None]:
 
 
 def ids_are_free_before_the_group_has_finished() -> AbstractContextManager[object]:
-    def hold(node: NodeSide, held: Held, *_: object) -> None:
+    def hold(node: BrokerPort, held: Held, *_: object) -> None:
         node.hold(held)
 
-    return patch.object(NodeSide, "hold_for_groups", hold)
+    return patch.object(BrokerPort, "hold_for_groups", hold)
 
 
 def what_a_lost_node_has_sent_is_new() -> AbstractContextManager[object]:
-    return patch.object(Images, "_note_sent", lambda *_: None)
+    return patch.object(ReplicatedState, "_note_sent", lambda *_: None)
 
 
 def a_witness_does_not_vote() -> AbstractContextManager[object]:
@@ -261,7 +261,7 @@ def nobody_looks_at_the_disk() -> AbstractContextManager[object]:
 
 def whom_it_hears_does_not_matter() -> AbstractContextManager[object]:
     """To a node that takes itself for the owner of its sessions."""
-    return patch.object(Doubt, "_heard_until", lambda *_: FOREVER)
+    return patch.object(OwnershipLease, "_heard_until", lambda *_: FOREVER)
 
 
 def settings(cast: str, *faults: str, mean_s: float = 0.4, **other: Any) -> Settings:

@@ -11,7 +11,7 @@ import pytest
 from holdfast.cluster.metadata import commands
 from holdfast.cluster.metadata.model import PartitionInfo
 from holdfast.cluster.placement import controller, planning
-from holdfast.cluster.placement.planning import Standing
+from holdfast.cluster.placement.planning import NodeConditions
 from tests.support.seeds import block_of_seeds
 from tests.support.sim_controller import Wrong, life
 
@@ -59,7 +59,7 @@ def require_found() -> None:
 
 def test_a_copy_that_leaves_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def hasty(
-        info: PartitionInfo, wanted: tuple[str, ...], standing: Standing, min_insync: int
+        info: PartitionInfo, wanted: tuple[str, ...], standing: NodeConditions, min_insync: int
     ) -> PartitionInfo:
         in_sync = tuple(node for node in info.in_sync if node in wanted)
         if info.leader not in in_sync:
@@ -85,10 +85,10 @@ def test_the_guards_are_not_what_keeps_it_clean(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unclean_leader_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(info: PartitionInfo, standing: Standing) -> str:
+    def careless(info: PartitionInfo, standing: NodeConditions) -> str:
         return next((node for node in info.replicas if node in standing.willing), "")
 
-    def settled(info: PartitionInfo, standing: Standing) -> PartitionInfo:
+    def settled(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
         changed = planning.settled(info, standing)
         if changed.leader or not (successor := careless(info, standing)):
             return changed
@@ -110,7 +110,7 @@ def test_an_epoch_that_stays_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wiped_disk_that_stays_in_sync_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trusting(info: PartitionInfo, standing: Standing) -> PartitionInfo:
+    def trusting(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
         return planning.settled(info, replace(standing, wiped=frozenset()))
 
     without_guards(monkeypatch)

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.frames import Data
 from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages.arrivals import Arriving
+from holdfast.federation.core.messages.arrivals import Arrivals
 from holdfast.federation.core.messages.custody import Custody, Stream
-from holdfast.federation.core.messages.forwarding import Forwarding
+from holdfast.federation.core.messages.forwarding import FrameForwarder
 from holdfast.federation.core.messages.shared_groups import owner
-from holdfast.federation.core.messages.streams import Receiving, Source
+from holdfast.federation.core.messages.streams import IncomingStreams, StreamSource
 from holdfast.federation.core.routing.routes import Routes
 from tests.support.sim_federation import Weather, World, Wrong, rough_world
 from tests.support.sim_federation_member import SimMember, node_id
@@ -33,21 +33,23 @@ def changed(target: object, name: str, value: object) -> AbstractContextManager[
 
 
 def no_dedup_window() -> AbstractContextManager[object]:
-    def deliver_all(core: Receiving, data: Any, place: int, base: int, now: float) -> None:
-        source = core._sources.setdefault(data.node, Source(data.epoch, place))
+    def deliver_all(core: IncomingStreams, data: Any, place: int, base: int, now: float) -> None:
+        source = core._sources.setdefault(data.node, StreamSource(data.epoch, place))
         source.next_place = place
         core._deliver(source, data, now)
         source.next_place = place + 1
         core._owe(data.node, source, now)
 
-    return changed(Receiving, "take", deliver_all)
+    return changed(IncomingStreams, "take", deliver_all)
 
 
 def a_cache_that_forgets_instead_of_a_position() -> AbstractContextManager[object]:
     seen: OrderedDict[object, None] = OrderedDict()
 
-    def deliver_unknown(core: Receiving, data: Any, place: int, base: int, now: float) -> None:
-        source = core._sources.setdefault(data.node, Source(data.epoch, place))
+    def deliver_unknown(
+        core: IncomingStreams, data: Any, place: int, base: int, now: float
+    ) -> None:
+        source = core._sources.setdefault(data.node, StreamSource(data.epoch, place))
         key = (id(core), data.id)
         if key not in seen:
             source.next_place = place
@@ -58,11 +60,11 @@ def a_cache_that_forgets_instead_of_a_position() -> AbstractContextManager[objec
         source.next_place = place + 1
         core._owe(data.node, source, now)
 
-    return changed(Receiving, "take", deliver_unknown)
+    return changed(IncomingStreams, "take", deliver_unknown)
 
 
 def confirmed_before_it_is_stored() -> AbstractContextManager[object]:
-    return changed(Source, "stored_up_to", lambda source: source.next_place - 1)
+    return changed(StreamSource, "stored_up_to", lambda source: source.next_place - 1)
 
 
 def sent_before_it_is_stored() -> AbstractContextManager[object]:
@@ -127,12 +129,12 @@ def next_epoch_before_the_last_is_confirmed() -> AbstractContextManager[object]:
 
 
 def early_places_are_delivered_at_once() -> AbstractContextManager[object]:
-    take = Receiving.take
+    take = IncomingStreams.take
 
-    def take_from_here(core: Receiving, data: Any, place: int, base: int, now: float) -> Any:
+    def take_from_here(core: IncomingStreams, data: Any, place: int, base: int, now: float) -> Any:
         return take(core, data, place, place, now)
 
-    return changed(Receiving, "take", take_from_here)
+    return changed(IncomingStreams, "take", take_from_here)
 
 
 @pytest.mark.timeout(600)
@@ -228,19 +230,19 @@ def test_a_missing_hop_limit_is_found() -> None:
     # As it is: 2 does not take a message of 0 from 1, for 1 is not on the way from 0 to it.
     assert run() == 2
 
-    def without_own(core: Arriving, peer: bytes, data: Data, now: float) -> None:
+    def without_own(core: Arrivals, peer: bytes, data: Data, now: float) -> None:
         core._forwarding.forward(data, data.destinations, peer, now)
 
-    with changed(Arriving, "take", without_own):
+    with changed(Arrivals, "take", without_own):
         assert 3 < run() <= 16
 
-    forward = Forwarding.forward
+    forward = FrameForwarder.forward
 
-    def uncounted(core: Forwarding, data: Data, *more: Any) -> None:
+    def uncounted(core: FrameForwarder, data: Data, *more: Any) -> None:
         forward(core, replace(data, hops=0), *more)
 
     with (
-        changed(Arriving, "take", without_own),
-        changed(Forwarding, "forward", uncounted),
+        changed(Arrivals, "take", without_own),
+        changed(FrameForwarder, "forward", uncounted),
     ):
         assert run() > 16

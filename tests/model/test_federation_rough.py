@@ -11,13 +11,13 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.forwarding import Forwarding
-from holdfast.federation.core.messages.local_delivery import Delivering
-from holdfast.federation.core.messages.shared_groups import Sharing
-from holdfast.federation.core.messages.streams import Receiving
-from holdfast.federation.core.retained.anti_entropy import Reconciling
+from holdfast.federation.core.messages.forwarding import FrameForwarder
+from holdfast.federation.core.messages.local_delivery import LocalDelivery
+from holdfast.federation.core.messages.shared_groups import SharedGroups
+from holdfast.federation.core.messages.streams import IncomingStreams
+from holdfast.federation.core.retained.anti_entropy import AntiEntropy
 from holdfast.federation.core.retained.clock import HybridClock
-from holdfast.federation.core.retained.replication import Retaining
+from holdfast.federation.core.retained.replication import RetainedReplication
 from holdfast.federation.core.retained.store import RetainedStore
 from tests.support.sim_federation import World, Wrong
 from tests.support.sim_groups import rough_groups_world
@@ -47,7 +47,7 @@ def changed(target: object, name: str, value: object) -> AbstractContextManager[
 
 
 def the_last_to_arrive_is_retained() -> AbstractContextManager[object]:
-    return changed(Retaining, "is_newest", lambda core, data, now: True)
+    return changed(RetainedReplication, "is_newest", lambda core, data, now: True)
 
 
 def a_clock_that_hears_nothing() -> AbstractContextManager[object]:
@@ -67,32 +67,32 @@ def a_removal_is_forgotten_at_once() -> AbstractContextManager[object]:
 
 
 def versions_are_forgotten_at_a_restart() -> AbstractContextManager[object]:
-    return changed(Retaining, "load", lambda core, stored, now: None)
+    return changed(RetainedReplication, "load", lambda core, stored, now: None)
 
 
 def nobody_compares() -> AbstractContextManager[object]:
-    return changed(Reconciling, "_compare", lambda core, peer, now: None)
+    return changed(AntiEntropy, "_compare", lambda core, peer, now: None)
 
 
 def a_replay_does_not_reach_the_broker() -> AbstractContextManager[object]:
-    return changed(Retaining, "_replay", lambda core, held, now, may_wait=False: None)
+    return changed(RetainedReplication, "_replay", lambda core, held, now, may_wait=False: None)
 
 
 def every_group_takes_what_comes() -> AbstractContextManager[object]:
-    return changed(Delivering, "accepts", lambda core, data: True)
+    return changed(LocalDelivery, "accepts", lambda core, data: True)
 
 
 def what_came_early_is_not_looked_at_again() -> AbstractContextManager[object]:
-    def deliver_early(core: Receiving, source: Any, now: float) -> None:
+    def deliver_early(core: IncomingStreams, source: Any, now: float) -> None:
         while source.next_place in source.early:
             core._deliver(source, source.early.pop(source.next_place), now)
             source.next_place += 1
 
-    return changed(Receiving, "_deliver_early", deliver_early)
+    return changed(IncomingStreams, "_deliver_early", deliver_early)
 
 
 def what_was_granted_stays_granted() -> AbstractContextManager[object]:
-    return changed(Sharing, "review", lambda core, *more: None)
+    return changed(SharedGroups, "review", lambda core, *more: None)
 
 
 def a_share_is_taken_back_and_given_to_nobody() -> AbstractContextManager[object]:
@@ -100,16 +100,16 @@ def a_share_is_taken_back_and_given_to_nobody() -> AbstractContextManager[object
 
 
 def grants_stay_behind_at_a_relay() -> AbstractContextManager[object]:
-    let_out = Forwarding._let_out
+    let_out = FrameForwarder._let_out
 
-    def without(core: Forwarding, hop: bytes, data: Any, *more: Any) -> Any:
+    def without(core: FrameForwarder, hop: bytes, data: Any, *more: Any) -> Any:
         found: Any = let_out(core, hop, data, *more)
         if getattr(found, "grants", None) and data.hops:
             for grant in found.grants[:]:
                 found.grants.remove(grant)
         return found
 
-    return changed(Forwarding, "_let_out", without)
+    return changed(FrameForwarder, "_let_out", without)
 
 
 @pytest.mark.timeout(600)

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 
 from holdfast.cluster.lease.claim import Claim, claim, link_epoch, seal
-from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo, claim_name
-from holdfast.cluster.lease.watch import Watch
+from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory, claim_name
+from holdfast.cluster.lease.watch import HolderWatch
 from holdfast.server.disk import mastership, standby
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.mastership import Renewal
@@ -97,7 +97,7 @@ def check_before_sync() -> Iterator[None]:
 def end_read_before_the_claim() -> Iterator[None]:
     ends: dict[int, dict[int, int]] = {}
 
-    def read_end_and_claim(directory: LeaseDirectory, info: NodeInfo) -> Claim | None:
+    def read_end_and_claim(directory: LeaseDirectory, info: HolderInfo) -> Claim | None:
         old = newest_epoch(directory.root)
         folder = DataDirectory(old.files(directory.root), Manifest("", 3, ""), old)
         sizes = {number: folder.open_segment(number).size() for number in folder.segments()}
@@ -176,7 +176,7 @@ def claim_not_exclusive() -> Iterator[None]:
     class Unlocked:
         def release(self) -> None: ...
 
-    def anyway(directory: LeaseDirectory, epoch: int, info: NodeInfo) -> Lock | None:
+    def anyway(directory: LeaseDirectory, epoch: int, info: HolderInfo) -> Lock | None:
         return begin_claim(directory, epoch, info) or Unlocked()
 
     def open_beat(directory: LeaseDirectory, epoch: int) -> Any:
@@ -195,13 +195,13 @@ def claim_not_exclusive() -> Iterator[None]:
 
 @contextmanager
 def one_time_for_a_look(*, after: bool) -> Iterator[None]:
-    judge = Watch.judge
+    judge = HolderWatch.judge
 
-    def judge_by_one(watch: Watch, sight: Any, began_at: float, ended_at: float) -> str:
+    def judge_by_one(watch: HolderWatch, sight: Any, began_at: float, ended_at: float) -> str:
         now = ended_at if after else began_at
         return judge(watch, sight, now, now)
 
-    with changed(Watch, "judge", judge_by_one):
+    with changed(HolderWatch, "judge", judge_by_one):
         yield
 
 

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.protocol.topics.names import matches
 from holdfast.storage.reading import interest as interest_module
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import MESSAGE, SESSION, Batch, Record
 from tests.support.log_bench import TIME_US, LogBench
 from tests.support.sim_disk import SimDisk
@@ -122,7 +122,7 @@ class LogAgainstList(RuleBasedStateMachine):
         merged_max: int,
     ) -> None:
         journal = self.bench.journal
-        interests = [Interest(filter, start) for filter, start in chosen]
+        interests = [ReadInterest(filter, start) for filter, start in chosen]
         ends = [min(pair) for pair in zip(limits, journal.written, strict=True)]
         starts = journal.start_offsets
         expected = [
@@ -149,7 +149,7 @@ class LogAgainstList(RuleBasedStateMachine):
         assert lost_found == lost
 
     def read_all(
-        self, positions: list[int], ends: list[int], interests: list[Interest], records_max: int
+        self, positions: list[int], ends: list[int], interests: list[ReadInterest], records_max: int
     ) -> tuple[list[Record], int]:
         found: list[Record] = []
         lost = 0

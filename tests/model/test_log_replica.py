@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Batch
 from tests.support.replica_bench import (
     PartitionModel,
@@ -49,8 +49,8 @@ def check_reading(bench: ReplicaBench, models: list[PartitionModel], limits: lis
     ]
     assert bench.replayed(None, limits) == payloads
     for interests in (
-        [Interest("#", None)],
-        [Interest(f"t/{number}", None) for number in range(5)],
+        [ReadInterest("#", None)],
+        [ReadInterest(f"t/{number}", None) for number in range(5)],
     ):
         found: list[list[bytes]] = [[] for _ in models]
         positions = starts

@@ -23,7 +23,7 @@ from hypothesis.stateful import (
 )
 
 from holdfast.client.pubqueue.core import QueueCore
-from holdfast.client.pubqueue.entry import Entry
+from holdfast.client.pubqueue.entry import QueueEntry
 
 PARTITIONS = 2
 QUOTA, BUSY, DENIED, FENCED = 0x97, 0x89, 0x87, 0x83
@@ -104,8 +104,8 @@ class Machine(RuleBasedStateMachine):
         for sequence, (epoch, number) in sorted(self.disk.items()):
             self.core.add(self.entry(sequence, epoch, number))
 
-    def entry(self, sequence: int, epoch: int, number: int) -> Entry:
-        return Entry(sequence, epoch, "t", str(number).encode(), None, False, 0.0, 0.0, 1)
+    def entry(self, sequence: int, epoch: int, number: int) -> QueueEntry:
+        return QueueEntry(sequence, epoch, "t", str(number).encode(), None, False, 0.0, 0.0, 1)
 
     def write_removals(self) -> None:
         for sequence in self.removed:

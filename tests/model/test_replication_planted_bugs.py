@@ -11,10 +11,10 @@ import pytest
 from holdfast.cluster.partitions import follower as following
 from holdfast.cluster.partitions import in_sync, log_matching
 from holdfast.cluster.partitions.codec import CUT, GO_ON, OFFSET_ENTRY
-from holdfast.cluster.partitions.follower import Following
+from holdfast.cluster.partitions.follower import FollowerSide
 from holdfast.cluster.partitions.in_sync import InSync
-from holdfast.cluster.partitions.leader import Leading
-from holdfast.cluster.partitions.progress import Led, Progress
+from holdfast.cluster.partitions.leader import LeaderSide
+from holdfast.cluster.partitions.progress import LedPartition, Progress
 from holdfast.cluster.partitions.replication import Replication
 from holdfast.storage.record import Batch
 from tests.support.sim_replica_log import Wrong
@@ -47,28 +47,28 @@ def changed(target: object, name: str, value: object) -> AbstractContextManager[
 
 
 def received_counts_as_durable() -> AbstractContextManager[object]:
-    def end(core: Following, partition: int) -> int:
+    def end(core: FollowerSide, partition: int) -> int:
         return int(core._state.log.next_offset[partition])
 
-    return changed(Following, "_durable_end", end)
+    return changed(FollowerSide, "_durable_end", end)
 
 
 def truncation_to_the_watermark() -> AbstractContextManager[object]:
-    ask = Following._ask
+    ask = FollowerSide._ask
 
-    def cut_and_ask(core: Following, followed: Any, source: Any, now: float) -> None:
+    def cut_and_ask(core: FollowerSide, followed: Any, source: Any, now: float) -> None:
         log = core._state.log
         watermark = log.high_watermark[followed.partition]
         if log.next_offset[followed.partition] > watermark:
             log.truncate(followed.partition, watermark)
         ask(core, followed, source, now)
 
-    return changed(Following, "_ask", cut_and_ask)
+    return changed(FollowerSide, "_ask", cut_and_ask)
 
 
 def no_epoch_check_at_the_follower() -> AbstractContextManager[object]:
     def take_from_anybody(
-        core: Following, node: str, batches: list[tuple[int, Batch]], now: float
+        core: FollowerSide, node: str, batches: list[tuple[int, Batch]], now: float
     ) -> None:
         log = core._state.log
         source = core._sources[node]
@@ -86,13 +86,13 @@ def no_epoch_check_at_the_follower() -> AbstractContextManager[object]:
                     OFFSET_ENTRY.pack(partition, epoch, batch.end_offset)
                 )
 
-    return changed(Following, "handle_replicate", take_from_anybody)
+    return changed(FollowerSide, "handle_replicate", take_from_anybody)
 
 
 def shrink_before_the_metadata() -> AbstractContextManager[object]:
     propose = InSync.propose
 
-    def propose_and_forget(rules: InSync, led: Led, now: float) -> None:
+    def propose_and_forget(rules: InSync, led: LedPartition, now: float) -> None:
         propose(rules, led, now)
         if led.proposal is not None:
             led.counted = [one for one in led.counted if one.peer.node in led.proposal]
@@ -103,7 +103,7 @@ def shrink_before_the_metadata() -> AbstractContextManager[object]:
 def newcomer_counts_when_the_metadata_says_so() -> AbstractContextManager[object]:
     propose = InSync.propose
 
-    def propose_and_wait(rules: InSync, led: Led, now: float) -> None:
+    def propose_and_wait(rules: InSync, led: LedPartition, now: float) -> None:
         counted = list(led.counted)
         propose(rules, led, now)
         led.counted = counted
@@ -114,7 +114,7 @@ def newcomer_counts_when_the_metadata_says_so() -> AbstractContextManager[object
 def newcomer_needs_the_watermark_alone() -> AbstractContextManager[object]:
     has_come = InSync.has_come
 
-    def has_come_early(rules: InSync, led: Led, progress: Progress, now: float) -> bool:
+    def has_come_early(rules: InSync, led: LedPartition, progress: Progress, now: float) -> bool:
         start, led.start = led.start, 0
         try:
             return has_come(rules, led, progress, now)
@@ -125,7 +125,7 @@ def newcomer_needs_the_watermark_alone() -> AbstractContextManager[object]:
 
 
 def own_disk_does_not_count() -> AbstractContextManager[object]:
-    def advance(leading: Leading, led: Led) -> None:
+    def advance(leading: LeaderSide, led: LedPartition) -> None:
         ends = [progress.matched for progress in led.counted]
         log = leading._state.log
         offset = min([*ends, led.end])
@@ -134,7 +134,7 @@ def own_disk_does_not_count() -> AbstractContextManager[object]:
         if leading._state.commit(led.partition, offset):
             leading._moved.append(led)
 
-    return changed(Leading, "_advance", advance)
+    return changed(LeaderSide, "_advance", advance)
 
 
 def epoch_led_in_two_lives() -> AbstractContextManager[object]:
@@ -149,7 +149,7 @@ def proposal_forgotten_too_soon() -> AbstractContextManager[object]:
     """Proposed again without the newcomer, while the first proposal is still under way."""
     propose = InSync.propose
 
-    def propose_and_forget(rules: InSync, led: Led, now: float) -> None:
+    def propose_and_forget(rules: InSync, led: LedPartition, now: float) -> None:
         before = led.proposal
         propose(rules, led, now)
         if before is not None and led.proposal is not None:
@@ -162,7 +162,7 @@ def proposal_forgotten_too_soon() -> AbstractContextManager[object]:
 def logs_not_compared() -> AbstractContextManager[object]:
     """Go on wherever the follower's log ends, if the leader's is as long."""
 
-    def action(log: Any, led: Led, progress: Any, entry: Any, *_: int) -> int:
+    def action(log: Any, led: LedPartition, progress: Any, entry: Any, *_: int) -> int:
         return GO_ON if entry[4] <= led.end else CUT
 
     return changed(log_matching, "_action", action)

@@ -12,7 +12,7 @@ from zlib import crc32
 from holdfast.broker.effects import Note
 from holdfast.broker.session.message import Message as StoredMessage
 from holdfast.broker.session.state import decode_cursor
-from holdfast.cluster.metadata.model import NodeState
+from holdfast.cluster.metadata.model import NodePhase
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
@@ -110,7 +110,7 @@ class Checks:
             return
         self._version = metadata.version
         for node, info in metadata.nodes.items():
-            if info.state == NodeState.DOWN:
+            if info.state == NodePhase.DOWN:
                 self._down_until[node] = float("inf")
             elif self._down_until.get(node) == float("inf"):
                 self._down_until[node] = self._world.schedule.now

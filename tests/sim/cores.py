@@ -13,10 +13,10 @@ from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import NodeInfo
 from holdfast.cluster.metadata.state_machine import member_id
 from holdfast.cluster.metadata.store import MetaStore
-from holdfast.cluster.node import Member
+from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions import disk_position
 from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.parts import MemberConfig
+from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.server.disk import older_copy
 from holdfast.server.disk.raft_files import RaftFiles
@@ -82,13 +82,13 @@ class Cores:
         self.presence = Presence(
             self.incarnation, f"{host.name}:1", f"{host.name}:2", "", disk_position.FEATURE
         )
-        self.member: Member = Member(
+        self.member: ClusterNode = ClusterNode(
             self.node,
             self.images,
             self.journal,
             self.meta,
             self.presence,
-            MemberConfig(
+            ClusterNodeConfig(
                 DetectorConfig(),
                 ControllerConfig(replace_after_s=settings.replace_after_s),
                 ReplicationConfig(incarnation=self.incarnation),

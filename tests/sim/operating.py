@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import Command
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeState
+from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.cluster.metadata.operations import OperationError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Operator:
             elif info is None:
                 # On its way in.
                 continue
-            elif info.state == NodeState.DRAINING:
+            elif info.state == NodePhase.DRAINING:
                 self._go_on(host)
             elif host is self._drained and self._world.schedule.now > self._gives_up_at:
                 self._drained = None

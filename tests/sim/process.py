@@ -10,7 +10,7 @@ from holdfast.broker.effects import Effect, FetchInflight, Note, ReadLog, Resume
 from holdfast.broker.session.connection import Connection
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import IMAGE, BadFrame
-from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodeState
+from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata, NodePhase
 from holdfast.cluster.partitions.disk_position import lost_since
 from holdfast.cluster.partitions.effects import ReadBatches
 from holdfast.storage.record import Record
@@ -237,7 +237,7 @@ class Process:
         if metadata is None or not self.is_ready:
             return
         info = metadata.nodes.get(self.host.name)
-        is_draining = info is not None and info.state == NodeState.DRAINING
+        is_draining = info is not None and info.state == NodePhase.DRAINING
         servers = "elsewhere:1" if is_draining or self.disk.watch.is_stalled else ""
         if servers != self.state.redirect:
             self.touch()

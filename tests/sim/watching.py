@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
@@ -41,7 +41,7 @@ DOUBLE_MAX_S: Final = 1.0
 its leader reaches both."""
 
 
-class WatchedImages(Images):
+class WatchedImages(ReplicatedState):
     """Reports each record of a session or a group after it is applied."""
 
     def __init__(self, state: NodeState) -> None:
@@ -90,7 +90,7 @@ class ImagesWatch:
             )
 
 
-def _view(images: Images, key: str) -> dict[str, object]:
+def _view(images: ReplicatedState, key: str) -> dict[str, object]:
     session = images.state.sessions.get(key)
     if session is not None:
         return _session_view(images, session)
@@ -104,7 +104,7 @@ def _view(images: Images, key: str) -> dict[str, object]:
     return {}
 
 
-def _session_view(images: Images, session: Session) -> dict[str, object]:
+def _session_view(images: ReplicatedState, session: Session) -> dict[str, object]:
     """Without the will: records of other partitions may have published it."""
     client_id = session.client_id
     return {

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import holdfast
 from holdfast.client.blocking import Client
 from holdfast.pipeline import Lake
-from holdfast.pipeline.lake.runner import Report
+from holdfast.pipeline.lake.runner import RunReport
 from tests.e2e.conftest import StartHoldfast
 from tests.support.journal_files import TIME_US, Journal
 from tests.support.ledger_devices import rows_of
@@ -52,7 +52,7 @@ class Logged:
             payload = json.dumps({"seq": number, "value": number}).encode()
             self.journal.publish(topic, payload, timestamp_us=TIME_US + number * 1000)
 
-    def run(self, *what: str, **options: str) -> Report:
+    def run(self, *what: str, **options: str) -> RunReport:
         source = {"path": str(self.journal.directory), **options}
         return Lake(self.path, spark=self.spark).run(what or SILVER, source=source)
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from holdfast.client.connection import Outcome, PublishResult
 from holdfast.client.errors import ClientError, NotConnected, PublishRefused
-from holdfast.client.identity import Identity, identity_of
+from holdfast.client.identity import ProducerIdentity, identity_of
 from holdfast.protocol.mqtt.packets import Properties
 
 
@@ -23,7 +23,7 @@ class Sent:
         self.future: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
 
     @property
-    def identity(self) -> Identity | None:
+    def identity(self) -> ProducerIdentity | None:
         return identity_of(self.properties)
 
     def confirm(self) -> None:

@@ -12,7 +12,7 @@ from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
-from holdfast.server.shared_directory import Sharing
+from holdfast.server.shared_directory import SharedDirectory
 
 WAIT_S = 20.0
 
@@ -109,7 +109,7 @@ class FakeServer:
 
     def __init__(self, cluster: ClusterAdmin | None) -> None:
         self.broker: Broker | None = None
-        self.sharing: Sharing | None = None
+        self.sharing: SharedDirectory | None = None
         self.cluster = cluster
         self.federation: BrokerFederation | None = None
         self.maintenance: Maintenance | None = None

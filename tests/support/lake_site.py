@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 from pyspark.sql import SparkSession
 
 from holdfast.pipeline import Lake
-from holdfast.pipeline.lake.runner import Report, Runner
+from holdfast.pipeline.lake.runner import Runner, RunReport
 from tests.support.iceberg_tables import iceberg_rows
 from tests.support.journal_files import TIME_US, Journal, record
 from tests.support.lake_tables import TABLES
@@ -47,7 +47,7 @@ class Site:
     def lake(self, tables: Any = TABLES) -> Lake:
         return Lake(self.path, spark=self.spark, store=self.store, tables=tables)
 
-    def run(self, what: Any = OWN, crash_at: str = "", tables: Any = TABLES) -> Report:
+    def run(self, what: Any = OWN, crash_at: str = "", tables: Any = TABLES) -> RunReport:
         lake = self.lake(tables)
         engine = replace(lake.engine(), reached=lambda point: _crash(point, crash_at))
         source = {"path": str(self.journal.directory)}

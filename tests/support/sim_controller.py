@@ -29,7 +29,7 @@ from holdfast.cluster.metadata.model import (
     WITNESS,
     ClusterMetadata,
     NodeInfo,
-    NodeState,
+    NodePhase,
     PartitionInfo,
 )
 from holdfast.cluster.placement.controller import Controller, ControllerConfig
@@ -372,7 +372,7 @@ class ControllerWorld:
         return [
             node
             for node, info in self.metadata.nodes.items()
-            if info.role == DATA and info.state == NodeState.UP
+            if info.role == DATA and info.state == NodePhase.UP
         ]
 
     def require_perfect(self) -> None:

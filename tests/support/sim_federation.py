@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import DeliverLocally, Dropped, Message, StoreRetained
-from holdfast.federation.core.frames import CONTROL, HOPS_MAX, BadFrame, Data, Retained, decode
+from holdfast.federation.core.frames import CONTROL, HOPS_MAX, Data, InvalidFrame, Retained, decode
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.core.retained.clock import Version
@@ -182,7 +182,7 @@ class World:
     def _check_data(self, data: bytes) -> None:
         try:
             frame = decode(data)
-        except BadFrame as error:
+        except InvalidFrame as error:
             raise Wrong(str(error)) from error
         assert isinstance(frame, Data)
         self.copies[frame.id] += 1

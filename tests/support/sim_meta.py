@@ -23,14 +23,14 @@ import pytest
 from holdfast.cluster.frame_kinds import RAFT
 from holdfast.cluster.metadata import store as metastore
 from holdfast.cluster.metadata.commands import ChangePartitions, RemoveNode
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
-from holdfast.cluster.metadata.requests import Accepted, Outcome, Refused
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.cluster.metadata.state_machine import MetaState, member_id
 from holdfast.cluster.metadata.store import MetaStore, Persist, ProposalDone, Send
 from holdfast.cluster.raft import leader as raft_leading
 from holdfast.cluster.raft import node as raft
 from holdfast.cluster.raft.codec import decode_message
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
 from holdfast.cluster.raft.messages import VoteReply, VoteRequest
 from holdfast.cluster.raft.state import RaftTiming, Write
 from holdfast.server.disk.raft_files import RaftFiles
@@ -61,7 +61,7 @@ class RecordingStore(MetaStore):
 
     world: "World"
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: LogEntry) -> None:
         super()._apply(entry)
         self.world.note_applied(self, entry)
 
@@ -125,7 +125,7 @@ class World:
         self.is_mended = False
         self.trace: list[str] = []
         # What was agreed.
-        self.agreed: dict[int, Entry] = {}
+        self.agreed: dict[int, LogEntry] = {}
         self.agreed_metadata: dict[int, ClusterMetadata | None] = {}
         self.leaders: dict[int, str] = {}
         self.asked: list[Asked] = []
@@ -452,7 +452,7 @@ class World:
         if leader is None or leader.store is None or leader.store.metadata is None:
             return
         info = self.chance.choice(list(leader.store.metadata.nodes.values()))
-        state = self.chance.choice((NodeState.UP, NodeState.UP, NodeState.DOWN))
+        state = self.chance.choice((NodePhase.UP, NodePhase.UP, NodePhase.DOWN))
         self._ask(leader, _node_change(replace(info, state=state)))
 
     def _remove(self) -> None:
@@ -553,8 +553,8 @@ class World:
         leader = self._leader()
         if leader is not None and leader.store is not None and leader.store.metadata is not None:
             for info in leader.store.metadata.nodes.values():
-                if info.state != NodeState.UP:
-                    self._ask(leader, _node_change(replace(info, state=NodeState.UP)))
+                if info.state != NodePhase.UP:
+                    self._ask(leader, _node_change(replace(info, state=NodePhase.UP)))
             removed = leader.store.metadata.removed
             for node in self.nodes.values():
                 if (node.name, node.incarnation) in removed:
@@ -583,7 +583,7 @@ class World:
             metadata is not None
             and len(metadata.nodes) == self.size
             and len(metadata.voters) == self.size
-            and all(info.state == NodeState.UP for info in metadata.nodes.values())
+            and all(info.state == NodePhase.UP for info in metadata.nodes.values())
             and all(store.metadata == metadata for store in stores)
             and all(store.raft.commit == top.raft.log.last_index for store in stores)
         )
@@ -592,7 +592,7 @@ class World:
         last = [self._change_something(node) for node in self.nodes.values()]
         self._until(self.time + 3.0)
         for asked in last:
-            if asked is None or not isinstance(asked.outcome, (Accepted, Refused)):
+            if asked is None or not isinstance(asked.outcome, (Accepted, RequestRefused)):
                 raise Wrong(f"a proposal in a healthy cluster got no answer: {asked}")
 
     def _state(self) -> str:
@@ -606,7 +606,7 @@ class World:
 
     # Checks
 
-    def note_applied(self, store: MetaStore, entry: Entry) -> None:
+    def note_applied(self, store: MetaStore, entry: LogEntry) -> None:
         known = self.agreed.setdefault(entry.index, entry)
         if known != entry:
             raise Wrong(f"{store.node_id} applies {entry}, others have applied {known}")
@@ -658,7 +658,9 @@ class World:
                 right[request_id] = outcome
             elif state.metadata is not before:
                 raise Wrong(f"request {request_id} was carried out twice")
-        answered = [each for each in self.asked if isinstance(each.outcome, (Accepted, Refused))]
+        answered = [
+            each for each in self.asked if isinstance(each.outcome, (Accepted, RequestRefused))
+        ]
         for asked in answered:
             if right.get(asked.request_id) != asked.outcome:
                 raise Wrong(f"{asked} was answered; right is {right.get(asked.request_id)}")

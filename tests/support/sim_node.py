@@ -23,7 +23,7 @@ from holdfast.broker.node import Node
 from holdfast.broker.publish.completion import set_retained
 from holdfast.broker.recovery.recovery import snapshot_entries
 from holdfast.broker.state import NodeState
-from holdfast.cluster.lease.directory import NodeInfo
+from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.cluster.lease.watch import LeaseTimes
 from holdfast.config.schema import Config, Log, Retention
@@ -145,7 +145,7 @@ class SimNode:
             Path("/simulated"),
             Manifest("shared", PARTITIONS, "2026-01-01T00:00:00Z"),
             self.segment_bytes,
-            NodeInfo(self.node_id),
+            HolderInfo(self.node_id),
             TIMES,
             file_system="",
             kills_stale_holder=False,

@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.cluster.raft import leader as raft_leading
 from holdfast.cluster.raft import node as raft
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftState
 from holdfast.cluster.raft.messages import Message, VoteReply, VoteRequest
 from holdfast.cluster.raft.node import RaftNode
 from holdfast.cluster.raft.state import RaftTiming, Ready, Write
@@ -95,7 +95,7 @@ class ElectionWorld:
         self.is_mended = False
         self.trace: list[str] = []
         self.leaders: dict[int, str] = {}
-        self.agreed: dict[int, Entry] = {}
+        self.agreed: dict[int, LogEntry] = {}
         self.states: dict[int, tuple[bytes, ...]] = {}
         sizes = (3, 3, 3, 5) if self.kind == "backlogs" else (3, 3, 4, 5)
         names = [f"m{number}" for number in range(chance.choice(sizes))]
@@ -125,7 +125,7 @@ class ElectionWorld:
             self.commit_crash = 0.5
             self.vote_crash = 0.0
             self.propose_s = 0.02
-        first = Entry(1, 1, EntryKind.MEMBERS, Membership(tuple(names)).encode())
+        first = LogEntry(1, 1, EntryKind.MEMBERS, Membership(tuple(names)).encode())
         self.members = {
             name: Member(name, RaftState(1, entries=[first]), chance.choice(disk_s))
             for name in names
@@ -373,7 +373,7 @@ class ElectionWorld:
 
     # Checks
 
-    def _apply(self, member: Member, entry: Entry) -> None:
+    def _apply(self, member: Member, entry: LogEntry) -> None:
         if entry.index != member.applied + 1:
             raise Wrong(f"{member.name} was handed {entry.index} after {member.applied}")
         member.applied = entry.index

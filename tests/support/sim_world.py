@@ -20,8 +20,8 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.cluster.lease import directory as lease_directory
-from holdfast.cluster.lease.directory import Beat, LeaseDirectory
-from holdfast.cluster.lease.watch import EXPIRED, Watch
+from holdfast.cluster.lease.directory import LeaseBeat, LeaseDirectory
+from holdfast.cluster.lease.watch import EXPIRED, HolderWatch
 from holdfast.server.disk import mastership
 from holdfast.server.disk.storage import Storage
 from holdfast.storage.files.data_directory import create
@@ -413,13 +413,13 @@ class World(Seen):
             write_beat(file, counter, flags)
             world.beaten_at[file.name] = began_at  # type: ignore[attr-defined]
 
-        def note_look(directory: LeaseDirectory, epoch: int) -> Beat:
+        def note_look(directory: LeaseDirectory, epoch: int) -> LeaseBeat:
             beat = read_beat(directory, epoch)
             node = world.by_owner[schedule.current.owner]
             node.silence_seen_s = schedule.now - world.beaten_at.get(beat_name(epoch), 0.0)
             return beat
 
-        class CheckedWatch(Watch):
+        class CheckedWatch(HolderWatch):
             def judge(self, *args: Any) -> str:
                 verdict = super().judge(*args)
                 node = world.by_owner[schedule.current.owner]
@@ -438,7 +438,7 @@ class World(Seen):
             patch.object(Storage, "remove_segments", note_retention),
             patch.object(mastership, "write_beat", note_beat),
             patch.object(LeaseDirectory, "read_beat", note_look),
-            patch.object(mastership, "Watch", CheckedWatch),
+            patch.object(mastership, "HolderWatch", CheckedWatch),
         ):
             yield
 

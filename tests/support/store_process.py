@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.sidecar.store.file import StoreError
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.store.file import MemberStoreError
+from holdfast.federation.sidecar.store.store import MemberStore
 
 NODE = b"n" * 16
 ORIGIN = b"o" * 16
@@ -31,7 +31,7 @@ class Owner:
             else:
                 say(f"passed {id.sequence}")
 
-    def on_broken(self, error: StoreError) -> None:
+    def on_broken(self, error: MemberStoreError) -> None:
         raise error
 
 
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 async def main() -> None:
     path, first = sys.argv[1:]
     owner = Owner()
-    store = Store(Path(path), NODE, owner)
+    store = MemberStore(Path(path), NODE, owner)
     kept = await store.open()
     place = kept.positions.get(ORIGIN, (1, 1))[1]
     rng = random.Random(int(first))

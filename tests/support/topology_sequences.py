@@ -6,7 +6,7 @@ from collections.abc import Callable
 from holdfast.federation.manager.graph.graph import Graph, structure_of
 from holdfast.federation.manager.graph.round_trips import RoundTrips
 from holdfast.federation.manager.state import federation_state as desired
-from holdfast.federation.manager.state.federation_state import Federation, Member, Policy
+from holdfast.federation.manager.state.federation_state import FederationState, Member, Policy
 
 
 class Life:
@@ -15,7 +15,7 @@ class Life:
     def __init__(self, seed: int, policy: Policy) -> None:
         self.random = random.Random(seed)
         self.policy = policy
-        self.state = Federation()
+        self.state = FederationState()
         self.trips = RoundTrips()
         self.problems: tuple[str, ...] = ()
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
 from holdfast.server.disk.storage import Storage
 from holdfast.server.replacement import Replacement
 
 
-def metadata(*in_sync: tuple[str, ...], state: str = NodeState.DOWN) -> ClusterMetadata:
+def metadata(*in_sync: tuple[str, ...], state: str = NodePhase.DOWN) -> ClusterMetadata:
     """Of n1, which is damaged, n2 and n3."""
     nodes = {name: NodeInfo(name, "i", f"{name}:1", "", "") for name in ("n1", "n2", "n3")}
     nodes["n1"] = replace(nodes["n1"], state=state)
@@ -47,7 +47,7 @@ def test_the_last_copy_is_kept_and_that_is_said_once(
     with caplog.at_level(logging.WARNING, "holdfast"):
         # Nobody has decided yet.
         assert not replacement.step(None, False)
-        assert not replacement.step(metadata(("n1",), ("n1", "n2"), state=NodeState.UP), False)
+        assert not replacement.step(metadata(("n1",), ("n1", "n2"), state=NodePhase.UP), False)
         assert not caplog.records
         for _ in range(3):
             assert not replacement.step(metadata(("n1",), ("n2", "n3")), False)

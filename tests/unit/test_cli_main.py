@@ -88,7 +88,7 @@ def test_publishing_does_not_load_what_it_does_not_need() -> None:
     """Starting fast is part of being usable in a shell loop."""
     heavy = ["msgspec", "uvicorn", "starlette", "prometheus_client", "stringprep"]
     program = (
-        "import sys; from holdfast.cli import pub, sub; "
+        "import sys; from holdfast.cli.pubsub import pub, sub; "
         f"print([name for name in {heavy} if name in sys.modules])"
     )
     finished = subprocess.run(

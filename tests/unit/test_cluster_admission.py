@@ -4,10 +4,10 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.admission import Admission
-from holdfast.cluster.publish.forwarding import Forwarding, decode_result
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.publish.forwarding import RecordForwarder, decode_result
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
@@ -25,14 +25,14 @@ class Bench:
         self.journal = Journal(1, replicated=True)
         self.journal.lead(0, EPOCH)
         state = NodeState(NodeConfig(partitions=1), self.journal)
-        self.images = Images(NodeState(NodeConfig(partitions=1), self.journal))
-        self.fabric = Fabric("n1", self.journal)
+        self.images = ReplicatedState(NodeState(NodeConfig(partitions=1), self.journal))
+        self.fabric = ClusterContext("n1", self.journal)
         self.fabric.connected.add("n2")
         self.fabric.leading[0] = EPOCH
         self.may_append = True
         self.state = state
         self.admission = Admission(state, self.fabric, self.images, lambda _: self.may_append)
-        self.admission.forwarding = Forwarding(state, self.fabric, self.admission)
+        self.admission.forwarding = RecordForwarder(state, self.fabric, self.admission)
         self.admission.start_leading(0, [])
         self.ticket = 0
 

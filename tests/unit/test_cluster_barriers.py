@@ -2,10 +2,10 @@
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BARRIER
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import Refused, Unknown
+from holdfast.cluster.metadata.requests import RequestRefused, Unknown
 from holdfast.cluster.reads.read_barrier import (
     ASK_AGAIN_S,
     ASKING_MAX,
@@ -20,10 +20,10 @@ from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import MESSAGE, Record
 
 PARTITIONS = 2
-KNOWN = Refused(CHANGES_NOTHING)
+KNOWN = RequestRefused(CHANGES_NOTHING)
 
 
-class Agreed(Fabric):
+class Agreed(ClusterContext):
     """What the metadata says, as this node knows it."""
 
     def __init__(self, node_id: str, journal: Journal) -> None:

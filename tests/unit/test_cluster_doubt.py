@@ -7,23 +7,23 @@ from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState as BrokerState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodeState, PartitionInfo
-from holdfast.cluster.metadata.requests import Outcome, Refused
+from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, NodePhase, PartitionInfo
+from holdfast.cluster.metadata.requests import Outcome, RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.ownership_lease import GIVE_UP_S, LEADERLESS_S, Doubt
+from holdfast.cluster.sessions.ownership_lease import GIVE_UP_S, LEADERLESS_S, OwnershipLease
 from holdfast.storage.journal.journal import Journal
 
 HELD_UP_S = 0.5
-KNOWN = Refused(CHANGES_NOTHING)
+KNOWN = RequestRefused(CHANGES_NOTHING)
 
 
 def metadata_of(leader: str, **states: str) -> ClusterMetadata:
     nodes = {
         node: NodeInfo(node, "i1", f"{node}:1", "", "", state=state)
-        for node, state in {"n1": NodeState.UP, **states}.items()
+        for node, state in {"n1": NodePhase.UP, **states}.items()
     }
     partition = PartitionInfo(tuple(nodes), (), leader, 1, tuple(nodes))
     return ClusterMetadata("c", len(nodes), 1, nodes, (partition,), 1, tuple(nodes))
@@ -35,7 +35,7 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         self.state = BrokerState(NodeConfig(partitions=1), journal)
-        self.fabric = Fabric("n1", journal)
+        self.fabric = ClusterContext("n1", journal)
         self.fabric.leading[0] = 1
         self.reads = MetadataReads(self.propose_nothing)
         self.barriers = Barriers(self.state, self.fabric, self.reads)
@@ -43,7 +43,7 @@ class Bench:
         self.acknowledged_at: dict[str, float] = {}
         self.metadata_leader = "n1"
         self.is_asking = False
-        self.doubt = Doubt(
+        self.doubt = OwnershipLease(
             self.state,
             self.fabric,
             self.barriers,
@@ -122,7 +122,7 @@ def test_messages_wait_until_everything_before_is_known() -> None:
 def test_it_asks_until_it_is_answered() -> None:
     bench = Bench()
     bench.go_on_at(3.0)
-    bench.proposal_done(1, Refused("nobody leads"))
+    bench.proposal_done(1, RequestRefused("nobody leads"))
     bench.go_on_at(3.2)
     assert bench.requests == 2
     bench.go_on_at(3.4)
@@ -178,7 +178,7 @@ def test_who_comes_to_a_node_that_is_ill_finds_it_in_doubt() -> None:
 
 def test_a_node_that_is_not_heard_by_one_that_decides_is_in_doubt() -> None:
     bench = Bench()
-    bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
+    bench.agree(metadata_of("n2", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(5.0, "n2", "n3")
     assert bench.doubt.count == 0
     bench.run(5.3, "n3")
@@ -197,7 +197,7 @@ def test_a_node_that_is_not_heard_by_one_that_decides_is_in_doubt() -> None:
 
 def test_what_is_learned_counts_only_if_nobody_was_deaf_meanwhile() -> None:
     bench = Bench()
-    bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
+    bench.agree(metadata_of("n2", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(1.0)
     bench.run(1.2, "n2", "n3")
     assert bench.requests == 1
@@ -212,7 +212,7 @@ def test_what_is_learned_counts_only_if_nobody_was_deaf_meanwhile() -> None:
 
 def test_a_node_that_is_down_or_decides_nothing_does_not_matter() -> None:
     bench = Bench()
-    bench.agree(metadata_of("n1", n2=NodeState.UP, n3=NodeState.UP))
+    bench.agree(metadata_of("n1", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(1.0, "n2", "n3")
     bench.run(1.6, "n2")
     # It may have decided something when it was heard last.
@@ -223,10 +223,10 @@ def test_a_node_that_is_down_or_decides_nothing_does_not_matter() -> None:
     bench.run(4.0, "n2")
     assert bench.can_send()
     # Now it decides.
-    bench.agree(metadata_of("n3", n2=NodeState.UP, n3=NodeState.UP))
+    bench.agree(metadata_of("n3", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(4.1, "n2")
     assert not bench.can_send()
-    bench.agree(metadata_of("n1", n2=NodeState.UP, n3=NodeState.DOWN))
+    bench.agree(metadata_of("n1", n2=NodePhase.UP, n3=NodePhase.DOWN))
     bench.run(4.4, "n2")
     bench.know()
     assert bench.can_send()
@@ -234,7 +234,7 @@ def test_a_node_that_is_down_or_decides_nothing_does_not_matter() -> None:
 
 def test_two_that_do_not_hear_it_may_decide_together() -> None:
     bench = Bench()
-    states = dict.fromkeys(("n2", "n3", "n4", "n5"), NodeState.UP)
+    states = dict.fromkeys(("n2", "n3", "n4", "n5"), NodePhase.UP)
     bench.agree(metadata_of("n1", **states))
     bench.run(1.0, "n2", "n3", "n4", "n5")
     bench.run(3.0, "n2", "n3")
@@ -244,7 +244,7 @@ def test_two_that_do_not_hear_it_may_decide_together() -> None:
 
 def test_clients_are_sent_away_if_nothing_helps() -> None:
     bench = Bench()
-    bench.agree(metadata_of("n2", n2=NodeState.UP, n3=NodeState.UP))
+    bench.agree(metadata_of("n2", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(GIVE_UP_S + 5, "n3")
     assert bench.connection.state == OPEN
     bench.fabric.reaches_majority = lambda now: True
@@ -255,7 +255,7 @@ def test_clients_are_sent_away_if_nothing_helps() -> None:
 def test_a_session_is_closed_whose_partition_nobody_leads() -> None:
     bench = Bench()
     bench.fabric.leading[0] = 0
-    bench.agree(metadata_of("", n2=NodeState.UP, n3=NodeState.UP))
+    bench.agree(metadata_of("", n2=NodePhase.UP, n3=NodePhase.UP))
     bench.run(0.9, "n2", "n3")
     bench.go_on_at(3.0)
     bench.run(3.3, "n2", "n3")

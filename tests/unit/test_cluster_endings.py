@@ -7,13 +7,13 @@ import pytest
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.session import Session, Will
 from holdfast.broker.state import CANCELLED, SESSION_EXPIRY, WILL_DUE, NodeState, Timer
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import Refused
+from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.cluster.sessions.expiry import Endings
-from holdfast.cluster.state.replicated import CLOCK_SLACK_S, Images
+from holdfast.cluster.state.replicated import CLOCK_SLACK_S, ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import FLAG_WILL, SESSION, Batch, Record
 
@@ -29,13 +29,13 @@ class Bench:
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, self.journal)
         self.images = NodeState(config, self.journal)
-        fabric = Fabric("n1", self.journal)
+        fabric = ClusterContext("n1", self.journal)
         fabric.leading[0] = 1
         self.reads = MetadataReads(lambda now: 1)
         self.barriers = Barriers(self.state, fabric, self.reads)
         self.decides = True
         self.is_opening = False
-        self.replica = Images(self.images)
+        self.replica = ReplicatedState(self.images)
         self.endings = Endings(
             self.state,
             self.replica,
@@ -54,7 +54,7 @@ class Bench:
     def pass_barrier(self) -> None:
         self.barriers.advance()
         self.reads.advance(self.state.now)
-        assert self.reads.proposal_done(1, Refused(CHANGES_NOTHING), self.state.now)
+        assert self.reads.proposal_done(1, RequestRefused(CHANGES_NOTHING), self.state.now)
         if self.barriers.advance():
             self.endings.advance()
 

@@ -4,14 +4,14 @@ again."""
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import Held, NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD
 from holdfast.cluster.publish.forwarding import (
     FORWARD_BYTES_MAX,
     WAIT_S,
     Appender,
-    Forwarding,
-    Pending,
+    PendingRecord,
+    RecordForwarder,
     decode_forward,
 )
 from holdfast.protocol.mqtt import reasons
@@ -40,11 +40,11 @@ class Leading(Appender):
     """This node leads: takes everything, or refuses it at once."""
 
     def __init__(self) -> None:
-        self.taken: list[Pending] = []
-        self.forwarding: Forwarding | None = None
+        self.taken: list[PendingRecord] = []
+        self.forwarding: RecordForwarder | None = None
         self.refuses = 0
 
-    def append(self, pending: Pending) -> None:
+    def append(self, pending: PendingRecord) -> None:
         if self.refuses:
             assert self.forwarding is not None
             self.forwarding.refuse(pending.ticket, self.refuses, "no")
@@ -56,10 +56,10 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(PARTITIONS, replicated=True)
         self.state = NodeState(NodeConfig(partitions=PARTITIONS), journal)
-        self.fabric = Fabric("n1", journal)
+        self.fabric = ClusterContext("n1", journal)
         self.fabric.connected.add(LEADER)
         self.leading = Leading()
-        self.forwarding = Forwarding(self.state, self.fabric, self.leading)
+        self.forwarding = RecordForwarder(self.state, self.fabric, self.leading)
         self.leading.forwarding = self.forwarding
         self.kept: list[str] = []
         self.connections: dict[str, Connection] = {}

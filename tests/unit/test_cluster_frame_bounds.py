@@ -8,7 +8,7 @@ a frame of its own, and look at what is in the frame beyond the packet.
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.partitions.catch_up import flush
 from holdfast.cluster.partitions.codec import EPOCH
 from holdfast.cluster.partitions.config import ReplicationConfig
@@ -18,13 +18,13 @@ from holdfast.cluster.partitions.state import ReplicaState
 from holdfast.cluster.publish.forwarding import (
     FORWARD_BYTES_MAX,
     Appender,
-    Forwarding,
+    RecordForwarder,
     decode_forward,
 )
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.cluster.qos0_routing import QOS0_BYTES_MAX, Interest
+from holdfast.cluster.qos0_routing import QOS0_BYTES_MAX, Qos0Routing
 from holdfast.cluster.state.entries import entries
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import PIECE_BYTES
 from holdfast.config.schema import PACKET_BYTES_LIMIT
 from holdfast.server.peers.links import FRAME_BYTES_MAX
@@ -65,7 +65,7 @@ def state_of() -> NodeState:
     return NodeState(NodeConfig(partitions=2), Journal(2, replicated=True))
 
 
-def sizes(fabric: Fabric) -> list[int]:
+def sizes(fabric: ClusterContext) -> list[int]:
     found = [len(payload) for _, _, payload in fabric.outgoing if isinstance(payload, bytes)]
     assert len(found) == len(fabric.outgoing)
     return found
@@ -73,9 +73,9 @@ def sizes(fabric: Fabric) -> list[int]:
 
 def test_forward() -> None:
     state = state_of()
-    fabric = Fabric("n1", state.journal)
+    fabric = ClusterContext("n1", state.journal)
     fabric.connected.add(LEADER)
-    forwarding = Forwarding(state, fabric, Appender())
+    forwarding = RecordForwarder(state, fabric, Appender())
     for partition in (0, 1):
         forwarding.aligned(partition, LEADER, 1, set())
     expected = []
@@ -94,9 +94,9 @@ def test_forward() -> None:
 
 def test_many_small_records_with_long_names_are_forwarded_in_several_frames() -> None:
     state = state_of()
-    fabric = Fabric("n1", state.journal)
+    fabric = ClusterContext("n1", state.journal)
     fabric.connected.add(LEADER)
-    forwarding = Forwarding(state, fabric, Appender())
+    forwarding = RecordForwarder(state, fabric, Appender())
     forwarding.aligned(0, LEADER, 1, set())
     for _ in range(200):
         forwarding.append(record(b""))
@@ -107,9 +107,9 @@ def test_many_small_records_with_long_names_are_forwarded_in_several_frames() ->
 
 def test_qos_0() -> None:
     state = state_of()
-    fabric = Fabric("n1", state.journal)
+    fabric = ClusterContext("n1", state.journal)
     fabric.connected.add(LEADER)
-    interest = Interest(state, fabric, RetainedUpdates(state))
+    interest = Qos0Routing(state, fabric, RetainedUpdates(state))
     for size in (QOS0_BYTES_MAX - 200_000, LARGE_BYTES, LARGE_BYTES):
         message = Message(FIELD, bytes(size), 0, True, b"", 0, 0, FIELD)
         interest.spread(message, FIELD.decode())
@@ -143,7 +143,7 @@ def test_replicate() -> None:
 
 def test_image() -> None:
     state = state_of()
-    images = Images(state)
+    images = ReplicatedState(state)
     builder = BatchBuilder(0, 0)
     builder.add(record(bytes(LARGE_BYTES), flags=FLAG_RETAIN | 1))
     images.apply(Batch(builder.build(1)).record(0))

@@ -4,13 +4,13 @@ may have them by then. [MQTT-4.8.2-4]"""
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Member, Session
+from holdfast.broker.session.session import GroupMember, Session
 from holdfast.broker.state import Group, NodeState
-from holdfast.cluster.context import Fabric
-from holdfast.cluster.publish.forwarding import Appender, Forwarding
-from holdfast.cluster.shared_groups.codec import Assign, Report, Tell
-from holdfast.cluster.shared_groups.node_agent import Shares
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign, Tell
+from holdfast.cluster.shared_groups.node_agent import NodeAgent
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
 
@@ -24,14 +24,14 @@ class Node:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
-        images = Images(NodeState(config, journal))
+        images = ReplicatedState(NodeState(config, journal))
         fabric = LedHere("n1", journal)
-        self.reports: list[Report] = []
+        self.reports: list[AgentReport] = []
         self.tells: list[Tell] = []
-        self.shares = Shares(
+        self.shares = NodeAgent(
             self.state,
             fabric,
-            Forwarding(self.state, fabric, Appender()),
+            RecordForwarder(self.state, fabric, Appender()),
             images,
             lambda _, tell: self.tells.append(tell),
             lambda _, report: self.reports.append(report),
@@ -41,7 +41,7 @@ class Node:
         self.session.connection = Connection(1 << 20, "", "")
         self.session.connection.state = OPEN
         self.group = Group("g", "t")
-        member = Member(self.session, self.group.key, 2, False, False, 0, 0)
+        member = GroupMember(self.session, self.group.key, 2, False, False, 0, 0)
         self.group.members[self.session] = member
         self.session.groups = {self.group: member}
         self.group.attach(member)
@@ -68,7 +68,7 @@ class Node:
         return places
 
 
-class LedHere(Fabric):
+class LedHere(ClusterContext):
     def leader(self, partition: int) -> str:
         return self.node_id
 

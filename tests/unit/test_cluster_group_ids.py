@@ -9,12 +9,12 @@ from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import encode_cursor, tag_of
 from holdfast.broker.state import Group, Held, NodeState
-from holdfast.cluster.context import Fabric
-from holdfast.cluster.publish.forwarding import Appender, Forwarding
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
 from holdfast.cluster.publish.promises import Promise, enqueue
-from holdfast.cluster.shared_groups.node_agent import Shares
+from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state import groups as group_images
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import CURSOR, Record
 
@@ -29,10 +29,11 @@ class Pubrel(Held):
         self.is_sent = True
 
 
-def of_groups(session: Session, *names: str) -> dict[object, session_module.Member]:
+def of_groups(session: Session, *names: str) -> dict[object, session_module.GroupMember]:
     groups = [Group(name, "t/#") for name in names]
     return {
-        group: session_module.Member(session, group.key, 2, False, False, 0, 0) for group in groups
+        group: session_module.GroupMember(session, group.key, 2, False, False, 0, 0)
+        for group in groups
     }
 
 
@@ -41,10 +42,10 @@ class Member:
         journal = Journal(2, replicated=True)
         config = NodeConfig(partitions=2)
         self.state = NodeState(config, journal)
-        self.images = Images(NodeState(config, journal))
-        fabric = Fabric("n1", journal)
-        forwarding = Forwarding(self.state, fabric, Appender())
-        self.shares = Shares(
+        self.images = ReplicatedState(NodeState(config, journal))
+        fabric = ClusterContext("n1", journal)
+        forwarding = RecordForwarder(self.state, fabric, Appender())
+        self.shares = NodeAgent(
             self.state, fabric, forwarding, self.images, lambda *_: None, lambda *_: None
         )
         self.session = Session("c", b"c")

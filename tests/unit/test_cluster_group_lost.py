@@ -12,14 +12,14 @@ from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import encode_cursor, tag_of
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.shared_groups.codec import Assign, Place, Stock, Tell
+from holdfast.cluster.shared_groups.codec import Assign, NodeCapacity, Place, Tell
 from holdfast.cluster.shared_groups.coordinator import Coordinator
 from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
@@ -49,8 +49,8 @@ class Bench:
         journal = Journal(1, replicated=True)
         config = NodeConfig(node_id="n1", partitions=1)
         self.state = NodeState(config, journal)
-        self.images = Images(NodeState(config, journal))
-        fabric = Fabric("n1", journal)
+        self.images = ReplicatedState(NodeState(config, journal))
+        fabric = ClusterContext("n1", journal)
         nodes = {node: NodeInfo(node, "i1", f"{node}:1", "", "") for node in ("n1", "n2")}
         partition = PartitionInfo(tuple(nodes), (), "n1", 1, tuple(nodes))
         fabric.metadata = ClusterMetadata("c", 2, 1, nodes, (partition,), 1, tuple(nodes))
@@ -98,11 +98,11 @@ class Bench:
         return self.images.has_inflight(CLIENT, tag_of(KEY), PLACE)
 
     def tell(self, node: str, *held: Place) -> None:
-        stock = Stock(KEY, 1, 1, 10, list(held), [], [0])
+        stock = NodeCapacity(KEY, 1, 1, 10, list(held), [], [0])
         self.coordinator.tell(node, Tell(1, [(0, 1)], [stock]))
 
     def stock(self, *held: Place) -> Tell:
-        return Tell(1, [(0, 2)], [Stock(KEY, 1, 1, 10, list(held), [], [0])])
+        return Tell(1, [(0, 2)], [NodeCapacity(KEY, 1, 1, 10, list(held), [], [0])])
 
     def log_group(self, positions: list[Place], epoch: int) -> None:
         """By the coordinator of that epoch."""

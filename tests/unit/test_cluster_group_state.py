@@ -8,8 +8,8 @@ from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session, Subscription
 from holdfast.broker.session.state import decode_cursor, encode_cursor
-from holdfast.broker.state import Cluster, Group, NodeState
-from holdfast.cluster.state.replicated import Images
+from holdfast.broker.state import ClusterPort, Group, NodeState
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 
 
@@ -23,7 +23,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
     """The group gives it again if the member's node is lost; the session must not send it too."""
     state = NodeState(NodeConfig(partitions=1), Journal(1, replicated=is_clustered))
     if is_clustered:
-        state.cluster = Cluster()
+        state.cluster = ClusterPort()
     session = Session("c", b"c")
     session.expiry_s = 60
     session.connection = Connection(1 << 20, "", "")
@@ -39,7 +39,7 @@ def test_in_a_cluster_a_record_of_a_group_is_no_state_of_the_session(
 def test_the_log_says_which_group_has_given_a_record() -> None:
     """Not so of what the session has by a subscription of its own that matches as well, or by
     another group: it may not have been given the group's copy."""
-    images = Images(NodeState(NodeConfig(partitions=1), Journal(1, replicated=True)))
+    images = ReplicatedState(NodeState(NodeConfig(partitions=1), Journal(1, replicated=True)))
     state = images.state
     session = Session("c", b"c")
     state.sessions["c"] = session

@@ -14,10 +14,10 @@ from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.shared_groups.codec import (
+    AgentReport,
     Assign,
+    NodeCapacity,
     Place,
-    Report,
-    Stock,
     Tell,
     decode_assign,
     decode_heard,
@@ -28,7 +28,7 @@ from holdfast.cluster.shared_groups.codec import (
     encode_report,
     encode_tell,
 )
-from holdfast.cluster.state.groups import GroupImages
+from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.packets import Publish
 from holdfast.storage.journal.journal import Journal
@@ -457,7 +457,7 @@ def cursor(key: str, epoch: int, positions: list[tuple[int, int]], *done: Place)
 
 
 def test_where_groups_stand_by_the_log() -> None:
-    images = GroupImages(NodeState(NodeConfig(partitions=2), Journal(2)), {})
+    images = GroupPositions(NodeState(NodeConfig(partitions=2), Journal(2)), {})
     images.apply(cursor(FILTER, 3, [(0, 5), (1, 7)], (0, 6), (0, 9)))
     assert images.positions == {FILTER: [5, 7]}
     finished = [offset for offset in range(12) if images.is_finished(FILTER, 0, offset)]
@@ -468,7 +468,7 @@ def test_where_groups_stand_by_the_log() -> None:
     assert images.positions == {FILTER: [5, 7]}
     assert not images.is_finished(FILTER, 1, 7)
     images.apply(cursor(FILTER, 4, [(0, 7)]))
-    again = GroupImages(NodeState(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
+    again = GroupPositions(NodeState(NodeConfig(partitions=2), Journal(2)), {FILTER: [7, 7]})
     again.restore(json.loads(json.dumps(images.fields(FILTER))))
     assert again.done == images.done == {FILTER: {0: {9}}}
     assert again.epochs == images.epochs == {FILTER: 4}
@@ -483,11 +483,11 @@ def stored(text: bytes, partition: int, offset: int) -> StoredMessage:
 
 
 def test_frames_between_nodes() -> None:
-    stock = Stock("$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 1 << 40)], [5, 6])
-    tell = Tell(7, [(4, 5)], [stock, Stock("$share/b/#", 0, 0, 0)])
+    stock = NodeCapacity("$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 1 << 40)], [5, 6])
+    tell = Tell(7, [(4, 5)], [stock, NodeCapacity("$share/b/#", 0, 0, 0)])
     assert decode_tell(encode_tell(tell)) == tell
     assert decode_heard(encode_heard(7, [(4, 5)])) == (7, [(4, 5)])
-    report = Report(4, 5, 7, "$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 4), (3, 5)], [5, 6])
+    report = AgentReport(4, 5, 7, "$share/ä/#", 3, 1, 100, [(1, 2)], [(3, 4), (3, 5)], [5, 6])
     assert decode_report(encode_report(report)) == report
     messages = [stored(b"x", 1, 2), stored(b"", 3, 1 << 40)]
     assign = Assign(4, 5, 7, "$share/ä/#", messages)
@@ -500,8 +500,8 @@ def test_frames_between_nodes() -> None:
 
 @pytest.mark.parametrize("length", range(0, 60, 7))
 def test_frames_that_are_none(length: int) -> None:
-    stock = Stock("$share/a/#", 3, 1, 100, [(1, 2)], [(3, 4)], [5, 6])
-    report = Report(4, 5, 7, "$share/a/#", 3, 1, 100, [(1, 2)], [(3, 4)], [5, 6])
+    stock = NodeCapacity("$share/a/#", 3, 1, 100, [(1, 2)], [(3, 4)], [5, 6])
+    report = AgentReport(4, 5, 7, "$share/a/#", 3, 1, 100, [(1, 2)], [(3, 4)], [5, 6])
     assign = Assign(4, 5, 7, "$share/a/#", [stored(b"x", 1, 2)])
     frames: list[tuple[Callable[[bytes], object], bytes]] = [
         (decode_tell, encode_tell(Tell(7, [(4, 5)], [stock]))),
@@ -519,7 +519,7 @@ def test_places_that_there_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     process = stage.world.hosts["n1"].process
     assert process is not None
     groups = process.member.groups
-    stock = Stock(FILTER, 1, 0, 9, [(4, 0)])
+    stock = NodeCapacity(FILTER, 1, 0, 9, [(4, 0)])
     assign = Assign(0, 1, 1, FILTER, [stored(b"x", 4, 0)])
     for frame in (
         encode_tell(Tell(1, [(0, 1)], [stock])),

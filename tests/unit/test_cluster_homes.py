@@ -10,14 +10,14 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.metadata.model import NodeState as StateOfNode
+from holdfast.cluster.metadata.model import NodePhase as StateOfNode
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.cluster.sessions.coordinator import Homes
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import CONTROL, SESSION, Record
 
@@ -30,13 +30,13 @@ class Bench:
         journal.append(Record(0, CONTROL))
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
-        self.fabric = Fabric("n1", journal)
+        self.fabric = ClusterContext("n1", journal)
         self.fabric.connected.add("n2")
         self.fabric.leading[0] = 2
         reads = MetadataReads(lambda now: NOTHING)
         barriers = Barriers(self.state, self.fabric, reads)
-        self.images = Images(NodeState(config, journal))
-        self.homes = Homes(self.state, self.fabric, self.images, barriers)
+        self.images = ReplicatedState(NodeState(config, journal))
+        self.homes = SessionCoordinator(self.state, self.fabric, self.images, barriers)
         self.homes.start_leading(0)
 
     def lose(self, node: str) -> None:

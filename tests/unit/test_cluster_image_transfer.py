@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
 from holdfast.cluster.metadata.commands import InitCluster, PutNode, apply
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
 from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.publish.forwarding import Appender, Forwarding
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import ANSWER_S, ASK_AGAIN_S, PIECE_BYTES, Transfer
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
@@ -40,8 +40,8 @@ def metadata() -> ClusterMetadata:
 @dataclass
 class Party:
     name: str
-    fabric: Fabric
-    images: Images
+    fabric: ClusterContext
+    images: ReplicatedState
     applier: Applier
     transfer: Transfer
     state: NodeState
@@ -54,10 +54,10 @@ def party(name: str) -> Party:
     journal = Journal(PARTITIONS, replicated=True)
     config = NodeConfig(node_id=name, partitions=PARTITIONS)
     state = NodeState(config, journal)
-    images = Images(NodeState(config, journal))
+    images = ReplicatedState(NodeState(config, journal))
     state.retained = images.state.retained
     images.state.delivered = state.delivered
-    fabric = Fabric(name, journal)
+    fabric = ClusterContext(name, journal)
     fabric.metadata = metadata()
     fabric.connected = {"a", "b", "c"} - {name}
     log = ApplyingLog(journal)
@@ -318,9 +318,9 @@ def test_what_nobody_can_tell_any_more_is_not_sent_again() -> None:
     by whoever stores them, and a message that never left is in no doubt."""
     journal = Journal(PARTITIONS, replicated=True)
     state = NodeState(NodeConfig(node_id="b", partitions=PARTITIONS), journal)
-    fabric = Fabric("b", journal)
+    fabric = ClusterContext("b", journal)
     fabric.connected = {"a"}
-    forwarding = Forwarding(state, fabric, Appender())
+    forwarding = RecordForwarder(state, fabric, Appender())
     flags = {
         "plain": 1,
         "numbered": 2 | log_record.FLAG_PACKET_ID,

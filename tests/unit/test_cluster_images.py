@@ -10,13 +10,13 @@ from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Session, Will
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.metadata.model import NodeState as StateOfNode
+from holdfast.cluster.metadata.model import NodePhase as StateOfNode
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.coordinator import Homes
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
@@ -35,10 +35,10 @@ class Bench:
         self.journal = Journal(PARTITIONS, replicated=True)
         self.images = self.new()
 
-    def new(self) -> Images:
+    def new(self) -> ReplicatedState:
         state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), self.journal)
         state.wall_us = 1_700_000_000_000_000
-        return Images(state)
+        return ReplicatedState(state)
 
     def apply(self, kind: int, payload: bytes, *, epoch: int, partition: int = HOME) -> Record:
         record = Record(
@@ -197,7 +197,7 @@ def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed() -> None:
     """Its record is applied after the node went: nobody else would ever close it."""
     bench = Bench()
     state = NodeState(NodeConfig(node_id="n1", partitions=PARTITIONS), bench.journal)
-    fabric = Fabric("n1", bench.journal)
+    fabric = ClusterContext("n1", bench.journal)
     infos = {
         "n1": NodeInfo("n1", "i", "n1:1", "", ""),
         "n2": NodeInfo("n2", "i", "n2:1", "", "", state=StateOfNode.DOWN),
@@ -208,7 +208,7 @@ def test_a_session_given_to_a_node_that_has_died_meanwhile_is_closed() -> None:
     fabric.leading = [1] * PARTITIONS
     closed: list[dict[str, object]] = []
 
-    class Recording(Homes):
+    class Recording(SessionCoordinator):
         def _close(self, session: Session) -> None:
             closed.append({"client": session.client_id, "owner": session.owner})
 

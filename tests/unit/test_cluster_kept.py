@@ -10,11 +10,11 @@ from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import encode_cursor, tag_of
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo, PartitionInfo
-from holdfast.cluster.publish.forwarding import Appender, Forwarding
-from holdfast.cluster.shared_groups.node_agent import KEPT_WAIT_S, Shares
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.publish.forwarding import Appender, RecordForwarder
+from holdfast.cluster.shared_groups.node_agent import KEPT_WAIT_S, NodeAgent
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
 from holdfast.storage.record import CURSOR, SESSION, Record
@@ -33,11 +33,11 @@ class Bench:
         journal = Journal(PARTITIONS, replicated=True)
         config = NodeConfig(node_id="n1", partitions=PARTITIONS)
         self.state = NodeState(config, journal)
-        self.images = Images(NodeState(config, journal))
-        self.fabric = Fabric("n1", journal)
+        self.images = ReplicatedState(NodeState(config, journal))
+        self.fabric = ClusterContext("n1", journal)
         self.lead("")
-        self.forwarding = Forwarding(self.state, self.fabric, Appender())
-        self.shares = Shares(
+        self.forwarding = RecordForwarder(self.state, self.fabric, Appender())
+        self.shares = NodeAgent(
             self.state, self.fabric, self.forwarding, self.images, lambda *_: None, lambda *_: None
         )
         self.share = self.shares._share(KEY)

@@ -6,11 +6,11 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.cluster.sessions.coordinator import Homes
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 
 
@@ -21,11 +21,13 @@ class Home:
         journal = Journal(1, replicated=True)
         config = NodeConfig(partitions=1)
         self.state = NodeState(config, journal)
-        fabric = Fabric("n1", journal)
+        fabric = ClusterContext("n1", journal)
         fabric.connected.update(("n2", "n3"))
         fabric.leading[0] = 2
         barriers = Barriers(self.state, fabric, MetadataReads(lambda now: NOTHING))
-        self.homes = Homes(self.state, fabric, Images(NodeState(config, journal)), barriers)
+        self.homes = SessionCoordinator(
+            self.state, fabric, ReplicatedState(NodeState(config, journal)), barriers
+        )
         self.homes.start_leading(0)
         self.answers: list[dict[str, Any]] = []
         fabric.send_fields = self._sent  # type: ignore[method-assign, assignment]

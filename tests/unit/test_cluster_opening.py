@@ -3,30 +3,35 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.connect import Opening
+from holdfast.broker.connections.connect import AcceptedConnect
 from holdfast.broker.recovery.recovery import session_fields
 from holdfast.broker.session.connection import CLOSED, OPEN, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import Refused
+from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import MetadataReads
-from holdfast.cluster.sessions.acquisition import ASK_AFTER_S, ASK_AGAIN_S, REFUSED_AFTER_S, Opener
-from holdfast.cluster.sessions.coordinator import Homes
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.acquisition import (
+    ASK_AFTER_S,
+    ASK_AGAIN_S,
+    REFUSED_AFTER_S,
+    SessionAcquisition,
+)
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt.packets import Connect
 from holdfast.storage.journal.journal import Journal
 
 CLIENT = "c"
 
 
-class AskedHomes(Homes):
+class AskedHomes(SessionCoordinator):
     """Notes what it is asked and told."""
 
     def __init__(
-        self, state: NodeState, fabric: Fabric, images: Images, barriers: Barriers
+        self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, barriers: Barriers
     ) -> None:
         super().__init__(state, fabric, images, barriers)
         self.asked: list[int] = []
@@ -41,7 +46,7 @@ class AskedHomes(Homes):
         self.told_closed.append(epoch)
 
 
-class LedHere(Fabric):
+class LedHere(ClusterContext):
     def leader(self, partition: int) -> str:
         return self.node_id
 
@@ -57,9 +62,9 @@ class Bench:
         self.reads = MetadataReads(self.propose_nothing)
         fabric.leading[0] = 1
         self.barriers = Barriers(self.state, fabric, self.reads)
-        images = Images(self.images)
+        images = ReplicatedState(self.images)
         self.homes = AskedHomes(self.state, fabric, images, self.barriers)
-        self.opener = Opener(self.state, fabric, self.homes, self.barriers)
+        self.opener = SessionAcquisition(self.state, fabric, self.homes, self.barriers)
 
     def propose_nothing(self, now: float) -> int:
         return 1
@@ -69,7 +74,7 @@ class Bench:
         self.barriers.advance()
         self.reads.advance(self.state.now)
         self.opener.applied()
-        assert self.reads.proposal_done(1, Refused(CHANGES_NOTHING), self.state.now)
+        assert self.reads.proposal_done(1, RequestRefused(CHANGES_NOTHING), self.state.now)
         self.barriers.advance()
         self.opener.applied()
 
@@ -88,7 +93,7 @@ class Bench:
         connection.state = OPENING
         packet = Connect(5, False, 60, CLIENT)
         connection.connect = packet
-        self.opener.open_session(connection, CLIENT, Opening(packet, expiry_s, {}))
+        self.opener.open_session(connection, CLIENT, AcceptedConnect(packet, expiry_s, {}))
         return connection
 
     def answer(self, number: int, epoch: int, *, present: bool = False) -> None:

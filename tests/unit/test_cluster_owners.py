@@ -7,10 +7,10 @@ from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
 from holdfast.cluster.sessions.owners import EPOCH_ORIGIN_S, SECONDS_MAX, Owners
-from holdfast.cluster.sessions.requests import Request
+from holdfast.cluster.sessions.requests import SessionRequest
 from holdfast.cluster.state import replicated as images_module
 from holdfast.cluster.state.entries import entries, take
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import FLAG_PACKET_ID, MESSAGE, SESSION, Record
 
@@ -18,22 +18,22 @@ TODAY_US = 1_760_000_000_000_000
 YEAR_US = 365 * 86_400 * 1_000_000
 
 
-def new_images() -> Images:
+def new_images() -> ReplicatedState:
     state = NodeState(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
     state.wall_us = TODAY_US
-    return Images(state)
+    return ReplicatedState(state)
 
 
-def give(images: Images, client_id: str, wall_us: int) -> int:
+def give(images: ReplicatedState, client_id: str, wall_us: int) -> int:
     images.state.wall_us = wall_us
     owners = Owners(images.state, images)
     fields: dict[str, object] = {
         "request": 1, "client": client_id, "clean": False, "expiry_s": 60, "username": None,
     }  # fmt: skip
-    return owners.give(Request("n1", fields), None)
+    return owners.give(SessionRequest("n1", fields), None)
 
 
-def live(images: Images, client_id: str, epoch: int) -> None:
+def live(images: ReplicatedState, client_id: str, epoch: int) -> None:
     """A session begins and ends."""
     session = Session(client_id, client_id.encode())
     session.epoch = epoch

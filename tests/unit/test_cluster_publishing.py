@@ -3,22 +3,22 @@
 import pytest
 
 from holdfast.broker.config import NodeConfig
-from holdfast.broker.connections.connect import Opening, finish_open
+from holdfast.broker.connections.connect import AcceptedConnect, finish_open
 from holdfast.broker.effects import Note
 from holdfast.broker.node import Node
 from holdfast.broker.publish.completion import HeldReply
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import Cluster, Held, NodeState
-from holdfast.cluster.broker_port import UNAVAILABLE_S, NodeSide
-from holdfast.cluster.context import Fabric
+from holdfast.broker.state import ClusterPort, Held, NodeState
+from holdfast.cluster.broker_port import UNAVAILABLE_S, BrokerPort
+from holdfast.cluster.context import ClusterContext
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 from tests.e2e.wire import connect, publish
 
 
-class Refusing(Cluster):
+class Refusing(ClusterPort):
     """A cluster that takes nothing."""
 
     def __init__(self, state: NodeState) -> None:
@@ -26,7 +26,7 @@ class Refusing(Cluster):
         self.replies = 0
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
-        assert isinstance(opening, Opening)
+        assert isinstance(opening, AcceptedConnect)
         session = Session(client_id, client_id.encode())
         session.epoch = 1
         finish_open(self.state, connection, session, False, opening)
@@ -97,8 +97,8 @@ def test_the_client_gets_the_true_reason(version: int) -> None:
 def test_the_majority_is_looked_at_when_it_is_needed() -> None:
     """A node that looks now and then goes on refusing when the majority is back."""
     node = Node(NodeConfig(node_id="n1", partitions=1), Journal(1, replicated=True))
-    side = NodeSide.__new__(NodeSide)
-    fabric = Fabric("n1", Journal(1, replicated=True))
+    side = BrokerPort.__new__(BrokerPort)
+    fabric = ClusterContext("n1", Journal(1, replicated=True))
     side._state = node.state
     side._fabric = fabric
     node.state.now = UNAVAILABLE_S + 1

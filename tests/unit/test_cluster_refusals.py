@@ -9,13 +9,13 @@ from holdfast.broker.config import NodeConfig
 from holdfast.broker.publish.producer_dedup import Sequencer
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.state import Held, NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.publish.forwarding import (
     WAIT_S,
-    Answer,
     Appender,
-    Forwarding,
-    Pending,
+    ForwardResult,
+    PendingRecord,
+    RecordForwarder,
     decode_forward,
     decode_result,
     encode_result,
@@ -43,7 +43,7 @@ class Promised(Held):
 
 
 class Taking(Appender):
-    def append(self, pending: Pending) -> None:
+    def append(self, pending: PendingRecord) -> None:
         """It is in this node's own log."""
 
 
@@ -51,9 +51,9 @@ class Bench:
     def __init__(self) -> None:
         journal = Journal(1, replicated=True)
         self.state = NodeState(NodeConfig(partitions=1), journal)
-        self.fabric = Fabric("n1", journal)
+        self.fabric = ClusterContext("n1", journal)
         self.fabric.connected.add(LEADER)
-        self.forwarding = Forwarding(self.state, self.fabric, Taking())
+        self.forwarding = RecordForwarder(self.state, self.fabric, Taking())
         self.kept: list[str] = []
         self.connection = Connection(1 << 20, "", "")
         self.tickets: dict[str, int] = {}
@@ -195,18 +195,24 @@ def test_an_answer_counts_from_the_leader_that_the_record_is_with(
     bench.publish("first")
     assert bench.sent() == [(0, ["first"])]
     bench.forwarding.stop(0)
-    early = Answer(0, 4, bench.tickets["first"], REFUSED, "disk full")
+    early = ForwardResult(0, 4, bench.tickets["first"], REFUSED, "disk full")
     bench.forwarding.answered(LEADER, early)
     bench.forwarding.aligned(0, "n3", 5, set())
     assert bench.sent() == [(0, ["first"])]
-    bench.forwarding.answered(node, Answer(partition, epoch, bench.tickets["first"], reason, ""))
+    bench.forwarding.answered(
+        node, ForwardResult(partition, epoch, bench.tickets["first"], reason, "")
+    )
     kept = ["first refused"] if reason == REFUSED else ["first"]
     assert bench.kept == (kept if counts else [])
     assert bench.forwarding.outdated == 1 + (not counts)
 
 
 def test_answers_name_partition_and_epoch_in_a_way_that_older_nodes_pass_over() -> None:
-    answers = [Answer(3, 7, 1, 0, ""), Answer(3, 7, 2, 0x97, "full"), Answer(4, 9, 5, 0x97, "é")]
+    answers = [
+        ForwardResult(3, 7, 1, 0, ""),
+        ForwardResult(3, 7, 2, 0x97, "full"),
+        ForwardResult(4, 9, 5, 0x97, "é"),
+    ]
     payload = encode_result(answers)
     found = [
         (each.partition, each.epoch, each.ticket, each.reason) for each in decode_result(payload)

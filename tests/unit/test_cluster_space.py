@@ -1,7 +1,7 @@
 """A node with a full disk stores nothing more once nobody waits for it."""
 
-from holdfast.cluster.context import Fabric
-from holdfast.cluster.disk_full import Space
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.disk_full import DiskSpace
 from holdfast.cluster.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.storage.journal.journal import Journal
 
@@ -26,10 +26,10 @@ def metadata_of(*in_sync: tuple[str, ...]) -> ClusterMetadata:
     return ClusterMetadata("c", 2, 1, {}, partitions, 1, ("n1", "n2"))
 
 
-def bench() -> tuple[Fabric, Followed, Space]:
-    fabric = Fabric("n1", Journal(2, replicated=True))
+def bench() -> tuple[ClusterContext, Followed, DiskSpace]:
+    fabric = ClusterContext("n1", Journal(2, replicated=True))
     followed = Followed()
-    return fabric, followed, Space(fabric, followed, followed)  # type: ignore[arg-type]
+    return fabric, followed, DiskSpace(fabric, followed, followed)  # type: ignore[arg-type]
 
 
 def test_it_stores_for_as_long_as_somebody_waits_for_it() -> None:

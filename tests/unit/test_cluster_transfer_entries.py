@@ -14,7 +14,7 @@ from holdfast.broker.session.session import RECEIVED, SENT, Inflight, Session, W
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import NodeState
 from holdfast.cluster.state import entries as image_entries
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.partition import partition_of
@@ -24,13 +24,13 @@ PARTITIONS = 8
 CLIENTS = [f"client-{number}" for number in range(40)]
 
 
-def new_images() -> Images:
+def new_images() -> ReplicatedState:
     state = NodeState(
         NodeConfig(node_id="n", partitions=PARTITIONS), Journal(PARTITIONS, replicated=True)
     )
     state.now = 1000.0
     state.wall_us = 1_700_000_000_000_000
-    return Images(state)
+    return ReplicatedState(state)
 
 
 class Log:
@@ -155,7 +155,7 @@ class Log:
         self.add(partition, log_record.MESSAGE, flags, "p", "", name, 1, sequence)
 
 
-def content(images: Images) -> dict[str, object]:
+def content(images: ReplicatedState) -> dict[str, object]:
     """What the images say, in an order of its own, without what does not count: packet ids of
     earlier lives of a session."""
     state = images.state

@@ -18,7 +18,7 @@ from holdfast.pipeline.tables.stream import (
     PRODUCERS_MAX,
     REORDER_MAX,
     SEEN_MAX,
-    State,
+    StreamState,
     follow,
     is_late,
     is_repetition,
@@ -88,7 +88,7 @@ def test_a_missing_zero_or_one_fills_its_gap_and_begins_no_run() -> None:
 def test_gaps_and_fills_are_what_is_missing(numbers: list[int]) -> None:
     """Without runs: what was reported missing and not filled is what lies between and is not
     there."""
-    state = State()
+    state = StreamState()
     missing: set[int] = set()
     for at, number in enumerate(numbers):
         place = follow(state, number, at, at, restarts=False)
@@ -102,7 +102,7 @@ def test_gaps_and_fills_are_what_is_missing(numbers: list[int]) -> None:
 
 
 def test_memory_has_bounds() -> None:
-    state = State()
+    state = StreamState()
     for number in range(0, 4 * GAPS_MAX, 2):
         follow(state, number, 0, 0)
     for number in range(3 * SEEN_MAX):

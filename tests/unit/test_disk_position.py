@@ -8,7 +8,7 @@ import pytest
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
 from holdfast.cluster.metadata.operations import empty_disk_text
-from holdfast.cluster.metadata.requests import Refused
+from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.older_copies import OlderCopies
 from holdfast.cluster.partitions.disk_position import (
     DiskMemory,
@@ -18,7 +18,7 @@ from holdfast.cluster.partitions.disk_position import (
     encode_report,
     lost_since,
 )
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
 from holdfast.cluster.raft.node import Write
 from holdfast.cluster.reads.read_index import MetadataReads
 from holdfast.security import peer_handshake
@@ -57,7 +57,7 @@ def test_a_copy_may_begin_anew_once_a_change_has_come_back_that_it_had_no_part_i
         return len(proposed)
 
     def come_back() -> None:
-        assert reads.proposal_done(len(proposed), Refused(CHANGES_NOTHING), 0.0)
+        assert reads.proposal_done(len(proposed), RequestRefused(CHANGES_NOTHING), 0.0)
 
     reads = MetadataReads(propose)
     copies = OlderCopies(reads)
@@ -134,7 +134,7 @@ def directory(root: Path) -> OsFileSystem:
     files = OsFileSystem(root)
     create(files, Manifest("n3", 4, "", "cluster", "disk1"))
     raft = RaftFiles(files, "n3.disk1", is_new=True)
-    entry = Entry(1, 3, EntryKind.MEMBERS, Membership(("n3.disk1",)).encode())
+    entry = LogEntry(1, 3, EntryKind.MEMBERS, Membership(("n3.disk1",)).encode())
     raft.write(Write(3, "n3.disk1", 1, (entry,), must_sync=True))
     raft.close()
     return files

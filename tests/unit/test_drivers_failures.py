@@ -86,7 +86,9 @@ async def test_a_task_that_is_cancelled_is_no_failure() -> None:
     assert await failures_of(cause) == []
 
 
-@pytest.mark.parametrize(("module", "stops"), [("uvicorn.protocols", 0), ("holdfast.server.sockets", 1)])
+@pytest.mark.parametrize(
+    ("module", "stops"), [("uvicorn.protocols", 0), ("holdfast.server.sockets", 1)]
+)
 @in_loop
 async def test_a_protocol_that_fails(module: str, stops: int) -> None:
     """One of a library has lost its connection, which is all it had."""

@@ -6,10 +6,17 @@ import pytest
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import Delete, Message, Send, Store
-from holdfast.federation.core.frames import Ack, Announcement, Announcements, Data, decode, encode
+from holdfast.federation.core.frames import (
+    Announcement,
+    Announcements,
+    Data,
+    StreamAck,
+    decode,
+    encode,
+)
 from holdfast.federation.core.identity import Identity
 from holdfast.federation.core.member import FederationMember
-from holdfast.federation.core.messages.retransmit_timer import Patience
+from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
 from tests.support.sim_federation import LAN_EDGES, Weather, World, edges_of, random_edges
 from tests.support.sim_federation_member import node_id
 from tests.unit.test_federation_defects import A, B, C, alone
@@ -52,7 +59,7 @@ def test_what_is_confirmed_before_it_is_stored_need_not_be_stored(qos: int) -> N
     id = member.local_publish(Message("t", b"x", qos, is_known_again=True), 1.0)
     assert id is not None
     member.take_effects()
-    member.frame(A, encode(Ack(B, 1, A, 1, 0)), 1.1)
+    member.frame(A, encode(StreamAck(B, 1, A, 1, 0)), 1.1)
     assert member.take_effects() == [Delete(id)]
     # The store was writing it meanwhile.
     member.stored(id, 1.2)
@@ -139,7 +146,7 @@ def test_what_was_taken_over_from_an_earlier_life_goes_first() -> None:
     again.handle_timers(0.02)
     again.local_publish(KNOWN, 0.03)
     assert [frame.epoch for frame in sent(again)] == [1]
-    again.frame(A, encode(Ack(B, 1, A, 1, 0)), 0.1)
+    again.frame(A, encode(StreamAck(B, 1, A, 1, 0)), 0.1)
     assert [frame.epoch for frame in sent(again)] == [2]
 
 
@@ -242,7 +249,7 @@ def test_one_that_takes_longer_than_the_wait_gets_the_first_ones_twice() -> None
 
 def test_patience_grows_with_waits_in_vain_and_with_what_confirmations_take() -> None:
     config = FederationConfig()
-    patience = Patience(config)
+    patience = RetransmitTimer(config)
     waits = []
     for _ in range(6):
         waits.append(patience.wait_s)
@@ -264,7 +271,7 @@ def test_patience_grows_with_waits_in_vain_and_with_what_confirmations_take() ->
 
 def test_after_a_loss_of_the_path_waits_begin_short_and_end_long() -> None:
     config = FederationConfig()
-    patience = Patience(config)
+    patience = RetransmitTimer(config)
     patience.launched(1, 1, 10.0)
     patience.moved(10.01)
     waits = [patience.after_a_change(True)]
@@ -273,7 +280,7 @@ def test_after_a_loss_of_the_path_waits_begin_short_and_end_long() -> None:
         waits.append(patience.wait_s)
     assert waits == pytest.approx([0.05, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 8.0])
     # And a message that is sent soon after is not left to the long one.
-    patience = Patience(config)
+    patience = RetransmitTimer(config)
     patience.moved(10.0)
     patience.begin(10.5)
     assert patience.wait_s == config.reroute_s

@@ -20,7 +20,6 @@ from holdfast.federation.core.effects import (
 )
 from holdfast.federation.core.frames import (
     KINDS,
-    Ack,
     Announcement,
     AnnouncementRequest,
     Announcements,
@@ -35,6 +34,7 @@ from holdfast.federation.core.frames import (
     RetainedMessage,
     RetainedRequest,
     Skip,
+    StreamAck,
     Voucher,
     Vouchers,
     decode,
@@ -177,8 +177,8 @@ FORGED: dict[type[Frame], tuple[Frame, dict[str, list[Any]]]] = {
             "path": [0, 1, 2],
         },
     ),
-    Ack: (
-        Ack(A, 1, B, 4, 0),
+    StreamAck: (
+        StreamAck(A, 1, B, 4, 0),
         {
             "origin": [*NODES, C],
             "epoch": NUMBERS,
@@ -317,7 +317,7 @@ def test_the_same_frames_count_where_they_are_true() -> None:
     member = member_a()
     member.frame(B, encode(data(D, 4, [A])), 0.2)
     assert [each.place for each in member.take_effects() if isinstance(each, DeliverLocally)] == [4]
-    member.frame(B, encode(Ack(A, 1, D, 3, 0)), 0.2)
+    member.frame(B, encode(StreamAck(A, 1, D, 3, 0)), 0.2)
     assert member.custody.queued(D) == 1
     said(member, B, announcement(D, 2, added=["new"]), 0.2)
     assert member.database.entries[D].filters == {"new"}
@@ -332,7 +332,7 @@ def test_what_was_not_sent_is_not_confirmed() -> None:
     member = member_a(window_messages=2, shared_window_messages=2)
     sent = member.custody._streams[B].launched[1]
     assert sent == 2
-    member.frame(B, encode(Ack(A, 1, B, 2**40, 0)), 0.2)
+    member.frame(B, encode(StreamAck(A, 1, B, 2**40, 0)), 0.2)
     assert member.custody.queued(B) == 2
 
 
@@ -353,9 +353,9 @@ def test_a_confirmation_of_an_earlier_life_counts_when_it_is_sent_again() -> Non
     news = announcement(B, links=[A])
     again.frame(B, encode(Announcements([news])), 0.03)
     assert again.custody._streams[B].launched == (1, 2)
-    again.frame(B, encode(Ack(A, 1, B, 3, 0)), 0.04)
+    again.frame(B, encode(StreamAck(A, 1, B, 3, 0)), 0.04)
     assert again.custody.queued(B) == 1
-    again.frame(B, encode(Ack(A, 1, B, 3, 0)), 0.05)
+    again.frame(B, encode(StreamAck(A, 1, B, 3, 0)), 0.05)
     assert again.custody.queued(B) == 0
 
 
@@ -549,25 +549,25 @@ def test_the_member_with_the_most_filters_is_cut_and_no_other(
     monkeypatch.setattr(link_state, "FILTERS_KEPT_MAX", 1_000)
     database = link_state.LinkStateDatabase(A)
 
-    def says(node: bytes, version: int, added: list[str]) -> link_state.Verdict:
+    def says(node: bytes, version: int, added: list[str]) -> link_state.AnnouncementVerdict:
         news = Announcement(node, 1, version, version - 1, [], "", False, added, [])
         return database.apply(news, 0.0, source=node)
 
     for version in range(1, 4):
         added = [f"c/{version}/{number}" for number in range(400)]
-        assert says(C, version, [*added, "$share/g/c"]) is link_state.Verdict.NEWS
+        assert says(C, version, [*added, "$share/g/c"]) is link_state.AnnouncementVerdict.NEWS
     for number in range(5):
         assert says(node_id(10 + number), 1, [f"b/{at}" for at in range(100)]) is (
-            link_state.Verdict.NEWS
+            link_state.AnnouncementVerdict.NEWS
         )
     # It gets everything, and its groups theirs; nothing is lost for it.
     assert database.entries[C].filters == {"#", "$share/g/c"}
     assert all(len(database.entries[node_id(10 + number)].filters) == 100 for number in range(5))
-    assert says(C, 4, ["more"]) is link_state.Verdict.NEWS
+    assert says(C, 4, ["more"]) is link_state.AnnouncementVerdict.NEWS
     assert sum(len(each.filters) for each in database.entries.values()) <= 1_000
     # It has fewer again.
     whole = Announcement(C, 1, 5, 0, [], "", False, ["few"], [])
-    assert database.apply(whole, 0.0, source=C) is link_state.Verdict.NEWS
+    assert database.apply(whole, 0.0, source=C) is link_state.AnnouncementVerdict.NEWS
     assert database.entries[C].filters == {"few"}
 
 
@@ -575,7 +575,7 @@ def test_made_up_members_take_no_honest_members_room(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(link_state, "MEMBERS_MAX", 50)
     database = link_state.LinkStateDatabase(A)
 
-    def says(node: bytes, source: bytes) -> link_state.Verdict:
+    def says(node: bytes, source: bytes) -> link_state.AnnouncementVerdict:
         news = Announcement(node, 1, 1, 0, [], "", False, [], [])
         return database.apply(news, 0.0, source=source)
 
@@ -583,8 +583,8 @@ def test_made_up_members_take_no_honest_members_room(monkeypatch: pytest.MonkeyP
         says(node_id(1000 + number), C)
     assert len(database.entries) == 50
     for number in range(20):
-        assert says(node_id(100 + number), B) is link_state.Verdict.NEWS
-    assert says(node_id(5000), C) is link_state.Verdict.FULL
+        assert says(node_id(100 + number), B) is link_state.AnnouncementVerdict.NEWS
+    assert says(node_id(5000), C) is link_state.AnnouncementVerdict.FULL
     assert len(database.entries) == 50
     assert len(database.take_displaced()) == 20
 

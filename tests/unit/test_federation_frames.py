@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.frames import (
     VERSION,
-    Ack,
     Announcement,
     AnnouncementRequest,
     Announcements,
-    BadFrame,
     Data,
     Frame,
     Goodbye,
     Hello,
+    InvalidFrame,
+    StreamAck,
     decode,
     encode,
 )
@@ -44,7 +44,7 @@ def message(**changes: object) -> Data:
         AnnouncementRequest([(A, 1, 5), (B, 2, 1)]),
         message(),
         message(qos=0, destinations=[(B, 0, 0)], expiry_s=None),
-        Ack(A, 1, B, 12, 3),
+        StreamAck(A, 1, B, 12, 3),
         Goodbye("leaving"),
     ],
 )
@@ -75,15 +75,15 @@ def test_what_is_said_is_heard(frame: Frame) -> None:
     ],
 )
 def test_what_is_wrong_is_refused(frame: Frame, reason: str) -> None:
-    with pytest.raises(BadFrame, match=reason):
+    with pytest.raises(InvalidFrame, match=reason):
         decode(encode(frame))
 
 
 def test_an_unknown_kind_is_ignored_and_another_version_is_not() -> None:
     assert decode(bytes((VERSION, 99)) + b"whatever") is None
-    with pytest.raises(BadFrame, match="protocol 9"):
+    with pytest.raises(InvalidFrame, match="protocol 9"):
         decode(bytes((9, 1)) + b"whatever")
-    with pytest.raises(BadFrame, match="least is 2"):
+    with pytest.raises(InvalidFrame, match="least is 2"):
         decode(b"\x02")
 
 
@@ -91,7 +91,7 @@ def test_an_unknown_kind_is_ignored_and_another_version_is_not() -> None:
 def test_noise_is_refused_and_nothing_else_happens(kind: int, noise: bytes) -> None:
     try:
         decode(bytes((VERSION, kind)) + noise)
-    except BadFrame:
+    except InvalidFrame:
         pass
 
 
@@ -102,7 +102,7 @@ def test_a_damaged_frame_is_a_frame_or_refused(data: st.DataObject) -> None:
     frame[at] = data.draw(st.integers(0, 255))
     try:
         decode(bytes(frame))
-    except BadFrame:
+    except InvalidFrame:
         pass
 
 

@@ -10,7 +10,6 @@ from holdfast.federation.core.frames import (
     BUCKETS,
     HOPS_MAX,
     MEMBERS_MAX,
-    Ack,
     Announcement,
     AnnouncementRequest,
     Announcements,
@@ -22,6 +21,7 @@ from holdfast.federation.core.frames import (
     RetainedMessage,
     RetainedRequest,
     Skip,
+    StreamAck,
     encode,
 )
 from holdfast.federation.core.identity import EPOCH_MAX, Identity
@@ -92,7 +92,7 @@ def anything(rng: random.Random) -> Frame:
             grants if rng.random() < 0.5 else [],
         )
     if kind == 4:
-        return Ack(origin, number(rng, 1), rng.choice(NODES), number(rng), hops)
+        return StreamAck(origin, number(rng, 1), rng.choice(NODES), number(rng), hops)
     if kind == 5:
         bucket = rng.choice([None, rng.randrange(BUCKETS)])
         known = [(rng.choice(TOPICS), version(rng)) for _ in range(rng.randint(0, 3))]

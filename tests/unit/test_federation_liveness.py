@@ -5,7 +5,7 @@ import random
 import pytest
 
 from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_health import LinkTable
 from tests.support.sim_federation import LAN_EDGES, Weather, World, edges_of
 from tests.support.sim_federation_member import node_id
 
@@ -21,7 +21,7 @@ def lan() -> World:
 
 def silent_for(burdened_at: float | None) -> tuple[float, int]:
     """Until the link is lost, and the times that the peer was asked. It was heard last at 0."""
-    links = Links(FederationConfig())
+    links = LinkTable(FederationConfig())
     links.up(PEER, 0.0)
     asked = 0
     now = 0.0
@@ -43,7 +43,7 @@ def test_a_peer_that_is_silent_after_a_message_is_given_less_time() -> None:
 
 
 def test_any_word_counts() -> None:
-    links = Links(FederationConfig())
+    links = LinkTable(FederationConfig())
     links.up(PEER, 0.0)
     for step in range(1, 100):
         now = step * 1.25
@@ -54,7 +54,7 @@ def test_any_word_counts() -> None:
 
 def test_a_peer_that_answers_late_is_given_more_time_for_a_while() -> None:
     config = FederationConfig()
-    links = Links(config)
+    links = LinkTable(config)
     links.up(PEER, 0.0)
     links.burdened(PEER, 0.0)
     assert links.due(1.3).asks == [PEER]
@@ -71,7 +71,7 @@ def test_a_peer_that_answers_late_is_given_more_time_for_a_while() -> None:
 
 
 def test_a_member_that_stood_still_itself_asks_before_it_concludes() -> None:
-    links = Links(FederationConfig())
+    links = LinkTable(FederationConfig())
     links.up(PEER, 0.0)
     links.burdened(PEER, 0.0)
     now = 60.0

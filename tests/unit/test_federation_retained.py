@@ -20,10 +20,10 @@ from holdfast.federation.core.frames import (
     RETAINED_PAGE_MAX,
     Announcement,
     Announcements,
-    BadFrame,
     Data,
     Frame,
     Goodbye,
+    InvalidFrame,
     Retained,
     RetainedDigest,
     RetainedMessage,
@@ -113,7 +113,7 @@ def test_what_is_said_is_heard(frame: Frame) -> None:
     ],
 )
 def test_what_is_wrong_is_refused(frame: Frame, reason: str) -> None:
-    with pytest.raises(BadFrame, match=reason):
+    with pytest.raises(InvalidFrame, match=reason):
         decode(encode(frame))
 
 
@@ -121,7 +121,7 @@ def test_what_is_wrong_is_refused(frame: Frame, reason: str) -> None:
 def test_noise_is_refused(kind: int, noise: bytes) -> None:
     try:
         decode(bytes((2, kind)) + noise)
-    except BadFrame:
+    except InvalidFrame:
         pass
 
 

@@ -4,7 +4,14 @@ from collections import Counter
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import Delete, DeliverLocally, Dropped, Message, Send, Store
-from holdfast.federation.core.frames import Ack, Announcement, Announcements, Data, decode, encode
+from holdfast.federation.core.frames import (
+    Announcement,
+    Announcements,
+    Data,
+    StreamAck,
+    decode,
+    encode,
+)
 from holdfast.federation.core.identity import Identity, MessageId
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.messages.custody import Custody
@@ -212,7 +219,7 @@ def test_a_share_that_only_the_origin_has_a_group_for_any_more_comes_back() -> N
     assert Delete(store.id) in of(Delete, member)
     # A does not have the message either, and says so.
     assert member.custody.queued(A) == 1
-    member.frame(A, encode(Ack(B, 1, A, 1, 0)), 7.3)
+    member.frame(A, encode(StreamAck(B, 1, A, 1, 0)), 7.3)
     assert len(member.custody) == 0
 
 

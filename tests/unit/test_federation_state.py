@@ -16,8 +16,12 @@ from holdfast.federation.core.messages.duplicates import (
     Window,
 )
 from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest, generalised
-from holdfast.federation.core.routing.link_health import Links
-from holdfast.federation.core.routing.link_state import LinkStateDatabase, Verdict, announcements
+from holdfast.federation.core.routing.link_health import LinkTable
+from holdfast.federation.core.routing.link_state import (
+    AnnouncementVerdict,
+    LinkStateDatabase,
+    announcements,
+)
 from holdfast.federation.core.routing.routes import Routes, Tree
 from holdfast.protocol.topics.names import matches
 from tests.support.sim_federation import LAN_EDGES, edges_of, node_id, random_edges
@@ -35,20 +39,20 @@ def said(
 
 def test_the_newest_counts_in_whatever_order_it_comes() -> None:
     database = LinkStateDatabase()
-    assert database.apply(said(3, added=["c"]), 0.0) is Verdict.NEWS
-    assert database.apply(said(2, added=["b"]), 0.0) is Verdict.OLD
-    assert database.apply(said(3, added=["c"]), 0.0) is Verdict.OLD
-    assert database.apply(said(1, added=["d"], epoch=2), 0.0) is Verdict.NEWS
-    assert database.apply(said(9, added=["e"]), 0.0) is Verdict.OLD
+    assert database.apply(said(3, added=["c"]), 0.0) is AnnouncementVerdict.NEWS
+    assert database.apply(said(2, added=["b"]), 0.0) is AnnouncementVerdict.OLD
+    assert database.apply(said(3, added=["c"]), 0.0) is AnnouncementVerdict.OLD
+    assert database.apply(said(1, added=["d"], epoch=2), 0.0) is AnnouncementVerdict.NEWS
+    assert database.apply(said(9, added=["e"]), 0.0) is AnnouncementVerdict.OLD
     assert database.entries[A].filters == {"d"}
 
 
 def test_a_change_applies_to_exactly_its_base() -> None:
     database = LinkStateDatabase()
-    assert database.apply(said(2, 1, ["x"]), 0.0) is Verdict.GAP
+    assert database.apply(said(2, 1, ["x"]), 0.0) is AnnouncementVerdict.GAP
     database.apply(said(1, added=["a", "b"]), 0.0)
-    assert database.apply(said(3, 2, ["c"]), 0.0) is Verdict.GAP
-    assert database.apply(said(2, 1, ["c"], removed=["a"]), 0.0) is Verdict.NEWS
+    assert database.apply(said(3, 2, ["c"]), 0.0) is AnnouncementVerdict.GAP
+    assert database.apply(said(2, 1, ["c"], removed=["a"]), 0.0) is AnnouncementVerdict.NEWS
     assert database.entries[A].filters == {"b", "c"}
 
 
@@ -62,7 +66,11 @@ def test_many_filters_come_in_chunks_in_any_order() -> None:
     assert len(chunks) == 3
     random.Random(1).shuffle(chunks)
     verdicts = [second.apply(chunk, 0.0) for chunk in chunks]
-    assert verdicts == [Verdict.PART, Verdict.PART, Verdict.NEWS]
+    assert verdicts == [
+        AnnouncementVerdict.PART,
+        AnnouncementVerdict.PART,
+        AnnouncementVerdict.NEWS,
+    ]
     assert second.entries[A].filters == set(filters)
     assert second.digest == first.digest
 
@@ -175,7 +183,7 @@ def test_windows_are_forgotten_after_ten_minutes() -> None:
 
 
 def test_a_link_that_flaps_waits_longer_and_longer_up_to_a_bound() -> None:
-    links = Links(FederationConfig())
+    links = LinkTable(FederationConfig())
     waits = []
     for round in range(12):
         now = float(round)

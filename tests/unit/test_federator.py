@@ -15,7 +15,7 @@ from holdfast.federation.core.messages.custody import PROBING
 from holdfast.federation.core.policy import OPEN, LinkPolicy
 from holdfast.federation.sidecar.federator import Federator, FederatorError
 from holdfast.federation.sidecar.settings import Settings, SettingsError
-from holdfast.federation.sidecar.store.file import StoreError, StoreFile
+from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.ports import free_port
 from tests.support.scripted_edge import SECRET, ScriptedEdge, Site, until
@@ -301,7 +301,7 @@ def test_a_store_that_fails_stops_confirming(tmp_path: Path) -> None:
         )
         done = origin.publish("2")
         error = await asyncio.wait_for(sender.failed(), 60)
-        assert isinstance(error.__cause__, StoreError) or "damaged" in str(error)
+        assert isinstance(error.__cause__, MemberStoreError) or "damaged" in str(error)
         assert "nothing is confirmed any more" in str(error)
         assert not done.is_set()
         assert here.payloads() == ["1"]

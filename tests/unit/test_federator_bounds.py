@@ -13,7 +13,7 @@ from holdfast.federation.core.frames import Announcement, Announcements, encode
 from holdfast.federation.core.identity import Identity
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar.store import store as store_module
-from holdfast.federation.sidecar.store.file import Change, StoreFile, StoreFull
+from holdfast.federation.sidecar.store.file import MemberStoreChange, MemberStoreFull, StoreFile
 from tests.support.scripted_edge import ScriptedEdge, Site, until
 from tests.support.sim_federation_member import node_id
 
@@ -29,9 +29,9 @@ def test_while_the_disk_is_full_the_broker_keeps_what_comes(
     apply = StoreFile.apply
     disks_full: set[str] = set()
 
-    def full(file: StoreFile, change: Change) -> None:
+    def full(file: StoreFile, change: MemberStoreChange) -> None:
         if file.path.parent.name in disks_full and change.added:
-            raise StoreFull(f"{file.path}: the disk is full")
+            raise MemberStoreFull(f"{file.path}: the disk is full")
         apply(file, change)
 
     monkeypatch.setattr(StoreFile, "apply", full)

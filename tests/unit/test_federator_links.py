@@ -12,7 +12,7 @@ import trustme
 
 from holdfast.federation.sidecar import links as links_module
 from holdfast.federation.sidecar.link import BUSY_BYTES
-from holdfast.federation.sidecar.links import LinkBounds, Links, identity_of
+from holdfast.federation.sidecar.links import LinkBounds, MemberLinks, identity_of
 from holdfast.security.peer_handshake import MAGIC, PeerIdentity
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.listener import GREETINGS_MAX
@@ -58,7 +58,7 @@ class Member:
         self.busy: list[bool] = []
         self.stirred = 0
         self.finds: list[tuple[str, bytes]] = []
-        self.links = Links(
+        self.links = MemberLinks(
             self,
             identity or identity_of(node, federation, self.address),
             PeerAuth(SECRET) if auth is None else auth,

@@ -401,7 +401,7 @@ def test_a_token_file_that_is_missing(tmp_path: Path, caplog: pytest.LogCaptureF
         manager, member = Manager(), Member()
         await manager.start()
         async with client_of(manager, member, tmp_path) as client:
-            client._kept = manager_client.Kept("")
+            client._kept = manager_client.StoredManager("")
             (tmp_path / "token").unlink()
             await until(lambda: "token: cannot be read" in caplog.text, "a line")
             assert not client.is_connected or client._kept.token

@@ -12,9 +12,9 @@ from holdfast.federation.core.effects import DeleteRetained, Message, RetainLoca
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar import retained_sync as retention_module
-from holdfast.federation.sidecar.retained_sync import TOLD_MAX, Retention
-from holdfast.federation.sidecar.store.file import StoreError, StoreFile
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.retained_sync import TOLD_MAX, RetainedSync
+from holdfast.federation.sidecar.store.file import MemberStoreError, StoreFile
+from holdfast.federation.sidecar.store.store import MemberStore
 from tests.support.scripted_edge import RetainingScriptedEdge, ScriptedEdge, Site, until
 
 NODE = b"n" * 16
@@ -123,13 +123,13 @@ class Bench:
     def __init__(self, directory: Path) -> None:
         self.edge = Edge()
         self.told: list[Message] = []
-        self.store = Store(directory / "s.db", NODE, self)
-        self.retention = Retention(self.edge, self.store, ["kept"], self.call)
+        self.store = MemberStore(directory / "s.db", NODE, self)
+        self.retention = RetainedSync(self.edge, self.store, ["kept"], self.call)
 
     def on_stored(self, ids: list[MessageId]) -> None:
         """Nothing is in custody here."""
 
-    def on_broken(self, error: StoreError) -> None:
+    def on_broken(self, error: MemberStoreError) -> None:
         raise error
 
     def call(self, input: Callable[[FederationMember, float], None]) -> None:

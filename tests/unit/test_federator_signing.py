@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
 from holdfast.federation.sidecar import announcement_keys as signing_module
-from holdfast.federation.sidecar.announcement_keys import CertificateSigning, signing_of
+from holdfast.federation.sidecar.announcement_keys import CertificateKeys, signing_of
 from holdfast.federation.sidecar.settings import Settings, SettingsError
 from holdfast.security.tls import TlsError
 from tests.support.scripted_edge import ScriptedEdge, Site, until
@@ -58,7 +58,7 @@ def pem(*certificates: x509.Certificate) -> bytes:
 
 def signer(
     directory: Path, ca: bytes, chain: bytes, key: Key, name: str = "plants"
-) -> CertificateSigning:
+) -> CertificateKeys:
     directory.mkdir(exist_ok=True)
     (directory / "ca.pem").write_bytes(ca)
     (directory / "cert.pem").write_bytes(chain)
@@ -69,7 +69,7 @@ def signer(
             serialization.NoEncryption(),
         )
     )
-    return CertificateSigning(settings(directory, name=name), True)
+    return CertificateKeys(settings(directory, name=name), True)
 
 
 def settings(directory: Path, **more: str) -> Settings:
@@ -151,10 +151,10 @@ def test_what_signing_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         Settings.from_table({"signatures": "required"})
     assert signing_of(Settings.from_table({})) is None
 
-    def missing(settings: Settings, is_required: bool) -> CertificateSigning:
+    def missing(settings: Settings, is_required: bool) -> CertificateKeys:
         raise ImportError("cryptography")
 
-    monkeypatch.setattr(signing_module, "CertificateSigning", missing)
+    monkeypatch.setattr(signing_module, "CertificateKeys", missing)
     assert signing_of(settings(tmp_path)) is None
     with pytest.raises(TlsError, match=r"pip install 'holdfast\[federation-signing\]'"):
         signing_of(settings(tmp_path, signatures="required"))

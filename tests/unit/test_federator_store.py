@@ -15,8 +15,14 @@ import pytest
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.store import file as store_file
 from holdfast.federation.sidecar.store import store as store_module
-from holdfast.federation.sidecar.store.file import Change, Kept, StoreError, StoreFile, StoreFull
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.store.file import (
+    MemberStoreChange,
+    MemberStoreError,
+    MemberStoreFull,
+    StoredMember,
+    StoreFile,
+)
+from holdfast.federation.sidecar.store.store import MemberStore
 from tests.support.scripted_edge import until
 from tests.support.small_disk import small_disk
 from tests.support.store_process import NODE, ORIGIN
@@ -35,35 +41,35 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
-def read(path: Path) -> Kept:
+def read(path: Path) -> StoredMember:
     file = StoreFile(path, NODE)
     kept = file.open()
     file.close()
     return kept
 
 
-def sequences(kept: Kept) -> list[int]:
+def sequences(kept: StoredMember) -> list[int]:
     return [int(data.rstrip(b"\0")) for data, _ in kept.custody]
 
 
 class Owner:
     def __init__(self) -> None:
         self.stored: list[MessageId] = []
-        self.broken: StoreError | None = None
+        self.broken: MemberStoreError | None = None
 
     def on_stored(self, ids: list[MessageId]) -> None:
         self.stored += ids
 
-    def on_broken(self, error: StoreError) -> None:
+    def on_broken(self, error: MemberStoreError) -> None:
         self.broken = error
 
 
 def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     file = StoreFile(path, NODE)
-    assert file.open() == Kept([], {}, {}, [])
+    assert file.open() == StoredMember([], {}, {}, [])
     file.apply(
-        Change(
+        MemberStoreChange(
             {own(1): b"1", own(2): b"2", MessageId(NODE, 0, 9): b"9"},
             positions={ORIGIN: (3, 8)},
             retained={"a": b"A", "b": b"B"},
@@ -71,7 +77,9 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
         )
     )
     file.apply(
-        Change({own(2): b"22"}, {own(1)}, {ORIGIN: (4, 1)}, {"a": None, "b": b"BB"}, memory=[b"k"])
+        MemberStoreChange(
+            {own(2): b"22"}, {own(1)}, {ORIGIN: (4, 1)}, {"a": None, "b": b"BB"}, memory=[b"k"]
+        )
     )
     file.close()
     kept = read(path)
@@ -83,22 +91,24 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
 def test_foreign_files(tmp_path: Path) -> None:
     path = tmp_path / "s.db"
     read(path)
-    with pytest.raises(StoreError, match=f"belongs to member {NODE.hex()}, this is {ORIGIN.hex()}"):
+    with pytest.raises(
+        MemberStoreError, match=f"belongs to member {NODE.hex()}, this is {ORIGIN.hex()}"
+    ):
         StoreFile(path, ORIGIN).open()
     other = tmp_path / "other.db"
     connection = sqlite3.connect(other)
     connection.execute("CREATE TABLE t (x)")
     connection.close()
-    with pytest.raises(StoreError, match="another program's database"):
+    with pytest.raises(MemberStoreError, match="another program's database"):
         StoreFile(other, NODE).open()
     (tmp_path / "text.db").write_text("no database " * 1000)
-    with pytest.raises(StoreError, match="damaged"):
+    with pytest.raises(MemberStoreError, match="damaged"):
         StoreFile(tmp_path / "text.db", NODE).open()
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(MemberStoreError, match="cannot be written"):
         StoreFile(tmp_path / "nowhere" / "s.db", NODE).open()
     held = StoreFile(path, NODE)
     held.open()
-    with pytest.raises(StoreError, match="in use by another process"):
+    with pytest.raises(MemberStoreError, match="in use by another process"):
         StoreFile(path, NODE).open()
     held.close()
 
@@ -106,7 +116,7 @@ def test_foreign_files(tmp_path: Path) -> None:
 def test_a_group_is_one_transaction(tmp_path: Path) -> None:
     async def test() -> None:
         owner = Owner()
-        store = Store(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(tmp_path / "s.db", NODE, owner)
         await store.open()
         for sequence in range(1, 501):
             store.add(own(sequence), b"x")
@@ -125,10 +135,10 @@ def test_a_group_is_one_transaction(tmp_path: Path) -> None:
 def test_what_may_wait_and_is_removed_soon_is_never_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[Change] = []
+    written: list[MemberStoreChange] = []
     apply = StoreFile.apply
 
-    def note(file: StoreFile, change: Change) -> None:
+    def note(file: StoreFile, change: MemberStoreChange) -> None:
         written.append(change)
         apply(file, change)
 
@@ -137,7 +147,7 @@ def test_what_may_wait_and_is_removed_soon_is_never_written(
 
     async def test() -> None:
         owner = Owner()
-        store = Store(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(tmp_path / "s.db", NODE, owner)
         await store.open()
         for sequence in range(1, 500):
             store.add(own(sequence), b"%d" % sequence, may_wait=True)
@@ -170,7 +180,7 @@ def test_what_may_wait_is_stored_in_the_end(
 
     async def test() -> None:
         owner = Owner()
-        store = Store(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(tmp_path / "s.db", NODE, owner)
         await store.open()
         for sequence in range(1, 4):
             # Also when there was nothing to be written any more at the time.
@@ -190,7 +200,7 @@ def test_removals_of_what_is_being_written(tmp_path: Path) -> None:
     async def test() -> None:
         rng = random.Random(1)
         owner = Owner()
-        store = Store(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(tmp_path / "s.db", NODE, owner)
         await store.open()
         left = set()
         for sequence in range(1, 2000):
@@ -210,7 +220,7 @@ def test_removals_of_what_is_being_written(tmp_path: Path) -> None:
 
 def test_a_waiter_for_what_is_retained(tmp_path: Path) -> None:
     async def test() -> None:
-        store = Store(tmp_path / "s.db", NODE, Owner())
+        store = MemberStore(tmp_path / "s.db", NODE, Owner())
         await store.open()
         durable = asyncio.Event()
         store.retain("a", b"A")
@@ -269,7 +279,7 @@ def test_killed_at_any_moment(tmp_path: Path, seed: int) -> None:
         assert place >= passed + 1
 
 
-async def fill(store: Store, owner: Owner) -> int:
+async def fill(store: MemberStore, owner: Owner) -> int:
     """Messages until it is full; how many were asked for."""
     asked = 0
     while not store.is_full:
@@ -291,7 +301,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserve_by
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(3 << 20))
         owner = Owner()
-        store = Store(disk / "s.db", NODE, owner)
+        store = MemberStore(disk / "s.db", NODE, owner)
         await store.open()
         asked = await fill(store, owner)
         for _ in range(5):
@@ -326,7 +336,7 @@ def test_removals_make_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.M
 
     async def test(disk: Path) -> None:
         owner = Owner()
-        store = Store(disk / "s.db", NODE, owner)
+        store = MemberStore(disk / "s.db", NODE, owner)
         await store.open()
         asked = await fill(store, owner)
         store.pass_to(ORIGIN, (1, 2), [MessageId(ORIGIN, 1, 1)])
@@ -347,14 +357,14 @@ def test_a_broken_disk_is_not_tried_again(tmp_path: Path) -> None:
 
     async def test() -> None:
         owner = Owner()
-        store = Store(tmp_path / "s.db", NODE, owner)
+        store = MemberStore(tmp_path / "s.db", NODE, owner)
         await store.open()
         store.add(own(1), b"1")
         await until(lambda: owner.stored)
         # What the file system does when the disk fails: here, the log cannot be written any more.
         file = store._file
 
-        def fail(change: Change) -> None:
+        def fail(change: MemberStoreChange) -> None:
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise file._explained(error)
@@ -376,10 +386,10 @@ def test_a_failure_stays(tmp_path: Path) -> None:
     connection = file._connection
     assert connection is not None
     connection.execute("DROP TABLE custody")
-    with pytest.raises(StoreError, match="damaged"):
-        file.apply(Change({own(1): b"1"}))
-    with pytest.raises(StoreError, match="damaged"):
-        file.apply(Change(positions={ORIGIN: (1, 1)}))
+    with pytest.raises(MemberStoreError, match="damaged"):
+        file.apply(MemberStoreChange({own(1): b"1"}))
+    with pytest.raises(MemberStoreError, match="damaged"):
+        file.apply(MemberStoreChange(positions={ORIGIN: (1, 1)}))
     file.close()
 
 
@@ -389,7 +399,7 @@ def test_changes_in_parts_are_the_whole() -> None:
     for _ in range(500):
         state: dict[MessageId, bytes] = {}
         disk: dict[MessageId, bytes] = {}
-        waiting = Change()
+        waiting = MemberStoreChange()
         for sequence in range(1, 30):
             action = rng.random()
             if action < 0.5:
@@ -413,11 +423,11 @@ def test_changes_in_parts_are_the_whole() -> None:
         assert disk == state
 
 
-def apply(disk: dict[MessageId, bytes], change: Change) -> None:
+def apply(disk: dict[MessageId, bytes], change: MemberStoreChange) -> None:
     for id in change.removed:
         disk.pop(id, None)
     disk.update(change.added)
 
 
 def test_full_is_no_failure() -> None:
-    assert not issubclass(StoreFull, StoreError)
+    assert not issubclass(MemberStoreFull, MemberStoreError)

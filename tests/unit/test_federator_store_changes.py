@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.store import file as store_file
-from holdfast.federation.sidecar.store.file import Change, Kept, StoreFile
+from holdfast.federation.sidecar.store.file import MemberStoreChange, StoredMember, StoreFile
 
 NODE = b"S" * 16
 
@@ -30,7 +30,7 @@ def test_random_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_ma
         retained: dict[str, bytes] = {}
         sequence = 0
         for number in range(40):
-            change = Change()
+            change = MemberStoreChange()
             if choose.random() < 0.7:
                 for _ in range(choose.choice((1, 3, 250))):
                     # With gaps: what is nobody's has a number, too.
@@ -71,7 +71,7 @@ def test_random_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_ma
 
 
 def check(
-    kept: Kept,
+    kept: StoredMember,
     custody: dict[MessageId, bytes],
     positions: dict[bytes, tuple[int, int]],
     retained: dict[str, bytes],

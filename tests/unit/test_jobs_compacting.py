@@ -292,7 +292,8 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from holdfast.pipeline.jobs import exchanging, store
+from holdfast.pipeline.lake.files import exchange as exchanging
+from holdfast.pipeline.lake.stores import store
 from tests.support.small_files_lake import SmallFiles
 
 def end(point):

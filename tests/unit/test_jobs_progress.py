@@ -6,8 +6,8 @@ import pytest
 pytest.importorskip("pyspark.sql")
 
 from holdfast.pipeline.lake.files.commits import Skipped
-from holdfast.pipeline.lake.progress import Progress, error_text, short
-from holdfast.pipeline.lake.runner import Report
+from holdfast.pipeline.lake.progress import RunProgress, error_text, short
+from holdfast.pipeline.lake.runner import RunReport
 from tests.unit.test_jobs_commits import commit
 
 
@@ -29,7 +29,7 @@ def records(rows: int, **fields: Any) -> Any:
 
 def test_a_line_a_second_on_a_terminal() -> None:
     screen, clock = Screen(), Clock()
-    progress = Progress(screen, clock)
+    progress = RunProgress(screen, clock)
     for second, lag in ((0.2, 9000), (1.0, 6000), (1.5, 3000), (2.0, 2000)):
         clock.now = second
         progress.committed(records(1000), lag)
@@ -49,7 +49,7 @@ def test_a_line_a_second_on_a_terminal() -> None:
 
 def test_a_line_a_minute_in_a_log() -> None:
     log, clock = io.StringIO(), Clock()
-    progress = Progress(log, clock)
+    progress = RunProgress(log, clock)
     for second in range(1, 181):
         clock.now = second
         progress.committed(records(10), 0)
@@ -62,8 +62,8 @@ def test_a_line_a_minute_in_a_log() -> None:
 
 def test_the_end() -> None:
     log, clock = io.StringIO(), Clock()
-    progress = Progress(log, clock)
-    report = Report()
+    progress = RunProgress(log, clock)
+    report = RunReport()
     progress.finished(report)
     report.add(records(1200))
     report.add(commit(1, table="readings", rows=1000, quarantined=7))
@@ -76,7 +76,7 @@ def test_the_end() -> None:
         "readings: 1,000 rows in 1 commit, 7 quarantined",
         "2.5 s",
     ]
-    quiet = Progress(silent := io.StringIO(), clock, quiet=True)
+    quiet = RunProgress(silent := io.StringIO(), clock, quiet=True)
     quiet.committed(records(1), 0)
     quiet.finished(report)
     assert silent.getvalue() == ""
@@ -84,7 +84,7 @@ def test_the_end() -> None:
 
 def test_what_was_skipped_is_told_at_once_and_at_the_end() -> None:
     log, clock = io.StringIO(), Clock()
-    progress = Progress(log, clock, quiet=True)
+    progress = RunProgress(log, clock, quiet=True)
     skipped = [
         Skipped(partition=0, first=3 * number, end=3 * number + 2, version=number // 3, at_us=9)
         for number in range(9)
@@ -97,9 +97,9 @@ def test_what_was_skipped_is_told_at_once_and_at_the_end() -> None:
         "failOnDataLoss=false: 18 to 20 of partition 0, 21 to 23 of partition 0, "
         "24 to 26 of partition 0\n"
     )
-    report = Report()
+    report = RunReport()
     report.add(committed)
-    Progress(log, clock).finished(report)
+    RunProgress(log, clock).finished(report)
     assert "records: 5 rows in 1 commit, 6 offsets skipped\n" in log.getvalue()
 
 

@@ -10,9 +10,17 @@ from pathlib import Path
 import pytest
 
 from holdfast.cluster.lease.claim import Claim, claim, require_newest
-from holdfast.cluster.lease.directory import RELEASED, LeaseDirectory, NodeInfo, write_beat
+from holdfast.cluster.lease.directory import RELEASED, HolderInfo, LeaseDirectory, write_beat
 from holdfast.cluster.lease.tenure import LeaseLost, Tenure
-from holdfast.cluster.lease.watch import EXPIRED, NOBODY, UNLOCKED, WAIT, LeaseTimes, Sight, Watch
+from holdfast.cluster.lease.watch import (
+    EXPIRED,
+    NOBODY,
+    UNLOCKED,
+    WAIT,
+    HolderWatch,
+    LeaseTimes,
+    Sight,
+)
 from holdfast.cluster.lease.watch import RELEASED as WAS_RELEASED
 from holdfast.server.disk.filesystem_type import file_system_type, objection
 from holdfast.server.disk.process_identity import kill_if_same, machine_identity, process_start
@@ -32,7 +40,7 @@ def directory(tmp_path: Path) -> LeaseDirectory:
 
 
 def taken(directory: LeaseDirectory, node_id: str = "a") -> Claim:
-    found = claim(directory, NodeInfo(node_id))
+    found = claim(directory, HolderInfo(node_id))
     assert found is not None
     return found
 
@@ -41,7 +49,7 @@ def taken(directory: LeaseDirectory, node_id: str = "a") -> Claim:
 
 
 def test_silence_is_counted_from_the_last_change() -> None:
-    watch = Watch(TIMES)
+    watch = HolderWatch(TIMES)
     assert watch.judge(ALIVE, 10.0, 10.0) == WAIT
     assert watch.judge(ALIVE, 11.0, 11.0) == WAIT
     assert watch.judge(replace(ALIVE, counter=6), 11.5, 11.5) == WAIT
@@ -50,7 +58,7 @@ def test_silence_is_counted_from_the_last_change() -> None:
 
 
 def test_a_new_epoch_starts_the_count_anew() -> None:
-    watch = Watch(TIMES)
+    watch = HolderWatch(TIMES)
     watch.judge(ALIVE, 10.0, 10.0)
     assert watch.judge(replace(ALIVE, epoch=4), 11.5, 11.5) == WAIT
     assert watch.judge(replace(ALIVE, epoch=4), 12.6, 12.6) == EXPIRED
@@ -58,7 +66,7 @@ def test_a_new_epoch_starts_the_count_anew() -> None:
 
 def test_a_counter_that_goes_back_is_a_change() -> None:
     """Whatever it means, somebody wrote it."""
-    watch = Watch(TIMES)
+    watch = HolderWatch(TIMES)
     watch.judge(ALIVE, 10.0, 10.0)
     assert watch.judge(replace(ALIVE, counter=1), 11.5, 11.5) == WAIT
 
@@ -66,14 +74,14 @@ def test_a_counter_that_goes_back_is_a_change() -> None:
 def test_a_free_lock_counts_only_of_an_epoch_that_counts() -> None:
     """Between its file and its lock a claimant has none."""
     claiming = replace(ALIVE, counts=False, is_locked=False)
-    watch = Watch(TIMES)
+    watch = HolderWatch(TIMES)
     assert watch.judge(claiming, 10.0, 10.0) == WAIT
     assert watch.judge(replace(claiming, counts=True), 10.1, 10.1) == UNLOCKED
 
 
 def test_nobody_and_released() -> None:
-    assert Watch(TIMES).judge(Sight(0, True, 0, True, False), 1.0, 1.0) == NOBODY
-    assert Watch(TIMES).judge(replace(ALIVE, is_released=True), 1.0, 1.0) == WAS_RELEASED
+    assert HolderWatch(TIMES).judge(Sight(0, True, 0, True, False), 1.0, 1.0) == NOBODY
+    assert HolderWatch(TIMES).judge(replace(ALIVE, is_released=True), 1.0, 1.0) == WAS_RELEASED
 
 
 # Claim and fence
@@ -82,7 +90,7 @@ def test_nobody_and_released() -> None:
 def test_one_of_several_claimants_gets_the_number(directory: LeaseDirectory) -> None:
     first = taken(directory, "a")
     assert first.epoch == 1
-    assert directory.begin_claim(1, NodeInfo("b")) is None
+    assert directory.begin_claim(1, HolderInfo("b")) is None
     second = taken(directory, "b")
     assert second.epoch == 2
     assert directory.newest_claimed() == 2
@@ -92,7 +100,7 @@ def test_one_of_several_claimants_gets_the_number(directory: LeaseDirectory) -> 
 
 
 def test_a_number_begun_and_never_announced_is_not_used_again(directory: LeaseDirectory) -> None:
-    directory.begin_claim(1, NodeInfo("a"))
+    directory.begin_claim(1, HolderInfo("a"))
     assert directory.newest_claimed() == 0
     assert taken(directory, "b").epoch == 2
 
@@ -167,11 +175,11 @@ def test_beats_and_locks(directory: LeaseDirectory) -> None:
 def test_nodes_that_run(directory: LeaseDirectory) -> None:
     first = directory.lock_node("a")
     assert first is not None
-    directory.write_node(NodeInfo("a", role="holder"))
+    directory.write_node(HolderInfo("a", role="holder"))
     assert directory.lock_node("a") is None
     second = directory.lock_node("b")
     assert second is not None
-    directory.write_node(NodeInfo("b", role="standby"))
+    directory.write_node(HolderInfo("b", role="standby"))
     assert [node.node_id for node in directory.nodes()] == ["a", "b"]
     first.release()
     assert [node.node_id for node in directory.nodes()] == ["b"]
@@ -199,7 +207,7 @@ def test_old_claims_are_forgotten_and_their_numbers_are_not(directory: LeaseDire
 def test_only_the_very_process_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
-        info = NodeInfo(
+        info = HolderInfo(
             "a",
             machine=machine_identity(),
             pid=process.pid,

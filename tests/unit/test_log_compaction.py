@@ -9,7 +9,7 @@ from holdfast.cli.main import main
 from holdfast.storage.journal.compaction import SegmentCompactor, compact_segment, is_worthwhile
 from holdfast.storage.journal.recovery import open_journal
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import (
     ATTRIBUTE_STATE,
@@ -146,7 +146,7 @@ def test_a_rewritten_segment_is_a_good_one(tmp_path: Path) -> None:
     assert opened.journal.next_offset == before.next_offset
     assert opened.journal.sequence == before.sequence
     reader = LogReader(opened.journal, opened.store)
-    interests = [Interest(topic.decode(), None) for topic in counts]
+    interests = [ReadInterest(topic.decode(), None) for topic in counts]
     result = reader.read([0] * 4, opened.journal.next_offset, interests, 1000, 1 << 20)
     kept = 300 - sum(beyond.values())
     assert len(result.records) == kept

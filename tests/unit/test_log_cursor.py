@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.storage.reading import cache, interest
 from holdfast.storage.reading.cursor import LogReader, ReadResult
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.reading.scan import Damage
 from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import SESSION, Batch
@@ -42,7 +42,7 @@ def read(
     return bench.reader.read(
         positions or [0, 0, 0],
         limits or bench.journal.next_offset,
-        [Interest(filter, None) for filter in filters],
+        [ReadInterest(filter, None) for filter in filters],
         records_max,
         bytes_max,
     )
@@ -117,7 +117,9 @@ def test_reading_on_a_full_disk(bench: LogBench, monkeypatch: pytest.MonkeyPatch
         disk.remove(name)
     monkeypatch.setattr(bench.directory, "write_index", no_space)
     reader = LogReader(bench.journal, SegmentStore(bench.directory, writes=True))
-    found = reader.read([0, 0, 0], bench.journal.next_offset, [Interest("#", None)], 1000, MEGABYTE)
+    found = reader.read(
+        [0, 0, 0], bench.journal.next_offset, [ReadInterest("#", None)], 1000, MEGABYTE
+    )
     numbers = [int(record.payload.rstrip(b"\0")) for record in found.records]
     assert numbers == list(range(len(numbers)))
     assert len(numbers) > sum(segment.head.records for segment in bench.journal.segments[:3])

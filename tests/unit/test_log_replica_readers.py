@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.log.replica import ReplicaLog
+from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.main import main
 from holdfast.pipeline.source.journal_index import JournalMap
 from holdfast.pipeline.source.offsets import OffsetRange
@@ -159,7 +159,7 @@ def test_follow_shows_each_record_once(bench: ReplicaBench, seed: int) -> None:
         replica.step()
     bench.flush()
     bench.directory.write_watermarks(bench.journal.checkpoint())
-    log = ReplicaLog(bench.directory, _no_damage)
+    log = ReplicaJournal(bench.directory, _no_damage)
     shown: dict[tuple[int, int], bytes] = {}
     for record in log.records():
         shown[record.partition, record.offset] = record.payload

@@ -27,7 +27,7 @@ from holdfast.cluster.metadata.model import (
     WITNESS,
     ClusterMetadata,
     NodeInfo,
-    NodeState,
+    NodePhase,
     PartitionInfo,
 )
 from holdfast.cluster.metadata.status import lacks_voters
@@ -112,11 +112,11 @@ def test_a_leader_fails_over_with_its_node() -> None:
         (number, old.version, replace(old, leader="n2", epoch=2, in_sync=("n2", "n3")))
         for number, old in enumerate(metadata.partitions)
     )
-    command = ChangePartitions(changes, ((n1.version, replace(n1, state=NodeState.DOWN)),))
+    command = ChangePartitions(changes, ((n1.version, replace(n1, state=NodePhase.DOWN)),))
     applied = apply(metadata, command)
     after = accepted(applied)
     assert applied.changed_partitions == (0, 1, 2)
-    assert after.nodes["n1"].state == NodeState.DOWN
+    assert after.nodes["n1"].state == NodePhase.DOWN
     assert all(each.leader == "n2" and each.epoch == 2 for each in after.partitions)
     assert all(each.version == after.version for each in after.partitions)
     # It was decided on what is not any more.
@@ -376,5 +376,5 @@ def test_whether_all_nodes_vote_that_will() -> None:
     assert lacks_voters(metadata.with_voters(("n1",)))
     assert lacks_voters(metadata.with_voters(("n1", "n2")))
     assert not lacks_voters(metadata.with_voters(("n1", "n2", "n3")))
-    down = {**metadata.nodes, "n3": replace(metadata.nodes["n3"], state=NodeState.DOWN)}
+    down = {**metadata.nodes, "n3": replace(metadata.nodes["n3"], state=NodePhase.DOWN)}
     assert not lacks_voters(replace(metadata.with_voters(("n1", "n2", "n3")), nodes=down))

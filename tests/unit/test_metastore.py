@@ -7,13 +7,19 @@ import pytest
 
 from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, REPLICATE, BadFrame
 from holdfast.cluster.metadata.commands import ChangePartitions, PutNode
-from holdfast.cluster.metadata.model import WITNESS, NodeInfo, NodeState, PartitionInfo
-from holdfast.cluster.metadata.requests import PENDING_MAX, Accepted, Outcome, Refused, Unknown
+from holdfast.cluster.metadata.model import WITNESS, NodeInfo, NodePhase, PartitionInfo
+from holdfast.cluster.metadata.requests import (
+    PENDING_MAX,
+    Accepted,
+    Outcome,
+    RequestRefused,
+    Unknown,
+)
 from holdfast.cluster.metadata.state_machine import member_id
 from holdfast.cluster.metadata.store import (
     UNWRITTEN_MAX,
-    Changed,
     LeaderChanged,
+    MetadataChanged,
     MetaEffect,
     MetaStore,
     Persist,
@@ -139,7 +145,7 @@ def test_a_cluster_that_cannot_be_is_refused() -> None:
     request = nodes.stores["n1"].create_cluster("c", 4, 2, 3, info("n1"), nodes.now)
     nodes.settle()
     outcome = nodes.outcome("n1", request)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, RequestRefused)
     assert "min_insync" in outcome.text
     # It may be tried again, and only once it has succeeded not any more.
     request = nodes.stores["n1"].create_cluster("c", 4, 3, 3, info("n1"), nodes.now)
@@ -165,12 +171,14 @@ def test_every_node_proposes_and_is_told_after_it_has_seen_the_change() -> None:
         outcome = nodes.outcome(name, request)
         assert isinstance(outcome, Accepted)
         effects = nodes.seen[name]
-        versions = [each.metadata.version for each in effects if isinstance(each, Changed)]
+        versions = [each.metadata.version for each in effects if isinstance(each, MetadataChanged)]
         told = [isinstance(each, ProposalDone) for each in effects]
         assert versions[-1] == outcome.version
-        last_change = max(at for at, each in enumerate(effects) if isinstance(each, Changed))
+        last_change = max(
+            at for at, each in enumerate(effects) if isinstance(each, MetadataChanged)
+        )
         assert told.index(True) > last_change or name == "n1"
-        changed = [each for each in effects if isinstance(each, Changed)][-1]
+        changed = [each for each in effects if isinstance(each, MetadataChanged)][-1]
         assert changed.changed_partitions == (number,)
 
 
@@ -183,7 +191,7 @@ def test_of_two_changes_of_one_version_one_is_refused() -> None:
     ]
     nodes.settle()
     outcomes = [nodes.outcome(name, request) for name, request in requests]
-    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Accepted", "Refused"]
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Accepted", "RequestRefused"]
 
 
 def test_a_proposal_outlives_its_leader() -> None:
@@ -241,7 +249,7 @@ def test_too_many_proposals_are_refused_at_once() -> None:
     requests = [two.propose(bump(two), nodes.now) for _ in range(PENDING_MAX + 1)]
     nodes.settle()
     assert nodes.outcome("n2", requests[0]) is None
-    assert isinstance(nodes.outcome("n2", requests[-1]), Refused)
+    assert isinstance(nodes.outcome("n2", requests[-1]), RequestRefused)
 
 
 def test_a_node_comes_back_with_what_it_knew() -> None:
@@ -277,12 +285,12 @@ def test_admitting_a_known_node_changes_its_addresses_only() -> None:
     one = nodes.stores["n1"]
     assert one.admit(info("n2"), nodes.now) is None
     assert one.admit(info("n2", "another"), nodes.now) is None
-    moved = NodeInfo("n2", "i", "elsewhere:7000", "", "", state=NodeState.DRAINING)
+    moved = NodeInfo("n2", "i", "elsewhere:7000", "", "", state=NodePhase.DRAINING)
     assert one.admit(moved, nodes.now) is not None
     nodes.settle()
     assert one.metadata is not None
     assert one.metadata.nodes["n2"].peer_address == "elsewhere:7000"
-    assert one.metadata.nodes["n2"].state == NodeState.UP
+    assert one.metadata.nodes["n2"].state == NodePhase.UP
 
 
 def test_a_voter_is_removed_after_it_has_stopped_voting() -> None:
@@ -318,7 +326,7 @@ def test_a_node_that_holds_data_is_not_removed() -> None:
     request = nodes.stores["n2"].remove("n1", nodes.now)
     nodes.run(2.0)
     outcome = nodes.outcome("n2", request)
-    assert isinstance(outcome, Refused)
+    assert isinstance(outcome, RequestRefused)
     assert "holds 4 partitions" in outcome.text
 
 
@@ -472,8 +480,8 @@ def steps(
     """a leads; dead ones do not answer."""
     nodes = {}
     for name in set(voters + learners) - set(absent):
-        state = NodeState.DOWN if name in down else NodeState.UP
-        state = NodeState.DRAINING if name in draining else state
+        state = NodePhase.DOWN if name in down else NodePhase.UP
+        state = NodePhase.DRAINING if name in draining else state
         role = WITNESS if name in witness else "data"
         nodes[name] = NodeInfo(name, "i", "", "", "", role, state)
     membership = Membership(

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.broker.recovery.recovery import SNAPSHOT_SESSION, Recovery
 from holdfast.broker.session.state import encode_cursor
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.publish import Publish
@@ -88,7 +88,7 @@ def test_its_records_do_not_move_the_group(with_snapshot: bool) -> None:
 def test_its_records_do_not_move_the_group_in_a_cluster() -> None:
     bench = NodeBench()
     bench.journal.replicated = True
-    images = Images(bench.node.state)
+    images = ReplicatedState(bench.node.state)
     images.apply(cursor(5, 2))
     images.apply(session_record(opened(7), 7))
     images.apply(cursor(900, 7))

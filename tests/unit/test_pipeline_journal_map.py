@@ -8,7 +8,7 @@ import holdfast.pipeline.source.reader_path as reader_path
 import holdfast.pipeline.source.segment_index as segment_map
 from holdfast.pipeline.source.decode import decode_rows
 from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.pipeline.source.reader_path import read_pieces
 from holdfast.pipeline.source.scan import Coverage
 from holdfast.storage.files.data_directory import DataDirectoryError
@@ -109,7 +109,7 @@ def test_small_ranges_do_not_read_the_whole_journal(journal: Journal) -> None:
 
 def test_follows_a_journal_that_grows(journal: Journal) -> None:
     found = mapped(journal)
-    assert found.bounds() == dict.fromkeys(range(3), Bounds(0, 0))
+    assert found.bounds() == dict.fromkeys(range(3), PartitionBounds(0, 0))
     for step in range(30):
         before = ends(found)
         fill(journal, 3, seed=step)
@@ -196,11 +196,11 @@ def test_a_partition_of_which_nothing_is_left(journal: Journal) -> None:
     journal.append(1, [record()])
     journal.append(1, [record()])
     journal.remove_first_segment()
-    expected = {0: Bounds(1, 1), 1: Bounds(0, 2), 2: Bounds(0, 0)}
+    expected = {0: PartitionBounds(1, 1), 1: PartitionBounds(0, 2), 2: PartitionBounds(0, 0)}
     assert mapped(journal).bounds() == expected
     (journal.folder / "start.json").unlink()
     # Without that file the index of the first segment tells; without both nobody does.
-    assert mapped(journal).bounds() == (expected if journal.indexed else {1: Bounds(0, 2)})
+    assert mapped(journal).bounds() == (expected if journal.indexed else {1: PartitionBounds(0, 2)})
 
 
 def test_a_segment_that_retention_was_about_to_remove(journal: Journal) -> None:

@@ -3,10 +3,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.pipeline.source.offsets import (
-    Bounds,
     DataLossError,
     OffsetError,
     OffsetRange,
+    PartitionBounds,
     admit,
     available,
     from_json,
@@ -17,7 +17,7 @@ from holdfast.pipeline.source.offsets import (
     to_json,
 )
 
-BOUNDS = {0: Bounds(5, 20), 1: Bounds(0, 0), 2: Bounds(0, 7)}
+BOUNDS = {0: PartitionBounds(5, 20), 1: PartitionBounds(0, 0), 2: PartitionBounds(0, 7)}
 LAGS = st.dictionaries(st.integers(0, 63), st.integers(0, 2000), max_size=20)
 
 

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 from holdfast.pipeline.source.decode import SCHEMA
 from holdfast.pipeline.source.offsets import OffsetRange
 from holdfast.pipeline.source.options import parse
-from holdfast.pipeline.source.pushdown import Narrowing
+from holdfast.pipeline.source.pushdown import PushedFilters
 from holdfast.pipeline.source.source import HoldfastReader
 from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
 from holdfast.storage.partition import partition_of
@@ -33,8 +33,8 @@ PARTITIONS = 8
 ALL = [OffsetRange(p, 10, 20) for p in range(PARTITIONS)]
 
 
-def narrowed(*filters: Filter) -> Narrowing:
-    found = Narrowing()
+def narrowed(*filters: Filter) -> PushedFilters:
+    found = PushedFilters()
     found.add(filters)
     return found
 

@@ -13,7 +13,7 @@ import holdfast.pipeline.source.reader_http as reader_http
 import holdfast.pipeline.source.servers as servers
 from holdfast.pipeline.admin_connection import AdminConnection, ConnectionFailed, ServerError
 from holdfast.pipeline.source.decode import decode_rows
-from holdfast.pipeline.source.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.pipeline.source.reader_http import read_ranges
 from holdfast.pipeline.source.scan import Coverage
 from holdfast.pipeline.source.servers import Servers
@@ -64,7 +64,7 @@ def log(server: Server) -> Iterator[Servers]:
 
 
 def test_bounds_and_times(log: Servers) -> None:
-    assert log.bounds() == {0: Bounds(0, 45), 1: Bounds(0, 45)}
+    assert log.bounds() == {0: PartitionBounds(0, 45), 1: PartitionBounds(0, 45)}
     assert log.offsets_at(TIME_US + 10) == {0: 15, 1: 15}
     assert log.offsets_at(TIME_US + 11) == {0: 18, 1: 15}
     assert log.offsets_at(TIME_US + 99) == {0: 45, 1: 45}

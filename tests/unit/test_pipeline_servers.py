@@ -12,7 +12,7 @@ pytest.importorskip("pyarrow")
 import holdfast.pipeline.source.reader_http as reader_http
 import holdfast.pipeline.source.servers as servers
 from holdfast.pipeline.admin_connection import ServerError
-from holdfast.pipeline.source.offsets import Bounds, DataLossError, OffsetRange
+from holdfast.pipeline.source.offsets import DataLossError, OffsetRange, PartitionBounds
 from holdfast.pipeline.source.reader_http import read_ranges
 from holdfast.pipeline.source.scan import Coverage
 from holdfast.pipeline.source.servers import Servers
@@ -67,7 +67,7 @@ def read(nodes: list[Server], *ranges: OffsetRange, loss: bool = False) -> Cover
 def test_the_bounds_are_what_all_have_together(nodes: list[Server], log: Servers) -> None:
     nodes[0].journal.first_offset[1] = 5
     nodes[2].journal.next_offset[3] = 7
-    assert log.bounds() == {p: Bounds(0, 30) for p in range(PARTITIONS)}
+    assert log.bounds() == {p: PartitionBounds(0, 30) for p in range(PARTITIONS)}
     assert log.partitions == PARTITIONS
 
 

@@ -20,7 +20,7 @@ from holdfast.pipeline.sink import dialer as sink_dialer
 from holdfast.pipeline.sink import link as sink_link
 from holdfast.pipeline.sink import publisher as sink_publisher
 from holdfast.pipeline.sink.dialer import PublishError
-from holdfast.pipeline.sink.link import Link, link_options, tls_context
+from holdfast.pipeline.sink.link import BrokerLink, link_options, tls_context
 from holdfast.pipeline.sink.publisher import Publisher
 from holdfast.protocol.mqtt import properties as p
 from holdfast.protocol.mqtt import reasons
@@ -389,7 +389,7 @@ def test_large_messages_do_not_pile_up() -> None:
         assert [len(one) for one in server.payloads] == [len(payload)] * 12
 
 
-class SlowLink(Link):
+class SlowLink(BrokerLink):
     """Takes a little, then nothing, and so on, and a quarter of a minute of a clock of its own
     each time; `answer` comes behind each MiB."""
 

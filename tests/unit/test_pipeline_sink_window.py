@@ -10,7 +10,7 @@ from holdfast.pipeline.sink.window import (
     BYTES_MAX,
     PAUSE_MAX_S,
     PublishWindow,
-    Refused,
+    RowRefused,
     UnknownPacket,
 )
 from holdfast.protocol.mqtt import reasons
@@ -127,7 +127,7 @@ def test_qos_2() -> None:
     assert window.answered(PUBCOMP, 1, reasons.PACKET_IDENTIFIER_NOT_FOUND, "", 0.0) == b""
     assert not window.unsettled
     window.add(0x34, b"\0\1t", b"")
-    with pytest.raises(Refused, match="Not authorized"):
+    with pytest.raises(RowRefused, match="Not authorized"):
         window.answered(PUBREC, 2, reasons.NOT_AUTHORIZED, "", 0.0)
     assert not window.unsettled
 
@@ -136,7 +136,7 @@ def test_refused_for_good() -> None:
     window = PublishWindow(10)
     frame = add(window, 1)
     add(window, 2)
-    with pytest.raises(Refused, match="Topic Name invalid") as caught:
+    with pytest.raises(RowRefused, match="Topic Name invalid") as caught:
         window.answered(PUBACK, 1, reasons.TOPIC_NAME_INVALID, "why", 0.0)
     assert (caught.value.frame, caught.value.detail) == (frame, "why")
     assert window.on_wire == 1, "it holds nothing back"

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, NotConnected, QueueFull, TimedOut
-from holdfast.client.pubqueue.entry import Entry
+from holdfast.client.pubqueue.entry import QueueEntry
 from holdfast.client.pubqueue.errors import (
     MessageExpired,
     MessagesLeft,
@@ -24,7 +24,7 @@ from holdfast.client.pubqueue.errors import (
 from holdfast.client.pubqueue.format import PaperFormat
 from holdfast.client.pubqueue.queue import PublishQueue
 from holdfast.client.pubqueue.sqlite import SqliteStore
-from holdfast.client.pubqueue.store import Change, MemoryStore
+from holdfast.client.pubqueue.store import MemoryStore, QueueChange
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Properties
@@ -147,7 +147,7 @@ def test_refused_for_good(new_store: Callable[[], Any]) -> None:
         client = FakeClient()
         failures: list[tuple[bytes, int]] = []
 
-        def on_failed(entry: Entry, error: ClientError) -> None:
+        def on_failed(entry: QueueEntry, error: ClientError) -> None:
             failures.append((entry.payload, error.reason))
 
         async with queue_on(client, new_store(), window=2, on_failed=on_failed) as queue:
@@ -580,9 +580,9 @@ class FullStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.error: StoreError | None = None
-        self.changes: list[Change] = []
+        self.changes: list[QueueChange] = []
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: QueueChange) -> None:
         if self.error is not None:
             raise self.error
         self.changes.append(change)
@@ -703,7 +703,7 @@ def test_lost_for_good_error_is_kept_from_the_application() -> None:
 
     async def test() -> None:
         client = FakeClient()
-        failures: list[Entry] = []
+        failures: list[QueueEntry] = []
         async with queue_on(client, on_failed=lambda e, _: failures.append(e)) as queue:
             await queue.put("t", "1")
             await client.until_sent(1)

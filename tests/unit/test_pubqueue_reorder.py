@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ConnectionLost
-from holdfast.client.identity import Identity, identity_of, parse_identity
+from holdfast.client.identity import ProducerIdentity, identity_of, parse_identity
 from holdfast.client.protocol.effects import Message
 from holdfast.client.pubqueue.format import (
     PaperFormat,
@@ -34,8 +34,8 @@ from holdfast.client.pubqueue.reorder import (
 from holdfast.protocol.mqtt import properties as pr
 
 
-def of(sequence: int, epoch: int = 1, producer: str = "p") -> Identity:
-    return Identity(producer, epoch, sequence)
+def of(sequence: int, epoch: int = 1, producer: str = "p") -> ProducerIdentity:
+    return ProducerIdentity(producer, epoch, sequence)
 
 
 def test_identities() -> None:
@@ -271,7 +271,7 @@ def test_ordered_messages() -> None:
 
 def test_identify() -> None:
     paper = Message("t", b'{"id":5,"msg":"m","sender":"user1"}', 1, False, False, 1, {})
-    assert identify(paper) == Identity("user1", 0, 5)
+    assert identify(paper) == ProducerIdentity("user1", 0, 5)
     assert identify(message("x", 7)) == of(7)
     assert identify(message("x", None)) is None
     assert identify(Message("t", b"plain", 0, False, False, 0, {})) is None

@@ -12,25 +12,25 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.client.pubqueue.entry import Entry, Failed
+from holdfast.client.pubqueue.entry import Failed, QueueEntry
 from holdfast.client.pubqueue.errors import StoreError, StoreFull
 from holdfast.client.pubqueue.sqlite import SqliteStore
-from holdfast.client.pubqueue.store import Change, Opened
+from holdfast.client.pubqueue.store import Opened, QueueChange
 from holdfast.protocol.mqtt import properties as pr
 from tests.support.small_disk import small_disk
 
 CLOCK = 1_800_000_000.0
 
 
-def entry(sequence: int, payload: bytes = b"x", epoch: int = 1) -> Entry:
-    return Entry(sequence, epoch, "tópic", payload, None, False, 5.5, 0.0, 70 + len(payload))
+def entry(sequence: int, payload: bytes = b"x", epoch: int = 1) -> QueueEntry:
+    return QueueEntry(sequence, epoch, "tópic", payload, None, False, 5.5, 0.0, 70 + len(payload))
 
 
 def filled(path: Path, count: int, clock: float = CLOCK) -> Opened:
     """A file with messages 1 to `count`, closed."""
     store = SqliteStore(path)
     opened = store.open("sequence", clock)
-    store.apply(Change([entry(n, str(n).encode(), opened.epoch) for n in range(1, count + 1)]))
+    store.apply(QueueChange([entry(n, str(n).encode(), opened.epoch) for n in range(1, count + 1)]))
     store.close()
     return opened
 
@@ -43,8 +43,8 @@ def test_what_is_stored_comes_back(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "q.db")
     store.open("sequence", CLOCK)
     properties: pr.Properties = {pr.CONTENT_TYPE: "x", pr.USER_PROPERTY: [("a", "b")]}
-    first = Entry(1, 7, "a/b", b"\x00\xff", properties, True, 1.25, 2.5, 100)
-    store.apply(Change([first, entry(2)]))
+    first = QueueEntry(1, 7, "a/b", b"\x00\xff", properties, True, 1.25, 2.5, 100)
+    store.apply(QueueChange([first, entry(2)]))
     store.close()
     store = SqliteStore(tmp_path / "q.db")
     opened = store.open("sequence", CLOCK)
@@ -69,7 +69,7 @@ def test_identity_over_openings(tmp_path: Path) -> None:
     second = store.open("sequence", CLOCK - 1000)
     assert (second.producer, second.last_sequence) == (first.producer, 3)
     assert second.epoch == first.epoch + 1
-    store.apply(Change(removed=[1, 2, 3]))
+    store.apply(QueueChange(removed=[1, 2, 3]))
     store.close()
     shutil.copy(path, tmp_path / "backup.db")
     third = SqliteStore(path).open("sequence", CLOCK + 50)
@@ -95,7 +95,7 @@ def test_producers_and_forms_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     store = SqliteStore(path, producer="meter-1")
     assert store.open("sequence", CLOCK).producer == "meter-1"
-    store.apply(Change([entry(1)]))
+    store.apply(QueueChange([entry(1)]))
     store.close()
     with pytest.raises(StoreError, match="belongs to producer 'meter-1', not 'meter-2'"):
         SqliteStore(path, producer="meter-2").open("sequence", CLOCK)
@@ -109,8 +109,8 @@ def test_failed_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("holdfast.client.pubqueue.sqlite.FAILED_MAX", 3)
     store = SqliteStore(tmp_path / "q.db")
     store.open("sequence", CLOCK)
-    store.apply(Change([entry(n) for n in range(1, 7)]))
-    store.apply(Change(failed=[Failed(entry(n), 0x87, f"no {n}", 9.0) for n in range(1, 6)]))
+    store.apply(QueueChange([entry(n) for n in range(1, 7)]))
+    store.apply(QueueChange(failed=[Failed(entry(n), 0x87, f"no {n}", 9.0) for n in range(1, 6)]))
     assert sequences(store) == [6]
     kept = store.list_failed()
     assert [(one.entry.sequence, one.reason, one.text) for one in kept] == [
@@ -223,7 +223,7 @@ def test_power_cut_in_the_write_ahead_log(tmp_path: Path) -> None:
     store.open("sequence", CLOCK)
     sizes = []
     for number in range(1, 40):
-        store.apply(Change([entry(number, bytes([number]) * 200)]))
+        store.apply(QueueChange([entry(number, bytes([number]) * 200)]))
         sizes.append(wal.stat().st_size)
     base, tail = path.read_bytes(), wal.read_bytes()
     store.close()
@@ -253,14 +253,14 @@ def fill(disk: Path) -> None:
     stored = 0
     with suppress(StoreFull):
         for number in range(1, 1000):
-            store.apply(Change([entry(number, bytes(10_000))]))
+            store.apply(QueueChange([entry(number, bytes(10_000))]))
             stored = number
     assert 10 < stored < 900
     with pytest.raises(StoreFull, match="disk is full"):
-        store.apply(Change([entry(stored + 1, bytes(100_000))]))
+        store.apply(QueueChange([entry(stored + 1, bytes(100_000))]))
     assert sequences(store) == list(range(1, stored + 1))
     ballast.unlink()
-    store.apply(Change([entry(stored + 1)], [1, 2]))
+    store.apply(QueueChange([entry(stored + 1)], [1, 2]))
     assert sequences(store) == list(range(3, stored + 2))
     store.close()
     again = SqliteStore(disk / "q.db")
@@ -273,8 +273,8 @@ def test_an_empty_queue_gives_its_space_back(tmp_path: Path) -> None:
     path = tmp_path / "q.db"
     store = SqliteStore(path)
     store.open("sequence", CLOCK)
-    store.apply(Change([entry(n, bytes(10_000)) for n in range(1, 1001)]))
-    store.apply(Change(removed=list(range(1, 1001))))
+    store.apply(QueueChange([entry(n, bytes(10_000)) for n in range(1, 1001)]))
+    store.apply(QueueChange(removed=list(range(1, 1001))))
     store.close()
     assert path.stat().st_size > 8 << 20
     store = SqliteStore(path)

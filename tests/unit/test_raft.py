@@ -12,7 +12,7 @@ from holdfast.cluster.raft.codec import (
     encode_snapshot,
 )
 from holdfast.cluster.raft.leader import INSTALL_RETRY_S
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
 from holdfast.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -32,7 +32,7 @@ class Group:
 
     def __init__(self, names: str, learners: str = "") -> None:
         membership = Membership(tuple(names), tuple(learners))
-        first = Entry(1, 1, EntryKind.MEMBERS, membership.encode())
+        first = LogEntry(1, 1, EntryKind.MEMBERS, membership.encode())
         self.now = 0.0
         self.cut: set[str] = set()
         """Members that hear nothing and are not heard."""
@@ -241,7 +241,7 @@ def test_members_change_one_voter_at_a_time() -> None:
 
 
 def test_a_new_leader_changes_no_members_before_it_has_committed() -> None:
-    first = Entry(1, 1, EntryKind.MEMBERS, Membership(("a",)).encode())
+    first = LogEntry(1, 1, EntryKind.MEMBERS, Membership(("a",)).encode())
     node = RaftNode("a", RaftState(1, entries=[first]), lambda: 0.5, 0.0)
     node.handle_timers(0.0)
     vote = node.take_ready(0.0)
@@ -362,7 +362,9 @@ def test_another_entry_where_one_is_committed_stops_the_node() -> None:
     term = group.nodes["b"].term + 1
     commit = group.nodes["b"].commit
     for count in range(1, commit):
-        entries = tuple(Entry(index, term, EntryKind.COMMAND, b"") for index in range(count + 1, 9))
+        entries = tuple(
+            LogEntry(index, term, EntryKind.COMMAND, b"") for index in range(count + 1, 9)
+        )
         with pytest.raises(RaftDiverged, match=f"all up to {commit} were agreed"):
             group.nodes["b"].handle_message("c", Append(term, count, 1, 1, entries), group.now)
     for prev in (commit - 1, commit):
@@ -392,7 +394,7 @@ def test_a_cluster_is_founded_once() -> None:
 
 # Bytes
 
-SNAPSHOT = Snapshot(7, 3, Membership(("a", "b"), ("c",)), b"state" * 1000)
+SNAPSHOT = RaftSnapshot(7, 3, Membership(("a", "b"), ("c",)), b"state" * 1000)
 MESSAGES: list[Message] = [
     VoteRequest(3, 9, 2, is_trial=True),
     VoteRequest(3, 9, 2, is_transfer=True),
@@ -405,9 +407,9 @@ MESSAGES: list[Message] = [
         2,
         8,
         (
-            Entry(10, 3, EntryKind.NOTHING, b""),
-            Entry(11, 3, EntryKind.COMMAND, b"data"),
-            Entry(12, 3, EntryKind.MEMBERS, Membership(("a",)).encode()),
+            LogEntry(10, 3, EntryKind.NOTHING, b""),
+            LogEntry(11, 3, EntryKind.COMMAND, b"data"),
+            LogEntry(12, 3, EntryKind.MEMBERS, Membership(("a",)).encode()),
         ),
     ),
     AppendReply(3, True, 9),
@@ -458,7 +460,7 @@ def test_snapshots_come_back_and_do_not_grow_beyond_what_they_say() -> None:
     for end in range(len(encoded)):
         with pytest.raises(BadFrame):
             decode_snapshot(encoded[:end])
-    bomb = encode_snapshot(Snapshot(7, 3, Membership(), bytes(1 << 20)))
+    bomb = encode_snapshot(RaftSnapshot(7, 3, Membership(), bytes(1 << 20)))
     at = bomb.index((1 << 20).to_bytes(4, "little"))
     small = bomb[:at] + (100).to_bytes(4, "little") + bomb[at + 4 :]
     with pytest.raises(BadFrame, match="another size"):

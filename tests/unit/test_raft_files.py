@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot, RaftState
 from holdfast.cluster.raft.state import Write
 from holdfast.server.disk.journal_writer import DiskFullError
 from holdfast.server.disk.raft_files import LOG, SNAPSHOT, DamagedRaft, RaftFiles
@@ -20,18 +20,18 @@ from tests.support.sim_raft import carry_out
 MEMBER = "n1.abc"
 
 
-def entry(index: int, term: int = 1, data: bytes = b"change") -> Entry:
-    return Entry(index, term, EntryKind.COMMAND, data * index)
+def entry(index: int, term: int = 1, data: bytes = b"change") -> LogEntry:
+    return LogEntry(index, term, EntryKind.COMMAND, data * index)
 
 
-def write(term: int, vote: str, commit: int, *entries: Entry, must_sync: bool = True) -> Write:
+def write(term: int, vote: str, commit: int, *entries: LogEntry, must_sync: bool = True) -> Write:
     return Write(term, vote, commit, entries, must_sync)
 
 
-MEMBERS = Entry(1, 1, EntryKind.MEMBERS, Membership(("n1.abc", "n2.def"), ("n3.x",)).encode())
+MEMBERS = LogEntry(1, 1, EntryKind.MEMBERS, Membership(("n1.abc", "n2.def"), ("n3.x",)).encode())
 COMPACTED = replace(
     write(3, "n2.def", 4, entry(4, 3), entry(5, 3)),
-    snapshot=Snapshot(4, 3, Membership(("n1.abc",)), b"state" * 100),
+    snapshot=RaftSnapshot(4, 3, Membership(("n1.abc",)), b"state" * 100),
     base_index=3,
     base_term=2,
 )
@@ -45,7 +45,11 @@ WRITES = (
     COMPACTED,
     write(3, "n2.def", 5, entry(6, 3)),
     replace(
-        COMPACTED, snapshot=Snapshot(9, 4, Membership(), b""), entries=(), base_index=9, base_term=4
+        COMPACTED,
+        snapshot=RaftSnapshot(9, 4, Membership(), b""),
+        entries=(),
+        base_index=9,
+        base_term=4,
     ),
 )
 

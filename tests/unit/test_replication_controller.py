@@ -11,7 +11,7 @@ import pytest
 from holdfast.cluster.failure.health import Health
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import ChangePartitions, apply
-from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodeState, PartitionInfo
+from holdfast.cluster.metadata.model import WITNESS, ClusterMetadata, NodePhase, PartitionInfo
 from holdfast.cluster.metadata.operations import OperationError
 from holdfast.cluster.metadata.status import cluster_status
 from holdfast.cluster.placement.controller import Controller, ControllerConfig
@@ -67,7 +67,7 @@ def test_a_death_is_one_command() -> None:
     command = until_dead(world, "n2")
     after = apply(before, command).metadata
     assert after is not None
-    assert after.nodes["n2"].state == NodeState.DOWN
+    assert after.nodes["n2"].state == NodePhase.DOWN
     for old, new in zip(before.partitions, after.partitions, strict=True):
         assert "n2" not in new.in_sync
         assert new.replicas == old.replicas
@@ -168,7 +168,7 @@ def test_a_node_that_is_back_leads_again_after_a_while() -> None:
     world.start("n2")
     world.run(CONFIG.balance_after_s - 1)
     assert leaders(world)["n2"] == 0
-    assert world.metadata.nodes["n2"].state == NodeState.UP
+    assert world.metadata.nodes["n2"].state == NodePhase.UP
     assert all("n2" in info.in_sync for info in world.metadata.partitions)
     added = world.added
     world.run(5)
@@ -313,7 +313,7 @@ def test_drain_takes_leaderships_first_and_then_everything() -> None:
         operations.remove(world.metadata, "n2")
     world.run(20)
     assert holding(world, "n2") == set()
-    assert world.metadata.nodes["n2"].state == NodeState.DRAINING
+    assert world.metadata.nodes["n2"].state == NodePhase.DRAINING
     world.require_perfect()
     world.propose(operations.remove(world.metadata, "n2"))
     world.run(1)
@@ -356,7 +356,7 @@ def test_a_draining_node_that_dies_is_no_obstacle() -> None:
     world.kill("n2")
     world.run(20)
     assert holding(world, "n2") == set()
-    assert world.metadata.nodes["n2"].state == NodeState.DRAINING
+    assert world.metadata.nodes["n2"].state == NodePhase.DRAINING
     world.require_perfect()
 
 
@@ -393,16 +393,16 @@ def test_a_node_with_a_hanging_disk_is_as_good_as_dead() -> None:
     commands = len(world.commands)
     world.nodes["n1"].is_stalled = True
     world.run(0.4)
-    assert world.metadata.nodes["n1"].state == NodeState.DOWN
+    assert world.metadata.nodes["n1"].state == NodePhase.DOWN
     assert leaders(world)["n1"] == 0
     assert not any("n1" in info.in_sync for info in world.metadata.partitions)
     (first, *_) = world.commands[commands:]
     assert isinstance(first, ChangePartitions)
     assert len(first.changes) == 64
-    assert [info.state for _, info in first.nodes] == [NodeState.DOWN]
+    assert [info.state for _, info in first.nodes] == [NodePhase.DOWN]
     # It is there all the time; that makes no difference.
     world.run(2)
-    assert world.metadata.nodes["n1"].state == NodeState.DOWN
+    assert world.metadata.nodes["n1"].state == NodePhase.DOWN
     world.nodes["n1"].is_stalled = False
     world.run(15)
     world.require_perfect()
@@ -446,7 +446,7 @@ def test_a_witness_takes_nothing_over_from_a_hanging_disk() -> None:
     world.nodes["n1"].is_stalled = True
     world.run(3)
     assert leaders(world) == {"n1": 4}
-    assert world.metadata.nodes["n1"].state == NodeState.UP
+    assert world.metadata.nodes["n1"].state == NodePhase.UP
 
 
 def test_a_node_that_is_drained_with_a_hanging_disk_leads_nothing() -> None:
@@ -456,7 +456,7 @@ def test_a_node_that_is_drained_with_a_hanging_disk_leads_nothing() -> None:
     world.propose(command, is_safe=True)
     world.nodes["n1"].is_stalled = True
     world.run(1)
-    assert world.metadata.nodes["n1"].state == NodeState.DRAINING
+    assert world.metadata.nodes["n1"].state == NodePhase.DRAINING
     assert leaders(world)["n1"] == 0
     assert not any("n1" in info.in_sync for info in world.metadata.partitions)
 
@@ -492,13 +492,13 @@ def test_a_witness_gets_nothing() -> None:
     world.run(10)
     world.require_perfect()
     assert holding(world, "w1") == set()
-    assert world.metadata.nodes["w1"].state == NodeState.UP
+    assert world.metadata.nodes["w1"].state == NodePhase.UP
     world.kill("w1")
     world.run(2)
-    assert world.metadata.nodes["w1"].state == NodeState.DOWN
+    assert world.metadata.nodes["w1"].state == NodePhase.DOWN
     world.start("w1")
     world.run(2)
-    assert world.metadata.nodes["w1"].state == NodeState.UP
+    assert world.metadata.nodes["w1"].state == NodePhase.UP
 
 
 def test_a_new_address_is_told() -> None:

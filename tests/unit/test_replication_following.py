@@ -24,7 +24,7 @@ from holdfast.cluster.partitions.effects import (
     Truncated,
 )
 from holdfast.cluster.partitions.log_matching import compare, cut_offset
-from holdfast.cluster.partitions.progress import IDLE, Led, Peer, Progress
+from holdfast.cluster.partitions.progress import IDLE, LedPartition, Peer, Progress
 from holdfast.storage.journal.epoch_table import EpochTable
 from holdfast.storage.record import MESSAGE, BatchBuilder, Record
 from tests.support.replica_cores import Cores
@@ -449,7 +449,7 @@ class TestMatching:
     def test_where_a_follower_goes_on(
         self, last_epoch: int, end: int, is_in_sync: bool, expected: tuple[int, int] | None
     ) -> None:
-        led = Led(0, PartitionInfo(("a", "b"), epoch=9), 40)
+        led = LedPartition(0, PartitionInfo(("a", "b"), epoch=9), 40)
         progress = Progress(Peer("b"), led, 0.0)
         progress.is_counted = is_in_sync
         answer = compare(self.LOG, led, progress, (0, 9, 77, last_epoch, end, end))

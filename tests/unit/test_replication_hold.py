@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.cluster.metadata.model import NodeState
+from holdfast.cluster.metadata.model import NodePhase
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import BecameLeader, GivenUp, ProposeInSync, Restarted
 from tests.support.replica_cores import Cores
@@ -90,7 +90,7 @@ def test_who_is_held_hands_its_leadership_on(
     cores.change(in_sync=in_sync)
     if down:
         nodes = dict(cores.metadata.nodes)
-        nodes[down] = replace(nodes[down], state=NodeState.DOWN)
+        nodes[down] = replace(nodes[down], state=NodePhase.DOWN)
         cores.metadata = replace(cores.metadata, nodes=nodes)
     cores.restart("a")
     core = cores["a"].core

@@ -9,8 +9,8 @@ from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import (
     BecameLeader,
     Committed,
+    LeadershipEnded,
     ProposeInSync,
-    StoppedLeading,
     Truncated,
 )
 from tests.support.replica_cores import Cores
@@ -268,7 +268,7 @@ def test_a_deposed_leader_stops_and_drops_what_it_has_not_closed() -> None:
     cores.tell("a")
     assert not cores["a"].core.leads(0)
     stopped, cut = cores["a"].effects[-2:]
-    assert isinstance(stopped, StoppedLeading)
+    assert isinstance(stopped, LeadershipEnded)
     assert isinstance(cut, Truncated)
     assert (stopped.epoch, cut.offset) == (1, 0)
     assert cores["a"].log.next_offset[0] == 0

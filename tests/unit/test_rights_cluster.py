@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.shared_groups.codec import Report, decode_report, encode_report
+from holdfast.cluster.shared_groups.codec import AgentReport, decode_report, encode_report
 from holdfast.protocol.mqtt import packets as m
 from holdfast.protocol.mqtt.decode import decode
 from holdfast.protocol.mqtt.encode import encode, encode_ack
@@ -362,7 +362,7 @@ def test_a_coordinator_of_an_older_version_is_not_kept_busy(
 
 
 def test_reports_are_read_by_older_versions_and_read_theirs() -> None:
-    plain = Report(3, 4, 5, GROUP, 1, 1, 8, [(0, 1)], [(1, 2)], [7, 8])
+    plain = AgentReport(3, 4, 5, GROUP, 1, 1, 8, [(0, 1)], [(1, 2)], [7, 8])
     data = encode_report(plain)
     told = replace(plain, denied=[(1, 2)], has_changed=True)
     assert encode_report(told).startswith(data)

@@ -75,7 +75,7 @@ READ_WAYS: Final = {
     "broker/connections/wills.py:_publish_qos0": LIVE,
     "broker/federation_session.py:publish": LIVE,
     "cluster/publish/apply.py:Applier._deliver": PLAIN_CLUSTER,
-    "cluster/qos0_routing.py:Interest.handle_qos0": PLAIN_CLUSTER,
+    "cluster/qos0_routing.py:Qos0Routing.handle_qos0": PLAIN_CLUSTER,
     # Asked one by one.
     "broker/delivery/retained.py:SessionScans.step": LIVE,
     "broker/delivery/retained.py:_send_page": LIVE,
@@ -89,8 +89,8 @@ READ_WAYS: Final = {
     "broker/delivery/delivery.py:pump_group": GROUP,
     "broker/delivery/delivery.py:_pass_over": ASIDE,
     "broker/delivery/delivery.py:send_aside": ASIDE,
-    "cluster/qos0_routing.py:Interest.spread": NODES,
-    "cluster/qos0_routing.py:Interest._deliver_to_groups": NODES,
+    "cluster/qos0_routing.py:Qos0Routing.spread": NODES,
+    "cluster/qos0_routing.py:Qos0Routing._deliver_to_groups": NODES,
 }
 OF_OTHERS: Final = {
     # The edge of a federation: what it delivers comes to the broker by `federating.publish`.
@@ -109,7 +109,7 @@ COPIES: Final = {
     # Records between nodes or in snapshots, of messages that were asked for before.
     "broker/recovery/recovery.py:Recovery._apply",
     "broker/recovery/recovery.py:retained_entry",
-    "cluster/qos0_routing.py:Interest._send",
+    "cluster/qos0_routing.py:Qos0Routing._send",
     "cluster/shared_groups/codec.py:encode_assign",
     "cluster/publish/admission.py:",
     "cluster/publish/forwarding.py:",

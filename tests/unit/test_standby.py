@@ -9,9 +9,9 @@ import pytest
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.claim import link_epoch
-from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo
+from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
 from holdfast.cluster.lease.tenure import LeaseLost, Tenure
-from holdfast.cluster.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
+from holdfast.cluster.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from holdfast.server.disk.journal_writer import DiskFullError, GroupWriter
 from holdfast.server.disk.standby import Standby
 from holdfast.storage.files.data_directory import create
@@ -183,7 +183,7 @@ def test_segments_that_retention_removed_before_they_were_followed(disk: SimDisk
 
 
 def test_a_pause_of_ones_own_is_not_silence_of_the_holder() -> None:
-    watch = Watch(LeaseTimes(timeout_s=0.5))
+    watch = HolderWatch(LeaseTimes(timeout_s=0.5))
     seen = Sight(epoch=3, counts=True, counter=5, is_locked=True, is_released=False)
     assert watch.judge(seen, 10.0, 11.0) == WAIT
     assert watch.judge(seen, 11.02, 11.03) == WAIT
@@ -218,7 +218,7 @@ def test_claims_on_a_full_disk_leave_nothing(disk: SimDisk) -> None:
     disk.capacity_bytes -= disk.free_bytes()
     for _ in range(3):
         with pytest.raises(OSError, match="No space"):
-            lease.begin_claim(lease.next_epoch(), NodeInfo("a"))
+            lease.begin_claim(lease.next_epoch(), HolderInfo("a"))
     assert disk.list(LEASE) == ["epochs"]
     assert not disk.locks
 

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.broker.config import NodeConfig
 from holdfast.broker.state import NodeState
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.server.disk.journal_writer import GroupWriter
 from holdfast.server.disk.storage import Storage
 from holdfast.storage.files.layout import snapshot_name
@@ -17,7 +17,7 @@ from holdfast.storage.snapshot import SnapshotEncoder
 def opened(path: Path) -> Storage:
     storage = Storage.open(path, "n1", 4, 65536, "incarnation")
     state = NodeState(NodeConfig(node_id="n1", partitions=4), storage.journal)
-    storage.replay_into(Images(state))
+    storage.replay_into(ReplicatedState(state))
     return storage
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from holdfast.protocol.topics.names import matches
-from holdfast.protocol.topics.trie import Entry, SubscriptionTrie
+from holdfast.protocol.topics.trie import SubscriptionTrie, TrieEntry
 
 LEVELS = st.sampled_from(["a", "b", "", "$a"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=5).map("/".join).filter(bool)
@@ -73,7 +73,7 @@ class TrieMachine(RuleBasedStateMachine):
 def leaves(node: dict[str, object], *, is_root: bool) -> int:
     count = 0
     for child in node.values():
-        if isinstance(child, Entry):
+        if isinstance(child, TrieEntry):
             count += 1
         else:
             assert isinstance(child, dict)

@@ -13,13 +13,13 @@ from holdfast.federation.manager.access import (
 )
 from holdfast.federation.manager.manager import hash_of
 from holdfast.federation.manager.openapi import Described, document, schemes_of
-from holdfast.federation.manager.settings import PREFIX, Settings, SettingsError, load
-from holdfast.federation.manager.state.federation_state import Federation, JoinToken, Member
+from holdfast.federation.manager.settings import PREFIX, ManagerSettings, ManagerSettingsError, load
+from holdfast.federation.manager.state.federation_state import FederationState, JoinToken, Member
 
 OPERATOR = "operator-token-of-the-test"
 A, B, C = "tcp://a:1883", "tcp://b:1883", "tcp://c:1883"
 
-STATE = Federation(
+STATE = FederationState(
     members={
         1: Member(id=1, ip=A, uuid="uuid-aaaa", certificate="site-a"),
         2: Member(id=2, ip=B, uuid="uuid-bbbb", token_hash=hash_of("token-b")),
@@ -31,8 +31,8 @@ STATE = Federation(
 )
 
 
-def settings(access: str, operators: str = "root") -> Settings:
-    return Settings(access=access, token=OPERATOR, operators=frozenset(operators.split()))
+def settings(access: str, operators: str = "root") -> ManagerSettings:
+    return ManagerSettings(access=access, token=OPERATOR, operators=frozenset(operators.split()))
 
 
 def caller(access: str, token: str = "", certificate: str = "", operators: str = "root") -> Caller:
@@ -178,7 +178,7 @@ def test_what_is_asked_for_by_default() -> None:
     ],
 )
 def test_what_does_not_go_together(environ: dict[str, str], text: str) -> None:
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(ManagerSettingsError, match=text):
         load(environ)
 
 

@@ -22,8 +22,8 @@ from holdfast.federation.manager.messages import (
     TopologyView,
     Watched,
 )
-from holdfast.federation.manager.settings import Settings
-from holdfast.federation.manager.state.sqlite import SqliteStore
+from holdfast.federation.manager.settings import ManagerSettings
+from holdfast.federation.manager.state.sqlite import SqliteStateStore
 from tests.support.topology_brokers import FakeBrokers
 
 OPERATOR = "operator-token-of-the-test"
@@ -31,11 +31,11 @@ OPERATOR = "operator-token-of-the-test"
 
 class Site:
     def __init__(self, file: Path, token: str) -> None:
-        settings = Settings(
+        settings = ManagerSettings(
             token=token, core_ann_interval="2s", beacon_interval="1m30s", brokers=("a", "b")
         )
         self.brokers = FakeBrokers()
-        self.manager = Manager(settings, SqliteStore(file), self.brokers)
+        self.manager = Manager(settings, SqliteStateStore(file), self.brokers)
         self.api = Api(self.manager)
         self.token = token
         transport = httpx.ASGITransport(self.api.application())
@@ -469,7 +469,7 @@ def test_a_join_token_does_not_say_where_the_manager_logs_in(
 ) -> None:
     async def test() -> None:
         site = Site(tmp_path / "state.db", OPERATOR)
-        settings = Settings(token=OPERATOR, brokers=named, broker_username=username)
+        settings = ManagerSettings(token=OPERATOR, brokers=named, broker_username=username)
         site.manager.settings = settings
         made = await site.data("POST", "/api/v1/join-tokens", {})
         answer = await site.ask("POST", "/api/v1/join", {"ip": ip}, token=made["token"])

@@ -17,15 +17,20 @@ import pytest
 from holdfast.federation.manager.maintenance import Rounds
 from holdfast.federation.manager.manager import Manager
 from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, Report
-from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state import changes
 from holdfast.federation.manager.state import postgresql as postgresql_store
 from holdfast.federation.manager.state import thread as store_thread
 from holdfast.federation.manager.state.changes import Changes, TooMany
-from holdfast.federation.manager.state.federation_state import Federation
+from holdfast.federation.manager.state.federation_state import FederationState
 from holdfast.federation.manager.state.postgresql import PostgresqlStore
-from holdfast.federation.manager.state.sqlite import SqliteStore
-from holdfast.federation.manager.state.store import AuditLine, Store, StoreError, StoreLost
+from holdfast.federation.manager.state.sqlite import SqliteStateStore
+from holdfast.federation.manager.state.store import (
+    AuditLine,
+    StateStore,
+    StateStoreError,
+    StoreLost,
+)
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.postgresql import PASSWORD, PostgresqlServer
 from tests.support.topology_brokers import FakeBrokers
@@ -59,7 +64,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgresql_store, "LOCK_WAIT_S", 1)
 
 
-class Gate(SqliteStore):
+class Gate(SqliteStateStore):
     """Whose changes wait until the test lets them."""
 
     def __init__(self, path: Path) -> None:
@@ -67,14 +72,14 @@ class Gate(SqliteStore):
         self.is_reached = threading.Event()
         self.may_go = threading.Event()
 
-    def save(self, before: Federation, after: Federation, line: AuditLine) -> None:
+    def save(self, before: FederationState, after: FederationState, line: AuditLine) -> None:
         self.is_reached.set()
         assert self.may_go.wait(WAIT_S)
         super().save(before, after, line)
 
 
-def manager_with(store: Store) -> Manager:
-    return Manager(Settings(), store, FakeBrokers())
+def manager_with(store: StateStore) -> Manager:
+    return Manager(ManagerSettings(), store, FakeBrokers())
 
 
 async def join(manager: Manager, number: int) -> JoinAnswer:
@@ -84,11 +89,13 @@ async def join(manager: Manager, number: int) -> JoinAnswer:
 
 @asynccontextmanager
 async def running(
-    store: Callable[[], Store], clock: Callable[[], float] = time.monotonic
+    store: Callable[[], StateStore], clock: Callable[[], float] = time.monotonic
 ) -> AsyncIterator[Manager]:
     """With what looks after its database, as in the process. Opened aside, since a proxy in the
     way needs the loop."""
-    manager = await asyncio.to_thread(lambda: Manager(Settings(), store(), FakeBrokers(), clock))
+    manager = await asyncio.to_thread(
+        lambda: Manager(ManagerSettings(), store(), FakeBrokers(), clock)
+    )
     rounds = Rounds(manager)
     rounds.start()
     try:
@@ -158,12 +165,12 @@ async def test_the_end_waits_for_the_change_under_way_and_refuses_the_rest(tmp_p
     store.may_go.set()
     await stopping
     assert (await first).id == 0
-    with pytest.raises(StoreError, match="stopping"):
+    with pytest.raises(StateStoreError, match="stopping"):
         await second
-    assert sorted(SqliteStore(tmp_path / "t.db").load().members) == [0]
+    assert sorted(SqliteStateStore(tmp_path / "t.db").load().members) == [0]
 
 
-class FailingDisk(SqliteStore):
+class FailingDisk(SqliteStateStore):
     """Whose next COMMIT is in the file, or is not, and fails: as when a sync does."""
 
     fails = ""
@@ -238,7 +245,7 @@ async def test_another_manager_takes_over_and_gives_back(
     url = postgresql_server.url(database)
     async with running(lambda: PostgresqlStore(url)) as first:
         await join(first, 0)
-        with pytest.raises(StoreError, match=r"another manager uses this database \(from 127"):
+        with pytest.raises(StateStoreError, match=r"another manager uses this database \(from 127"):
             await asyncio.to_thread(PostgresqlStore, url)
         second = manager_with(await taken_over(postgresql_server, database))
         await join(second, 1)
@@ -246,7 +253,7 @@ async def test_another_manager_takes_over_and_gives_back(
         await until(lambda: "another manager" in first.changes.lost, "the first has noticed")
         revision = first.state.revision
         for refused in (join(first, 2), first.report(0, Report()), first.changed_since(-1, 0)):
-            with pytest.raises(StoreError, match="another manager"):
+            with pytest.raises(StateStoreError, match="another manager"):
                 await refused
         assert first.state.revision == revision
         await second.stop()
@@ -270,7 +277,7 @@ async def taken_over(server: PostgresqlServer, database: str) -> PostgresqlStore
         end_connections(server, database)
         try:
             return await asyncio.to_thread(PostgresqlStore, server.url(database))
-        except StoreError:
+        except StateStoreError:
             continue
 
 
@@ -287,7 +294,7 @@ async def test_a_database_from_a_backup_is_not_gone_on_with(
         postgresql_server.execute(database, "UPDATE meta SET value = 1 WHERE name = 'revision'")
         end_connections(postgresql_server, database)
         await until(lambda: "revision is 1" in manager.changes.lost, "it is seen to be older")
-        with pytest.raises(StoreError, match="was a backup restored"):
+        with pytest.raises(StateStoreError, match="was a backup restored"):
             await join(manager, 3)
         assert manager.state.revision == 3
     again = manager_with(PostgresqlStore(url))
@@ -339,7 +346,7 @@ async def test_connections_cut_at_any_byte(postgresql_server: PostgresqlServer) 
         while number not in answered:
             try:
                 answered[number] = (await join(manager, number)).id
-            except StoreError:
+            except StateStoreError:
                 await asyncio.sleep(0.01)
             revisions.append(manager.state.revision)
 
@@ -377,10 +384,10 @@ def test_the_revision_guards_where_a_pooler_makes_the_lock_worthless(
     second = PostgresqlStore(postgresql_server.url(database))
     line = AuditLine(at_s=0, revision=0, actor="", action="")
     known = [first.load(), second.load()]
-    first.save(known[0], Federation(revision=1, next_id=1), line)
-    with pytest.raises(StoreError, match="another manager writes"):
-        second.save(known[1], Federation(revision=1, next_id=9), line)
-    assert second.load() == Federation(revision=1, next_id=1)
+    first.save(known[0], FederationState(revision=1, next_id=1), line)
+    with pytest.raises(StateStoreError, match="another manager writes"):
+        second.save(known[1], FederationState(revision=1, next_id=9), line)
+    assert second.load() == FederationState(revision=1, next_id=1)
     # The other one is in the middle of its change: what is waited for is decided by its end.
     writing = psycopg.connect(postgresql_server.url(database))
     for ends in (writing.rollback, writing.commit):
@@ -388,15 +395,15 @@ def test_the_revision_guards_where_a_pooler_makes_the_lock_worthless(
         writing.execute(
             "UPDATE holdfast_topology.meta SET value = value + 1 WHERE name = 'revision'"
         )
-        with pytest.raises(StoreError, match="lock timeout"):
-            second.save(before, Federation(revision=before.revision + 1), line)
+        with pytest.raises(StateStoreError, match="lock timeout"):
+            second.save(before, FederationState(revision=before.revision + 1), line)
         saving = threading.Thread(target=ends)
         failed = ""
         waiting = threading.Timer(0.3, saving.start)
         waiting.start()
         try:
-            second.save(before, Federation(revision=before.revision + 1), line)
-        except StoreError as error:
+            second.save(before, FederationState(revision=before.revision + 1), line)
+        except StateStoreError as error:
             failed = str(error)
         waiting.join()
         saving.join()
@@ -432,7 +439,7 @@ def test_what_is_wrong_is_said_without_the_password(
     postgresql_server: PostgresqlServer, change: dict[str, Any], text: str
 ) -> None:
     url = postgresql_server.url(**{"database": "postgres", **change})
-    with pytest.raises(StoreError, match=text) as caught:
+    with pytest.raises(StateStoreError, match=text) as caught:
         PostgresqlStore(url)
     assert "\n" not in str(caught.value)
     assert PASSWORD not in str(caught.value)
@@ -448,7 +455,7 @@ def test_what_is_wrong_is_said_without_the_password(
     ],
 )  # fmt: skip
 def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
-    with pytest.raises(StoreError, match="DB_URL: write postgresql://") as caught:
+    with pytest.raises(StateStoreError, match="DB_URL: write postgresql://") as caught:
         PostgresqlStore(url)
     assert "secret" not in str(caught.value)
 
@@ -457,11 +464,11 @@ def test_a_user_who_may_make_no_schema(postgresql_server: PostgresqlServer) -> N
     database = postgresql_server.new_database()
     postgresql_server.execute(database, f"CREATE ROLE {database} LOGIN PASSWORD '{PASSWORD}'")
     url = postgresql_server.url(database).replace("holdfast:", f"{database}:")
-    with pytest.raises(StoreError, match="GRANT CREATE ON DATABASE"):
+    with pytest.raises(StateStoreError, match="GRANT CREATE ON DATABASE"):
         PostgresqlStore(url)
     postgresql_server.execute(database, f"CREATE SCHEMA holdfast_topology AUTHORIZATION {database}")
     store = PostgresqlStore(url)
-    assert store.load() == Federation()
+    assert store.load() == FederationState()
     store.close()
 
 
@@ -470,7 +477,7 @@ def test_a_standby_is_refused(postgresql_server: PostgresqlServer) -> None:
     postgresql_server.execute(
         "postgres", f"ALTER DATABASE {database} SET default_transaction_read_only = on"
     )
-    with pytest.raises(StoreError, match="read-only"):
+    with pytest.raises(StateStoreError, match="read-only"):
         PostgresqlStore(postgresql_server.url(database))
 
 

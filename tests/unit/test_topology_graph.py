@@ -14,7 +14,7 @@ from holdfast.federation.manager.graph.graph import (
     structure_of,
 )
 from holdfast.federation.manager.graph.rebalance import rebalance, within_rules
-from holdfast.federation.manager.graph.repair import Rules, links_lacking, repair
+from holdfast.federation.manager.graph.repair import GraphRules, links_lacking, repair
 
 TWELVE = [
     (0, 1), (0, 2), (0, 3), (0, 11), (1, 2), (1, 4), (1, 6), (1, 7), (2, 3), (2, 4), (2, 5),
@@ -73,7 +73,7 @@ def test_the_published_twelve() -> None:
     found = structure_of(graph)
     assert found.is_two_connected
     assert diameter(graph) == 3
-    assert repair(graph, Rules(lambda node: 5), flat).added == frozenset()
+    assert repair(graph, GraphRules(lambda node: 5), flat).added == frozenset()
 
 
 def test_a_graph_in_pieces_has_no_diameter() -> None:
@@ -95,7 +95,7 @@ def test_repair_adds_the_fewest_links_there_can_be() -> None:
     rng = random.Random(11)
     for _ in range(120):
         graph = random_graph(rng, rng.randrange(3, 7), rng.randrange(0, 8))
-        found = repair(graph, Rules(lambda node: 99), flat)
+        found = repair(graph, GraphRules(lambda node: 99), flat)
         assert not found.problems
         assert not found.removed
         assert len(found.added) == fewest(graph), graph
@@ -108,17 +108,17 @@ def test_of_equally_few_links_the_nearest_are_taken() -> None:
     def near(one: int, other: int) -> float:
         return 1.0 if (one, other) == (1, 4) else 50.0
 
-    assert repair(chain, Rules(lambda node: 3), near).added == {(0, 3)}
-    assert repair(ring, Rules(lambda node: 5), near).added == {(1, 4)}
+    assert repair(chain, GraphRules(lambda node: 3), near).added == {(0, 3)}
+    assert repair(ring, GraphRules(lambda node: 5), near).added == {(1, 4)}
 
 
 def test_links_are_given_up_only_where_limits_leave_no_other_way() -> None:
     full = list(combinations(range(4), 2))
     graph = graph_of(range(8), [*full, *((one + 4, other + 4) for one, other in full)])
-    roomy = repair(graph, Rules(lambda node: 4), flat)
+    roomy = repair(graph, GraphRules(lambda node: 4), flat)
     assert len(roomy.added) == 2
     assert not roomy.removed
-    tight = repair(graph, Rules(lambda node: 3), flat)
+    tight = repair(graph, GraphRules(lambda node: 3), flat)
     assert not tight.problems
     assert tight.removed
     after = graph_of(graph, tight.links)
@@ -127,7 +127,7 @@ def test_links_are_given_up_only_where_limits_leave_no_other_way() -> None:
 
 
 def test_what_is_impossible_is_said() -> None:
-    rules = Rules(lambda node: 5)
+    rules = GraphRules(lambda node: 5)
     assert "one member" in repair({0: set()}, rules, flat).problems[0]
     two = repair({3: set(), 8: set()}, rules, flat)
     assert two.links == {(3, 8)}
@@ -135,10 +135,10 @@ def test_what_is_impossible_is_said() -> None:
     assert repair({}, rules, flat).problems == ()
     forbidden = frozenset({(0, 1), (0, 2)})
     star = repair(graph_of(range(4), [(0, 3), (1, 3), (2, 3)]),
-                  Rules(lambda node: 5, forbidden=forbidden), flat)  # fmt: skip
+                  GraphRules(lambda node: 5, forbidden=forbidden), flat)  # fmt: skip
     assert star.problems == ("the forbidden and pinned links leave no way around the members 3",)
     alone = frozenset(link_of(0, other) for other in range(1, 4))
-    apart = repair(graph_of(range(4), []), Rules(lambda node: 5, forbidden=alone), flat)
+    apart = repair(graph_of(range(4), []), GraphRules(lambda node: 5, forbidden=alone), flat)
     assert "forbidden links leave 2 parts" in apart.problems[0]
 
 
@@ -147,7 +147,7 @@ def test_rules_hold_after_a_change_of_them(seed: int) -> None:
     rng = random.Random(seed)
     graph = graph_of(range(12), TWELVE)
     pairs = rng.sample(list(combinations(range(12), 2)), 5)
-    rules = Rules(lambda node: 5, frozenset(pairs[:2]), frozenset(pairs[2:]))
+    rules = GraphRules(lambda node: 5, frozenset(pairs[:2]), frozenset(pairs[2:]))
     found = within_rules(graph, rules, flat)
     assert not found.problems
     assert rules.pinned <= found.links
@@ -162,13 +162,13 @@ def test_rebalance_lowers_the_price_and_keeps_the_invariants() -> None:
         return 40.0 * abs(one - other)
 
     graph = graph_of(range(12), TWELVE)
-    found = rebalance(graph, Rules(lambda node: 5), distance)
+    found = rebalance(graph, GraphRules(lambda node: 5), distance)
     after = graph_of(graph, found.links)
     assert structure_of(after).is_two_connected
     assert max(len(others) for others in after.values()) <= 5
     assert len(found.links) == len(TWELVE)
     assert sum(distance(*link) for link in found.links) < sum(distance(*link) for link in TWELVE)
-    again = rebalance(after, Rules(lambda node: 5), distance)
+    again = rebalance(after, GraphRules(lambda node: 5), distance)
     assert sum(distance(*link) for link in again.links) <= sum(
         distance(*link) for link in found.links
     )

@@ -2,9 +2,9 @@
 
 import math
 
-from holdfast.federation.manager.graph.health import Health, State
+from holdfast.federation.manager.graph.health import MemberHealth, MemberState
 from holdfast.federation.manager.graph.placement import place
-from holdfast.federation.manager.graph.repair import Rules
+from holdfast.federation.manager.graph.repair import GraphRules
 from holdfast.federation.manager.graph.round_trips import UNKNOWN_MS, RoundTrips
 
 
@@ -12,8 +12,8 @@ def unreported(node: int) -> bool:
     return False
 
 
-def health_with(failures: dict[int, int], members: int) -> Health:
-    health = Health()
+def health_with(failures: dict[int, int], members: int) -> MemberHealth:
+    health = MemberHealth()
     for node in range(members):
         health.probed(node, True)
         for _ in range(failures.get(node, 0)):
@@ -23,20 +23,20 @@ def health_with(failures: dict[int, int], members: int) -> Health:
 
 def test_dead_after_two_failures_in_a_row() -> None:
     health = health_with({1: 1}, 4)
-    assert health.judge(range(4), unreported).states[1] is State.SUSPECT
+    assert health.judge(range(4), unreported).states[1] is MemberState.SUSPECT
     health.probed(1, True)
     health.probed(1, False)
     assert health.judge(range(4), unreported).dead == ()
     health.probed(1, False)
     verdict = health.judge(range(4), unreported)
     assert verdict.dead == (1,)
-    assert verdict.states[0] is State.HEALTHY
+    assert verdict.states[0] is MemberState.HEALTHY
 
 
 def test_a_neighbour_that_reports_the_link_up_is_believed() -> None:
     verdict = health_with({1: 5}, 4).judge(range(4), lambda node: node == 1)
     assert verdict.dead == ()
-    assert verdict.states[1] is State.UNKNOWN
+    assert verdict.states[1] is MemberState.UNKNOWN
 
 
 def test_when_more_than_half_fail_at_once_nobody_is_dead() -> None:
@@ -47,12 +47,12 @@ def test_when_more_than_half_fail_at_once_nobody_is_dead() -> None:
     most = health_with({0: 2, 1: 2, 2: 1}, 4).judge(range(4), unreported)
     assert most.is_frozen
     assert most.dead == ()
-    assert most.states[0] is State.UNKNOWN
+    assert most.states[0] is MemberState.UNKNOWN
 
 
 def test_a_manager_that_has_just_started_knows_of_nobody_dead() -> None:
-    verdict = Health().judge(range(3), unreported)
-    assert set(verdict.states.values()) == {State.NEW}
+    verdict = MemberHealth().judge(range(3), unreported)
+    assert set(verdict.states.values()) == {MemberState.NEW}
     assert verdict.dead == ()
 
 
@@ -63,7 +63,7 @@ def test_a_probe_that_gives_no_number_is_never_the_best() -> None:
         trips.member_measured(node, value)
     assert [trips.latency(node) for node in range(4)] == [UNKNOWN_MS] * 4
     graph = {node: {(node + 1) % 6, (node - 1) % 6} for node in range(6)}
-    rules = Rules(lambda node: 5)
+    rules = GraphRules(lambda node: 5)
     assert place(graph, rules, "paper", trips.latency, trips.cost).neighbours[0] == 4
     assert set(place(graph, rules, "default", trips.latency, trips.cost).neighbours) == {4, 5}
 
@@ -78,7 +78,7 @@ def test_a_failed_probe_forgets_the_measurement_before_it() -> None:
 def test_both_neighbours_are_below_the_limit() -> None:
     """The published rule looks at the limit for the first neighbour only."""
     graph = {0: {1, 2, 3, 4}, 1: {0, 2, 3}, 2: {0, 1, 3}, 3: {0, 1, 2}, 4: {0}}
-    rules = Rules(lambda node: 4)
+    rules = GraphRules(lambda node: 4)
     for strategy in ("paper", "default"):
         chosen = place(graph, rules, strategy, lambda node: float(node), lambda a, b: 1.0)
         assert len(set(chosen.neighbours)) == 2
@@ -87,13 +87,13 @@ def test_both_neighbours_are_below_the_limit() -> None:
 
 def test_without_room_the_newcomer_goes_between_two_linked_members() -> None:
     ring = {0: {1, 2}, 1: {0, 2}, 2: {0, 1}}
-    found = place(ring, Rules(lambda node: 2), "default", lambda node: 1.0, lambda a, b: 1.0)
+    found = place(ring, GraphRules(lambda node: 2), "default", lambda node: 1.0, lambda a, b: 1.0)
     assert found.removed == {found.neighbours}
 
 
 def test_the_default_prefers_near_members_and_short_ways() -> None:
     ring = {node: {(node + 1) % 12, (node - 1) % 12} for node in range(12)}
-    rules = Rules(lambda node: 5)
+    rules = GraphRules(lambda node: 5)
     same = place(ring, rules, "default", lambda node: 1.0, lambda a, b: 1.0).neighbours
     assert abs(same[0] - same[1]) in (5, 6, 7)
     near = place(

@@ -10,15 +10,19 @@ import pytest
 
 from holdfast.federation.manager.announcer import PAUSE_MAX_S, TELLINGS, Schedule
 from holdfast.federation.manager.graph.graph import structure_of
-from holdfast.federation.manager.graph.health import State
+from holdfast.federation.manager.graph.health import MemberState
 from holdfast.federation.manager.maintenance import Rounds
 from holdfast.federation.manager.manager import Manager, NoSuchMember
 from holdfast.federation.manager.messages import JoinAnswer, JoinRequest, LinkReport, Report
-from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state.databases import open_store
-from holdfast.federation.manager.state.federation_state import Announcement, Refused, rules_of
-from holdfast.federation.manager.state.sqlite import SqliteStore
-from holdfast.federation.manager.state.store import StoreError
+from holdfast.federation.manager.state.federation_state import (
+    ChangeRefused,
+    PendingAnnouncement,
+    rules_of,
+)
+from holdfast.federation.manager.state.sqlite import SqliteStateStore
+from holdfast.federation.manager.state.store import StateStoreError
 from tests.support.topology_brokers import FakeBrokers
 from tests.support.topology_databases import DATABASES, Database, SqliteDatabase, new_database
 
@@ -26,7 +30,7 @@ from tests.support.topology_databases import DATABASES, Database, SqliteDatabase
 class Site:
     def __init__(self, database: Database, **settings: Any) -> None:
         self.database = database
-        self.settings = Settings(**settings)
+        self.settings = ManagerSettings(**settings)
         self.brokers = FakeBrokers()
         self.now = 1000.0
         self.store = open_store(database.url)
@@ -123,9 +127,9 @@ async def test_a_ghost_gives_its_address_up_to_a_member_that_has_moved_there(sit
 @in_loop
 async def test_an_old_copy_of_a_member_is_refused(site: Site) -> None:
     await site.join(0, uuid="uuid-0000", epoch=5)
-    with pytest.raises(Refused, match="old copy"):
+    with pytest.raises(ChangeRefused, match="old copy"):
         await site.join(0, uuid="uuid-0000", epoch=4)
-    with pytest.raises(Refused, match="join again"):
+    with pytest.raises(ChangeRefused, match="join again"):
         await site.manager.report(0, Report(epoch=4))
 
 
@@ -159,10 +163,10 @@ async def test_a_change_that_cannot_be_stored_has_not_happened(site: Site) -> No
     await site.grow(3)
     before = site.manager.state
     site.database.execute("UPDATE meta SET value = value + 1 WHERE name = 'revision'")
-    with pytest.raises(StoreError, match="another manager"):
+    with pytest.raises(StateStoreError, match="another manager"):
         await site.manager.leave(1, "test")
     assert site.manager.state is before
-    with pytest.raises(StoreError, match="another manager"):
+    with pytest.raises(StateStoreError, match="another manager"):
         await site.join(8)
 
 
@@ -172,21 +176,21 @@ async def test_a_database_of_another_version_is_left_alone(site: Site) -> None:
         site.database.execute("PRAGMA user_version = 99")
     else:
         site.database.execute("UPDATE meta SET value = 99 WHERE name = 'format'")
-    with pytest.raises(StoreError, match="another version"):
+    with pytest.raises(StateStoreError, match="another version"):
         site.open()
 
 
 def test_something_else_than_a_database(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("not a database, " * 100)
-    with pytest.raises(StoreError, match="text"):
-        SqliteStore(text)
+    with pytest.raises(StateStoreError, match="text"):
+        SqliteStateStore(text)
 
 
 @in_loop
 async def test_a_lower_limit_takes_effect_at_the_start(site: Site) -> None:
     await site.grow(12)
-    site.settings = Settings(degree_max=3)
+    site.settings = ManagerSettings(degree_max=3)
     await site.open().repair()
     graph = site.manager.state.graph()
     assert max(len(others) for others in graph.values()) <= 3
@@ -200,7 +204,7 @@ async def test_a_dead_member_is_removed_and_the_hole_repaired(site: Site) -> Non
     dead = max(site.manager.state.graph().items(), key=lambda item: len(item[1]))[0]
     site.brokers.round_trips[f"tcp://10.0.0.{dead}:1883"] = None
     await site.rounds.probe_all()
-    assert site.manager.verdict().states[dead] is State.SUSPECT
+    assert site.manager.verdict().states[dead] is MemberState.SUSPECT
     await site.rounds.probe_all()
     assert dead not in site.manager.state.members
     assert structure_of(site.manager.state.graph()).is_two_connected
@@ -217,7 +221,7 @@ async def test_a_neighbour_that_still_hears_it_keeps_a_member(site: Site) -> Non
         )
         await site.rounds.probe_all()
         site.now += 5
-    assert site.manager.verdict().states[1] is State.UNKNOWN
+    assert site.manager.verdict().states[1] is MemberState.UNKNOWN
     await site.manager.report(neighbour, Report(links=[LinkReport(peer=1, up=False)]))
     await site.rounds.probe_all()
     assert 1 not in site.manager.state.members
@@ -239,7 +243,7 @@ async def test_a_broker_that_lives_without_its_federator_is_found(site: Site) ->
     await site.grow(5)
     await site.manager.report(2, Report())
     await site.rounds.probe_all()
-    assert site.manager.verdict().states[2] is State.HEALTHY
+    assert site.manager.verdict().states[2] is MemberState.HEALTHY
     site.now += 3600
     await site.rounds.probe_all()
     await site.rounds.probe_all()
@@ -273,7 +277,7 @@ async def test_a_member_that_comes_back_while_it_is_probed_is_judged_anew(site: 
     site.brokers.on_probe = rejoin
     await site.rounds.probe_all()
     assert rejoins[0].id == 1
-    assert site.manager.verdict().states[1] is State.NEW
+    assert site.manager.verdict().states[1] is MemberState.NEW
 
 
 @in_loop
@@ -310,7 +314,7 @@ async def test_who_reports_is_told_until_the_report_agrees(site: Site) -> None:
     await site.join(1)
     await site.rounds.announce_due()
     assert site.brokers.told == [
-        Announcement(receiver=0, about=1, ip="tcp://10.0.0.1:1883", action="NEW")
+        PendingAnnouncement(receiver=0, about=1, ip="tcp://10.0.0.1:1883", action="NEW")
     ]
     for _ in range(TELLINGS):
         site.now += PAUSE_MAX_S
@@ -344,7 +348,7 @@ async def test_members_that_watch_are_not_announced_to(site: Site) -> None:
 
 def test_pauses_between_announcements_grow() -> None:
     schedule = Schedule()
-    wanted = {(1, 2): Announcement(receiver=1, about=2, ip="tcp://b", action="NEW")}
+    wanted = {(1, 2): PendingAnnouncement(receiver=1, about=2, ip="tcp://b", action="NEW")}
     now, sent = 0.0, []
     for _ in range(9):
         assert schedule.due(wanted, now) == list(wanted.values())
@@ -355,7 +359,7 @@ def test_pauses_between_announcements_grow() -> None:
         assert schedule.due(wanted, due - 0.01) == []
         now = due
     assert sent == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    other = {(1, 2): Announcement(receiver=1, about=2, ip="tcp://b", action="REMOVE")}
+    other = {(1, 2): PendingAnnouncement(receiver=1, about=2, ip="tcp://b", action="REMOVE")}
     assert schedule.due(other, now - 1) == list(other.values())
 
 
@@ -376,11 +380,11 @@ async def test_a_watcher_wakes_at_the_next_change(site: Site) -> None:
 async def test_rules_that_cannot_be_kept_change_nothing(site: Site) -> None:
     await site.grow(4)
     before = site.manager.state
-    with pytest.raises(Refused, match="forbidden"):
+    with pytest.raises(ChangeRefused, match="forbidden"):
         await site.manager.set_rules(
             rules_of([(0, 1, "forbid"), (0, 2, "forbid"), (0, 3, "forbid")]), "test"
         )
-    with pytest.raises(Refused, match="no member 9"):
+    with pytest.raises(ChangeRefused, match="no member 9"):
         await site.manager.set_rules(rules_of([(0, 9, "pin")]), "test")
     assert site.manager.state is before
     with pytest.raises(ValueError, match="both"):
@@ -392,7 +396,7 @@ async def test_rules_that_cannot_be_kept_change_nothing(site: Site) -> None:
 @in_loop
 async def test_more_pins_than_the_limit_are_refused(site: Site) -> None:
     await site.grow(8)
-    with pytest.raises(Refused, match="more pinned links than its limit of 5"):
+    with pytest.raises(ChangeRefused, match="more pinned links than its limit of 5"):
         await site.manager.set_rules(rules_of([(0, each, "pin") for each in range(1, 7)]), "test")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.federation.manager.durations import duration_ns
-from holdfast.federation.manager.settings import SettingsError, load
+from holdfast.federation.manager.settings import ManagerSettingsError, load
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_ours_win_and_the_command_line_wins_over_both() -> None:
 
 
 def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
-    with pytest.raises(SettingsError, match=r"does not use MongoDB.*set DB_URL=sqlite:///"):
+    with pytest.raises(ManagerSettingsError, match=r"does not use MongoDB.*set DB_URL=sqlite:///"):
         load({"MONGO_URL": "mongodb://root:secret@mongo:27017"})
     assert load({"MONGO_URL": "mongodb://x", "DB_URL": "postgres://h/d"}).db_url == "postgres://h/d"
 
@@ -88,12 +88,12 @@ def test_a_mongo_url_alone_is_refused_with_what_to_do() -> None:
     ],
 )
 def test_wrong_settings_are_named(environ: dict[str, str], text: str) -> None:
-    with pytest.raises(SettingsError, match=text):
+    with pytest.raises(ManagerSettingsError, match=text):
         load(environ)
 
 
 def test_a_secret_in_a_url_is_not_shown() -> None:
-    with pytest.raises(SettingsError) as raised:
+    with pytest.raises(ManagerSettingsError) as raised:
         load({"DB_URL": "mysql://user:secret@host"})
     assert "secret" not in str(raised.value)
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 
 from holdfast.api.cluster_routes import ClusterAdmin, ClusterRoutes
 from holdfast.api.federation_routes import FederationRoutes
-from holdfast.api.log_routes import BadRequest, Busy, LogRoutes, NotServing
+from holdfast.api.log_routes import BadRequest, Busy, LogRoutes, StandbyRefusal
 from holdfast.api.log_sender import LogConnections, LogSender
 from holdfast.api.metrics.node import registry_for, render
 from holdfast.api.readiness import obstacles
@@ -38,7 +38,7 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
-from holdfast.server.shared_directory import Sharing
+from holdfast.server.shared_directory import SharedDirectory
 
 CONNECTIONS_MAX: Final = 64
 """The most connections of the admin port. Readers of the log have a limit of their own."""
@@ -49,14 +49,14 @@ class Served(Protocol):
 
     broker: Broker | None
     """None while it stands by."""
-    sharing: Sharing | None
+    sharing: SharedDirectory | None
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
     maintenance: Maintenance | None
     config: Config
 
 
-class Admin:
+class AdminRoutes:
     def __init__(self, server: Served) -> None:
         self._server = server
         self._registry = registry_for(server)
@@ -73,7 +73,7 @@ class Admin:
             ],
             exception_handlers={
                 BadRequest: _bad_request,
-                NotServing: _not_serving,
+                StandbyRefusal: _not_serving,
                 Busy: _busy,
             },
         )
@@ -155,7 +155,7 @@ class AdminServer:
         connections_max = descriptors.share(CONNECTIONS_MAX)
         self._server = QuietServer(
             uvicorn.Config(
-                Guard(Admin(server).application(), known),
+                Guard(AdminRoutes(server).application(), known),
                 http=bounded(LogConnections, connections_max, sender=self._sender),
                 log_config=None,
                 log_level="warning",

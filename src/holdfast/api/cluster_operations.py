@@ -9,14 +9,14 @@ from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata import operations
 from holdfast.cluster.metadata.commands import Command
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
-from holdfast.cluster.metadata.requests import Accepted, Outcome, Refused
+from holdfast.cluster.metadata.requests import Accepted, Outcome, RequestRefused
 from holdfast.cluster.metadata.status import (
     below_min_insync,
     cluster_status,
     lacks_voters,
     under_replicated,
 )
-from holdfast.cluster.node import Member
+from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.placement.planning import last_copies
 from holdfast.config.schema import Config
 from holdfast.server.event_loop.cluster_broker import ClusterBroker
@@ -30,7 +30,7 @@ class ClusterOperations:
         self,
         config: Config,
         presence: Presence,
-        member: Member,
+        member: ClusterNode,
         broker: ClusterBroker,
         links: PeerLinks,
         loop: asyncio.AbstractEventLoop,
@@ -229,6 +229,6 @@ class ClusterOperations:
         outcome = await future
         if isinstance(outcome, Accepted):
             return
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, RequestRefused):
             raise ClusterError(f"{outcome.text}: somebody else may have changed it, try again")
         raise ClusterError(outcome.text)

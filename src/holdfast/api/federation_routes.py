@@ -14,7 +14,7 @@ from holdfast.api.log_routes import BadRequest
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 
-class Membership(Protocol):
+class FederationView(Protocol):
     def status(self) -> dict[str, object]: ...
 
     def mesh(self, topic: str) -> dict[str, object]: ...
@@ -22,7 +22,7 @@ class Membership(Protocol):
 
 class Federated(Protocol):
     @property
-    def federation(self) -> Membership | None:
+    def federation(self) -> FederationView | None:
         """None: this broker belongs to none, or stands by."""
 
 

@@ -43,7 +43,7 @@ class BadRequest(Exception):
     """The text says which parameter and what is allowed."""
 
 
-class NotServing(Exception):
+class StandbyRefusal(Exception):
     """Asked of a standby what only the holder of the lease has."""
 
 
@@ -74,9 +74,9 @@ class LogRoutes:
     def _broker(self) -> Broker:
         broker = self._server.broker
         if broker is None:
-            raise NotServing("this node stands by: ask the holder of the lease")
+            raise StandbyRefusal("this node stands by: ask the holder of the lease")
         if not broker.believes_disk:
-            raise NotServing("the log of this node is damaged: ask another node")
+            raise StandbyRefusal("the log of this node is damaged: ask another node")
         return broker
 
     def _committed(self, partition: int) -> int:

@@ -74,7 +74,7 @@ class BadRead(Exception):
 
 
 @runtime_checkable
-class Described(Protocol):
+class KernelFile(Protocol):
     """A file that the kernel can send."""
 
     def fileno(self) -> int: ...
@@ -319,7 +319,7 @@ class LogRequests(BaseHTTPRequestHandler):
 def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
     """Raises OSError, also when the reader has not taken it by the deadline."""
     file, position, left = extent.file, extent.position, extent.length
-    opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, Described) else None
+    opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
     while left:
         wait_s = deadline - time.monotonic()
         if wait_s <= 0:

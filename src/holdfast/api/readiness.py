@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from holdfast.api.cluster_routes import ClusterAdmin, ClusterFigures
 from holdfast.server.event_loop.broker import Broker
-from holdfast.server.shared_directory import Sharing
+from holdfast.server.shared_directory import SharedDirectory
 
 logger = logging.getLogger("holdfast")
 
@@ -22,10 +22,10 @@ WAITS_S: Final = 2.0
 LOOK_S: Final = 0.5
 
 
-class Ready(Protocol):
+class Observable(Protocol):
     broker: Broker | None
     """None while it does not serve."""
-    sharing: Sharing | None
+    sharing: SharedDirectory | None
     cluster: ClusterAdmin | None
 
 
@@ -39,7 +39,7 @@ class Obstacle:
     """An operator asked for it, or it belongs to a start."""
 
 
-def obstacles(server: Ready) -> list[Obstacle]:
+def obstacles(server: Observable) -> list[Obstacle]:
     """The most serious first; none: the node is ready."""
     found: list[Obstacle] = []
     cluster = server.cluster
@@ -115,7 +115,7 @@ class Readiness:
     """Writes a line when an obstacle appears and when it has gone. Before the node is ready for the
     first time there is nothing to say: it starts."""
 
-    def __init__(self, server: Ready) -> None:
+    def __init__(self, server: Observable) -> None:
         self._server = server
         self._was_ready = False
         self._known: dict[str, float] = {}

@@ -3,7 +3,7 @@
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.session import Inflight
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 
 
 class Effect:
@@ -19,7 +19,7 @@ class ReadLog(Effect):
         connection: Connection | None,
         positions: list[int],
         limits: list[int],
-        interests: list[Interest],
+        interests: list[ReadInterest],
         records_max: int,
         bytes_max: int,
     ) -> None:

@@ -184,7 +184,7 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
             message.payload,
         )
     )
-    state.hold(HeldRetaining(message, route.topic, done))
+    state.hold(HeldFederatedRetained(message, route.topic, done))
     return True
 
 
@@ -231,7 +231,7 @@ class HeldArrival(HeldPublish):
         self.done()
 
 
-class HeldRetaining(HeldRetained):
+class HeldFederatedRetained(HeldRetained):
     def __init__(self, message: Message, topic: str, done: Callable[[], None]) -> None:
         super().__init__(message, topic)
         self.done = done

@@ -18,7 +18,7 @@ from holdfast.broker.publish.producers import ProducerTable
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
 from holdfast.broker.session.message import Message, retained_size
-from holdfast.broker.session.session import FEDERATION, Inflight, Member, Session, Subscription
+from holdfast.broker.session.session import FEDERATION, GroupMember, Inflight, Session, Subscription
 from holdfast.broker.session.state import tag_of
 from holdfast.broker.stats import Stats
 from holdfast.protocol.topics.retained import RetainedTrie
@@ -26,7 +26,7 @@ from holdfast.protocol.topics.trie import SubscriptionTrie
 from holdfast.security.acl import AclFile
 from holdfast.security.enhanced_authentication import Factory
 from holdfast.storage.journal.journal import Journal
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
 CANCELLED: Final = 0
@@ -94,7 +94,7 @@ class Work:
         raise NotImplementedError
 
 
-class Cluster:
+class ClusterPort:
     """What a node of a cluster has done elsewhere; a node alone has none of it. Records go to the
     leaders of their partitions, so nobody knows their offsets yet."""
 
@@ -201,11 +201,11 @@ class Group(Cursor):
         self.filter = filter
         self.key = f"$share/{name}/{filter}"
         self.tag = tag_of(self.key)
-        self.members: dict[Session, Member] = {}
+        self.members: dict[Session, GroupMember] = {}
         # Those with a connection. The first `ready` of them may have room for a message; the others
         # have this group in their `blocked`. So finding a member costs the same in a group of ten
         # and of ten thousand: whoever was found without room is not looked at before it has some.
-        self.connected: list[Member] = []
+        self.connected: list[GroupMember] = []
         self.ready = 0
         self.turn = 0
         # Per partition, the offset from which it has records; None: it is older than this start.
@@ -248,14 +248,14 @@ class Group(Cursor):
             del self.aside[topic]
         return message
 
-    def attach(self, member: Member) -> None:
+    def attach(self, member: GroupMember) -> None:
         """It has a connection."""
         if member.slot < 0:
             member.slot = len(self.connected)
             self.connected.append(member)
             self.unblock(member)
 
-    def detach(self, member: Member) -> None:
+    def detach(self, member: GroupMember) -> None:
         """It leaves, or its connection is gone."""
         if member.slot < 0:
             return
@@ -271,17 +271,17 @@ class Group(Cursor):
             last.slot = member.slot
         member.slot = -1
 
-    def block(self, member: Member) -> None:
+    def block(self, member: GroupMember) -> None:
         if member.slot < self.ready:
             self.ready -= 1
             self._swap(member, self.connected[self.ready])
 
-    def unblock(self, member: Member) -> None:
+    def unblock(self, member: GroupMember) -> None:
         if member.slot >= self.ready:
             self._swap(member, self.connected[self.ready])
             self.ready += 1
 
-    def _swap(self, one: Member, other: Member) -> None:
+    def _swap(self, one: GroupMember, other: GroupMember) -> None:
         slot = one.slot
         self.connected[other.slot] = one
         self.connected[slot] = other
@@ -321,7 +321,7 @@ class NodeState:
         self.config = config
         self.journal = journal
         self.memory = config.memory_durability
-        self.cluster: Cluster | None = None
+        self.cluster: ClusterPort | None = None
         # Called with a filter, and whether a session of a client has begun or ended to have it.
         self.watch_interest: Callable[[str, bool], None] | None = None
         # Called with the empty message by which a client here removed what was retained.
@@ -360,7 +360,7 @@ class NodeState:
         # The filters of the last changes of it.
         self.route_changes: list[str] = []
         # Of sessions that read the log; node.catching_up makes them.
-        self.interests: dict[Session, list[Interest]] = {}
+        self.interests: dict[Session, list[ReadInterest]] = {}
 
         self.held: deque[Held] = deque()
         # Records appended, by whatever way: who makes it grow is paused when too many wait.

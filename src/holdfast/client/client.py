@@ -28,18 +28,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from types import TracebackType
 
-from holdfast.client.connection import Connecting, Outcome, PublishResult
+from holdfast.client.connection import ConnectionManager, Outcome, PublishResult
 from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.protocol.effects import Message, Subscribed
 from holdfast.client.protocol.responses import check_answer
 from holdfast.client.transport.deadline import Deadline, Filter, request_of
-from holdfast.client.transport.transport import ClientTransport
+from holdfast.client.transport.transport import ClientSocket
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Properties
 
 
-class Client(Connecting):
+class Client(ConnectionManager):
     """One session with one server at a time. Not thread-safe: use it from its event loop
     (`holdfast.client.blocking.Client` is for threads)."""
 
@@ -155,7 +155,7 @@ class Client(Connecting):
         for index, outcome in settled:
             self._settle_batched(partial(on_settled, index), outcome)
 
-    async def _room_for(self, qos: int) -> ClientTransport | None:
+    async def _room_for(self, qos: int) -> ClientSocket | None:
         """Wait until a message may be published; None when it is to be queued for the connection
         that is being made again."""
         while True:

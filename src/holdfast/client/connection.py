@@ -36,8 +36,8 @@ from holdfast.client.reconnect import ONCE, Reconnect
 from holdfast.client.servers import Server, servers_of
 from holdfast.client.transport.deadline import fail
 from holdfast.client.transport.dialer import Dialer
-from holdfast.client.transport.sockets import Dialing, Endpoint
-from holdfast.client.transport.transport import ClientTransport
+from holdfast.client.transport.sockets import SocketDialer, SocketEndpoint
+from holdfast.client.transport.transport import ClientSocket
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Packet, Properties
 
@@ -55,7 +55,7 @@ class PublishResult:
 Outcome: TypeAlias = PublishResult | ClientError
 
 
-class Connecting:
+class ConnectionManager:
     """One session with one server at a time. `holdfast.client.client.Client` is the other half."""
 
     def __init__(
@@ -105,9 +105,9 @@ class Connecting:
         self.connections = 0
         """How often a server has accepted us."""
         self._reconnects = reconnect is not None
-        self._dialing = Dialing(
+        self._dialing = SocketDialer(
             Dialer(self.servers, reconnect or ONCE, options.connect_timeout_s, Random().random),
-            Endpoint(tls, server_hostname, local_address, options.connect_timeout_s),
+            SocketEndpoint(tls, server_hostname, local_address, options.connect_timeout_s),
             self._new_transport,
             self._failed,
             self._end,
@@ -119,7 +119,7 @@ class Connecting:
         self._on_connect_failed = on_connect_failed
         self._on_connection_lost = on_connection_lost
         self._on_trace = on_trace
-        self._transport: ClientTransport | None = None
+        self._transport: ClientSocket | None = None
         self._connected: asyncio.Future[bool] | None = None
         self._error: ClientError | None = None
         # Set while there is a connection, and when none is coming any more.
@@ -207,8 +207,8 @@ class Connecting:
 
     def _new_transport(
         self, on_opened: Callable[[], None], on_failed: Callable[[ClientError], None]
-    ) -> ClientTransport:
-        return ClientTransport(self.core, self._handle, on_opened, on_failed)
+    ) -> ClientSocket:
+        return ClientSocket(self.core, self._handle, on_opened, on_failed)
 
     def _failed(self, server: Server, error: ClientError) -> None:
         self._tell(self._on_connect_failed, error, server)
@@ -216,14 +216,14 @@ class Connecting:
     def _is_reconnecting(self) -> bool:
         return self._reconnects and not self.is_connected and not self._is_over.is_set()
 
-    def _require(self) -> ClientTransport:
+    def _require(self) -> ClientSocket:
         if self._transport is None or not self.is_connected:
             if self._error is not None:
                 raise self._error
             raise NotConnected(_NO_CONNECTION)
         return self._transport
 
-    async def _ready(self) -> ClientTransport:
+    async def _ready(self) -> ClientSocket:
         """The connection; waits for it while it is being made again."""
         while self._is_reconnecting():
             await self._settled.wait()

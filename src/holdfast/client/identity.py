@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class ProducerIdentity:
     producer: str
     epoch: int
     sequence: int
@@ -39,17 +39,17 @@ def check_producer(producer: str) -> None:
         )
 
 
-def parse_identity(text: str) -> Identity:
+def parse_identity(text: str) -> ProducerIdentity:
     """Raises ValueError: no sign, no leading zeros, nothing around it."""
     parts = text.split(":")
     if len(parts) != 3:
         raise ValueError(f"identity {text!r}: must be <producer>:<epoch>:<sequence>")
     check_producer(parts[0])
     epoch = _number(parts[1], "epoch", 0, EPOCH_MAX)
-    return Identity(parts[0], epoch, _number(parts[2], "sequence", 1, SEQUENCE_MAX))
+    return ProducerIdentity(parts[0], epoch, _number(parts[2], "sequence", 1, SEQUENCE_MAX))
 
 
-def identity_of(properties: Properties) -> Identity | None:
+def identity_of(properties: Properties) -> ProducerIdentity | None:
     """The identity that a received message carries; None without one. Raises ValueError if it is
     malformed or there are several."""
     pairs = properties.get(USER_PROPERTY)

@@ -5,7 +5,7 @@ from typing import Final
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session, Subscription
-from holdfast.broker.state import Cluster, Group, Held
+from holdfast.broker.state import ClusterPort, Group, Held
 from holdfast.cluster.parts import Parts
 from holdfast.cluster.publish.forwarding import PENDING_BYTES_MAX
 from holdfast.cluster.publish.promises import Promise, enqueue
@@ -16,7 +16,7 @@ UNAVAILABLE_S: Final = 2.0
 """Without a majority for so long, a node refuses what it would have to promise."""
 
 
-class NodeSide(Cluster):
+class BrokerPort(ClusterPort):
     def __init__(self, parts: Parts) -> None:
         self._state = parts.state
         self._fabric = parts.fabric

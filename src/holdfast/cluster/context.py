@@ -5,11 +5,11 @@ import json
 from collections.abc import Callable, Mapping
 
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeState
+from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.storage.journal.journal import Journal
 
 
-class Fabric:
+class ClusterContext:
     def __init__(self, node_id: str, journal: Journal) -> None:
         self.node_id = node_id
         self.journal = journal
@@ -67,7 +67,7 @@ class Fabric:
         if metadata is None:
             return False
         info = metadata.nodes.get(node)
-        return info is None or info.state == NodeState.DOWN
+        return info is None or info.state == NodePhase.DOWN
 
 
 def fields_of(payload: bytes, *names: str) -> dict[str, object]:

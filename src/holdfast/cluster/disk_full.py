@@ -6,13 +6,15 @@ reserve stays for the metadata's log and for small files. With space again it fo
 its log ends.
 """
 
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.partitions.replication import Replication
 from holdfast.cluster.state.transfer import Transfer
 
 
-class Space:
-    def __init__(self, fabric: Fabric, replication: Replication, transfer: Transfer) -> None:
+class DiskSpace:
+    def __init__(
+        self, fabric: ClusterContext, replication: Replication, transfer: Transfer
+    ) -> None:
         self._fabric = fabric
         self._replication = replication
         self._transfer = transfer

@@ -5,7 +5,7 @@ from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.parts import Parts
 
 
-class Leadership:
+class LeadershipChanges:
     def __init__(self, parts: Parts) -> None:
         self._node_id = parts.meta.node_id
         self._is_witness = parts.config.is_witness

@@ -3,11 +3,11 @@ of the partitions that it leads and, where it leads the metadata, what its contr
 
 from typing import Final
 
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.commands import ChangePartitions, Command
 from holdfast.cluster.metadata.model import NodeInfo
-from holdfast.cluster.metadata.requests import Refused
+from holdfast.cluster.metadata.requests import RequestRefused
 from holdfast.cluster.metadata.store import ProposalDone
 from holdfast.cluster.partitions.effects import ProposeInSync
 from holdfast.cluster.parts import Parts
@@ -17,10 +17,10 @@ CHANGES_MAX: Final = 256
 """Partitions in one command of a leader."""
 
 
-class Governing:
+class MetadataProposer:
     def __init__(self, parts: Parts) -> None:
         self._meta = parts.meta
-        self._fabric: Fabric = parts.fabric
+        self._fabric: ClusterContext = parts.fabric
         self._detector = parts.detector
         self._config = parts.config.controller
         self.controller: Controller | None = None
@@ -115,7 +115,7 @@ class Governing:
         if command is None:
             return False
         if (
-            isinstance(done.outcome, Refused)
+            isinstance(done.outcome, RequestRefused)
             and isinstance(command, ChangePartitions)
             and done.request in self._gathered
         ):

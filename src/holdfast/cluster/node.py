@@ -15,23 +15,23 @@ from holdfast.broker.node import Node
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE
 from holdfast.cluster import frame_kinds as kinds
-from holdfast.cluster.broker_port import NodeSide
+from holdfast.cluster.broker_port import BrokerPort
 from holdfast.cluster.failure.detector import Beat, HeardAgain, Suspected
 from holdfast.cluster.failure.health import Health, Presence
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.leadership_changes import Leadership
+from holdfast.cluster.leadership_changes import LeadershipChanges
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata
 from holdfast.cluster.metadata.requests import Outcome
 from holdfast.cluster.metadata.state_machine import member_id
 from holdfast.cluster.metadata.store import (
-    Changed,
     LeaderChanged,
+    MetadataChanged,
     MetaStore,
     Persist,
     ProposalDone,
     Send,
 )
-from holdfast.cluster.metadata_proposer import Governing
+from holdfast.cluster.metadata_proposer import MetadataProposer
 from holdfast.cluster.partitions import disk_position
 from holdfast.cluster.partitions.disk_position import DiskPosition, decode_report, encode_report
 from holdfast.cluster.partitions.effects import (
@@ -39,18 +39,18 @@ from holdfast.cluster.partitions.effects import (
     Committed,
     Diverged,
     GivenUp,
+    LeadershipEnded,
     ProposeInSync,
     ReadBatches,
     Restarted,
-    StoppedLeading,
 )
 from holdfast.cluster.partitions.effects import Send as SendBatches
-from holdfast.cluster.parts import MemberConfig, Parts
+from holdfast.cluster.parts import ClusterNodeConfig, Parts
 from holdfast.cluster.placement.planning import useless
 from holdfast.cluster.publish.forwarding import decode_forward, decode_result
 from holdfast.cluster.raft.node import Write
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, barrier_answer, decode_barrier
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.journal.journal import Journal
 from holdfast.storage.journal.segment import WriteGroup
@@ -62,23 +62,23 @@ SETTLE_SESSIONS: Final = 1000
 """So many sessions get their timers then."""
 
 
-class Member(Parts):
+class ClusterNode(Parts):
     def __init__(
         self,
         node: Node,
-        images: Images,
+        images: ReplicatedState,
         journal: Journal,
         meta: MetaStore,
         presence: Presence,
-        config: MemberConfig,
+        config: ClusterNodeConfig,
         random: Callable[[], float],
         now: float,
         lacking: Iterable[int] = (),
     ) -> None:
         """As Parts."""
         super().__init__(node, images, journal, meta, presence, config, random, now, lacking)
-        self.governing = Governing(self)
-        self.leadership = Leadership(self)
+        self.governing = MetadataProposer(self)
+        self.leadership = LeadershipChanges(self)
         self.persists: list[Write] = []
         self.reads: list[ReadBatches] = []
         # Of proposals that the driver made.
@@ -98,7 +98,7 @@ class Member(Parts):
         self._is_late = False
         # The metadata.
         self._may_lead = True
-        node.state.cluster = NodeSide(self)
+        node.state.cluster = BrokerPort(self)
         metadata = meta.metadata
         if metadata is not None:
             self._take_metadata(metadata, tuple(range(len(metadata.partitions))), now)
@@ -458,7 +458,7 @@ class Member(Parts):
             self.fabric.send(effect.node_id, effect.kind, effect.payload)
         elif isinstance(effect, Persist):
             self.persists.append(effect.write)
-        elif isinstance(effect, Changed):
+        elif isinstance(effect, MetadataChanged):
             self._take_metadata(effect.metadata, effect.changed_partitions, now)
         elif isinstance(effect, LeaderChanged):
             self.governing.leader_changed(effect.is_leader, now)
@@ -495,7 +495,7 @@ class Member(Parts):
             self.governing.note_in_sync(effect)
         elif isinstance(effect, BecameLeader):
             self.leadership.lead(effect.partition, effect.epoch)
-        elif isinstance(effect, StoppedLeading):
+        elif isinstance(effect, LeadershipEnded):
             self.leadership.stop_leading(effect.partition)
         elif isinstance(effect, Diverged):
             self.has_diverged = self.has_diverged or not effect.takes_over

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from holdfast.broker.node import Node
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
-from holdfast.cluster.disk_full import Space
+from holdfast.cluster.context import ClusterContext
+from holdfast.cluster.disk_full import DiskSpace
 from holdfast.cluster.failure.cluster_clock import ClusterClock
 from holdfast.cluster.failure.detector import Detector, DetectorConfig
 from holdfast.cluster.failure.health import Presence
@@ -19,17 +19,17 @@ from holdfast.cluster.partitions.replication import Replication
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.cluster.publish.admission import Admission
 from holdfast.cluster.publish.apply import Applier, ApplyingLog
-from holdfast.cluster.publish.forwarding import Forwarding
-from holdfast.cluster.publish.leader_sync import Alignment
+from holdfast.cluster.publish.forwarding import RecordForwarder
+from holdfast.cluster.publish.leader_sync import LeaderSync
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
-from holdfast.cluster.qos0_routing import Interest
+from holdfast.cluster.qos0_routing import Qos0Routing
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
-from holdfast.cluster.sessions.acquisition import Opener
-from holdfast.cluster.sessions.coordinator import Homes
-from holdfast.cluster.sessions.ownership_lease import Doubt
+from holdfast.cluster.sessions.acquisition import SessionAcquisition
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
+from holdfast.cluster.sessions.ownership_lease import OwnershipLease
 from holdfast.cluster.shared_groups.groups import Groups
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.cluster.state.transfer import Transfer
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
@@ -37,7 +37,7 @@ from holdfast.storage.record import Record
 
 
 @dataclass(frozen=True)
-class MemberConfig:
+class ClusterNodeConfig:
     detector: DetectorConfig
     controller: ControllerConfig
     replication: ReplicationConfig
@@ -49,11 +49,11 @@ class Parts:
     def __init__(
         self,
         node: Node,
-        images: Images,
+        images: ReplicatedState,
         journal: Journal,
         meta: MetaStore,
         presence: Presence,
-        config: MemberConfig,
+        config: ClusterNodeConfig,
         random: Callable[[], float],
         now: float,
         lacking: Iterable[int] = (),
@@ -69,7 +69,7 @@ class Parts:
         self.presence = presence
         self.config = config
         self.log = ApplyingLog(journal)
-        self.fabric = Fabric(meta.node_id, journal)
+        self.fabric = ClusterContext(meta.node_id, journal)
         self.fabric.reaches_majority = meta.has_majority
         self.fabric.majority_at = now
         self.replication = Replication(
@@ -77,20 +77,20 @@ class Parts:
         )
         self.detector = Detector(meta.node_id, presence, config.detector, now)
         self.admission = Admission(self.state, self.fabric, images, self.replication.may_append)
-        self.forwarding = Forwarding(self.state, self.fabric, self.admission)
+        self.forwarding = RecordForwarder(self.state, self.fabric, self.admission)
         self.admission.forwarding = self.forwarding
-        self.alignment = Alignment(self.fabric, self.forwarding, self.replication)
+        self.alignment = LeaderSync(self.fabric, self.forwarding, self.replication)
         self.metadata_reads = MetadataReads(self._propose_nothing)
         self.older_copies = OlderCopies(self.metadata_reads)
         self.barriers = Barriers(self.state, self.fabric, self.metadata_reads)
-        self.homes = Homes(self.state, self.fabric, images, self.barriers)
-        self.opener = Opener(self.state, self.fabric, self.homes, self.barriers)
+        self.homes = SessionCoordinator(self.state, self.fabric, images, self.barriers)
+        self.opener = SessionAcquisition(self.state, self.fabric, self.homes, self.barriers)
         self.retained_updates = RetainedUpdates(self.state)
-        self.interest = Interest(self.state, self.fabric, self.retained_updates)
+        self.interest = Qos0Routing(self.state, self.fabric, self.retained_updates)
         self.groups = Groups(self.state, self.fabric, self.forwarding, images, self.barriers)
         held_s = config.detector.suspect_s
         self.homes.close_wait_s = max(self.homes.close_wait_s, 2 * held_s)
-        self.doubt = Doubt(
+        self.doubt = OwnershipLease(
             self.state,
             self.fabric,
             self.barriers,
@@ -110,7 +110,7 @@ class Parts:
             self.retained_updates.applied,
         )
         self.transfer = Transfer(self.state, self.fabric, images, self.applier)
-        self.space = Space(self.fabric, self.replication, self.transfer)
+        self.space = DiskSpace(self.fabric, self.replication, self.transfer)
         # The newest messages that are retained and the producers are those of the images.
         node.state.retained = images.state.retained
         node.state.producers = images.state.producers

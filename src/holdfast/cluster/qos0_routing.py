@@ -16,7 +16,7 @@ from holdfast.broker.rights import has_rules
 from holdfast.broker.routing import find_route
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import Held, NodeState
-from holdfast.cluster.context import Fabric, fields_of, number_of
+from holdfast.cluster.context import ClusterContext, fields_of, number_of
 from holdfast.cluster.frame_kinds import INTEREST, INTEREST_ACK, QOS0, BadFrame
 from holdfast.cluster.publish.promises import Promise, enqueue, settled
 from holdfast.cluster.publish.retained_updates import RetainedUpdates
@@ -71,8 +71,10 @@ def _key_and_node(found: object) -> tuple[str, str]:
     return key, node
 
 
-class Interest:
-    def __init__(self, state: NodeState, fabric: Fabric, retained_updates: RetainedUpdates) -> None:
+class Qos0Routing:
+    def __init__(
+        self, state: NodeState, fabric: ClusterContext, retained_updates: RetainedUpdates
+    ) -> None:
         self._state = state
         self._retained_updates = retained_updates
         self._fabric = fabric

@@ -16,17 +16,17 @@ from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.detector import DetectorConfig
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.metadata.model import DATA, WITNESS, ClusterMetadata
-from holdfast.cluster.metadata.model import NodeState as StateOfNode
+from holdfast.cluster.metadata.model import NodePhase as StateOfNode
 from holdfast.cluster.metadata.operations import empty_disk_text
 from holdfast.cluster.metadata.state_machine import member_id
 from holdfast.cluster.metadata.store import MetaStore
-from holdfast.cluster.node import Member
+from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions import disk_position
 from holdfast.cluster.partitions.config import ReplicationConfig
-from holdfast.cluster.parts import MemberConfig
+from holdfast.cluster.parts import ClusterNodeConfig
 from holdfast.cluster.placement.controller import ControllerConfig
 from holdfast.cluster.placement.planning import last_copies
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.config.schema import Config
 from holdfast.security.passwords import PasswordFile
 from holdfast.security.peer_handshake import (
@@ -60,7 +60,7 @@ SAVE_AGAIN_S: Final = 1.0
 """After a snapshot that could not be written."""
 
 
-class Clustering:
+class ClusterMembership:
     """Opens the data directory; raises StorageError."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Clustering:
         self.presence = Presence(
             manifest.incarnation, cluster.peer_address(), address_of(config), admin_of(config)
         )
-        self.member = Member(
+        self.member = ClusterNode(
             node,
             images,
             storage.journal,
@@ -389,9 +389,9 @@ class Clustering:
         await self.broker.write_watermarks()
 
 
-def member_config(config: Config, incarnation: str) -> MemberConfig:
+def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:
     cluster = config.cluster
-    return MemberConfig(
+    return ClusterNodeConfig(
         DetectorConfig(heartbeat_s=cluster.heartbeat_s, suspect_s=cluster.suspect_s),
         ControllerConfig(replace_after_s=cluster.replace_after_s),
         ReplicationConfig(
@@ -403,7 +403,7 @@ def member_config(config: Config, incarnation: str) -> MemberConfig:
     )
 
 
-def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Images:
+def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> ReplicatedState:
     """`damage`: gets what is found to be damaged now."""
 
     def note(found: Damage) -> None:
@@ -414,12 +414,12 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Images:
     state = NodeState(node.state.config, storage.journal)
     state.now = node.state.now
     state.wall_us = time.time_ns() // 1000
-    images = Images(state)
+    images = ReplicatedState(state)
     storage.replay_into(images)
     return images
 
 
-def _load_uncommitted(member: Member, storage: Storage) -> None:
+def _load_uncommitted(member: ClusterNode, storage: Storage) -> None:
     """What lies above the high watermark is kept in memory until it is committed, or cut off."""
     journal = storage.journal
     for partition, end in enumerate(journal.next_offset):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeState
+from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.server.disk import quarantine as set_aside
 from holdfast.server.disk.storage import StorageError
 from holdfast.storage.files.data_directory import DataDirectoryError
@@ -66,7 +66,7 @@ class Replacement:
 
     def _note_last_copies(self, metadata: ClusterMetadata | None) -> None:
         info = metadata.nodes.get(self._node_id) if metadata is not None else None
-        if self._is_waiting or metadata is None or info is None or info.state != NodeState.DOWN:
+        if self._is_waiting or metadata is None or info is None or info.state != NodePhase.DOWN:
             return
         partitions = [
             number for number, one in enumerate(metadata.partitions) if self._node_id in one.in_sync

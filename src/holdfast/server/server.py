@@ -29,14 +29,14 @@ from holdfast.security.enhanced_authentication import scram_factory
 from holdfast.security.passwords import PasswordError, PasswordFile
 from holdfast.security.scram import METHOD, ScramError, ScramFile
 from holdfast.security.tls import TlsError, server_context
-from holdfast.server.cluster import Clustering
+from holdfast.server.cluster import ClusterMembership
 from holdfast.server.disk.storage import Storage, StorageError
 from holdfast.server.event_loop import descriptors
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.failures import stop_on_unexpected, watched
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
-from holdfast.server.shared_directory import Sharing
+from holdfast.server.shared_directory import SharedDirectory
 from holdfast.server.sockets.acceptor import AcceptLoop
 from holdfast.server.sockets.listeners import listen, reserve
 from holdfast.storage.journal.journal import Journal
@@ -62,7 +62,7 @@ class StartError(Exception):
 
 
 @dataclass(frozen=True)
-class Security:
+class SecurityFiles:
     passwords: PasswordFile | None
     acl: AclFile | None
     scram: ScramFile | None
@@ -122,7 +122,7 @@ def authenticates_users(config: Config) -> bool:
     )
 
 
-def new_node(config: Config, security: Security, journal: Journal) -> Node:
+def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
     """A node that has recovered nothing yet. In any thread."""
     node = Node(node_config(config), journal)
     state = node.state
@@ -146,16 +146,16 @@ class Server:
         self.storage: Storage | None = None
         self.admin: AdminServer | None = None
         self.maintenance: Maintenance | None = None
-        self.sharing: Sharing | None = None
+        self.sharing: SharedDirectory | None = None
         self.cluster: ClusterAdmin | None = None
         self.federation: BrokerFederation | None = None
-        self._clustering: Clustering | None = None
+        self._clustering: ClusterMembership | None = None
         self.listeners: list[asyncio.Server | AcceptLoop] = []
         self.ports: list[int] = []
         self.admin_port = 0
         self._contexts: list[ssl.SSLContext | None] = []
         self._sockets: list[list[socket.socket]] = []
-        self._security = Security(None, None, None)
+        self._security = SecurityFiles(None, None, None)
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._hands_over = False
@@ -223,9 +223,9 @@ class Server:
                     raise
             await asyncio.sleep(PORT_PAUSE_S)
 
-    async def _start_cluster(self, security: Security) -> None:
+    async def _start_cluster(self, security: SecurityFiles) -> None:
         try:
-            clustering = Clustering(
+            clustering = ClusterMembership(
                 self.config,
                 lambda journal: new_node(self.config, security, journal),
                 security.passwords,
@@ -247,7 +247,7 @@ class Server:
         await self._start_admin()
         self._serving = watched(self._serve_in_cluster(clustering))
 
-    async def _serve_in_cluster(self, cluster: Clustering) -> None:
+    async def _serve_in_cluster(self, cluster: ClusterMembership) -> None:
         """Once this node is in line with the others."""
         await cluster.wait_until_ready()
         if cluster.is_witness:
@@ -260,9 +260,9 @@ class Server:
             return
         self._log_ready()
 
-    def _share(self, security: Security) -> Sharing:
+    def _share(self, security: SecurityFiles) -> SharedDirectory:
         try:
-            sharing = Sharing(
+            sharing = SharedDirectory(
                 self.config,
                 new_node=lambda journal: new_node(self.config, security, journal),
                 on_holding=self._hold,
@@ -377,7 +377,7 @@ class Server:
             sum(state.journal.high_watermark),
         )
 
-    def _load_security(self) -> Security:
+    def _load_security(self) -> SecurityFiles:
         security = self.config.security
         try:
             passwords = (
@@ -393,7 +393,7 @@ class Server:
                 " apply to none; set password_file, scram_file or a listener's client_ca",
                 security.acl_file,
             )
-        return Security(passwords, acl, scram)
+        return SecurityFiles(passwords, acl, scram)
 
     def _tls_context(self, listener: Listener) -> ssl.SSLContext | None:
         if not listener.certificate:
@@ -496,7 +496,7 @@ class Server:
             self.storage.close()
         logger.info("stopped")
 
-    async def _leave_cluster(self, cluster: Clustering) -> None:
+    async def _leave_cluster(self, cluster: ClusterMembership) -> None:
         """Hand over what this node leads, then tell its clients where to go."""
         logger.info("shutting down")
         if self._serving is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.broker.node import Node
-from holdfast.cluster.lease.directory import NodeInfo
+from holdfast.cluster.lease.directory import HolderInfo
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.cluster.lease.watch import LeaseTimes
 from holdfast.config.schema import Config
@@ -32,7 +32,7 @@ OPEN_PAUSE_S: Final = 0.1
 """Nodes that are started together create the directory one after the other."""
 
 
-class Sharing:
+class SharedDirectory:
     def __init__(
         self,
         config: Config,
@@ -69,7 +69,7 @@ class Sharing:
             path,
             manifest,
             config.log.segment_bytes,
-            NodeInfo(config.node.id, address_of(config), admin_of(config)),
+            HolderInfo(config.node.id, address_of(config), admin_of(config)),
             times,
             file_system=kind,
             kills_stale_holder=config.lease.kill_stale_holder,

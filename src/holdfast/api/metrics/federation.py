@@ -24,7 +24,7 @@ LABELLED = {
 }
 
 
-class Membership(Protocol):
+class RunningFederation(Protocol):
     @property
     def federator(self) -> object | None:
         """None while it does not run."""
@@ -32,13 +32,13 @@ class Membership(Protocol):
     def status(self) -> dict[str, object]: ...
 
 
-class Observed(Protocol):
+class ObservedFederation(Protocol):
     @property
-    def federation(self) -> Membership | None: ...
+    def federation(self) -> RunningFederation | None: ...
 
 
 class FederationCollector(Collector):
-    def __init__(self, server: Observed) -> None:
+    def __init__(self, server: ObservedFederation) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:

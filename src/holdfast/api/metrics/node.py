@@ -16,7 +16,7 @@ from holdfast.config.schema import Config
 from holdfast.server.event_loop.broker import Broker
 from holdfast.server.federation import BrokerFederation
 from holdfast.server.maintenance import Maintenance
-from holdfast.server.shared_directory import Sharing
+from holdfast.server.shared_directory import SharedDirectory
 from holdfast.storage.files.filesystem import DESCRIPTORS
 
 COUNTERS = {
@@ -57,9 +57,9 @@ DROPPED = {
 REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
 
 
-class Observed(Protocol):
+class ObservedServer(Protocol):
     broker: Broker | None
-    sharing: Sharing | None
+    sharing: SharedDirectory | None
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
     maintenance: Maintenance | None
@@ -69,7 +69,7 @@ class Observed(Protocol):
 class LeaseCollector(Collector):
     """Of a node on a shared data directory."""
 
-    def __init__(self, server: Observed) -> None:
+    def __init__(self, server: ObservedServer) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:
@@ -93,7 +93,7 @@ class LeaseCollector(Collector):
 
 
 class NodeCollector(Collector):
-    def __init__(self, server: Observed) -> None:
+    def __init__(self, server: ObservedServer) -> None:
         self._server = server
 
     @property
@@ -199,7 +199,7 @@ class NodeCollector(Collector):
 class ReadinessCollector(Collector):
     """Metrics of readiness, collected also from a node that does not serve."""
 
-    def __init__(self, server: Observed) -> None:
+    def __init__(self, server: ObservedServer) -> None:
         self._server = server
 
     def collect(self) -> Iterable[Metric]:
@@ -225,7 +225,7 @@ class ReadinessCollector(Collector):
             yield waits
 
 
-def registry_for(server: Observed) -> CollectorRegistry:
+def registry_for(server: ObservedServer) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(ReadinessCollector(server))
     registry.register(NodeCollector(server))

@@ -295,7 +295,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
     if state.cluster is not None:
         connection.state = OPENING
         connection.input_paused = True
-        state.cluster.open_session(connection, client_id, Opening(packet, expiry_s, answer))
+        state.cluster.open_session(connection, client_id, AcceptedConnect(packet, expiry_s, answer))
         return
     present = False
     was_recorded = session is not None and session.recorded
@@ -364,7 +364,7 @@ def refuse_other_user(state: NodeState, connection: Connection) -> None:
     refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
 
 
-class Opening:
+class AcceptedConnect:
     """A CONNECT that was accepted, on its way to its session."""
 
     def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
@@ -375,7 +375,11 @@ class Opening:
 
 
 def finish_open(
-    state: NodeState, connection: Connection, session: Session, present: bool, opening: Opening
+    state: NodeState,
+    connection: Connection,
+    session: Session,
+    present: bool,
+    opening: AcceptedConnect,
 ) -> None:
     """In a cluster: this node owns the session, at its epoch. It is in no table here yet."""
     state.sessions[session.client_id] = session

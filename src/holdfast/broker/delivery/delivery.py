@@ -13,7 +13,7 @@ from holdfast.broker.rights import has_rules, may_any_read, may_read
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import Inflight, Member, Session, Subscription
+from holdfast.broker.session.session import GroupMember, Inflight, Session, Subscription
 from holdfast.broker.session.state import ENTRIES_MAX, encode_cursor
 from holdfast.broker.state import PROGRESS, Group, Held, NodeState, Route
 from holdfast.storage import record as log_record
@@ -312,7 +312,7 @@ def pump(state: NodeState, session: Session) -> None:
         )
 
 
-def ready_member(state: NodeState, group: Group, topic: bytes) -> Member | None:
+def ready_member(state: NodeState, group: Group, topic: bytes) -> GroupMember | None:
     """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1] Those
     found without room wait in their session's `blocked`, so each is looked at once until it has
     room again."""
@@ -344,7 +344,7 @@ def _has_ready_member(state: NodeState, group: Group) -> bool:
     return False
 
 
-def note_blocked(state: NodeState, group: Group, member: Member) -> None:
+def note_blocked(state: NodeState, group: Group, member: GroupMember) -> None:
     """The session has no room for a message of the group; `acknowledging.proceed` unblocks it."""
     group.block(member)
     session = member.session
@@ -353,7 +353,7 @@ def note_blocked(state: NodeState, group: Group, member: Member) -> None:
     session.blocked[member] = None
 
 
-def note_room(group: Group, member: Member) -> None:
+def note_room(group: Group, member: GroupMember) -> None:
     group.unblock(member)
     if member.session.blocked is not None:
         member.session.blocked.pop(member, None)
@@ -403,7 +403,9 @@ def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
     return False
 
 
-def send_to_member(state: NodeState, group: Group, subscription: Member, message: Message) -> None:
+def send_to_member(
+    state: NodeState, group: Group, subscription: GroupMember, message: Message
+) -> None:
     session = subscription.session
     qos = min(message.qos, subscription.qos)
     note_group_progress(state, group)
@@ -490,7 +492,7 @@ def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
         state.stats.dropped_unreadable += 1
 
 
-def send_aside(state: NodeState, group: Group, member: Member) -> None:
+def send_aside(state: NodeState, group: Group, member: GroupMember) -> None:
     """What waits for a member that may read it, to this one. By topic, so a member that may read
     none of it costs a look at each topic."""
     session = member.session

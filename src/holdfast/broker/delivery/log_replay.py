@@ -25,7 +25,7 @@ from holdfast.broker.session.audience import decode_audience
 from holdfast.broker.session.connection import OPEN, Connection
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
-from holdfast.broker.session.session import RECEIVED, Inflight, Member, Session, Subscription
+from holdfast.broker.session.session import RECEIVED, GroupMember, Inflight, Session, Subscription
 from holdfast.broker.state import STEPS_AT_ONCE, Group, Held, NodeState, Work
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
@@ -33,7 +33,7 @@ from holdfast.protocol.mqtt.packets import PUBREL
 from holdfast.protocol.mqtt.properties import expiry_of
 from holdfast.protocol.topics.names import matches
 from holdfast.storage import record as log_record
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
 READ_RECORDS_MAX = 500
@@ -74,7 +74,7 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
     )
 
 
-def feed_group(state: NodeState, group: Group, member: Member | None) -> None:
+def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> None:
     """A member (if one is given) has room: hand out what waits, and read what is behind that."""
     if member is not None and group.aside:
         send_aside(state, group, member)
@@ -83,7 +83,7 @@ def feed_group(state: NodeState, group: Group, member: Member | None) -> None:
         continue_reading(state, group)
 
 
-class GroupsOpening(Work):
+class GroupsResumption(Work):
     """The groups of a session that has a connection again. A step is one of them."""
 
     def __init__(self, session: Session, connection: Connection) -> None:
@@ -91,7 +91,7 @@ class GroupsOpening(Work):
         self.session = session
         self.connection = connection
         groups = session.groups
-        self.members: list[Member] = [] if groups is None else list(groups.values())
+        self.members: list[GroupMember] = [] if groups is None else list(groups.values())
         self.next = 0
 
     def step(self, state: NodeState, steps: int) -> int:
@@ -115,21 +115,21 @@ class GroupsOpening(Work):
 def open_groups(state: NodeState, session: Session, connection: Connection) -> None:
     if session.groups is None:
         return
-    work = GroupsOpening(session, connection)
+    work = GroupsResumption(session, connection)
     state.steps_left -= work.step(state, min(max(1, state.steps_left), STEPS_AT_ONCE))
     if work.goes_on:
         state.begin(work)
 
 
-def _interests(state: NodeState, reader: Session | Group) -> list[Interest]:
+def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
     """The same list for one read after the other, until a subscription changes: the reader of the
     log keeps what it makes of it."""
     if isinstance(reader, Group):
-        return [Interest(reader.filter, None)]
+        return [ReadInterest(reader.filter, None)]
     interests = state.interests.get(reader)
     if interests is None:
         interests = [
-            Interest(subscription.filter, subscription.start)
+            ReadInterest(subscription.filter, subscription.start)
             for subscription in reader.subscriptions.values()
             if subscription.qos > 0 and subscription.group is None
         ]

@@ -14,8 +14,8 @@ from holdfast.broker.recovery.state_records import (
 )
 from holdfast.broker.session.connection import CLOSED, OPEN, Connection
 from holdfast.broker.session.session import (
+    GroupMember,
     Inflight,
-    Member,
     Session,
     Subscription,
     new_subscription,
@@ -126,7 +126,7 @@ class HeldSuback(Held):
                 state.cluster.retained_wanted(self.scans)
         for subscription in self.accepted:
             group = subscription.group
-            if isinstance(group, Group) and isinstance(subscription, Member):
+            if isinstance(group, Group) and isinstance(subscription, GroupMember):
                 feed_group(state, group, subscription if subscription.slot >= 0 else None)
 
 
@@ -337,7 +337,7 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
         state.subscriptions.add(filter, session, subscription)
         state.change_routes(filter)
         return
-    assert isinstance(subscription, Member)
+    assert isinstance(subscription, GroupMember)
     group = _find_group(state, filter)
     if group is None:
         name, inner = split_shared(filter)
@@ -396,7 +396,7 @@ def remove_subscription(state: NodeState, session: Session, filter: str) -> bool
     return True
 
 
-def _detach(group: Group, member: Member) -> None:
+def _detach(group: Group, member: GroupMember) -> None:
     group.detach(member)
     if member.session.blocked is not None:
         member.session.blocked.pop(member, None)

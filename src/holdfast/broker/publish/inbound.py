@@ -29,7 +29,7 @@ from holdfast.broker.routing import find_route, look_up, resolved
 from holdfast.broker.session.connection import ALIASES_IN_BYTES_MAX, AliasesIn, Connection
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Session
-from holdfast.broker.state import Cluster, NodeState, Route
+from holdfast.broker.state import ClusterPort, NodeState, Route
 from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.encode import encode_ack
 from holdfast.protocol.mqtt.errors import MalformedPacket, ProtocolViolation
@@ -182,7 +182,7 @@ def _publish_here(
 
 def _publish_to_cluster(
     state: NodeState,
-    cluster: Cluster,
+    cluster: ClusterPort,
     connection: Connection,
     session: Session,
     publish: Publish,

@@ -100,7 +100,7 @@ def _number_text(name: str, low: int, high: int) -> str:
     )
 
 
-class Place:
+class ProducerPosition:
     """How far a producer has come in one partition. Sequence 0: nothing is stored there."""
 
     def __init__(self, partition: int) -> None:
@@ -124,18 +124,18 @@ class Producer:
     """`owner`: the user it is bound to, "" while it is anybody's. Most producers write to one
     partition, so the first place needs no dict."""
 
-    def __init__(self, first: Place) -> None:
+    def __init__(self, first: ProducerPosition) -> None:
         self.owner = ""
         self.holder: Holder | None = None
         self.first = first
-        self.others: dict[int, Place] | None = None
+        self.others: dict[int, ProducerPosition] | None = None
 
-    def place(self, partition: int) -> Place | None:
+    def place(self, partition: int) -> ProducerPosition | None:
         if self.first.partition == partition:
             return self.first
         return None if self.others is None else self.others.get(partition)
 
-    def places(self) -> list[Place]:
+    def places(self) -> list[ProducerPosition]:
         return [self.first] if self.others is None else [self.first, *self.others.values()]
 
     def is_expired(self, since_us: int) -> bool:
@@ -172,7 +172,7 @@ class ProducerTable:
         return producer
 
     def advance(
-        self, producer_id: bytes, place: Place, epoch: int, sequence: int, stored_us: int
+        self, producer_id: bytes, place: ProducerPosition, epoch: int, sequence: int, stored_us: int
     ) -> None:
         """A record was appended at a known place."""
         self.by_id.move_to_end(producer_id)
@@ -285,9 +285,11 @@ class ProducerTable:
             self._places_top -= 1
         return next(iter(self._by_places[self._places_top]))
 
-    def _place(self, producer_id: bytes, partition: int, stored_us: int, client_id: bytes) -> Place:
+    def _place(
+        self, producer_id: bytes, partition: int, stored_us: int, client_id: bytes
+    ) -> ProducerPosition:
         """A new place, of a producer that is new or known."""
-        place = Place(partition)
+        place = ProducerPosition(partition)
         place.stored_us = stored_us
         producer = self.by_id.get(producer_id)
         if producer is None:
@@ -376,10 +378,10 @@ def decode_producer(data: bytes) -> tuple[bytes, Producer]:
     at = owner_start + owner_length
     if count == 0 or len(data) != at + count * _PLACE.size:
         raise ValueError(f"a producer entry of {len(data)} bytes for {count} places")
-    places: list[Place] = []
+    places: list[ProducerPosition] = []
     for _ in range(count):
         partition, epoch, sequence, stored_us = _PLACE.unpack_from(data, at)
-        place = Place(partition)
+        place = ProducerPosition(partition)
         place.epoch = epoch
         place.sequence = sequence
         place.stored_us = stored_us

@@ -92,7 +92,7 @@ class Subscription:
         self.group: object | None = None
 
 
-class Member(Subscription):
+class GroupMember(Subscription):
     """A shared subscription. `slot`: where it is in the `connected` of its group, or -1."""
 
     def __init__(
@@ -128,7 +128,7 @@ def new_subscription(
 ) -> Subscription:
     """A Member if the filter is a shared one."""
     if is_shared(filter):
-        return Member(
+        return GroupMember(
             session,
             filter,
             qos,
@@ -198,8 +198,8 @@ class Session(Cursor):
         self.retained_scans: object | None = None
         # The shared groups (node.state.Group), and those of them that had a message for this member
         # when there was no room for it, first come, first served.
-        self.groups: dict[object, Member] | None = None
-        self.blocked: OrderedDict[Member, None] | None = None
+        self.groups: dict[object, GroupMember] | None = None
+        self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
 
     def is_durable(self) -> bool:

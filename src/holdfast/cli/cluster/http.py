@@ -26,7 +26,7 @@ class Unanswered(NoAnswer):
     """It may have been asked, and may do it."""
 
 
-class Refused(AdminError):
+class AdminRefused(AdminError):
     """The cluster, with its reason."""
 
 
@@ -114,5 +114,5 @@ class AdminPort:
             text = str(json.loads(body)["error"])
         except (ValueError, KeyError, TypeError):
             text = f"HTTP {code}: is that the admin port of a holdfast node?"
-        kind = Refused if code == 409 else AdminError
+        kind = AdminRefused if code == 409 else AdminError
         raise kind(text if code == 409 else f"{self.address}: {text}")

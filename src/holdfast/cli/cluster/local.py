@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Final, TypeVar
 
 from holdfast.cli.cluster.children import POLL_S, Child, stop_all
-from holdfast.cli.cluster.http import AdminError, AdminPort, NoAnswer, Refused
+from holdfast.cli.cluster.http import AdminError, AdminPort, AdminRefused, NoAnswer
 from holdfast.cli.cluster.layout import (
     ADMIN_DISTANCE,
     BASE_PORT_MAX,
@@ -176,7 +176,7 @@ class LocalCluster:
                     raise NotStarted(f"{child.name} {child.end_text()}:\n{child.log_end()}")
             try:
                 return attempt()
-            except (NoAnswer, Refused, NotYet) as error:
+            except (NoAnswer, AdminRefused, NotYet) as error:
                 if time.monotonic() > deadline:
                     raise NotStarted(f"not ready in time: {error}\n{self._log_ends()}") from None
             time.sleep(POLL_S)

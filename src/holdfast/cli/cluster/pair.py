@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo
+from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
 from holdfast.storage.files.data_directory import DataDirectoryError, read_manifest
 from holdfast.storage.files.filesystem import OsFileSystem
 from holdfast.storage.journal.epoch_folders import LEASE, CorruptEpoch, Epoch, newest_epoch
@@ -34,14 +34,14 @@ class NotShared(Exception):
 @dataclass(frozen=True)
 class Status:
     epoch: Epoch
-    holder: NodeInfo | None
+    holder: HolderInfo | None
     """None: nobody holds the lease now."""
     is_renewing: bool
     """Whether the holder's counter moved while we looked."""
-    nodes: list[NodeInfo]
+    nodes: list[HolderInfo]
 
     @property
-    def standbys(self) -> list[NodeInfo]:
+    def standbys(self) -> list[HolderInfo]:
         holder = "" if self.holder is None else self.holder.node_id
         return [node for node in self.nodes if node.node_id != holder]
 
@@ -121,7 +121,7 @@ def status_lines(status: Status, now_us: int) -> list[str]:
     return lines
 
 
-def _node_text(node: NodeInfo, now_us: int) -> str:
+def _node_text(node: HolderInfo, now_us: int) -> str:
     address = node.address or "address not known"
     admin = f", admin {node.admin}" if node.admin else ""
     return f"{node.node_id} at {address}{admin}, {_duration(now_us - node.since_us)}"
@@ -135,7 +135,7 @@ def _duration(us: int) -> str:
     return f"for {seconds:.1f} s"
 
 
-def _node_json(node: NodeInfo) -> dict[str, object]:
+def _node_json(node: HolderInfo) -> dict[str, object]:
     return {
         "node": node.node_id,
         "address": node.address,

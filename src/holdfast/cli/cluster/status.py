@@ -91,7 +91,7 @@ NO_MAJORITY: Final = 3
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClusterVerdict:
     level: int
     """HEALTHY, DEGRADED or NO_MAJORITY, which are exit codes as well."""
     text: str
@@ -101,16 +101,16 @@ class Verdict:
         return self.level == HEALTHY
 
 
-def verdict(status: ClusterStatus) -> Verdict:
+def verdict(status: ClusterStatus) -> ClusterVerdict:
     """One line. A node that is being drained and replicas on the move are no defect."""
     if status.older_copy:
-        return Verdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
+        return ClusterVerdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
     if status.refused_by:
         text = f"{status.node} is in no cluster: {'; '.join(status.refused_by)}"
-        return Verdict(DEGRADED, text)
+        return ClusterVerdict(DEGRADED, text)
     if not status.initialised:
         text = f"no cluster yet: {status.node} waits for `holdfast cluster init`"
-        return Verdict(DEGRADED, text)
+        return ClusterVerdict(DEGRADED, text)
     wrong = []
     if status.has_majority and not status.metadata_leader:
         wrong.append("nobody leads the metadata")
@@ -140,9 +140,9 @@ def verdict(status: ClusterStatus) -> Verdict:
         wrong.append(f"{count_text(status.under_replicated, 'partition')} under-replicated")
     if not status.has_majority:
         text = f"no majority: {status.node} acknowledges nothing, and knows no news of the others"
-        return Verdict(NO_MAJORITY, "; ".join([text, *wrong]))
+        return ClusterVerdict(NO_MAJORITY, "; ".join([text, *wrong]))
     if wrong:
-        return Verdict(DEGRADED, "degraded: " + "; ".join(wrong))
+        return ClusterVerdict(DEGRADED, "degraded: " + "; ".join(wrong))
     nodes, partitions = len(status.nodes), len(status.partitions)
     parts = [count_text(nodes, "node"), count_text(partitions, "partition")]
     if status.partitions:
@@ -156,7 +156,7 @@ def verdict(status: ClusterStatus) -> Verdict:
         for node in status.nodes
         if abs(node.clock_skew_s) > CLOCK_SKEW_S
     ]
-    return Verdict(HEALTHY, "healthy: " + ", ".join(parts))
+    return ClusterVerdict(HEALTHY, "healthy: " + ", ".join(parts))
 
 
 def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:

@@ -19,13 +19,13 @@ TIMEOUT_S: Final = 2.0
 
 def watch(port: AdminPort, args: argparse.Namespace) -> int:
     try:
-        Watch(args.admin, args.json).run()
+        ClusterWatch(args.admin, args.json).run()
     except KeyboardInterrupt:
         pass
     return 0
 
 
-class Watch:
+class ClusterWatch:
     def __init__(self, address: str, as_json: bool) -> None:
         self._as_json = as_json
         self._first = address

@@ -106,15 +106,15 @@ def run(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace) -> int:
     from holdfast.cli.logs import set_up_plain_logging
     from holdfast.federation.manager.server import serve
-    from holdfast.federation.manager.settings import SettingsError, load
-    from holdfast.federation.manager.state.store import StoreError
+    from holdfast.federation.manager.settings import ManagerSettingsError, load
+    from holdfast.federation.manager.state.store import StateStoreError
     from holdfast.security.tls import TlsError
     from holdfast.server.event_loop.descriptors import raise_limit
 
     given = {name: getattr(args, name) for name in _SERVE_OPTIONS}
     try:
         settings = load(os.environ, {name: text for name, text in given.items() if text})
-    except SettingsError as error:
+    except ManagerSettingsError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_CONFIG
     set_up_plain_logging()
@@ -124,7 +124,7 @@ def _serve(args: argparse.Namespace) -> int:
     except TlsError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    except StoreError as error:
+    except StateStoreError as error:
         print(f"holdfast: {error}", file=sys.stderr)
         return EXIT_FAILED
     except OSError as error:

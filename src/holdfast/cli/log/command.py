@@ -28,12 +28,12 @@ from holdfast.cli.log.records import (
     parse_filter,
     text_line,
 )
-from holdfast.cli.log.replica import ReplicaLog
+from holdfast.cli.log.replica import ReplicaJournal
 from holdfast.cli.log.report import examine
 from holdfast.cli.log.text import count_text, report_lines
 from holdfast.storage.files.data_directory import DataDirectoryError, open_to_read
 from holdfast.storage.files.layout import DataDirectory
-from holdfast.storage.reading.segment_reader import Damage, SegmentReader
+from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
 from holdfast.storage.record import Batch, CorruptBatch, Record
 
 EXIT_DAMAGE: Final = 1
@@ -145,7 +145,7 @@ def _verify(directory: DataDirectory, args: argparse.Namespace) -> int:
 def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
     printer = _Printer(args)
     if directory.manifest.is_replica:
-        for record in ReplicaLog(directory, printer.tell).records():
+        for record in ReplicaJournal(directory, printer.tell).records():
             printer.show_record(record)
         return EXIT_DAMAGE if printer.has_seen_damage else 0
     sequences = directory.segments()
@@ -177,7 +177,7 @@ def _tail(directory: DataDirectory, args: argparse.Namespace) -> int:
 
 
 def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.Namespace) -> int:
-    log = ReplicaLog(directory, printer.tell)
+    log = ReplicaJournal(directory, printer.tell)
     for record in log.newest(args.lines, printer.selection):
         printer.print(record)
     sys.stdout.flush()
@@ -185,7 +185,7 @@ def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.
     while args.follow:
         watermarks = directory.read_watermarks()
         for item in follower.arrived():
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedRange):
                 printer.tell(item)
             else:
                 log.add(item)
@@ -211,8 +211,8 @@ class _Printer:
         self.full: bool = args.full
         self.has_seen_damage = False
 
-    def show(self, item: Batch | Damage) -> None:
-        if isinstance(item, Damage):
+    def show(self, item: Batch | DamagedRange) -> None:
+        if isinstance(item, DamagedRange):
             self.tell(item)
         else:
             for record in self.selection.records(item):
@@ -225,7 +225,7 @@ class _Printer:
     def print(self, record: Record) -> None:
         print(json_line(record) if self.json else text_line(record, full=self.full))
 
-    def tell(self, damage: Damage) -> None:
+    def tell(self, damage: DamagedRange) -> None:
         self.has_seen_damage = True
         sys.stdout.flush()
         print(f"holdfast: {damage}", file=sys.stderr)
@@ -244,7 +244,7 @@ def _newest_records(
             break  # removed by retention, so what is older is gone too
         positions: list[int] = []
         for item in reader.read(newest=newest is None):
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedRange):
                 printer.tell(item)
             else:
                 positions.append(reader.position - item.length)
@@ -265,7 +265,7 @@ class _Follower:
         self.directory = directory
         self.reader = reader
 
-    def arrived(self) -> Iterator[Batch | Damage]:
+    def arrived(self) -> Iterator[Batch | DamagedRange]:
         """What has come since the last call."""
         while True:
             reader = self.reader

@@ -13,15 +13,15 @@ from holdfast.storage.files.layout import DataDirectory
 from holdfast.storage.journal.recovery import OpenedJournal, open_journal, replay
 from holdfast.storage.reading import scan
 from holdfast.storage.reading.cursor import LogReader
-from holdfast.storage.reading.segment_reader import Damage, SegmentReader
+from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
 from holdfast.storage.record import Batch, Record
 
 UNCOMMITTED_BYTES_MAX: Final = 64 << 20
 """Of a partition; a leader that finds no replica takes no more long before."""
 
 
-class ReplicaLog:
-    def __init__(self, directory: DataDirectory, on_damage: Callable[[Damage], None]) -> None:
+class ReplicaJournal:
+    def __init__(self, directory: DataDirectory, on_damage: Callable[[DamagedRange], None]) -> None:
         """`on_damage`: told each damaged place once."""
         self._directory = directory
         self._on_damage = on_damage
@@ -100,4 +100,6 @@ class ReplicaLog:
         place = (damage.segment, damage.position)
         if place not in self._told:
             self._told.add(place)
-            self._on_damage(Damage(damage.segment, damage.position, damage.length, damage.reason))
+            self._on_damage(
+                DamagedRange(damage.segment, damage.position, damage.length, damage.reason)
+            )

@@ -17,7 +17,7 @@ from holdfast.storage.files.layout import JOURNAL, QUARANTINE, START, DataDirect
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.reading.index import IndexHead
 from holdfast.storage.reading.index_file import CorruptIndex
-from holdfast.storage.reading.segment_reader import Damage, SegmentReader, is_zero
+from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader, is_zero
 from holdfast.storage.record import ATTRIBUTE_RESET, Batch
 from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
@@ -70,7 +70,7 @@ class SnapshotReport:
 
 
 @dataclass
-class Report:
+class DirectoryReport:
     path: str
     node_id: str
     partition_count: int
@@ -91,12 +91,12 @@ class Report:
         return asdict(self)
 
 
-def examine(directory: DataDirectory, path: Path, *, deep: bool) -> Report:
+def examine(directory: DataDirectory, path: Path, *, deep: bool) -> DirectoryReport:
     """Go through the directory at `path`. `deep`: read every byte and compare every index;
     otherwise a segment whose index fits its length is not read."""
     manifest = directory.manifest
     epoch = directory.epoch
-    report = Report(
+    report = DirectoryReport(
         str(path),
         manifest.node_id,
         manifest.partitions,
@@ -132,7 +132,7 @@ class _Missing:
 class _JournalExaminer:
     """Goes through the segments, oldest first, and keeps what the next one must continue."""
 
-    def __init__(self, directory: DataDirectory, report: Report, *, deep: bool) -> None:
+    def __init__(self, directory: DataDirectory, report: DirectoryReport, *, deep: bool) -> None:
         self.directory = directory
         self.report = report
         self.deep = deep
@@ -238,7 +238,7 @@ class _JournalExaminer:
             starts = [self.ends.get(number, 0) for number in range(len(starts))]
         rebuilt = ActiveIndex(segment.sequence, starts)
         for item in reader.read(newest=newest):
-            if isinstance(item, Damage):
+            if isinstance(item, DamagedRange):
                 segment.damage_bytes += item.size_bytes
                 self.report.problems.append(str(item))
             else:
@@ -354,7 +354,9 @@ def _head_mismatch(head: IndexHead, segment: ReadFile, partitions: int) -> str:
     return ""
 
 
-def _examine_snapshots(directory: DataDirectory, report: Report, *, newer_than: int) -> None:
+def _examine_snapshots(
+    directory: DataDirectory, report: DirectoryReport, *, newer_than: int
+) -> None:
     for sequence in directory.snapshots():
         if sequence > newer_than:
             # An older one goes when a newer one is there.
@@ -362,7 +364,7 @@ def _examine_snapshots(directory: DataDirectory, report: Report, *, newer_than: 
                 report.snapshots.append(_examine_snapshot(directory, sequence))
 
 
-def _newest_usable_snapshot(report: Report) -> int:
+def _newest_usable_snapshot(report: DirectoryReport) -> int:
     """The sequence that it starts at; 0, where every journal begins, if there is none."""
     usable = (snapshot.sequence for snapshot in report.snapshots if not snapshot.error)
     return max(usable, default=0)
@@ -383,7 +385,7 @@ def _examine_snapshot(directory: DataDirectory, sequence: int) -> SnapshotReport
     return report
 
 
-def _check_snapshots(report: Report) -> None:
+def _check_snapshots(report: DirectoryReport) -> None:
     for snapshot in report.snapshots:
         if snapshot.error:
             report.problems.append(f"{snapshot.name}: {snapshot.error}")

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from holdfast.cli.log.records import time_text
-from holdfast.cli.log.report import Report, SegmentReport
+from holdfast.cli.log.report import DirectoryReport, SegmentReport
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _RIGHT: Final = frozenset(
@@ -13,7 +13,7 @@ _RIGHT: Final = frozenset(
 """Columns of numbers."""
 
 
-def report_lines(report: Report) -> list[str]:
+def report_lines(report: DirectoryReport) -> list[str]:
     return [
         *_summary(report),
         *_section("segments", _segment_rows(report)),
@@ -39,7 +39,7 @@ def count_text(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _summary(report: Report) -> Iterator[str]:
+def _summary(report: DirectoryReport) -> Iterator[str]:
     segments = report.segments
     records = sum(segment.records for segment in segments)
     yield f"data directory  {report.path}"
@@ -61,7 +61,7 @@ def _summary(report: Report) -> Iterator[str]:
     yield f"damage          {len(report.problems) or 'none'}"
 
 
-def _segment_rows(report: Report) -> Iterator[dict[str, str]]:
+def _segment_rows(report: DirectoryReport) -> Iterator[dict[str, str]]:
     for segment in report.segments:
         yield {
             "sequence": str(segment.sequence),
@@ -89,7 +89,7 @@ def _segment_state(segment: SegmentReport) -> str:
     return ", ".join(states) or "whole"
 
 
-def _partition_rows(report: Report) -> Iterator[dict[str, str]]:
+def _partition_rows(report: DirectoryReport) -> Iterator[dict[str, str]]:
     for number, partition in sorted(report.partitions.items()):
         yield {
             "partition": str(number),
@@ -100,7 +100,7 @@ def _partition_rows(report: Report) -> Iterator[dict[str, str]]:
         }
 
 
-def _snapshot_rows(report: Report) -> Iterator[dict[str, str]]:
+def _snapshot_rows(report: DirectoryReport) -> Iterator[dict[str, str]]:
     for snapshot in report.snapshots:
         yield {
             "sequence": str(snapshot.sequence),

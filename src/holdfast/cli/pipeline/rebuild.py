@@ -14,13 +14,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.lake import Lake
-    from holdfast.pipeline.lake.progress import Progress
+    from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.spark import end_session, lake_session
 
     lake = Lake(args.lake, tables=args.tables)
     lake.catalog.table(args.name)
     lake.spark = lake_session(args.master, **dict(args.conf))
-    progress = Progress()
+    progress = RunProgress()
     try:
         report = lake.rebuild(args.name, listener=progress)
     finally:

@@ -77,7 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from holdfast.pipeline.lake.lake import Lake, source_options
-    from holdfast.pipeline.lake.progress import Progress
+    from holdfast.pipeline.lake.progress import RunProgress
     from holdfast.pipeline.lake.runner import check_source
     from holdfast.pipeline.spark import end_session, lake_session
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     # end it before the steps are finished. It ends with this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lake.spark = lake_session(args.master, **dict(args.conf))
-    progress = Progress(quiet=args.quiet)
+    progress = RunProgress(quiet=args.quiet)
     runner = lake.runner(
         args.what, source=source or None, listener=progress, compact_at=args.compact_at
     )

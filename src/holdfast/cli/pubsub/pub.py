@@ -150,7 +150,7 @@ async def _run(options: PubOptions) -> int:
     except (client_run.TlsProblem, ValueError) as error:
         client_run.complain(options, f"Error: {error}")
         return client_run.EXIT_FAILED
-    publisher = Publisher(options, client)
+    publisher = CommandPublisher(options, client)
     try:
         await client.connect(client_run.first_policy(client))
         if options.mode == "lines":
@@ -164,7 +164,7 @@ async def _run(options: PubOptions) -> int:
     return 0
 
 
-class Publisher:
+class CommandPublisher:
     def __init__(self, options: PubOptions, client: Client) -> None:
         self._options = options
         self._client = client

@@ -34,7 +34,7 @@ from holdfast.client.protocol.effects import (
     Traced,
 )
 from holdfast.client.protocol.handshake import check_options, connect_packet, session_lasts
-from holdfast.client.protocol.incoming import NEW, REPEATED, Incoming, message_of
+from holdfast.client.protocol.incoming import NEW, REPEATED, IncomingMessages, message_of
 from holdfast.client.protocol.limits import ServerLimits
 from holdfast.client.protocol.outgoing import PACKET_ID_MAX, OutgoingPublish
 from holdfast.client.protocol.responses import (
@@ -43,7 +43,7 @@ from holdfast.client.protocol.responses import (
     reason_string,
     server_reference,
 )
-from holdfast.client.protocol.sender import CLOSED, CONNECTED, CONNECTING, Sending
+from holdfast.client.protocol.sender import CLOSED, CONNECTED, CONNECTING, RequestSender
 from holdfast.protocol.mqtt import packets as pk
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt import reasons
@@ -55,7 +55,7 @@ from holdfast.protocol.mqtt.packets import Publish
 from holdfast.protocol.mqtt.properties import Properties
 
 
-class ClientProtocol(Sending):
+class ClientProtocol(RequestSender):
     def __init__(self, options: Options, resubscribe: bool = False) -> None:
         """`resubscribe`: a server without a session of ours is told our subscriptions again,
         before it is sent any message."""
@@ -63,7 +63,7 @@ class ClientProtocol(Sending):
         super().__init__(options, resubscribe)
         self.client_id = options.client_id
         """As assigned by the server once connected [MQTT-3.1.3-7]."""
-        self.incoming = Incoming(options.receive_maximum, options.topic_alias_max)
+        self.incoming = IncomingMessages(options.receive_maximum, options.topic_alias_max)
         self._reader = FrameReader(options.packet_bytes_max)
         self._exchange: Authentication | None = None
         self._has_session = False

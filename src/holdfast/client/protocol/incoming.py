@@ -21,7 +21,7 @@ PENDING: Final = 2
 """Delivered, the application has not acknowledged yet: neither."""
 
 
-class Incoming:
+class IncomingMessages:
     def __init__(self, receive_maximum: int, topic_alias_max: int) -> None:
         self.receive_maximum = receive_maximum
         self.topic_alias_max = topic_alias_max

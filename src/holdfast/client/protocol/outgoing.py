@@ -70,7 +70,7 @@ class PacketIds:
         self.used.discard(packet_id)
 
 
-class Outgoing:
+class OutgoingMessages:
     def __init__(self, ids: PacketIds, inflight_max: int, queue_messages_max: int) -> None:
         self._ids = ids
         self._inflight_max = inflight_max

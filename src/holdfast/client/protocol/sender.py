@@ -7,7 +7,7 @@ from holdfast.client.options import LEVEL_5, Options
 from holdfast.client.protocol.effects import Effect, Traced
 from holdfast.client.protocol.keepalive import KeepAlive
 from holdfast.client.protocol.limits import ServerLimits
-from holdfast.client.protocol.outgoing import Outgoing, OutgoingPublish, PacketIds
+from holdfast.client.protocol.outgoing import OutgoingMessages, OutgoingPublish, PacketIds
 from holdfast.client.protocol.responses import packet_of
 from holdfast.client.protocol.subscriptions import Subscriptions
 from holdfast.protocol.mqtt import packets as pk
@@ -23,7 +23,7 @@ CONNECTED: Final = 2
 CLOSED: Final = 3
 
 
-class Request:
+class PendingRequest:
     """A SUBSCRIBE or UNSUBSCRIBE without answer."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Request:
         """Said again by the core; nobody waits for the answer."""
 
 
-class Sending:
+class RequestSender:
     """What a connection and its session have to send. ClientProtocol is the other half."""
 
     def __init__(self, options: Options, resubscribe: bool) -> None:
@@ -51,9 +51,11 @@ class Sending:
         self.limits = ServerLimits()
         self.subscriptions = Subscriptions() if resubscribe else None
         self._ids = PacketIds(options.packet_ids_max)
-        self.outgoing = Outgoing(self._ids, options.inflight_max, options.queue_messages_max)
+        self.outgoing = OutgoingMessages(
+            self._ids, options.inflight_max, options.queue_messages_max
+        )
         self._aliases: dict[int, bytes] = {}
-        self._requests: dict[int, Request] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._keep_alive = KeepAlive(
             options.ping_timeout_s, options.response_timeout_s, options.ping_interval_s
         )
@@ -123,12 +125,12 @@ class Sending:
         if self.subscriptions is not None:
             self.subscriptions.check_room(requests)
         filters = [one.filter for one in requests]
-        return self._request(Request(filters, requests, properties or {}, False), now)
+        return self._request(PendingRequest(filters, requests, properties or {}, False), now)
 
     def unsubscribe(
         self, filters: list[str], now: float, properties: Properties | None = None
     ) -> int:
-        return self._request(Request(filters, None, properties or {}, False), now)
+        return self._request(PendingRequest(filters, None, properties or {}, False), now)
 
     # What leaves
 
@@ -175,7 +177,7 @@ class Sending:
             now,
         )
 
-    def _request(self, request: Request, now: float) -> int:
+    def _request(self, request: PendingRequest, now: float) -> int:
         self._check_connected()
         packet_id = self._ids.take()
         packet: pk.Packet
@@ -199,7 +201,7 @@ class Sending:
             return
         for batch in self.subscriptions.batches(self.limits.packet_bytes_max):
             filters = [one.filter for one in batch.requests]
-            self._request(Request(filters, batch.requests, batch.properties, True), now)
+            self._request(PendingRequest(filters, batch.requests, batch.properties, True), now)
 
     def _check_connected(self) -> None:
         if self.state != CONNECTED:

@@ -18,7 +18,7 @@ _PACKET_OVERHEAD_BYTES: Final = 256
 
 
 @dataclass
-class Batch:
+class SubscriptionBatch:
     """One SUBSCRIBE."""
 
     requests: list[SubscriptionRequest]
@@ -54,10 +54,10 @@ class Subscriptions:
             if index >= len(codes) or codes[index] < 0x80:
                 self._granted.pop(filter, None)
 
-    def batches(self, packet_bytes_max: int) -> Iterator[Batch]:
+    def batches(self, packet_bytes_max: int) -> Iterator[SubscriptionBatch]:
         """Everything as SUBSCRIBEs that the server accepts."""
         limit_bytes = min(PACKET_BYTES_MAX, packet_bytes_max - _PACKET_OVERHEAD_BYTES)
-        batch = Batch([], {})
+        batch = SubscriptionBatch([], {})
         size_bytes = 0
         for request, properties in self._granted.values():
             more_bytes = len(request.filter.encode()) + _FILTER_OVERHEAD_BYTES
@@ -67,7 +67,7 @@ class Subscriptions:
                 or size_bytes + more_bytes > limit_bytes
             ):
                 yield batch
-                batch = Batch([], {})
+                batch = SubscriptionBatch([], {})
                 size_bytes = 0
             batch.properties = properties
             batch.requests.append(request)

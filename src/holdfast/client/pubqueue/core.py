@@ -19,13 +19,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from holdfast.client.pubqueue.entry import Entry
+from holdfast.client.pubqueue.entry import QueueEntry
 
 RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 5.0
 
 
-class Backoff:
+class QueueBackoff:
     """Doubling delays, each drawn from the upper half of its range."""
 
     def __init__(self, random: Callable[[], float]) -> None:
@@ -48,18 +48,18 @@ class QueueCore:
         if window < 1:
             raise ValueError(f"window {window}: 1 or more messages")
         self.window = window
-        self.pending: deque[Entry] = deque()
+        self.pending: deque[QueueEntry] = deque()
         """Loaded and not in flight, ascending."""
         self.pending_size = 0
         """Sum of their sizes."""
-        self.inflight: dict[int, Entry] = {}
+        self.inflight: dict[int, QueueEntry] = {}
         """By sequence, in sending order."""
         self.resent = 0
         self.overtaken = 0
         """Messages that a later one has overtaken at the server."""
         self.stopped = False
-        self._backoff = Backoff(random)
-        self._again: list[Entry] = []
+        self._backoff = QueueBackoff(random)
+        self._again: list[QueueEntry] = []
         # After a refusal nothing is sent before this time and before all in flight is settled.
         self._held = False
         self._resume_at = 0.0
@@ -70,12 +70,12 @@ class QueueCore:
         self._refused_first = 0
         self._refused_has_left = False
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: QueueEntry) -> None:
         """Entries come in ascending order of their sequence."""
         self.pending.append(entry)
         self.pending_size += entry.size
 
-    def next(self, now: float) -> Entry | None:
+    def next(self, now: float) -> QueueEntry | None:
         """The message to hand to the client now; None: later."""
         if not self.pending or self.stopped:
             return None
@@ -130,7 +130,7 @@ class QueueCore:
             return self._resume_at
         return None
 
-    def delivered(self, sequence: int) -> Entry | None:
+    def delivered(self, sequence: int) -> QueueEntry | None:
         """The server has it. None: it was not in flight."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
@@ -145,7 +145,7 @@ class QueueCore:
             self._backoff.reset()
         return entry
 
-    def failed(self, sequence: int) -> Entry | None:
+    def failed(self, sequence: int) -> QueueEntry | None:
         """The server refused it for good; it leaves the queue."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
@@ -188,10 +188,10 @@ class QueueCore:
         """Send nothing any more; what is in flight may still be settled."""
         self.stopped = True
 
-    def take_expired(self, clock: float) -> list[Entry]:
+    def take_expired(self, clock: float) -> list[QueueEntry]:
         """Messages at the head that were never sent and whose time is over (seconds since 1970);
         they leave the queue."""
-        expired: list[Entry] = []
+        expired: list[QueueEntry] = []
         while (when := self.next_expiry()) and when <= clock:
             entry = self.pending.popleft()
             self.pending_size -= entry.size

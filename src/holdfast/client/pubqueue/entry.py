@@ -9,7 +9,7 @@ ENTRY_OVERHEAD_BYTES: Final = 64
 """What a message counts in `bytes_max` beyond its own bytes."""
 
 
-class Entry:
+class QueueEntry:
     """`sequence` orders a queue's messages and with `epoch` identifies them to the broker. Times
     are seconds since 1970; `expires_at` 0: never."""
 
@@ -60,7 +60,7 @@ class Failed:
     """A message that left the queue undelivered. `reason` is the server's reason code, -1 if it
     never reached a server."""
 
-    entry: Entry
+    entry: QueueEntry
     reason: int
     text: str
     failed_at: float

@@ -4,7 +4,7 @@ import time
 from typing import Final
 
 from holdfast.client.identity import IDENTITY_PROPERTY
-from holdfast.client.pubqueue.entry import Entry, entry_size
+from holdfast.client.pubqueue.entry import QueueEntry, entry_size
 from holdfast.client.pubqueue.format import Format
 from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.mqtt.errors import ProtocolViolation
@@ -23,7 +23,7 @@ def checked_entry(
     retain: bool,
     properties: Properties | None,
     expiry_s: float,
-) -> Entry:
+) -> QueueEntry:
     """The message without sequence and epoch. Raises ValueError if no server could accept it."""
     data = payload.encode() if isinstance(payload, str) else bytes(payload)
     decode_topic(topic.encode())  # [MQTT-3.3.2-2]
@@ -34,7 +34,7 @@ def checked_entry(
         raise ValueError(f"a message of {size} bytes: MQTT allows {PACKET_BYTES_MAX}")
     put_at = time.time()
     expires_at = put_at + expiry_s if expiry_s > 0 else 0.0
-    return Entry(0, 0, topic, data, properties or None, retain, put_at, expires_at, size)
+    return QueueEntry(0, 0, topic, data, properties or None, retain, put_at, expires_at, size)
 
 
 def checked_block(properties: Properties) -> bytes:

@@ -6,7 +6,7 @@ from typing import Final
 
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError
-from holdfast.client.identity import Identity, identity_of
+from holdfast.client.identity import ProducerIdentity, identity_of
 from holdfast.client.protocol.effects import Message
 from holdfast.client.pubqueue.format import parse_paper
 from holdfast.client.pubqueue.reorder import (
@@ -24,7 +24,7 @@ from holdfast.client.pubqueue.reorder import (
 PAPER_EPOCH: Final = 0
 
 
-def identify(message: Message) -> Identity | None:
+def identify(message: Message) -> ProducerIdentity | None:
     """By the identity property, else by a payload in the paper's form; None: by neither."""
     try:
         identity = identity_of(message.properties)
@@ -33,13 +33,13 @@ def identify(message: Message) -> Identity | None:
     return identity if identity is not None else identify_paper(message)
 
 
-def identify_paper(message: Message) -> Identity | None:
+def identify_paper(message: Message) -> ProducerIdentity | None:
     """By the payload's id and sender; None if it is not in the paper's form."""
     try:
         sequence, _, sender = parse_paper(message.payload)
     except ValueError:
         return None
-    return Identity(sender, PAPER_EPOCH, sequence)
+    return ProducerIdentity(sender, PAPER_EPOCH, sequence)
 
 
 async def ordered_messages(
@@ -47,7 +47,7 @@ async def ordered_messages(
     *,
     complete: bool = False,
     gap_timeout_s: float = GAP_TIMEOUT_S,
-    identify: Callable[[Message], Identity | None] = identify,
+    identify: Callable[[Message], ProducerIdentity | None] = identify,
     on_late: Callable[[Message], None] | None = None,
     on_gap: Callable[[Gap], None] | None = None,
 ) -> AsyncIterator[Message]:

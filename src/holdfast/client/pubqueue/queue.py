@@ -18,13 +18,13 @@ from typing import Final
 from holdfast.client.client import Client
 from holdfast.client.errors import ClientError, QueueFull, TimedOut
 from holdfast.client.options import LEVEL_5
-from holdfast.client.pubqueue.entry import Entry, Failed
+from holdfast.client.pubqueue.entry import Failed, QueueEntry
 from holdfast.client.pubqueue.errors import MessagesLeft, QueueClosed
 from holdfast.client.pubqueue.format import Format, SequenceFormat
 from holdfast.client.pubqueue.message import checked_entry
 from holdfast.client.pubqueue.room import Room
-from holdfast.client.pubqueue.sender import Counts, OnDelivered, OnFailed, Sender
-from holdfast.client.pubqueue.store import MemoryStore, Store
+from holdfast.client.pubqueue.sender import OnDelivered, OnFailed, QueueCounts, Sender
+from holdfast.client.pubqueue.store import MemoryStore, QueueStore
 from holdfast.client.pubqueue.writer import Put, ThreadWriter, Writer
 from holdfast.protocol.mqtt.packets import Properties
 
@@ -41,7 +41,7 @@ class PublishQueue:
     def __init__(
         self,
         client: Client,
-        store: Store | None = None,
+        store: QueueStore | None = None,
         *,
         window: int = 1,
         form: Format | None = None,
@@ -74,7 +74,7 @@ class PublishQueue:
             )
         self.error: ClientError | None = None
         """Why the queue has stopped: ProducerFenced or StoreError."""
-        self._store: Store = store if store is not None else MemoryStore()
+        self._store: QueueStore = store if store is not None else MemoryStore()
         self._sender = Sender(
             client,
             window,
@@ -112,7 +112,7 @@ class PublishQueue:
         return max(0.0, time.time() - put_at) if put_at is not None else 0.0
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> QueueCounts:
         """A live view."""
         return self._sender.counts
 
@@ -267,7 +267,7 @@ class PublishQueue:
 
     # Told by the sender
 
-    def _left(self, entry: Entry) -> None:
+    def _left(self, entry: QueueEntry) -> None:
         self._room.give(entry.size)
         self._made_room()
 

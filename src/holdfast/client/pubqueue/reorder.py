@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from holdfast.client.identity import Identity
+from holdfast.client.identity import ProducerIdentity
 
 PRODUCERS_MAX: Final = 1_000
 REMEMBERED_MAX: Final = 256
@@ -78,7 +78,7 @@ class Deduplicate:
         self._seen: OrderedDict[str, deque[tuple[int, int]]] = OrderedDict()
         self.counts = ReorderCounts()
 
-    def judge(self, identity: Identity) -> int:
+    def judge(self, identity: ProducerIdentity) -> int:
         """NEW; DUPLICATE; or LATE: older than the newest, and not seen. What is older than all
         that is remembered counts as a duplicate."""
         key = (identity.epoch, identity.sequence)
@@ -139,7 +139,7 @@ class Reorder(Generic[Item]):
         self._buffered = 0
         self.counts = ReorderCounts()
 
-    def feed(self, identity: Identity, item: Item, now: float) -> list[Output[Item]]:
+    def feed(self, identity: ProducerIdentity, item: Item, now: float) -> list[Output[Item]]:
         """What comes out now, in order."""
         name, sequence = identity.producer, identity.sequence
         output: list[Output[Item]] = []

@@ -21,7 +21,7 @@ from holdfast.client.errors import ClientError, PublishRefused
 from holdfast.client.identity import IDENTITY_PROPERTY
 from holdfast.client.options import LEVEL_5
 from holdfast.client.pubqueue.core import QueueCore
-from holdfast.client.pubqueue.entry import Entry, Failed
+from holdfast.client.pubqueue.entry import Failed, QueueEntry
 from holdfast.client.pubqueue.errors import (
     MessageExpired,
     ProducerFenced,
@@ -60,12 +60,12 @@ out where they would make an answer too large, see `_is_fenced`."""
 NOT_AUTHORIZED_LOG_S: Final = 60.0
 """Between two log lines about a queue that may not publish."""
 
-OnDelivered = Callable[[Entry, PublishResult], None]
-OnFailed = Callable[[Entry, ClientError], None]
+OnDelivered = Callable[[QueueEntry, PublishResult], None]
+OnFailed = Callable[[QueueEntry, ClientError], None]
 
 
 @dataclass
-class Counts:
+class QueueCounts:
     """Messages since the queue was opened; none is ever dropped without being in one of them."""
 
     put: int = 0
@@ -86,7 +86,7 @@ class Sender:
         self,
         client: Client,
         window: int,
-        on_left: Callable[[Entry], None],
+        on_left: Callable[[QueueEntry], None],
         on_stopped: Callable[[ClientError], None],
         on_delivered: OnDelivered | None,
         on_failed: OnFailed | None,
@@ -105,7 +105,7 @@ class Sender:
         self._not_authorized_logged_at = -NOT_AUTHORIZED_LOG_S
         self.refusal: PublishRefused | None = None
         """What the broker said last, if it refuses for now; None once it has taken a message."""
-        self._counts = Counts()
+        self._counts = QueueCounts()
         self._has_properties = client.core.options.level >= LEVEL_5
         self._writer: Writer
         self._pump: asyncio.Task[None] | None = None
@@ -121,7 +121,7 @@ class Sender:
         self._is_over = False
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> QueueCounts:
         self._counts.resent = self.core.resent
         self._counts.overtaken = self.core.overtaken
         return self._counts
@@ -249,7 +249,7 @@ class Sender:
         """With one write what the window allows, of a client that is ready. False: there is more
         than one write should have."""
         core = self.core
-        entries: list[Entry] = []
+        entries: list[QueueEntry] = []
         size = 0
         messages: list[tuple[str, bytes, bool, Properties | None]] = []
         while True:
@@ -281,7 +281,7 @@ class Sender:
                     return
         self._wake.set()
 
-    def _properties(self, entry: Entry) -> Properties | None:
+    def _properties(self, entry: QueueEntry) -> Properties | None:
         if not self._has_properties:
             return None
         identity = (IDENTITY_PROPERTY, f"{self.producer}:{entry.epoch}:{entry.sequence}")
@@ -385,7 +385,7 @@ class Sender:
             logger.warning("publish_queue_not_authorized error=%r", str(error))
         return True
 
-    def _fail(self, entry: Entry, error: ClientError) -> None:
+    def _fail(self, entry: QueueEntry, error: ClientError) -> None:
         self._writer.fail(Failed(entry, error.reason, str(error), time.time()))
         self._on_left(entry)
         if self._on_failed is None:

@@ -13,9 +13,9 @@ from secrets import token_hex
 from typing import Final
 
 from holdfast.client.identity import EPOCH_MAX, check_producer
-from holdfast.client.pubqueue.entry import ENTRY_OVERHEAD_BYTES, Entry, Failed, entry_size
+from holdfast.client.pubqueue.entry import ENTRY_OVERHEAD_BYTES, Failed, QueueEntry, entry_size
 from holdfast.client.pubqueue.errors import StoreError, StoreFull
-from holdfast.client.pubqueue.store import FAILED_MAX, Change, Opened
+from holdfast.client.pubqueue.store import FAILED_MAX, Opened, QueueChange
 from holdfast.protocol.mqtt.errors import ProtocolViolation
 from holdfast.protocol.mqtt.packets import PUBLISH
 from holdfast.protocol.mqtt.properties import decode_block, encode_block
@@ -80,10 +80,10 @@ class SqliteStore:
             self.close()
             raise
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: QueueChange) -> None:
         self._guard(lambda db: transaction(db, lambda: _apply(db, change)))
 
-    def read(self, after: int, count: int, size: int) -> list[Entry]:
+    def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
         return self._guard(lambda db: _read(db, after, count, size))
 
     def renew(self, epoch: int) -> None:
@@ -209,7 +209,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
             raise sqlite3.DatabaseError(result)
 
 
-def _apply(db: sqlite3.Connection, change: Change) -> None:
+def _apply(db: sqlite3.Connection, change: QueueChange) -> None:
     removed = [(sequence,) for sequence in change.removed]
     removed += [(failed.entry.sequence,) for failed in change.failed]
     db.executemany("DELETE FROM messages WHERE sequence = ?", removed)
@@ -232,8 +232,8 @@ def _apply(db: sqlite3.Connection, change: Change) -> None:
         )
 
 
-def _read(db: sqlite3.Connection, after: int, count: int, size: int) -> list[Entry]:
-    entries: list[Entry] = []
+def _read(db: sqlite3.Connection, after: int, count: int, size: int) -> list[QueueEntry]:
+    entries: list[QueueEntry] = []
     query = f"SELECT {_COLUMNS} FROM messages WHERE sequence > ? ORDER BY sequence LIMIT ?"
     for row in db.execute(query, (after, count)):
         entry = _entry(row)
@@ -244,7 +244,7 @@ def _read(db: sqlite3.Connection, after: int, count: int, size: int) -> list[Ent
     return entries
 
 
-def _row(entry: Entry) -> Row:
+def _row(entry: QueueEntry) -> Row:
     properties = encode_block(entry.properties) if entry.properties else b""
     return (
         entry.sequence,
@@ -258,14 +258,14 @@ def _row(entry: Entry) -> Row:
     )
 
 
-def _entry(row: Row) -> Entry:
+def _entry(row: Row) -> QueueEntry:
     sequence, epoch, topic, payload, block, retain, put_at, expires_at = row
     try:
         properties = decode_block(block, 0, len(block), PUBLISH) if block else None
         size = entry_size(topic, payload, block)
     except (ProtocolViolation, TypeError, AttributeError) as error:
         raise sqlite3.DatabaseError(f"message {sequence} is unreadable: {error}") from error
-    return Entry(
+    return QueueEntry(
         sequence, epoch, topic, payload, properties, bool(retain), put_at, expires_at, size
     )
 

@@ -6,7 +6,7 @@ from secrets import token_hex
 from typing import Final, Protocol
 
 from holdfast.client.identity import check_producer
-from holdfast.client.pubqueue.entry import Entry, Failed
+from holdfast.client.pubqueue.entry import Failed, QueueEntry
 
 FAILED_MAX: Final = 10_000
 """Failed messages kept in a file; older ones make room (each was reported when it failed)."""
@@ -27,10 +27,10 @@ class Opened:
 
 
 @dataclass
-class Change:
+class QueueChange:
     """Changes that become durable together."""
 
-    added: list[Entry] = field(default_factory=list)
+    added: list[QueueEntry] = field(default_factory=list)
     removed: list[int] = field(default_factory=list)
     """Sequences of confirmed messages."""
     failed: list[Failed] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Change:
         return not (self.added or self.removed or self.failed)
 
 
-class Store(Protocol):
+class QueueStore(Protocol):
     """`blocking`: its calls take time and are made in a thread, one after another. All raise
     StoreError; after StoreFull nothing has changed and the store goes on."""
 
@@ -48,10 +48,10 @@ class Store(Protocol):
     def open(self, form: str, clock: float) -> Opened:
         """`form`: the name of the queue's format. `clock`: seconds since 1970."""
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: QueueChange) -> None:
         """All of it or nothing, durable on return."""
 
-    def read(self, after: int, count: int, size: int) -> list[Entry]:
+    def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
         """Messages with greater sequences, ascending: at most `count`, and no more once their
         sizes reach `size`."""
 
@@ -84,10 +84,10 @@ class MemoryStore:
         # Its sequences begin anew with each life.
         return Opened(self._producer, int(clock), 0)
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: QueueChange) -> None:
         self._failed.extend(change.failed)
 
-    def read(self, after: int, count: int, size: int) -> list[Entry]:
+    def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
         return []
 
     def renew(self, epoch: int) -> None:

@@ -13,10 +13,10 @@ from typing import Final, TypeVar
 
 from holdfast.client.errors import ClientError
 from holdfast.client.identity import SEQUENCE_MAX
-from holdfast.client.pubqueue.entry import Entry, Failed, entry_size
+from holdfast.client.pubqueue.entry import Failed, QueueEntry, entry_size
 from holdfast.client.pubqueue.errors import QueueClosed, StoreError, StoreFull
 from holdfast.client.pubqueue.format import Format
-from holdfast.client.pubqueue.store import Change, Opened, Store
+from holdfast.client.pubqueue.store import Opened, QueueChange, QueueStore
 from holdfast.protocol.mqtt.properties import encode_block
 
 REMOVAL_DELAY_S: Final = 0.1
@@ -36,7 +36,7 @@ class Put:
 
     __slots__ = ("done", "entry", "reserved")
 
-    def __init__(self, entry: Entry, done: asyncio.Future[int] | None) -> None:
+    def __init__(self, entry: QueueEntry, done: asyncio.Future[int] | None) -> None:
         self.entry = entry
         self.done = done
         self.reserved = entry.size
@@ -50,7 +50,7 @@ class Writer:
 
     def __init__(
         self,
-        store: Store,
+        store: QueueStore,
         form: Format,
         on_added: Callable[[list[Put]], None],
         on_dropped: Callable[[list[Put]], None],
@@ -83,7 +83,7 @@ class Writer:
         pass
 
     def fail(self, failed: Failed) -> None:
-        self.store.apply(Change(failed=[failed]))
+        self.store.apply(QueueChange(failed=[failed]))
 
     async def checkpoint(self) -> None:
         """Returns when all removals so far are durable. Raises StoreError."""
@@ -94,7 +94,7 @@ class Writer:
         self.store.renew(self.epoch)
         return self.epoch
 
-    async def read(self, after: int, count: int, size: int) -> list[Entry]:
+    async def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
         """Raises StoreError."""
         return await self._call(lambda: self.store.read(after, count, size))
 
@@ -112,7 +112,7 @@ class Writer:
     async def _call(self, operation: Callable[[], Result]) -> Result:
         return operation()
 
-    def _stamp(self, entry: Entry) -> None:
+    def _stamp(self, entry: QueueEntry) -> None:
         """Give the message its id, and its payload the form that is published."""
         sequence = self.form.next_sequence(self.last_sequence, entry.put_at)
         if not 0 < sequence <= SEQUENCE_MAX:
@@ -129,7 +129,7 @@ class Writer:
 class ThreadWriter(Writer):
     def __init__(
         self,
-        store: Store,
+        store: QueueStore,
         form: Format,
         on_added: Callable[[list[Put]], None],
         on_dropped: Callable[[list[Put]], None],
@@ -138,7 +138,7 @@ class ThreadWriter(Writer):
         super().__init__(store, form, on_added, on_dropped, on_broken)
         self._executor = ThreadPoolExecutor(1, "publish-queue")
         self._puts: list[Put] = []
-        self._change = Change()
+        self._change = QueueChange()
         self._work = asyncio.Event()
         # Held while a transaction or a renewal is under way and its effects are told.
         self._lock = asyncio.Lock()
@@ -253,7 +253,7 @@ class ThreadWriter(Writer):
     async def _commit(self, puts: list[Put]) -> None:
         """One transaction: `puts`, and the removals so far. Raises StoreError, after having told
         those who wait."""
-        change, self._change = self._change, Change()
+        change, self._change = self._change, QueueChange()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -9,13 +9,13 @@ from holdfast.client.errors import ClientError, ConnectionLost, TimedOut
 from holdfast.client.reconnect import Reconnect
 from holdfast.client.servers import Server
 from holdfast.client.transport.dialer import Action, Dialer, Drop, GiveUp, Open, Start
-from holdfast.client.transport.transport import CLOSE_TIMEOUT_S, ClientTransport
+from holdfast.client.transport.transport import CLOSE_TIMEOUT_S, ClientSocket
 
-TransportFactory = Callable[[Callable[[], None], Callable[[ClientError], None]], ClientTransport]
+TransportFactory = Callable[[Callable[[], None], Callable[[ClientError], None]], ClientSocket]
 """Takes `on_opened` and `on_failed` of the transport."""
 
 
-class Endpoint:
+class SocketEndpoint:
     """How sockets are opened, the same for all servers."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Endpoint:
         self._local_address = local_address
         self._connect_timeout_s = connect_timeout_s
 
-    async def open(self, server: Server, protocol: ClientTransport) -> None:
+    async def open(self, server: Server, protocol: ClientSocket) -> None:
         """Raises ConnectionLost, TimedOut."""
         secure = server.is_secure
         if secure and self._tls is None:
@@ -60,11 +60,11 @@ class Endpoint:
             raise ConnectionLost(f"{server.address}: {text}") from error
 
 
-class Dialing:
+class SocketDialer:
     def __init__(
         self,
         dialer: Dialer,
-        endpoint: Endpoint,
+        endpoint: SocketEndpoint,
         new_transport: TransportFactory,
         on_failed: Callable[[Server, ClientError], None],
         on_given_up: Callable[[ClientError], None],
@@ -92,7 +92,7 @@ class Dialing:
         """Whether a CONNECT is out without its CONNACK."""
         return self._asked is not None
 
-    def connected(self) -> ClientTransport:
+    def connected(self) -> ClientSocket:
         """CONNACK has come; over which transport."""
         attempt = self._asked
         assert attempt is not None
@@ -190,7 +190,7 @@ class Dialing:
 
 
 class _Attempt:
-    transport: ClientTransport
+    transport: ClientSocket
     task: "asyncio.Task[None]"
 
     def __init__(self, server: Server) -> None:

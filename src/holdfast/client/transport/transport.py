@@ -15,7 +15,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """How long the peer may take to accept the last bytes."""
 
 
-class ClientTransport(asyncio.Protocol):
+class ClientSocket(asyncio.Protocol):
     """Moves bytes between a socket and `core` and hands its effects to `on_effect`, in order.
 
     It first only holds the open socket, told by `on_opened`; `start` sends CONNECT. Once the

@@ -13,7 +13,7 @@ A claimant that dies in between leaves a number that is never used and a folder 
 from dataclasses import dataclass
 from typing import Final
 
-from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo
+from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory
 from holdfast.cluster.lease.tenure import LeaseLost
 from holdfast.storage.files.filesystem import FileSystem, Lock, read_whole
 from holdfast.storage.files.layout import (
@@ -38,7 +38,7 @@ class Claim:
     lock: Lock
 
 
-def claim(directory: LeaseDirectory, info: NodeInfo) -> Claim | None:
+def claim(directory: LeaseDirectory, info: HolderInfo) -> Claim | None:
     """Steps 1 and 2. None: another node was faster."""
     epoch = directory.next_epoch()
     lock = directory.begin_claim(epoch, info)

@@ -40,7 +40,7 @@ _BEAT: Final = struct.Struct(">QQ")
 
 
 @dataclass(frozen=True)
-class NodeInfo:
+class HolderInfo:
     """What the others need to know of a node."""
 
     node_id: str
@@ -60,7 +60,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True)
-class Beat:
+class LeaseBeat:
     counter: int
     is_released: bool
 
@@ -83,7 +83,7 @@ class LeaseDirectory:
         begun = [_number(name) for name in names if name.endswith(".claim")]
         return 1 + max([self.newest_claimed(), *begun, *epoch_folders(self.root)])
 
-    def begin_claim(self, epoch: int, info: NodeInfo) -> Lock | None:
+    def begin_claim(self, epoch: int, info: HolderInfo) -> Lock | None:
         """Create the claim file; None if somebody else was faster. The lock is the claimant's."""
         name = claim_name(epoch)
         try:
@@ -116,7 +116,7 @@ class LeaseDirectory:
         finally:
             file.close()
 
-    def read_claim(self, epoch: int) -> NodeInfo | None:
+    def read_claim(self, epoch: int) -> HolderInfo | None:
         """None if there is none, or it is being written."""
         return self._read_node(claim_name(epoch))
 
@@ -132,16 +132,16 @@ class LeaseDirectory:
     def create_beat(self, epoch: int) -> WriteFile:
         return self.root.open_write(f"{LEASE}/{_digits(epoch)}.beat", create=True)
 
-    def read_beat(self, epoch: int) -> Beat:
+    def read_beat(self, epoch: int) -> LeaseBeat:
         """A counter of 0 until the first one."""
         try:
             data = self.root.open_read(f"{LEASE}/{_digits(epoch)}.beat").read(0, _BEAT.size)
         except FileNotFoundError:
             data = b""
         if len(data) < _BEAT.size:
-            return Beat(0, False)
+            return LeaseBeat(0, False)
         counter, flags = _BEAT.unpack(data)
-        return Beat(counter, bool(flags & RELEASED))
+        return LeaseBeat(counter, bool(flags & RELEASED))
 
     # Hand-over
 
@@ -162,7 +162,7 @@ class LeaseDirectory:
         self.root.make_folder(NODES)
         return self.root.lock(f"{NODES}/{node_id}.lock")
 
-    def write_node(self, info: NodeInfo) -> None:
+    def write_node(self, info: HolderInfo) -> None:
         self._write_json(f"{NODES}/{info.node_id}.json", asdict(info))
 
     def remove_node(self, node_id: str) -> None:
@@ -171,7 +171,7 @@ class LeaseDirectory:
         except FileNotFoundError:
             return
 
-    def nodes(self) -> list[NodeInfo]:
+    def nodes(self) -> list[HolderInfo]:
         """Those that run."""
         found = []
         for name in self.root.list(NODES):
@@ -198,10 +198,10 @@ class LeaseDirectory:
                 except FileNotFoundError:
                     continue
 
-    def _read_node(self, name: str) -> NodeInfo | None:
+    def _read_node(self, name: str) -> HolderInfo | None:
         try:
             content = self._read_json(name)
-            return NodeInfo(**content) if isinstance(content, dict) else None
+            return HolderInfo(**content) if isinstance(content, dict) else None
         except (FileNotFoundError, TypeError):
             return None
 

@@ -39,7 +39,7 @@ class Sight:
     is_released: bool
 
 
-class Watch:
+class HolderWatch:
     def __init__(self, times: LeaseTimes) -> None:
         self._timeout_s = times.timeout_s
         self._epoch = -1

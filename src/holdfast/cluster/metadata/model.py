@@ -29,7 +29,7 @@ WITNESS: Final = "witness"
 ROLES: Final = (DATA, WITNESS)
 
 
-class NodeState:
+class NodePhase:
     """As the cluster sees it. A node that was removed is absent."""
 
     UP: Final = "up"
@@ -38,7 +38,7 @@ class NodeState:
     """Alive, but it shall lead and hold nothing."""
 
 
-STATES: Final = (NodeState.UP, NodeState.DOWN, NodeState.DRAINING)
+STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class NodeInfo:
     client_address: str
     admin_address: str
     role: str = DATA
-    state: str = NodeState.UP
+    state: str = NodePhase.UP
     version: int = 0
     """Set by `apply`; what a command carries here is ignored."""
 

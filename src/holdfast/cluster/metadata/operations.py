@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from holdfast.cluster.metadata.commands import ChangePartitions, Command, RemoveNode
-from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodeState
+from holdfast.cluster.metadata.model import DATA, ClusterMetadata, NodeInfo, NodePhase
 from holdfast.cluster.placement.planning import is_led_by_another, last_copies, led_by
 
 
@@ -33,12 +33,12 @@ def drain(metadata: ClusterMetadata, node: str) -> Command | None:
     """Takes everything from the node, leaderships first; a dead node is given up. None: it is
     draining already. Raises OperationError."""
     info = node_of(metadata, node)
-    if info.state == NodeState.DRAINING:
+    if info.state == NodePhase.DRAINING:
         return None
     remaining = sorted(
         other.node_id
         for other in metadata.nodes.values()
-        if other.node_id != node and other.role == DATA and other.state == NodeState.UP
+        if other.node_id != node and other.role == DATA and other.state == NodePhase.UP
     )
     if info.role == DATA and len(remaining) < metadata.min_insync:
         left = f"only {', '.join(remaining)}" if remaining else "no data node"
@@ -46,15 +46,15 @@ def drain(metadata: ClusterMetadata, node: str) -> Command | None:
             f"without {node} {left} would be left, and min_insync is {metadata.min_insync}: "
             "add a node first"
         )
-    return _with_state(info, NodeState.DRAINING)
+    return _with_state(info, NodePhase.DRAINING)
 
 
 def undrain(metadata: ClusterMetadata, node: str) -> Command | None:
     """Gives the node its share again. None: it is not draining. Raises OperationError."""
     info = node_of(metadata, node)
-    if info.state != NodeState.DRAINING:
+    if info.state != NodePhase.DRAINING:
         return None
-    return _with_state(info, NodeState.UP)
+    return _with_state(info, NodePhase.UP)
 
 
 def _with_state(info: NodeInfo, state: str) -> Command:
@@ -71,7 +71,7 @@ def remove(metadata: ClusterMetadata, node: str) -> Command:
             f"{node} is {info.state} and still holds {held} partitions: drain it first, and wait "
             "until it holds none"
         )
-    if info.role == DATA and info.state == NodeState.UP:
+    if info.role == DATA and info.state == NodePhase.UP:
         raise OperationError(f"{node} is up and would be given partitions again: drain it first")
     return RemoveNode(node, info.version)
 
@@ -79,7 +79,7 @@ def remove(metadata: ClusterMetadata, node: str) -> Command:
 def rebalance(metadata: ClusterMetadata) -> Command | None:
     """Gives every partition to its preferred leader, where that is up and in sync, at once. None:
     they lead already."""
-    up = {node for node, info in metadata.nodes.items() if info.state == NodeState.UP}
+    up = {node for node, info in metadata.nodes.items() if info.state == NodePhase.UP}
     changes = tuple(
         (number, info.version, led_by(info, info.replicas[0]))
         for number, info in enumerate(metadata.partitions)
@@ -128,7 +128,7 @@ def unsafe_recover(
             ),
             accept_loss=True,
         )
-    if info.role != DATA or info.state == NodeState.DOWN:
+    if info.role != DATA or info.state == NodePhase.DOWN:
         raise OperationError(f"{node} is a {info.role} node and {info.state}: it cannot lead")
     if partitions is None:
         lost = set(lost_partitions(metadata, replaced))

@@ -22,7 +22,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RequestRefused:
     text: str
     """Nothing was changed."""
 
@@ -33,11 +33,11 @@ class Unknown:
     """It may have been carried out, or may yet be."""
 
 
-Outcome = Accepted | Refused | Unknown
+Outcome = Accepted | RequestRefused | Unknown
 
 
 @dataclass
-class Pending:
+class PendingProposal:
     request: int
     request_id: str
     command: bytes
@@ -52,7 +52,7 @@ class Proposals:
         """`nonce`: another one for each start of the process, so that ids do not come again."""
         self._prefix = f"{node_id}.{nonce}."
         self._count = 0
-        self._pending: dict[str, Pending] = {}
+        self._pending: dict[str, PendingProposal] = {}
 
     def next_request(self) -> int:
         self._count += 1
@@ -62,7 +62,9 @@ class Proposals:
         return len(self._pending) >= PENDING_MAX
 
     def add(self, request: int, command: bytes, now: float) -> None:
-        pending = Pending(request, f"{self._prefix}{request}", command, now, now + TIMEOUT_S)
+        pending = PendingProposal(
+            request, f"{self._prefix}{request}", command, now, now + TIMEOUT_S
+        )
         self._pending[pending.request_id] = pending
 
     def request_ids(self) -> list[str]:
@@ -79,7 +81,7 @@ class Proposals:
             del self._pending[pending.request_id]
         return [pending.request for pending in expired]
 
-    def take_due(self, now: float) -> list[Pending]:
+    def take_due(self, now: float) -> list[PendingProposal]:
         """Those to be sent now."""
         due = [pending for pending in self._pending.values() if now >= pending.retry_at]
         for pending in due:

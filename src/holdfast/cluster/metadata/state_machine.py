@@ -13,7 +13,7 @@ from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.metadata.codec import decode_command, decode_metadata, encode_metadata
 from holdfast.cluster.metadata.commands import apply
 from holdfast.cluster.metadata.model import ClusterMetadata
-from holdfast.cluster.metadata.requests import Accepted, Refused
+from holdfast.cluster.metadata.requests import Accepted, RequestRefused
 
 RECENT_MAX: Final = 1024
 """Requests remembered. A request is repeated for some seconds only; far fewer come in that time."""
@@ -46,7 +46,7 @@ def decode_request(data: bytes) -> tuple[str, bytes]:
 class MetaState:
     def __init__(self) -> None:
         self.metadata: ClusterMetadata | None = None
-        self._recent: dict[str, Accepted | Refused] = {}
+        self._recent: dict[str, Accepted | RequestRefused] = {}
 
     def apply(self, data: bytes) -> str:
         """Returns the request id; `outcome` has what came of it. Raises BadFrame."""
@@ -56,14 +56,14 @@ class MetaState:
         applied = apply(self.metadata, decode_command(encoded))
         self.metadata = applied.metadata
         if applied.error or applied.metadata is None:
-            self._recent[request_id] = Refused(applied.error)
+            self._recent[request_id] = RequestRefused(applied.error)
         else:
             self._recent[request_id] = Accepted(applied.metadata.version)
         if len(self._recent) > RECENT_MAX:
             del self._recent[next(iter(self._recent))]
         return request_id
 
-    def outcome(self, request_id: str) -> Accepted | Refused | None:
+    def outcome(self, request_id: str) -> Accepted | RequestRefused | None:
         """None if it was not carried out, lately."""
         return self._recent.get(request_id)
 
@@ -91,7 +91,7 @@ class MetaState:
         try:
             for request_id, result in json.loads(recent):
                 state._recent[request_id] = (
-                    Accepted(result) if isinstance(result, int) else Refused(result)
+                    Accepted(result) if isinstance(result, int) else RequestRefused(result)
                 )
         except (ValueError, TypeError):
             raise BadFrame("a metadata snapshot without its list of requests") from None

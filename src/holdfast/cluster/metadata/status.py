@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from holdfast.cluster.failure.health import Health
-from holdfast.cluster.metadata.model import VOTERS_MAX, ClusterMetadata, NodeState, PartitionInfo
+from holdfast.cluster.metadata.model import VOTERS_MAX, ClusterMetadata, NodePhase, PartitionInfo
 from holdfast.cluster.metadata.operations import lost_partitions
 from holdfast.cluster.placement.planning import is_led_by_another
 
@@ -50,13 +50,13 @@ def below_min_insync(metadata: ClusterMetadata) -> int:
 def lacks_voters(metadata: ClusterMetadata) -> bool:
     """Do fewer nodes vote than could? So it is for a moment after nodes have joined. Two nodes that
     are up and one voter are as they should be; of three, a voter alone is lost with its node."""
-    up = sum(info.state == NodeState.UP for info in metadata.nodes.values())
+    up = sum(info.state == NodePhase.UP for info in metadata.nodes.values())
     wanted = min(up, VOTERS_MAX)
     return len(metadata.voters) < wanted - (wanted % 2 == 0)
 
 
 def _with_fewer(metadata: ClusterMetadata, wanted: int) -> int:
-    down = {node for node, info in metadata.nodes.items() if info.state == NodeState.DOWN}
+    down = {node for node, info in metadata.nodes.items() if info.state == NodePhase.DOWN}
     return sum(
         sum(node not in down for node in info.in_sync) < wanted for info in metadata.partitions
     )

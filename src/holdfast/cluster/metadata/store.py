@@ -17,7 +17,7 @@ from holdfast.cluster.frame_kinds import PROPOSAL, PROPOSAL_RESULT, RAFT, BadFra
 from holdfast.cluster.metadata.codec import decode_command, encode_command
 from holdfast.cluster.metadata.commands import Command, InitCluster, PutNode, RemoveNode, apply
 from holdfast.cluster.metadata.model import ClusterMetadata, NodeInfo
-from holdfast.cluster.metadata.requests import Outcome, Proposals, Refused, Unknown
+from holdfast.cluster.metadata.requests import Outcome, Proposals, RequestRefused, Unknown
 from holdfast.cluster.metadata.state_machine import (
     MetaState,
     changed_since,
@@ -28,7 +28,7 @@ from holdfast.cluster.metadata.state_machine import (
 )
 from holdfast.cluster.metadata.voters import HandOver, plan
 from holdfast.cluster.raft.codec import decode_message, encode_message
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership, RaftState
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftState
 from holdfast.cluster.raft.node import RaftFailure, RaftNode, RaftTiming, Ready, Write
 from holdfast.cluster.raft.state import Addressed, RaftDiverged
 
@@ -56,7 +56,7 @@ class Persist:
 
 
 @dataclass(frozen=True)
-class Changed:
+class MetadataChanged:
     metadata: ClusterMetadata
     changed_partitions: tuple[int, ...]
     """Since the last one."""
@@ -76,7 +76,7 @@ class ProposalDone:
     outcome: Outcome
 
 
-MetaEffect = Send | Persist | Changed | LeaderChanged | ProposalDone
+MetaEffect = Send | Persist | MetadataChanged | LeaderChanged | ProposalDone
 
 
 @dataclass
@@ -189,7 +189,7 @@ class MetaStore:
         # What would be refused must not leave a cluster without metadata behind.
         error = apply(None, command).error
         if error:
-            self.effects.append(ProposalDone(request, Refused(error)))
+            self.effects.append(ProposalDone(request, RequestRefused(error)))
             return request
         self._proposals.add(request, encode_command(command), now)
         (pending,) = self._proposals.take_due(now)
@@ -202,7 +202,7 @@ class MetaStore:
         """Returns the request that ProposalDone will name, within TIMEOUT_S."""
         request = self._proposals.next_request()
         if self._proposals.is_full():
-            refused = Refused("too many changes are under way on this node")
+            refused = RequestRefused("too many changes are under way on this node")
             self.effects.append(ProposalDone(request, refused))
             return request
         self._proposals.add(request, encode_command(command), now)
@@ -392,7 +392,7 @@ class MetaStore:
             payload = encode_message(self._raft.member, member, message)
             self.effects.append(Send(node_of(member), RAFT, payload))
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: LogEntry) -> None:
         self._entries_since_snapshot += 1
         self._bytes_since_snapshot += len(entry.data)
         if entry.kind == EntryKind.MEMBERS:
@@ -431,7 +431,7 @@ class MetaStore:
     def _tell_metadata(self) -> None:
         metadata = self._state.metadata
         if metadata is not None and metadata is not self._known:
-            self.effects.append(Changed(metadata, changed_since(self._known, metadata)))
+            self.effects.append(MetadataChanged(metadata, changed_since(self._known, metadata)))
             self._known = metadata
         # Whoever learns that its change was accepted finds it in the metadata.
         self.effects += self._done

@@ -9,7 +9,7 @@ to commit a change. Every other node is a learner, ready to take the place of a 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from holdfast.cluster.metadata.model import VOTERS_MAX, WITNESS, NodeInfo, NodeState
+from holdfast.cluster.metadata.model import VOTERS_MAX, WITNESS, NodeInfo, NodePhase
 from holdfast.cluster.metadata.state_machine import member_id, node_of
 from holdfast.cluster.raft.log import Membership
 
@@ -71,10 +71,10 @@ def _is_good(
     member: str, own: str, wanted: Mapping[str, NodeInfo], leaving: Collection[str]
 ) -> bool:
     node = wanted.get(member)
-    if node is None or node.node_id in leaving or node.state == NodeState.DRAINING:
+    if node is None or node.node_id in leaving or node.state == NodePhase.DRAINING:
         return False
     # We run, whatever the cluster thinks.
-    return node.state == NodeState.UP or member == own
+    return node.state == NodePhase.UP or member == own
 
 
 def _step(

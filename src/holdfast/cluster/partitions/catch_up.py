@@ -11,7 +11,7 @@ from typing import Final
 from holdfast.cluster.frame_kinds import REPLICATE
 from holdfast.cluster.partitions.codec import place, replicate_parts
 from holdfast.cluster.partitions.effects import ReadBatches, Send
-from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, Led, Peer, Progress
+from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, LedPartition, Peer, Progress
 from holdfast.cluster.partitions.state import ReplicaState
 
 READ_AGAIN_S: Final = 0.1
@@ -153,10 +153,10 @@ class RecentBatches:
 
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
-        self._order: deque[Led] = deque()
+        self._order: deque[LedPartition] = deque()
         self.size_bytes = 0
 
-    def keep(self, led: Led, base: int, batch: bytes) -> None:
+    def keep(self, led: LedPartition, base: int, batch: bytes) -> None:
         led.keep(base, batch)
         self._order.append(led)
         self.size_bytes += len(batch)

@@ -79,7 +79,7 @@ class BecameLeader(ReplicationEffect):
         self.epoch = epoch
 
 
-class StoppedLeading(ReplicationEffect):
+class LeadershipEnded(ReplicationEffect):
     """What was appended under this epoch and is not committed may never be."""
 
     def __init__(self, partition: int, epoch: int) -> None:

@@ -41,7 +41,7 @@ STUCK: Final = 3
 """The logs have diverged below the high watermark."""
 
 
-class Followed:
+class FollowedPartition:
     """A partition as its follower sees it."""
 
     def __init__(self, partition: int) -> None:
@@ -60,7 +60,7 @@ class Followed:
         self.is_dirty = False
 
 
-class Source:
+class LeaderLink:
     """The link to another node, as its follower sees it."""
 
     def __init__(self, node: str) -> None:
@@ -74,15 +74,15 @@ class Source:
         self.acknowledgements: list[bytes] = []
 
 
-class Following:
+class FollowerSide:
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
-        self._partitions = [Followed(number) for number in range(len(state.epochs))]
-        self._sources: dict[str, Source] = {}
+        self._partitions = [FollowedPartition(number) for number in range(len(state.epochs))]
+        self._sources: dict[str, LeaderLink] = {}
         self._requests = 0
-        self._asking: dict[int, Followed] = {}
+        self._asking: dict[int, FollowedPartition] = {}
         self._ask_again_at = 0.0
-        self._dirty: list[Followed] = []
+        self._dirty: list[FollowedPartition] = []
 
     def follow(self, partition: int, leader: str, epoch: int, now: float) -> None:
         """The metadata names this leader (empty: none). The same again changes nothing."""
@@ -109,7 +109,7 @@ class Following:
         if followed.state == WAITING:
             self._begin(followed, now)
 
-    def _begin(self, followed: Followed, now: float) -> None:
+    def _begin(self, followed: FollowedPartition, now: float) -> None:
         source = self._sources.get(followed.leader)
         if source is not None and followed.partition not in self._state.held:
             self._ask(followed, source, now)
@@ -122,7 +122,7 @@ class Following:
         followed.epoch = 0
 
     def handle_connected(self, node: str, now: float) -> None:
-        source = Source(node)
+        source = LeaderLink(node)
         self._sources[node] = source
         for followed in self._partitions:
             if followed.leader == node:
@@ -153,8 +153,8 @@ class Following:
 
     def _answered(
         self,
-        followed: Followed,
-        source: Source,
+        followed: FollowedPartition,
+        source: LeaderLink,
         action: int,
         cut_epoch: int,
         offset: int,
@@ -183,7 +183,7 @@ class Following:
         self._mark(followed)
         self._advance(followed)
 
-    def _cut(self, followed: Followed, cut_epoch: int, offset: int) -> None:
+    def _cut(self, followed: FollowedPartition, cut_epoch: int, offset: int) -> None:
         partition = followed.partition
         log = self._state.log
         offset = cut_offset(log, partition, cut_epoch, offset)
@@ -198,7 +198,7 @@ class Following:
         log.truncate(partition, offset)
         self._state.effects.append(Truncated(partition, offset))
 
-    def _reset(self, followed: Followed, offset: int) -> None:
+    def _reset(self, followed: FollowedPartition, offset: int) -> None:
         partition = followed.partition
         log = self._state.log
         if offset < log.high_watermark[partition]:
@@ -209,7 +209,7 @@ class Following:
         if self._state.config.holds_restarted:
             self.hold(partition)
 
-    def _diverged(self, followed: Followed, what: str) -> None:
+    def _diverged(self, followed: FollowedPartition, what: str) -> None:
         """The leader has lost what it had acknowledged: it was put back from an older copy. Whoever
         is in sync has all that is committed, so as long as this node is, it must lead instead, and
         the leader is out. The one with most of all that are in sync leads in the end: each that
@@ -268,7 +268,7 @@ class Following:
                 log.append_batch(batch)
                 self._mark(followed)
 
-    def _is_refused(self, source: Source, partition: int, epoch: int) -> bool:
+    def _is_refused(self, source: LeaderLink, partition: int, epoch: int) -> bool:
         """Whoever sends under an older epoch is told that there is a newer one."""
         known = self._state.epochs[partition]
         if epoch >= known:
@@ -343,23 +343,23 @@ class Following:
         followed = self._partitions[partition]
         return followed.epoch if followed.state == FOLLOWING else 0
 
-    def _followed(self, partition: int) -> Followed:
+    def _followed(self, partition: int) -> FollowedPartition:
         if partition >= len(self._partitions):
             raise BadFrame(f"partition {partition}, there are {len(self._partitions)}")
         return self._partitions[partition]
 
-    def _wait(self, followed: Followed) -> None:
+    def _wait(self, followed: FollowedPartition) -> None:
         self._leave(followed)
         followed.state = WAITING
         self._asking.pop(followed.partition, None)
 
-    def _leave(self, followed: Followed) -> None:
+    def _leave(self, followed: FollowedPartition) -> None:
         if followed.is_dirty and followed.state == FOLLOWING:
             source = self._sources.get(followed.leader)
             if source is not None:
                 source.has_ignored = True
 
-    def _ask(self, followed: Followed, source: Source, now: float) -> None:
+    def _ask(self, followed: FollowedPartition, source: LeaderLink, now: float) -> None:
         if not self._asking:
             self._ask_again_at = now + self._state.config.ask_again_s
         partition = followed.partition
@@ -385,12 +385,12 @@ class Following:
         """What this node vouches for."""
         return self._state.log.durable_offset[partition]
 
-    def _mark(self, followed: Followed) -> None:
+    def _mark(self, followed: FollowedPartition) -> None:
         if not followed.is_dirty:
             followed.is_dirty = True
             self._dirty.append(followed)
 
-    def _advance(self, followed: Followed) -> None:
+    def _advance(self, followed: FollowedPartition) -> None:
         partition = followed.partition
         self._state.commit(
             partition, min(followed.leader_watermark, self._state.log.durable_offset[partition])

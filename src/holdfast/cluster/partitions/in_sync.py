@@ -12,9 +12,9 @@
 
 from dataclasses import replace
 
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeState
+from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase
 from holdfast.cluster.partitions.effects import ProposeInSync
-from holdfast.cluster.partitions.progress import IDLE, Led, Progress
+from holdfast.cluster.partitions.progress import IDLE, LedPartition, Progress
 from holdfast.cluster.partitions.state import ReplicaState
 
 
@@ -29,7 +29,7 @@ class InSync:
         """This node was held up itself."""
         self._judged_from = now
 
-    def judge(self, led: Led, now: float) -> None:
+    def judge(self, led: LedPartition, now: float) -> None:
         """See who is silent, and propose what follows from it."""
         alive = 1
         for progress in led.counted:
@@ -40,13 +40,13 @@ class InSync:
         led.alive = alive
         self.propose(led, now)
 
-    def _says_nothing(self, led: Led, progress: Progress, now: float) -> bool:
+    def _says_nothing(self, led: LedPartition, progress: Progress, now: float) -> bool:
         """It is behind, and has not got on for a while."""
         is_behind = progress.state == IDLE or progress.matched < led.end
         heard_at = max(progress.heard_at, self._judged_from)
         return is_behind and now - heard_at > self._silent_s
 
-    def is_settled(self, led: Led) -> bool:
+    def is_settled(self, led: LedPartition) -> bool:
         """Nothing will come of time alone."""
         if led.proposal is not None:
             return False
@@ -55,7 +55,7 @@ class InSync:
                 return False
         return True
 
-    def propose(self, led: Led, now: float) -> None:
+    def propose(self, led: LedPartition, now: float) -> None:
         """Propose the set as it should be, unless it is so or an answer is awaited."""
         metadata = self._state.metadata
         assert metadata is not None
@@ -77,7 +77,7 @@ class InSync:
             ProposeInSync(led.partition, led.info.version, replace(led.info, in_sync=wanted))
         )
 
-    def _wanted(self, led: Led, metadata: ClusterMetadata, now: float) -> tuple[str, ...]:
+    def _wanted(self, led: LedPartition, metadata: ClusterMetadata, now: float) -> tuple[str, ...]:
         info = led.info
         lost = set()
         silent = set()
@@ -104,7 +104,7 @@ class InSync:
         """Its disk is not the one that was in sync."""
         return progress.is_lost or (progress.state != IDLE and not is_genuine(progress, metadata))
 
-    def has_come(self, led: Led, progress: Progress, now: float) -> bool:
+    def has_come(self, led: LedPartition, progress: Progress, now: float) -> bool:
         """It has all that can have been committed, and so may be waited for. Not so one that stays
         where it was when it was left behind: it would be waited for, and left, for ever."""
         metadata = self._state.metadata
@@ -119,7 +119,7 @@ class InSync:
             and metadata is not None
             and is_genuine(progress, metadata)
             # One that hangs has its socket open, and what it acknowledged before.
-            and metadata.nodes[progress.peer.node].state != NodeState.DOWN
+            and metadata.nodes[progress.peer.node].state != NodePhase.DOWN
         )
 
 

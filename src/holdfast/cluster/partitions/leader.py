@@ -24,28 +24,35 @@ from holdfast.cluster.partitions.codec import (
     FollowEntry,
     OffsetEntry,
 )
-from holdfast.cluster.partitions.effects import BecameLeader, Send, StoppedLeading, Truncated
+from holdfast.cluster.partitions.effects import BecameLeader, LeadershipEnded, Send, Truncated
 from holdfast.cluster.partitions.in_sync import InSync
 from holdfast.cluster.partitions.log_matching import compare
-from holdfast.cluster.partitions.progress import CATCHING_UP, IDLE, LIVE, Led, Peer, Progress
+from holdfast.cluster.partitions.progress import (
+    CATCHING_UP,
+    IDLE,
+    LIVE,
+    LedPartition,
+    Peer,
+    Progress,
+)
 from holdfast.cluster.partitions.state import ReplicaState
 
 
-class Leading:
+class LeaderSide:
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
-        self.led: list[Led | None] = [None] * len(state.epochs)
+        self.led: list[LedPartition | None] = [None] * len(state.epochs)
         self._peers: dict[str, Peer] = {}
         self._catch_up = CatchUp(state)
         self._in_sync = InSync(state)
         self._recent = RecentBatches(state)
         # Led partitions that are not durable up to their end.
-        self._dirty: list[Led] = []
+        self._dirty: list[LedPartition] = []
         # Led partitions in which time alone may change something.
-        self._watched: dict[int, Led] = {}
+        self._watched: dict[int, LedPartition] = {}
         self._watch_at = 0.0
         # Partitions whose high watermark has moved and followers do not know.
-        self._moved: list[Led] = []
+        self._moved: list[LedPartition] = []
         # Per node, questions under an epoch that this node is about to learn it leads.
         self._early: dict[str, dict[int, FollowEntry]] = {}
 
@@ -53,7 +60,7 @@ class Leading:
         """The metadata makes this node the leader under a new epoch."""
         log = self._state.log
         log.lead(partition, info.epoch)
-        led = Led(partition, info, log.next_offset[partition])
+        led = LedPartition(partition, info, log.next_offset[partition])
         self.led[partition] = led
         self._state.effects.append(BecameLeader(partition, info.epoch))
         self._count(led, now)
@@ -73,7 +80,7 @@ class Leading:
                     entries.append(entry)
             self._handle_follow(self._peers[node], entries, now)
 
-    def update(self, led: Led, info: PartitionInfo, now: float) -> None:
+    def update(self, led: LedPartition, info: PartitionInfo, now: float) -> None:
         """The metadata says something new under the same epoch."""
         led.info = info
         led.proposal = None
@@ -100,12 +107,12 @@ class Leading:
             progress.stop()
         led.is_led = False
         log = self._state.log
-        self._state.effects.append(StoppedLeading(partition, led.epoch))
+        self._state.effects.append(LeadershipEnded(partition, led.epoch))
         if log.next_offset[partition] > led.end:
             log.truncate(partition, led.end)
             self._state.effects.append(Truncated(partition, led.end))
 
-    def _count(self, led: Led, now: float) -> None:
+    def _count(self, led: LedPartition, now: float) -> None:
         """Who is waited for, by the metadata."""
         for progress in led.counted:
             progress.is_counted = False
@@ -123,7 +130,7 @@ class Leading:
                 progress.is_lost = False
         self._watch(led, now)
 
-    def _progress(self, led: Led, node: str, now: float) -> Progress:
+    def _progress(self, led: LedPartition, node: str, now: float) -> Progress:
         progress = led.followers.get(node)
         if progress is None:
             progress = Progress(self._peer(node), led, now)
@@ -242,7 +249,7 @@ class Leading:
         self._catch_up.pump(peer, now)
         return newer
 
-    def _matched(self, led: Led, progress: Progress, end: int, now: float) -> None:
+    def _matched(self, led: LedPartition, progress: Progress, end: int, now: float) -> None:
         if end > progress.sent:
             raise BadFrame(
                 f"partition {led.partition}: durable to {end}, sent only to {progress.sent}"
@@ -252,7 +259,7 @@ class Leading:
             progress.heard_at = now
             self._got_on(led, progress, now)
 
-    def _got_on(self, led: Led, progress: Progress, now: float) -> None:
+    def _got_on(self, led: LedPartition, progress: Progress, now: float) -> None:
         """A follower has shown that it has more, or was compared."""
         if progress.is_counted:
             if progress.is_silent:
@@ -279,7 +286,7 @@ class Leading:
         for peer in self._peers.values():
             flush(self._state, peer)
 
-    def _push(self, led: Led, base: int, batch: bytes, now: float) -> None:
+    def _push(self, led: LedPartition, base: int, batch: bytes, now: float) -> None:
         window = self._state.config.push_window_bytes
         for progress in led.followers.values():
             if progress.state == IDLE:
@@ -309,7 +316,7 @@ class Leading:
                 if durable[led.partition] < led.end:
                     self._mark(led)
 
-    def _advance(self, led: Led) -> None:
+    def _advance(self, led: LedPartition) -> None:
         """Move the high watermark to where everybody who counts is durable."""
         metadata = self._state.metadata
         if metadata is None or len(led.info.in_sync) < metadata.min_insync:
@@ -370,17 +377,17 @@ class Leading:
             if self._in_sync.is_settled(led):
                 del self._watched[led.partition]
 
-    def _led(self, partition: int) -> Led | None:
+    def _led(self, partition: int) -> LedPartition | None:
         if partition >= len(self.led):
             raise BadFrame(f"partition {partition}, there are {len(self.led)}")
         return self.led[partition]
 
-    def _mark(self, led: Led) -> None:
+    def _mark(self, led: LedPartition) -> None:
         if not led.is_dirty:
             led.is_dirty = True
             self._dirty.append(led)
 
-    def _watch(self, led: Led, now: float) -> None:
+    def _watch(self, led: LedPartition, now: float) -> None:
         if not self._watched:
             self._watch_at = now + self._state.config.silent_s / 4
         self._watched[led.partition] = led

@@ -10,10 +10,10 @@ lower end.
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.partitions.codec import CUT, FOLLOW_FROM_ENTRY, GO_ON, RESET, FollowEntry
 from holdfast.cluster.partitions.log import ReplicaLog
-from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, Led, Progress
+from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, LedPartition, Progress
 
 
-def compare(log: ReplicaLog, led: Led, progress: Progress, entry: FollowEntry) -> bytes:
+def compare(log: ReplicaLog, led: LedPartition, progress: Progress, entry: FollowEntry) -> bytes:
     """The leader's answer to a follower, whose progress begins where the logs agree; empty: none
     for now, because it must leave the in-sync set first. Raises BadFrame."""
     partition, epoch, request, last_epoch, end, durable = entry
@@ -42,7 +42,7 @@ def compare(log: ReplicaLog, led: Led, progress: Progress, entry: FollowEntry) -
 
 def _action(
     log: ReplicaLog,
-    led: Led,
+    led: LedPartition,
     progress: Progress,
     entry: FollowEntry,
     cut_epoch: int,

@@ -55,7 +55,7 @@ class Peer:
 class Progress:
     """Of one follower in one partition under one epoch."""
 
-    def __init__(self, peer: Peer, led: "Led", now: float) -> None:
+    def __init__(self, peer: Peer, led: "LedPartition", now: float) -> None:
         self.peer = peer
         self.led = led
         self.state = IDLE
@@ -80,7 +80,7 @@ class Progress:
         self.reading = 0
 
 
-class Led:
+class LedPartition:
     """A partition that this node leads, under one epoch."""
 
     def __init__(self, partition: int, info: PartitionInfo, end: int) -> None:

@@ -22,7 +22,7 @@ from holdfast.cluster.frame_kinds import (
     REPLICATE_ACK,
     BadFrame,
 )
-from holdfast.cluster.metadata.model import ClusterMetadata, NodeState, PartitionInfo
+from holdfast.cluster.metadata.model import ClusterMetadata, NodePhase, PartitionInfo
 from holdfast.cluster.partitions.codec import (
     NEWER,
     decode_ack,
@@ -33,8 +33,8 @@ from holdfast.cluster.partitions.codec import (
 )
 from holdfast.cluster.partitions.config import ReplicationConfig
 from holdfast.cluster.partitions.effects import GivenUp, ProposeInSync, ReplicationEffect
-from holdfast.cluster.partitions.follower import Following
-from holdfast.cluster.partitions.leader import Leading
+from holdfast.cluster.partitions.follower import FollowerSide
+from holdfast.cluster.partitions.leader import LeaderSide
 from holdfast.cluster.partitions.log import ReplicaLog
 from holdfast.cluster.partitions.state import ReplicaState
 
@@ -42,8 +42,8 @@ from holdfast.cluster.partitions.state import ReplicaState
 class Replication:
     def __init__(self, node_id: str, log: ReplicaLog, config: ReplicationConfig) -> None:
         self._state = ReplicaState(node_id, log, config)
-        self._leading = Leading(self._state)
-        self._following = Following(self._state)
+        self._leading = LeaderSide(self._state)
+        self._following = FollowerSide(self._state)
         self._is_current = False
         self._is_fit = True
         # Per partition an epoch of this node that an earlier life of its process may have led,
@@ -186,7 +186,7 @@ class Replication:
         able = [
             node
             for node in others
-            if node in info.replicas and metadata.nodes[node].state != NodeState.DOWN
+            if node in info.replicas and metadata.nodes[node].state != NodePhase.DOWN
         ]
         return replace(info, leader=able[0] if able else "", in_sync=others)
 

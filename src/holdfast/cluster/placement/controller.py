@@ -18,11 +18,11 @@ from holdfast.cluster.metadata.model import (
     DATA,
     ClusterMetadata,
     NodeInfo,
-    NodeState,
+    NodePhase,
     PartitionInfo,
 )
 from holdfast.cluster.placement.planning import (
-    Standing,
+    NodeConditions,
     advanced,
     begun,
     is_led_by_another,
@@ -151,7 +151,7 @@ class Controller:
 
     def _note_states(self, metadata: ClusterMetadata, now: float) -> None:
         for node, info in metadata.nodes.items():
-            if info.state == NodeState.DOWN:
+            if info.state == NodePhase.DOWN:
                 self._down_since.setdefault(node, now)
                 self._up_since.pop(node, None)
             elif self._down_since.pop(node, None) is not None:
@@ -180,10 +180,10 @@ class Controller:
                     admin_address=presence.admin_address,
                 )
             if presence is None or node in ill:
-                if info.state == NodeState.UP and (node in health.dead or node in ill):
-                    changed = replace(changed, state=NodeState.DOWN)
-            elif info.state == NodeState.DOWN:
-                changed = replace(changed, state=NodeState.UP)
+                if info.state == NodePhase.UP and (node in health.dead or node in ill):
+                    changed = replace(changed, state=NodePhase.DOWN)
+            elif info.state == NodePhase.DOWN:
+                changed = replace(changed, state=NodePhase.UP)
             if changed == info:
                 continue
             if changed.incarnation != info.incarnation and self._is_in_sync_in_pending(node):
@@ -209,7 +209,7 @@ class Controller:
         usable = set()
         given_up = set()
         for node, info in metadata.nodes.items():
-            if info.role != DATA or info.state == NodeState.DRAINING:
+            if info.role != DATA or info.state == NodePhase.DRAINING:
                 continue
             replace_at = self._down_since.get(node, FOREVER) + self._config.replace_after_s
             if now < replace_at:
@@ -224,7 +224,7 @@ class Controller:
         return self._wanted
 
     def _changes(
-        self, metadata: ClusterMetadata, wanted: Assignment, standing: Standing
+        self, metadata: ClusterMetadata, wanted: Assignment, standing: NodeConditions
     ) -> tuple[list[Change], list[Change], list[int]]:
         """Changes after failures, changes of plan, and the partitions that need none of either
         but are not as they should be."""
@@ -261,7 +261,7 @@ class Controller:
         self,
         metadata: ClusterMetadata,
         wanted: Assignment,
-        standing: Standing,
+        standing: NodeConditions,
         free: Iterable[int],
     ) -> list[Change]:
         """Adds replicas, first where fewest are in sync."""
@@ -285,7 +285,7 @@ class Controller:
         ]
 
     def _prefer_leaders(
-        self, metadata: ClusterMetadata, standing: Standing, free: Iterable[int], now: float
+        self, metadata: ClusterMetadata, standing: NodeConditions, free: Iterable[int], now: float
     ) -> list[Change]:
         """Gives some partitions back to their preferred leaders."""
         steady = self._steady(standing, now)
@@ -311,7 +311,7 @@ class Controller:
             moves.append((number, info.version, led_by(info, info.replicas[0])))
         return moves
 
-    def _steady(self, standing: Standing, now: float) -> set[str]:
+    def _steady(self, standing: NodeConditions, now: float) -> set[str]:
         steady = set()
         for node in standing.willing:
             at = self._up_since.get(node, -FOREVER) + self._config.balance_after_s
@@ -326,7 +326,7 @@ class Controller:
         nodes: dict[str, NodeInfo],
         urgent: list[Change],
         ordinary: list[Change],
-        standing: Standing,
+        standing: NodeConditions,
         now: float,
     ) -> list[Command]:
         """What is urgent goes first, the changes of nodes with it; the rest shall not be able to

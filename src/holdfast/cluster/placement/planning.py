@@ -14,14 +14,14 @@ from holdfast.cluster.metadata.model import (
     REPLICAS_MAX,
     ClusterMetadata,
     NodeInfo,
-    NodeState,
+    NodePhase,
     PartitionInfo,
 )
 from holdfast.cluster.placement.ring import Assignment, placement
 
 
 @dataclass(frozen=True)
-class Standing:
+class NodeConditions:
     """How the nodes stand, once the changes of nodes that go with the decision are made."""
 
     absent: frozenset[str] = frozenset()
@@ -36,7 +36,7 @@ class Standing:
 
 def standing_of(
     metadata: ClusterMetadata, changes: Mapping[str, NodeInfo], health: Health
-) -> Standing:
+) -> NodeConditions:
     """`changes`: of nodes, to be made together with what is decided on this standing."""
     absent, wiped, willing, retiring = set(), set(), set(), set()
     ill = useless(metadata, health)
@@ -51,17 +51,19 @@ def standing_of(
         elif (
             node in health.dead
             or node in ill
-            or (becomes.state == NodeState.DOWN and presence is None)
+            or (becomes.state == NodePhase.DOWN and presence is None)
         ):
             absent.add(node)
             continue
-        if info.role != DATA or becomes.state == NodeState.DOWN:
+        if info.role != DATA or becomes.state == NodePhase.DOWN:
             continue
-        if becomes.state == NodeState.DRAINING or node in health.leaving:
+        if becomes.state == NodePhase.DRAINING or node in health.leaving:
             retiring.add(node)
         elif node not in health.suspected:
             willing.add(node)
-    return Standing(frozenset(absent), frozenset(wiped), frozenset(willing), frozenset(retiring))
+    return NodeConditions(
+        frozenset(absent), frozenset(wiped), frozenset(willing), frozenset(retiring)
+    )
 
 
 def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
@@ -106,7 +108,7 @@ def is_led_by_another(info: PartitionInfo) -> bool:
     return info.leader not in ("", preferred) and preferred in info.in_sync
 
 
-def settled(info: PartitionInfo, standing: Standing) -> PartitionInfo:
+def settled(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
     """After a failure or a return: who is still in sync, and who leads.
 
     If all who are in sync are dead they all stay, and there is no leader until the first of them is
@@ -132,7 +134,7 @@ def settled(info: PartitionInfo, standing: Standing) -> PartitionInfo:
     return replace(info, in_sync=in_sync, leader="")
 
 
-def _with_arrived(info: PartitionInfo, standing: Standing) -> PartitionInfo:
+def _with_arrived(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
     """Where only replicas being added are left, in sync and alive: they are replicas from now on,
     so that one may lead."""
     arrived = tuple(
@@ -144,7 +146,7 @@ def _with_arrived(info: PartitionInfo, standing: Standing) -> PartitionInfo:
     return replace(info, replicas=info.replicas + arrived, adding=waiting)
 
 
-def next_leader(info: PartitionInfo, standing: Standing) -> str:
+def next_leader(info: PartitionInfo, standing: NodeConditions) -> str:
     """The next on the ring after the leader, of those in sync and alive; the willing before the
     others. Empty: there is nobody."""
     replicas = info.replicas
@@ -161,7 +163,7 @@ def led_by(info: PartitionInfo, node: str) -> PartitionInfo:
     return replace(info, leader=node, epoch=info.epoch + 1)
 
 
-def relieved(info: PartitionInfo, standing: Standing) -> PartitionInfo:
+def relieved(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
     """Led by somebody who is willing, if its leader shall lead nothing any more."""
     if info.leader not in standing.retiring:
         return info
@@ -169,7 +171,7 @@ def relieved(info: PartitionInfo, standing: Standing) -> PartitionInfo:
     return led_by(info, successor) if successor in standing.willing else info
 
 
-def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: Standing) -> bool:
+def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> bool:
     """One that could be added. Without a leader nobody could bring it up to date."""
     members = info.members
     return (
@@ -179,7 +181,7 @@ def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: Standing
     )
 
 
-def begun(info: PartitionInfo, wanted: Sequence[str], standing: Standing) -> PartitionInfo:
+def begun(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> PartitionInfo:
     """With the missing replicas being added."""
     members = info.members
     missing = [node for node in wanted if node not in members and node in standing.willing]
@@ -187,7 +189,7 @@ def begun(info: PartitionInfo, wanted: Sequence[str], standing: Standing) -> Par
 
 
 def advanced(
-    info: PartitionInfo, wanted: tuple[str, ...], standing: Standing, min_insync: int
+    info: PartitionInfo, wanted: tuple[str, ...], standing: NodeConditions, min_insync: int
 ) -> PartitionInfo:
     """A step on the way to `wanted`: replicas that have arrived count, those no longer wanted go
     when all others are in sync."""
@@ -206,7 +208,7 @@ def advanced(
 
 
 def _without_unwanted_replicas(
-    info: PartitionInfo, wanted: tuple[str, ...], standing: Standing, min_insync: int
+    info: PartitionInfo, wanted: tuple[str, ...], standing: NodeConditions, min_insync: int
 ) -> PartitionInfo:
     """A live one goes only when everybody wanted is in sync; a dead one also if others that are
     dead are still hoped for."""

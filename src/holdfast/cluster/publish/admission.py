@@ -1,8 +1,9 @@
 """The leader's side of appending: what is stored already is not stored again.
 
 Repetitions are QoS 2 packet ids, producer sequences and wills. What the committed records say of
-them is in the images; what is appended and not committed yet is in a partition's `Tail`, made anew
-from the log when this node becomes its leader, and forgotten when it stops.
+them is in the replicated state. What is appended and not committed yet is in a partition's
+`UncommittedState`, which is rebuilt from the log when this node becomes its leader, and forgotten
+when it stops.
 
 A repetition is acknowledged only when everything appended before it is committed: the record that
 it repeats may be among that.
@@ -13,10 +14,16 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD_RESULT
-from holdfast.cluster.publish.forwarding import Answer, Appender, Forwarding, Pending, encode_result
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.publish.forwarding import (
+    Appender,
+    ForwardResult,
+    PendingRecord,
+    RecordForwarder,
+    encode_result,
+)
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
@@ -31,7 +38,7 @@ REPEATED: Final = 1
 REFUSED: Final = 2
 
 
-class Tail:
+class UncommittedState:
     """Of a partition that this node leads: what its uncommitted records say."""
 
     def __init__(self) -> None:
@@ -101,8 +108,8 @@ class Admission(Appender):
     def __init__(
         self,
         state: NodeState,
-        fabric: Fabric,
-        images: Images,
+        fabric: ClusterContext,
+        images: ReplicatedState,
         may_append: Callable[[int], bool],
     ) -> None:
         """`may_append`: are enough replicas of a partition in sync and alive?"""
@@ -110,21 +117,21 @@ class Admission(Appender):
         self._fabric = fabric
         self._images = images
         self._may_append = may_append
-        self.forwarding: Forwarding | None = None
-        self._tails: dict[int, Tail] = {}
+        self.forwarding: RecordForwarder | None = None
+        self._tails: dict[int, UncommittedState] = {}
         self._text = ""
         self._reason = 0
         # Of the record at hand.
         self._origin = ""
         self._attempt = NO_ATTEMPT
         # node -> answers that are to leave.
-        self._results: dict[str, list[Answer]] = {}
+        self._results: dict[str, list[ForwardResult]] = {}
         self.repeated = 0
         self.refused = 0
         self.strayed = 0
 
     def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
-        tail = Tail()
+        tail = UncommittedState()
         self._tails[partition] = tail
         for batch in uncommitted:
             for record in batch.records():
@@ -142,7 +149,7 @@ class Admission(Appender):
             _, origin, ticket = tail.repeated.popleft()
             self._answer(origin, partition, ticket, reasons.SUCCESS, "")
 
-    def append(self, pending: Pending) -> None:
+    def append(self, pending: PendingRecord) -> None:
         """A record of this node."""
         self._origin = self._fabric.node_id
         self._attempt = NO_ATTEMPT
@@ -189,11 +196,11 @@ class Admission(Appender):
         if record.is_state():
             self._note(tail, record)
 
-    def _note(self, tail: Tail, record: Record) -> None:
+    def _note(self, tail: UncommittedState, record: Record) -> None:
         if record.kind != log_record.RELEASE or not self._is_superseded(tail, record):
             tail.note(record)
 
-    def _is_superseded(self, tail: Tail, record: Record) -> bool:
+    def _is_superseded(self, tail: UncommittedState, record: Record) -> bool:
         """Has a later owner of the session told of packet ids in this partition?"""
         epoch = record.producer_epoch
         known = tail.sessions.get(record.client_id)
@@ -206,7 +213,7 @@ class Admission(Appender):
         self._text = text
         return REFUSED
 
-    def _admit(self, tail: Tail, record: Record) -> int:
+    def _admit(self, tail: UncommittedState, record: Record) -> int:
         flags = record.flags
         client_id = record.client_id
         sequence = record.sequence
@@ -244,7 +251,7 @@ class Admission(Appender):
             return self._refuse(reasons.QUOTA_EXCEEDED, text)
         return STORE
 
-    def _refusal(self, tail: Tail, partition: int) -> str:
+    def _refusal(self, tail: UncommittedState, partition: int) -> str:
         """Why nothing of the origin is taken now; "": it is."""
         if not self._may_append(partition):
             return "too few replicas are in sync"
@@ -254,7 +261,7 @@ class Admission(Appender):
             return "an earlier message was refused: send that first"
         return ""
 
-    def _admit_sequence(self, tail: Tail, record: Record) -> int:
+    def _admit_sequence(self, tail: UncommittedState, record: Record) -> int:
         """See node.sequencing.admit."""
         producer_id = record.producer
         epoch = record.producer_epoch
@@ -301,7 +308,7 @@ class Admission(Appender):
             self.forwarding.refuse(ticket, reason, text)
             return
         epoch = self._fabric.leading[partition]
-        answer = Answer(partition, epoch, ticket, reason, text)
+        answer = ForwardResult(partition, epoch, ticket, reason, text)
         self._results.setdefault(origin, []).append(answer)
 
     def drop_results(self, node: str) -> None:

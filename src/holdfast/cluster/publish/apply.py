@@ -15,7 +15,7 @@ from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.delivery.log_replay import message_of
 from holdfast.broker.routing import find_route
 from holdfast.broker.state import NodeState
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.topics.names import InvalidTopic
 from holdfast.storage import record as log_record
 from holdfast.storage.journal.journal import Journal
@@ -80,7 +80,7 @@ class Applier:
     def __init__(
         self,
         state: NodeState,
-        images: Images,
+        images: ReplicatedState,
         log: ApplyingLog,
         pending: Mapping[int, object],
         settle: Callable[[int, int, bytes], None],

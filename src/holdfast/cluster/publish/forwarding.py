@@ -22,7 +22,7 @@ from typing import Final
 
 from holdfast.broker.recovery.state_records import SESSION_OPENED
 from holdfast.broker.state import Held, NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import FORWARD, BadFrame
 from holdfast.cluster.publish.promises import Promise, enqueue, settled
 from holdfast.protocol.mqtt import reasons
@@ -56,7 +56,7 @@ RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_r
 """Messages that are not stored twice, whoever sends them again."""
 
 
-class Answer:
+class ForwardResult:
     """What a leader says of a record that was forwarded to it. `epoch`: under which it led the
     partition; 0: a node of an older version does not name it."""
 
@@ -68,7 +68,7 @@ class Answer:
         self.text = text
 
 
-class Pending:
+class PendingRecord:
     def __init__(self, record: Record, number: int, since: float) -> None:
         self.record = record
         self.partition = record.partition
@@ -122,21 +122,23 @@ def is_will(record: Record) -> bool:
 class Appender:
     """The leader's side, for records of this very node; see admission.Admission."""
 
-    def append(self, pending: Pending) -> None:
+    def append(self, pending: PendingRecord) -> None:
         raise NotImplementedError
 
 
-class Forwarding:
-    def __init__(self, state: NodeState, fabric: Fabric, appender: Appender) -> None:
+class RecordForwarder:
+    def __init__(self, state: NodeState, fabric: ClusterContext, appender: Appender) -> None:
         self._state = state
         self._fabric = fabric
         self._appender = appender
         self._ticket = 0
         self._number = 0
-        self.pending: dict[int, Pending] = {}
+        self.pending: dict[int, PendingRecord] = {}
         self.pending_bytes = 0
         # Per partition, in order.
-        self._queues: list[dict[int, Pending]] = [{} for _ in range(fabric.journal.partitions)]
+        self._queues: list[dict[int, PendingRecord]] = [
+            {} for _ in range(fabric.journal.partitions)
+        ]
         # Per partition: to whom records leave, and under which epoch; "": they wait.
         self._targets: list[str] = [""] * fabric.journal.partitions
         self._epochs: list[int] = [0] * fabric.journal.partitions
@@ -147,7 +149,7 @@ class Forwarding:
         # Likewise, per partition and client id: messages up to this number do not leave again.
         self._refused: list[dict[bytes, int]] = [{} for _ in range(fabric.journal.partitions)]
         # Appended since the last promise: that one is about them.
-        self._recent: list[Pending] = []
+        self._recent: list[PendingRecord] = []
         # What leaves at the end of the turn: leader, attempt, and records of one partition each;
         # and per partition the last of them, if more can be added to it.
         self._outbound: list[tuple[str, int, BatchBuilder]] = []
@@ -178,7 +180,7 @@ class Forwarding:
         self._number += 1
         record.ticket = ticket
         partition = record.partition
-        pending = Pending(record, self._number, self._state.now)
+        pending = PendingRecord(record, self._number, self._state.now)
         self.pending[ticket] = pending
         self.pending_bytes += pending.size_bytes
         self._queues[partition][ticket] = pending
@@ -208,7 +210,7 @@ class Forwarding:
         if self._recent:
             self._recent = []
 
-    def _dispatch(self, pending: Pending) -> None:
+    def _dispatch(self, pending: PendingRecord) -> None:
         partition = pending.partition
         target = self._targets[partition]
         pending.in_doubt = True
@@ -257,7 +259,7 @@ class Forwarding:
         if pending.record.client_id == client_id:
             self._done(pending)
 
-    def answered(self, node: str, answer: Answer) -> None:
+    def answered(self, node: str, answer: ForwardResult) -> None:
         """By the leader of a partition, or by a node that was the leader."""
         pending = self.pending.get(answer.ticket)
         if pending is None:
@@ -290,11 +292,11 @@ class Forwarding:
             pending.afterwards = None
         self._done(pending)
 
-    def _pass_down(self, pending: Pending, afterwards: list[Callable[[], None]]) -> None:
+    def _pass_down(self, pending: PendingRecord, afterwards: list[Callable[[], None]]) -> None:
         """Those before it are not applied by its refusal. Counter-example: a message is refused,
         and the cursor record before it, which names the QoS 2 record that a session has, is still
         on its way. The group would take that record back and give it to another session."""
-        before: Pending | None = None
+        before: PendingRecord | None = None
         for each in self._queues[pending.partition].values():
             if each is pending:
                 break
@@ -307,7 +309,7 @@ class Forwarding:
         else:
             before.afterwards.extend(afterwards)
 
-    def _note_refused(self, pending: Pending) -> None:
+    def _note_refused(self, pending: PendingRecord) -> None:
         refused = self._refused[pending.partition]
         if len(refused) >= REFUSED_MAX:
             oldest = next(iter(self._queues[pending.partition].values())).number
@@ -315,14 +317,14 @@ class Forwarding:
                 del refused[client_id]
         refused[pending.record.client_id] = self._number
 
-    def _follows_refused(self, pending: Pending) -> bool:
+    def _follows_refused(self, pending: PendingRecord) -> bool:
         """Was an earlier message of the client refused, which may send that again?"""
         if not pending.is_refusable():
             return False
         refused = self._refused[pending.partition]
         return pending.number <= refused.get(pending.record.client_id, 0)
 
-    def _done(self, pending: Pending) -> None:
+    def _done(self, pending: PendingRecord) -> None:
         queue = self._queues[pending.partition]
         del self.pending[pending.ticket]
         del queue[pending.ticket]
@@ -430,7 +432,7 @@ def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:
     return found
 
 
-def encode_result(answers: list[Answer]) -> bytes:
+def encode_result(answers: list[ForwardResult]) -> bytes:
     """Entries of (ticket, reason, text). One with ticket 0, which no record has, precedes the
     answers of a partition and has the partition and the epoch as its text. Nodes of an older
     version find no record with that ticket and pass it over."""
@@ -451,9 +453,9 @@ def _result(ticket: int, reason: int, text: str) -> bytes:
     return _RESULT.pack(ticket, reason, len(data)) + data
 
 
-def decode_result(payload: bytes) -> list[Answer]:
+def decode_result(payload: bytes) -> list[ForwardResult]:
     """Raises BadFrame."""
-    found: list[Answer] = []
+    found: list[ForwardResult] = []
     partition = 0
     epoch = 0
     at = 0
@@ -464,7 +466,7 @@ def decode_result(payload: bytes) -> list[Answer]:
             text = payload[at : at + length].decode()
             at += length
             if ticket:
-                found.append(Answer(partition, epoch, ticket, reason, text))
+                found.append(ForwardResult(partition, epoch, ticket, reason, text))
             else:
                 first, second = text.split(" ")
                 partition, epoch = int(first), int(second)

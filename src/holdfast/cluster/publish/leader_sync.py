@@ -7,18 +7,20 @@ asked: the question goes the same way as the records, behind them.
 
 from typing import Final
 
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BARRIER
 from holdfast.cluster.partitions.replication import Replication
-from holdfast.cluster.publish.forwarding import Forwarding
+from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, barrier_request
 
 ASK_AGAIN_S: Final = 0.03
 """The next leader may know later than we that it is one."""
 
 
-class Alignment:
-    def __init__(self, fabric: Fabric, forwarding: Forwarding, replication: Replication) -> None:
+class LeaderSync:
+    def __init__(
+        self, fabric: ClusterContext, forwarding: RecordForwarder, replication: Replication
+    ) -> None:
         self._fabric = fabric
         self._forwarding = forwarding
         self._replication = replication

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership, Snapshot
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership, RaftSnapshot
 from holdfast.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -131,7 +131,7 @@ def _read_name(payload: bytes, at: int) -> tuple[str, int]:
         raise BadFrame(f"a Raft message with the name {data!r}") from None
 
 
-def encode_entries(entries: Iterable[Entry]) -> bytes:
+def encode_entries(entries: Iterable[LogEntry]) -> bytes:
     pieces = []
     for entry in entries:
         pieces.append(_ENTRY.pack(entry.term, entry.kind, len(entry.data)))
@@ -139,9 +139,9 @@ def encode_entries(entries: Iterable[Entry]) -> bytes:
     return b"".join(pieces)
 
 
-def decode_entries(payload: bytes, at: int, index: int) -> tuple[Entry, ...]:
+def decode_entries(payload: bytes, at: int, index: int) -> tuple[LogEntry, ...]:
     """To the end of the payload; the first one has that index. Raises BadFrame, struct.error."""
-    entries: list[Entry] = []
+    entries: list[LogEntry] = []
     while at < len(payload):
         term, kind, length = _ENTRY.unpack_from(payload, at)
         at += _ENTRY.size
@@ -152,12 +152,12 @@ def decode_entries(payload: bytes, at: int, index: int) -> tuple[Entry, ...]:
             Membership.decode(data)
         elif kind not in (EntryKind.NOTHING, EntryKind.COMMAND):
             raise BadFrame(f"a Raft entry of kind {kind}")
-        entries.append(Entry(index + len(entries), term, kind, data))
+        entries.append(LogEntry(index + len(entries), term, kind, data))
         at += length
     return tuple(entries)
 
 
-def encode_snapshot(snapshot: Snapshot) -> bytes:
+def encode_snapshot(snapshot: RaftSnapshot) -> bytes:
     membership = snapshot.membership.encode()
     return b"".join(
         (
@@ -169,7 +169,7 @@ def encode_snapshot(snapshot: Snapshot) -> bytes:
     )
 
 
-def decode_snapshot(payload: bytes) -> Snapshot:
+def decode_snapshot(payload: bytes) -> RaftSnapshot:
     """Raises BadFrame."""
     try:
         index, term, length = _SNAPSHOT.unpack_from(payload)
@@ -187,4 +187,4 @@ def decode_snapshot(payload: bytes) -> Snapshot:
         raise BadFrame(f"a Raft snapshot that cannot be unpacked: {error}") from None
     if len(data) != size or not unpacker.eof or unpacker.unused_data:
         raise BadFrame("a Raft snapshot whose data has another size than it says")
-    return Snapshot(index, term, membership, data)
+    return RaftSnapshot(index, term, membership, data)

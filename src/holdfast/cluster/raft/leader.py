@@ -4,7 +4,7 @@ heard of a majority."""
 from typing import Final
 
 from holdfast.cluster.raft.followers import Follower, Followers
-from holdfast.cluster.raft.log import Entry, EntryKind, Membership
+from holdfast.cluster.raft.log import EntryKind, LogEntry, Membership
 from holdfast.cluster.raft.messages import Append, AppendReply, Install, TimeoutNow
 from holdfast.cluster.raft.state import LEADER, Raft
 
@@ -121,7 +121,7 @@ def _send_append(raft: Raft, member: str, follower: Follower, now: float) -> Non
     if follower.next <= log.base_index:
         _send_install(raft, member, follower, now)
     prev_index = follower.next - 1
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
     if not follower.awaited and follower.next <= log.last_index:
         entries = tuple(log.entries(follower.next, log.last_index + 1, APPEND_BYTES_MAX))
         follower.awaited = entries[-1].index

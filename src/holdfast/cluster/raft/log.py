@@ -23,7 +23,7 @@ class EntryKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     index: int
     term: int
     kind: int
@@ -91,7 +91,7 @@ def _names(content: object) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class RaftSnapshot:
     """What the entries up to `index` have led to."""
 
     index: int
@@ -108,10 +108,10 @@ class RaftState:
     vote: str = ""
     commit: int = 0
     """At least so much is committed; a hint that lets a restarted member know its cluster."""
-    snapshot: Snapshot | None = None
+    snapshot: RaftSnapshot | None = None
     base_index: int = 0
     base_term: int = 0
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[LogEntry] = field(default_factory=list)
 
 
 class RaftLog:
@@ -162,7 +162,7 @@ class RaftLog:
             return self._entries[at - 1].term
         return -1
 
-    def entries(self, start: int, end: int, bytes_max: int = 1 << 62) -> list[Entry]:
+    def entries(self, start: int, end: int, bytes_max: int = 1 << 62) -> list[LogEntry]:
         """[start, end), of at most `bytes_max` but at least one; all must be here."""
         found = self._entries[start - self.base_index - 1 : end - self.base_index - 1]
         size = 0
@@ -172,7 +172,7 @@ class RaftLog:
                 return found[:count]
         return found
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: LogEntry) -> None:
         if entry.index != self.last_index + 1:
             raise ValueError(f"entry {entry.index} does not follow {self.last_index}")
         if entry.kind == EntryKind.MEMBERS:
@@ -193,7 +193,7 @@ class RaftLog:
             index -= 1
         return index
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: RaftSnapshot) -> None:
         """Begin anew with what another member has."""
         self.snapshot = snapshot
         self.base_index = snapshot.index
@@ -201,7 +201,7 @@ class RaftLog:
         self._entries = []
         self._memberships = [(snapshot.index, snapshot.membership)]
 
-    def compact(self, snapshot: Snapshot, keep: int) -> None:
+    def compact(self, snapshot: RaftSnapshot, keep: int) -> None:
         """Drop what the snapshot covers, but for the last `keep` entries of it."""
         self.snapshot = snapshot
         base = max(self.base_index, snapshot.index - keep)

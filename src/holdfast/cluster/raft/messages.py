@@ -3,7 +3,7 @@ otherwise. The receiver drops what is not addressed to it: see `raft_wire`."""
 
 from dataclasses import dataclass
 
-from holdfast.cluster.raft.log import Entry, Snapshot
+from holdfast.cluster.raft.log import LogEntry, RaftSnapshot
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Append:
     prev_index: int
     prev_term: int
     commit: int
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Install:
     AppendReply."""
 
     term: int
-    snapshot: Snapshot
+    snapshot: RaftSnapshot
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from holdfast.cluster.raft.leader import (
     send_appends,
     start_transfer,
 )
-from holdfast.cluster.raft.log import EntryKind, Membership, RaftState, Snapshot
+from holdfast.cluster.raft.log import EntryKind, Membership, RaftSnapshot, RaftState
 from holdfast.cluster.raft.messages import (
     Append,
     AppendReply,
@@ -238,7 +238,7 @@ class RaftNode:
         """`data` is the state that everything handed out so far has led to."""
         raft = self._raft
         index = raft.handed
-        snapshot = Snapshot(index, raft.log.term_at(index), raft.log.membership_at(index), data)
+        snapshot = RaftSnapshot(index, raft.log.term_at(index), raft.log.membership_at(index), data)
         raft.log.compact(snapshot, KEEP_ENTRIES)
         raft.snapshot_to_write = snapshot
 

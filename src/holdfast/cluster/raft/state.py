@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from holdfast.cluster.raft.followers import NEVER, Followers
-from holdfast.cluster.raft.log import Entry, RaftLog, RaftState, Snapshot
+from holdfast.cluster.raft.log import LogEntry, RaftLog, RaftSnapshot, RaftState
 from holdfast.cluster.raft.messages import Message
 
 FOLLOWER: Final = "follower"
@@ -54,9 +54,9 @@ class Write:
     term: int
     vote: str
     commit: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     must_sync: bool
-    snapshot: Snapshot | None = None
+    snapshot: RaftSnapshot | None = None
     base_index: int = 0
     base_term: int = 0
 
@@ -70,9 +70,9 @@ class Ready:
     """May leave at once."""
     messages_after: tuple[Addressed, ...]
     """May leave when this Ready and those before it are written."""
-    installed: Snapshot | None
+    installed: RaftSnapshot | None
     """The state machine begins anew with it, before `committed`."""
-    committed: tuple[Entry, ...]
+    committed: tuple[LogEntry, ...]
     """To apply, in order. Each entry is handed out once."""
 
 
@@ -116,13 +116,13 @@ class Raft:
 
         self.messages: list[Addressed] = []
         self.messages_after: list[Addressed] = []
-        self.installed: Snapshot | None = None
+        self.installed: RaftSnapshot | None = None
         # What was handed to the disk so far.
         self.written_term = state.term
         self.written_vote = state.vote
         self.written_commit = state.commit
         self.written_index = self.log.last_index
-        self.snapshot_to_write: Snapshot | None = None
+        self.snapshot_to_write: RaftSnapshot | None = None
 
     @property
     def is_voter(self) -> bool:
@@ -161,8 +161,8 @@ class Raft:
             self.role == LEADER or now - self.heard < self.timing.election_min_s
         )
 
-    def append(self, kind: int, data: bytes) -> Entry:
-        entry = Entry(self.log.last_index + 1, self.term, kind, data)
+    def append(self, kind: int, data: bytes) -> LogEntry:
+        entry = LogEntry(self.log.last_index + 1, self.term, kind, data)
         self.log.append(entry)
         return entry
 
@@ -188,7 +188,7 @@ class Raft:
             )
         self.commit = max(self.commit, index)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: RaftSnapshot) -> None:
         self.log.restore(snapshot)
         self.commit = self.handed = snapshot.index
         self.durable_index = 0
@@ -220,7 +220,7 @@ class Raft:
         self.snapshot_to_write = None
         return write
 
-    def take_committed(self) -> tuple[Entry, ...]:
+    def take_committed(self) -> tuple[LogEntry, ...]:
         entries = tuple(self.log.entries(self.handed + 1, self.commit + 1))
         self.handed = self.commit
         return entries

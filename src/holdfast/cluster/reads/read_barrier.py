@@ -11,7 +11,7 @@ import struct
 from typing import Final
 
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BARRIER, BadFrame
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 
@@ -48,7 +48,7 @@ class Barrier:
 
 
 class Barriers:
-    def __init__(self, state: NodeState, fabric: Fabric, reads: MetadataReads) -> None:
+    def __init__(self, state: NodeState, fabric: ClusterContext, reads: MetadataReads) -> None:
         self._state = state
         self._fabric = fabric
         self._reads = reads
@@ -159,7 +159,7 @@ def barrier_request(question: int) -> bytes:
     return _REQUEST.pack(question)
 
 
-def barrier_answer(fabric: Fabric, payload: bytes) -> bytes:
+def barrier_answer(fabric: ClusterContext, payload: bytes) -> bytes:
     """Where the partitions end that this node leads. Raises BadFrame."""
     if len(payload) != _REQUEST.size:
         raise BadFrame(f"barrier of {len(payload)} bytes")

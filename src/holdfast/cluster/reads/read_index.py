@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.cluster.metadata.commands import CHANGES_NOTHING
-from holdfast.cluster.metadata.requests import Outcome, Refused
+from holdfast.cluster.metadata.requests import Outcome, RequestRefused
 
 NOTHING: Final = -1
 ASK_AGAIN_S: Final = 0.1
@@ -50,7 +50,7 @@ class MetadataReads:
         if request != self._request or request == NOTHING:
             return False
         self._request = NOTHING
-        if isinstance(outcome, Refused) and outcome.text == CHANGES_NOTHING:
+        if isinstance(outcome, RequestRefused) and outcome.text == CHANGES_NOTHING:
             self._known = self._sent
         else:
             self._ask_at = now + ASK_AGAIN_S

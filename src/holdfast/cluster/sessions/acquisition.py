@@ -12,7 +12,7 @@ import struct
 from typing import Final
 
 from holdfast.broker.connections.close import close_connection, drop_session, log_close, refuse
-from holdfast.broker.connections.connect import Opening, finish_open, refuse_other_user
+from holdfast.broker.connections.connect import AcceptedConnect, finish_open, refuse_other_user
 from holdfast.broker.recovery.recovery import Recovery
 from holdfast.broker.recovery.state_records import log_progress, will_fields
 from holdfast.broker.rights import proves_names
@@ -20,10 +20,10 @@ from holdfast.broker.session.connection import CLOSED, OPENING, Connection
 from holdfast.broker.session.session import Session
 from holdfast.broker.session.state import decode_cursor
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric, fields_of, number_of, text_of
+from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
 from holdfast.cluster.frame_kinds import SESSION_CLOSED, SESSION_OPEN, SESSION_OWNED, BadFrame
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.sessions.coordinator import Homes
+from holdfast.cluster.sessions.coordinator import SessionCoordinator
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
@@ -41,11 +41,11 @@ NEVER: Final = float("inf")
 NOTHING: Final = -1
 
 
-class Asking:
+class PendingOpen:
     """A CONNECT that waits for its session."""
 
     def __init__(
-        self, number: int, connection: Connection, client_id: str, opening: Opening
+        self, number: int, connection: Connection, client_id: str, opening: AcceptedConnect
     ) -> None:
         self.number = number
         self.connection = connection
@@ -71,16 +71,22 @@ class Asking:
         return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
 
 
-class Opener:
-    def __init__(self, state: NodeState, fabric: Fabric, homes: Homes, barriers: Barriers) -> None:
+class SessionAcquisition:
+    def __init__(
+        self,
+        state: NodeState,
+        fabric: ClusterContext,
+        homes: SessionCoordinator,
+        barriers: Barriers,
+    ) -> None:
         self._state = state
         self._barriers = barriers
         self._fabric = fabric
         self._homes = homes
         self._number = 0
-        self.asking: dict[int, Asking] = {}
+        self.asking: dict[int, PendingOpen] = {}
         # The same by client, in the order of their CONNECTs.
-        self._of_clients: dict[str, list[Asking]] = {}
+        self._of_clients: dict[str, list[PendingOpen]] = {}
 
     def begin_at(self, number: int) -> None:
         """Requests are numbered after this one, so that answers to an earlier process of this node
@@ -88,14 +94,14 @@ class Opener:
         self._number = number
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
-        assert isinstance(opening, Opening)
+        assert isinstance(opening, AcceptedConnect)
         if len(self.asking) >= ASKING_MAX:
             refuse(
                 self._state, connection, reasons.SERVER_BUSY, "too many sessions are being opened"
             )
             return
         self._number += 1
-        asking = Asking(self._number, connection, client_id, opening)
+        asking = PendingOpen(self._number, connection, client_id, opening)
         asking.ask_at = self._state.now + ASK_AFTER_S
         asking.refused_at = self._state.now + REFUSED_AFTER_S
         self.asking[asking.number] = asking
@@ -106,7 +112,7 @@ class Opener:
             if earlier.connection.username in (None, connection.username):
                 self._supersede(earlier)
 
-    def _supersede(self, asking: Asking) -> None:
+    def _supersede(self, asking: PendingOpen) -> None:
         """Its client has connected again. [MQTT-3.1.4-3]"""
         if asking.connection.state == OPENING:
             text = "another connection uses this client id"
@@ -116,7 +122,7 @@ class Opener:
         elif asking.answer is not None:
             self._finish_if_ready(asking)
 
-    def _done(self, asking: Asking) -> None:
+    def _done(self, asking: PendingOpen) -> None:
         del self.asking[asking.number]
         of_client = self._of_clients[asking.client_id]
         of_client.remove(asking)
@@ -125,7 +131,7 @@ class Opener:
         else:
             del self._of_clients[asking.client_id]
 
-    def _ask(self, asking: Asking) -> None:
+    def _ask(self, asking: PendingOpen) -> None:
         asking.ask_at = self._state.now + ASK_AGAIN_S
         if self._of_clients[asking.client_id][0] is not asking:
             # One after the other: an earlier one, asked again, would take the session from it.
@@ -181,14 +187,14 @@ class Opener:
             asking.barrier = self._barriers.begin(is_patient=True)
         self._finish_if_ready(asking)
 
-    def _is_in_log(self, asking: Asking) -> bool:
+    def _is_in_log(self, asking: PendingOpen) -> bool:
         """Has a record told that this node has the session? Then its home was led by whoever has
         answered; else that may be a node that leads it no longer, and that does not know a session
         which is there to be resumed."""
         opening = asking.opening
         return opening.clean_start or opening.expiry_s > 0 or opening.will is not None
 
-    def _give_up(self, asking: Asking) -> None:
+    def _give_up(self, asking: PendingOpen) -> None:
         """The others have taken this node for lost, and closed what it had just opened."""
         self._done(asking)
         if asking.connection.state == OPENING:
@@ -219,7 +225,7 @@ class Opener:
             if asking.answer is not None and asking.is_recorded:
                 asking.barrier = self._barriers.begin(is_patient=True)
 
-    def _finish_if_ready(self, asking: Asking) -> None:
+    def _finish_if_ready(self, asking: PendingOpen) -> None:
         if asking.connection.state != OPENING:
             self._close_unused(asking)
             return
@@ -254,7 +260,7 @@ class Opener:
         present = bool(answer["present"])
         finish_open(self._state, asking.connection, session, present, asking.opening)
 
-    def _close_unused(self, asking: Asking) -> None:
+    def _close_unused(self, asking: PendingOpen) -> None:
         """The client has gone meanwhile."""
         assert asking.answer is not None
         session = Session(asking.client_id, asking.client_id.encode())
@@ -390,7 +396,7 @@ class Opener:
             if asking.ask_at <= self._state.now:
                 self._ask(asking)
 
-    def _refuse_overdue(self, asking: Asking) -> None:
+    def _refuse_overdue(self, asking: PendingOpen) -> None:
         if not self._fabric.has_majority(self._state.now):
             text = "no majority of the cluster can be reached"
         elif self._state.is_unsure and asking.answer is not None and asking.is_recorded:

@@ -31,14 +31,14 @@ from holdfast.broker.delivery.delivery import append_state
 from holdfast.broker.recovery.state_records import session_opened
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import SESSION_EXPIRY, NodeState
-from holdfast.cluster.context import Fabric, fields_of, number_of, text_of
+from holdfast.cluster.context import ClusterContext, fields_of, number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.sessions.expiry import Endings
 from holdfast.cluster.sessions.owners import Owners
 from holdfast.cluster.sessions.replies import HomeAnswers
-from holdfast.cluster.sessions.requests import HeldOpened, Request
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.requests import HeldOpened, SessionRequest
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
@@ -52,9 +52,9 @@ ASK_OWNED_AGAIN_S: Final = 1.0
 it."""
 
 
-class Homes:
+class SessionCoordinator:
     def __init__(
-        self, state: NodeState, fabric: Fabric, images: Images, barriers: Barriers
+        self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, barriers: Barriers
     ) -> None:
         self._state = state
         self._fabric = fabric
@@ -62,7 +62,7 @@ class Homes:
         self.owners = Owners(state, images)
         self.answers = HomeAnswers(fabric, images)
         # Askers per client, the first one being served.
-        self._requests: dict[str, deque[Request]] = {}
+        self._requests: dict[str, deque[SessionRequest]] = {}
         # Partitions that this node leads newly: what must be applied before it decides, and what it
         # is asked and told meanwhile. Of what is said again, the last.
         self._begins_at: dict[int, int] = {}
@@ -91,7 +91,7 @@ class Homes:
         self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
 
     def open(self, node: str, fields: dict[str, object]) -> None:
-        request = Request(node, fields)
+        request = SessionRequest(node, fields)
         home = self.home(request.client_id)
         if not self._fabric.leads(home):
             # It asks again when it knows who does.
@@ -110,7 +110,7 @@ class Homes:
         if len(queue) == 1:
             self._begin(request)
 
-    def _withdraw(self, request: Request) -> None:
+    def _withdraw(self, request: SessionRequest) -> None:
         """Its client has gone. What was opened for it is closed by the asker; else nothing is
         opened: the client may have the session elsewhere by now, or have left another will."""
         queue = self._requests.get(request.client_id)
@@ -133,7 +133,7 @@ class Homes:
         early.pop(key, None)
         early[key] = again
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: SessionRequest) -> None:
         if self._was_answered(request):
             return
         user = self.owners.user(request.client_id)
@@ -159,7 +159,7 @@ class Homes:
         self.taken_over += 1
         self.answers.order_close(owner.node, request.client_id, owner.epoch)
 
-    def _was_answered(self, request: Request) -> bool:
+    def _was_answered(self, request: SessionRequest) -> bool:
         """Asked twice. It is at work already, or was taken for lost, or has been and gone."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
@@ -194,7 +194,7 @@ class Homes:
             # Its record is on its way, if there is one.
             self._go_on(client_id)
 
-    def _go_without(self, request: Request) -> None:
+    def _go_without(self, request: SessionRequest) -> None:
         """The owner before says nothing."""
         request.waits_for = ""
         image = self._images.state.sessions.get(request.client_id)
@@ -214,7 +214,7 @@ class Homes:
             queue[0].waits_for = ""
             self._open(queue[0])
 
-    def _open(self, request: Request) -> None:
+    def _open(self, request: SessionRequest) -> None:
         """Nobody has the session."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
@@ -242,7 +242,7 @@ class Homes:
         committed = partial(self._open_committed, request, epoch, present)
         self._state.hold(HeldOpened(committed, partial(self.done, request)))
 
-    def _open_committed(self, request: Request, epoch: int, present: bool) -> None:
+    def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
         image = self.image(request.client_id)
         if image is None or image.owner != request.node or image.epoch != epoch:
             # Another leader has decided otherwise. It asks again.
@@ -261,7 +261,9 @@ class Homes:
             self.endings.will_applied(client_id, record.sequence)
             self._go_on(client_id)
 
-    def opened(self, request: Request, epoch: int, present: bool, *, is_lost: bool = False) -> None:
+    def opened(
+        self, request: SessionRequest, epoch: int, present: bool, *, is_lost: bool = False
+    ) -> None:
         """`is_lost`: the session was closed again meanwhile, and its will published."""
         self.answers.opened(request, epoch, present, is_lost)
         self.done(request)
@@ -271,7 +273,7 @@ class Homes:
         queue = self._requests.get(client_id)
         return queue is not None and len(queue) > 0 and queue[0].is_opening
 
-    def done(self, request: Request) -> None:
+    def done(self, request: SessionRequest) -> None:
         """The next one, please."""
         queue = self._requests.get(request.client_id)
         if queue and queue[0] is request:

@@ -15,7 +15,7 @@ from holdfast.broker.connections.wills import publish_will
 from holdfast.broker.session.session import Session, Will
 from holdfast.broker.state import SESSION_EXPIRY, WILL_DUE, NodeState, Timer
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 
@@ -23,7 +23,7 @@ class Endings:
     def __init__(
         self,
         state: NodeState,
-        images: Images,
+        images: ReplicatedState,
         barriers: Barriers,
         decides: Callable[[int], bool],
         is_opening: Callable[[str], bool],

@@ -10,8 +10,8 @@ from typing import Final
 
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.cluster.sessions.requests import Request
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.requests import SessionRequest
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 EPOCH_ORIGIN_S: Final = 1_577_836_800
@@ -39,7 +39,7 @@ class Owner:
 
 
 class Owners:
-    def __init__(self, state: NodeState, images: Images) -> None:
+    def __init__(self, state: NodeState, images: ReplicatedState) -> None:
         self._state = state
         self._images = images
         self._owners: dict[str, Owner] = {}
@@ -75,7 +75,7 @@ class Owners:
             return -1
         return owner.epoch
 
-    def give(self, request: Request, image: Session | None) -> int:
+    def give(self, request: SessionRequest, image: Session | None) -> int:
         """Make the asker the owner; its epoch, above all that there were."""
         client_id = request.client_id
         owner = self._owners.get(client_id)

@@ -22,7 +22,7 @@ from holdfast.broker.connections.close import close_connection
 from holdfast.broker.delivery.acknowledgements import proceed
 from holdfast.broker.session.session import Session
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.protocol.mqtt import reasons
 from holdfast.storage.partition import partition_of
@@ -37,11 +37,11 @@ IDLE_MAX: Final = 1
 """Nodes that are neither down nor heard, and do not matter. Two of them could find each other."""
 
 
-class Doubt:
+class OwnershipLease:
     def __init__(
         self,
         state: NodeState,
-        fabric: Fabric,
+        fabric: ClusterContext,
         barriers: Barriers,
         acknowledged_at: Callable[[str], float],
         metadata_leader: Callable[[], str],

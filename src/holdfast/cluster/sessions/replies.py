@@ -1,19 +1,19 @@
 """What the leader of a home partition tells nodes of sessions; itself, too: `local`."""
 
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
-from holdfast.cluster.sessions.requests import Request
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.sessions.requests import SessionRequest
+from holdfast.cluster.state.replicated import ReplicatedState
 
 
 class HomeAnswers:
-    def __init__(self, fabric: Fabric, images: Images) -> None:
+    def __init__(self, fabric: ClusterContext, images: ReplicatedState) -> None:
         self._fabric = fabric
         self._images = images
         # Answers and orders to this node itself; opening.Opener takes them.
         self.local: list[dict[str, object]] = []
 
-    def denied(self, request: Request) -> None:
+    def denied(self, request: SessionRequest) -> None:
         """The session is another user's. An older version takes it for lost."""
         self._send_opened(
             request,
@@ -28,7 +28,7 @@ class HomeAnswers:
             },
         )
 
-    def opened(self, request: Request, epoch: int, present: bool, is_lost: bool) -> None:
+    def opened(self, request: SessionRequest, epoch: int, present: bool, is_lost: bool) -> None:
         """`is_lost`: the session was closed again meanwhile, and its will published."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
@@ -44,7 +44,7 @@ class HomeAnswers:
             fields["session"] = self._images.fields(image)
         self._send_opened(request, fields)
 
-    def _send_opened(self, request: Request, fields: dict[str, object]) -> None:
+    def _send_opened(self, request: SessionRequest, fields: dict[str, object]) -> None:
         if request.node == self._fabric.node_id:
             self.local.append(fields)
         else:

@@ -8,7 +8,7 @@ from holdfast.cluster.context import number_of, text_of
 from holdfast.cluster.frame_kinds import BadFrame
 
 
-class Request:
+class SessionRequest:
     def __init__(self, node: str, fields: dict[str, object]) -> None:
         self.node = node
         self.number = number_of(fields, "request")

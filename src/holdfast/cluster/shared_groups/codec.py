@@ -38,7 +38,7 @@ _ASSIGN: Final = struct.Struct("<BHIQHI")
 
 
 @dataclass
-class Stock:
+class NodeCapacity:
     """What a node has of a group. `durable`: of the members, those whose sessions outlive their
     connections. `limit`: how many records it wants to have at a time. `start`: where the group
     begins if nobody knows of it."""
@@ -58,11 +58,11 @@ class Tell:
 
     number: int
     homes: list[tuple[int, int]]
-    stocks: list[Stock]
+    stocks: list[NodeCapacity]
 
 
 @dataclass
-class Report:
+class AgentReport:
     home: int
     epoch: int
     number: int
@@ -111,14 +111,14 @@ def decode_tell(payload: bytes) -> Tell:
     groups = fields["groups"]
     if not isinstance(groups, list):
         raise BadFrame("groups are no list")
-    stocks: list[Stock] = []
+    stocks: list[NodeCapacity] = []
     for group in groups:
         if not isinstance(group, dict):
             raise BadFrame("a group is no object")
         try:
             start = group["start"]
             stocks.append(
-                Stock(
+                NodeCapacity(
                     text_of(group, "key"),
                     number_of(group, "members"),
                     number_of(group, "durable"),
@@ -159,7 +159,7 @@ def decode_ask(payload: bytes) -> list[tuple[int, int]]:
     return _pairs(fields_of(payload[1:], "homes")["homes"])
 
 
-def encode_report(report: Report) -> bytes:
+def encode_report(report: AgentReport) -> bytes:
     key = report.key.encode()
     head = _REPORT.pack(
         REPORT,
@@ -187,7 +187,7 @@ def encode_report(report: Report) -> bytes:
     return b"".join(parts)
 
 
-def decode_report(payload: bytes) -> Report:
+def decode_report(payload: bytes) -> AgentReport:
     try:
         _, home, epoch, number, key_length, members, durable, limit, done, returned, start = (
             _REPORT.unpack_from(payload)
@@ -205,7 +205,7 @@ def decode_report(payload: bytes) -> Report:
         denied_places = _places(payload, at + _RIGHTS.size, denied) if denied else []
     except (struct.error, ValueError) as error:
         raise BadFrame(f"report on a group: {error}") from None
-    return Report(
+    return AgentReport(
         home,
         epoch,
         number,

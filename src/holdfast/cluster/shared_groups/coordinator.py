@@ -19,13 +19,13 @@ from holdfast.broker.rights import may_read_later
 from holdfast.broker.session.message import Message
 from holdfast.broker.session.state import encode_cursor
 from holdfast.broker.state import Group, NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.metadata.model import DATA
 from holdfast.cluster.reads.read_barrier import Barriers
-from holdfast.cluster.shared_groups.codec import Assign, Place, Report, Stock, Tell
-from holdfast.cluster.shared_groups.group_state import Coordination, Load
-from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, TakenBack
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign, NodeCapacity, Place, Tell
+from holdfast.cluster.shared_groups.group_state import Coordination, NodeLoad
+from holdfast.cluster.shared_groups.reclaim import LOOK_AGAIN_S, Reclaimer
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.protocol.topics.names import InvalidFilter, split_shared
 from holdfast.storage import record as log_record
 from holdfast.storage.partition import partition_of
@@ -64,8 +64,8 @@ class Coordinator:
     def __init__(
         self,
         state: NodeState,
-        fabric: Fabric,
-        images: Images,
+        fabric: ClusterContext,
+        images: ReplicatedState,
         barriers: Barriers,
         send_heard: Callable[[str, int, list[tuple[int, int]]], None],
         send_assign: Callable[[str, Assign], None],
@@ -79,13 +79,13 @@ class Coordinator:
         self._send_assign = send_assign
         self._send_ask = send_ask
         self.homes: dict[int, Home] = {}
-        self._loads: dict[str, Load] = {}
+        self._loads: dict[str, NodeLoad] = {}
         self._dirty: dict[Coordination, None] = {}
         # Progress that is to be logged.
         self._due: dict[Coordination, None] = {}
         self._due_at = -1.0
         self._opening: dict[Home, None] = {}
-        self._taken_back = TakenBack(images.groups, barriers, self._has_told)
+        self._taken_back = Reclaimer(images.groups, barriers, self._has_told)
         # Groups that are not open though their homes are.
         self._unopened: dict[Coordination, None] = {}
         self._open_at = 0.0
@@ -224,7 +224,7 @@ class Coordinator:
         self._send_heard(node, tell.number, heard)
 
     def _take_stock(
-        self, home: Home, coordination: Coordination, node: str, stock: Stock
+        self, home: Home, coordination: Coordination, node: str, stock: NodeCapacity
     ) -> list[Place]:
         if stock.start is not None and len(stock.start) == len(self._state.delivered):
             coordination.begin_at(stock.start)
@@ -237,10 +237,10 @@ class Coordinator:
         self._note_progress(coordination)
         return lost
 
-    def _load(self, node: str) -> Load:
-        return self._loads.setdefault(node, Load())
+    def _load(self, node: str) -> NodeLoad:
+        return self._loads.setdefault(node, NodeLoad())
 
-    def report(self, node: str, report: Report) -> None:
+    def report(self, node: str, report: AgentReport) -> None:
         home = self.homes.get(report.home)
         if (
             home is None

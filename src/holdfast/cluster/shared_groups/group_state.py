@@ -27,10 +27,10 @@ from holdfast.broker.effects import ReadLog
 from holdfast.broker.session.cursor import Delivery
 from holdfast.broker.session.message import Message
 from holdfast.broker.state import Group, NodeState
-from holdfast.cluster.shared_groups.codec import Place, Stock
-from holdfast.cluster.state.groups import GroupImages
+from holdfast.cluster.shared_groups.codec import NodeCapacity, Place
+from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import split_shared
-from holdfast.storage.reading.interest import Interest
+from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
 LOAD_BYTES_MAX: Final = 8 << 20
@@ -41,7 +41,7 @@ FETCH_SPAN: Final = 1000
 """Returned records that lie so near one another in a partition are read together."""
 
 
-class Load:
+class NodeLoad:
     """Of one node, over all groups of this coordinator."""
 
     def __init__(self) -> None:
@@ -49,10 +49,10 @@ class Load:
         self.is_full = False
 
 
-class Stake:
+class NodeWeight:
     """What a node's members of the group take."""
 
-    def __init__(self, node: str, load: Load) -> None:
+    def __init__(self, node: str, load: NodeLoad) -> None:
         self.node = node
         self.load = load
         self.members = 0
@@ -79,7 +79,7 @@ class Coordination:
         self.was_durable = False
         # Since nobody is there: what was subscribed before is known here once it is passed.
         self.barrier = -1
-        self.stakes: dict[str, Stake] = {}
+        self.stakes: dict[str, NodeWeight] = {}
         # Place -> node, bytes.
         self.given: dict[Place, tuple[str, int]] = {}
         # Places ahead of the cursor that are not to be handed out: given already, or finished.
@@ -107,10 +107,10 @@ class Coordination:
 
     # Who is there
 
-    def stake(self, node: str, load: Load) -> Stake:
+    def stake(self, node: str, load: NodeLoad) -> NodeWeight:
         stake = self.stakes.get(node)
         if stake is None:
-            stake = Stake(node, load)
+            stake = NodeWeight(node, load)
             self.stakes[node] = stake
         return stake
 
@@ -124,7 +124,7 @@ class Coordination:
         else:
             self.starts = list(map(min, self.starts, start))
 
-    def measured(self, stake: Stake, members: int, durable: int, limit: int) -> None:
+    def measured(self, stake: NodeWeight, members: int, durable: int, limit: int) -> None:
         stake.is_here = True
         stake.members = members
         stake.limit = limit
@@ -133,7 +133,7 @@ class Coordination:
         if durable:
             self.was_durable = True
 
-    def told(self, stake: Stake, stock: Stock, images: GroupImages) -> list[Place]:
+    def told(self, stake: NodeWeight, stock: NodeCapacity, images: GroupPositions) -> list[Place]:
         """Everything that a node has. Returns what was given to it and is lost."""
         self.measured(stake, stock.members, stock.durable, stock.limit)
         lost = {place: None for place, given in self.given.items() if given[0] == stake.node}
@@ -226,7 +226,7 @@ class Coordination:
         self.wanted.update(self.aside)
         self.aside = {}
 
-    def retry_at(self, stake: Stake) -> None:
+    def retry_at(self, stake: NodeWeight) -> None:
         """The node takes records: it may be one that what is aside waits for."""
         room = stake.limit - stake.count
         for place in list(self.aside):
@@ -251,7 +251,7 @@ class Coordination:
 
     # Records in
 
-    def open(self, positions: list[int] | None, images: GroupImages) -> None:
+    def open(self, positions: list[int] | None, images: GroupPositions) -> None:
         """Begin to hand out. `positions`: of the log; None: the group is new."""
         state = self._state
         self.is_open = True
@@ -321,7 +321,7 @@ class Coordination:
                 None,
                 positions,
                 limits,
-                [Interest(self.cursor.filter, None)],
+                [ReadInterest(self.cursor.filter, None)],
                 READ_RECORDS_MAX,
                 READ_BYTES_MAX,
             )
@@ -381,10 +381,12 @@ class Coordination:
 
     # Records out
 
-    def hand_out(self, may_any_read: Callable[[str, bytes], bool]) -> dict[Stake, list[Message]]:
+    def hand_out(
+        self, may_any_read: Callable[[str, bytes], bool]
+    ) -> dict[NodeWeight, list[Message]]:
         """What goes to whom now, as far as there is somebody to take it. `may_any_read(key,
         topic)`: may a member that the log knows, connected or not, read a topic?"""
-        found: dict[Stake, list[Message]] = {}
+        found: dict[NodeWeight, list[Message]] = {}
         while True:
             message = self._head()
             if message is None:
@@ -444,9 +446,9 @@ class Coordination:
         """Is there a node with members that was not given the record since they are there?"""
         return any(stake.members and stake.node not in denied for stake in self.stakes.values())
 
-    def _next_stake(self, denied: set[str] | None) -> Stake | None:
+    def _next_stake(self, denied: set[str] | None) -> NodeWeight | None:
         """Weighted by members, of the nodes that take another record, and this one."""
-        best: Stake | None = None
+        best: NodeWeight | None = None
         total = 0
         for stake in self.stakes.values():
             if not stake.is_here or stake.count >= stake.limit:

@@ -11,9 +11,9 @@ Within one node the two sides call each other directly.
 from typing import Final
 
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import GROUP, BadFrame
-from holdfast.cluster.publish.forwarding import Forwarding
+from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.shared_groups.codec import (
     ASK,
@@ -21,9 +21,9 @@ from holdfast.cluster.shared_groups.codec import (
     HEARD,
     REPORT,
     TELL,
+    AgentReport,
     Assign,
     Place,
-    Report,
     Tell,
     decode_ask,
     decode_assign,
@@ -37,8 +37,8 @@ from holdfast.cluster.shared_groups.codec import (
     encode_tell,
 )
 from holdfast.cluster.shared_groups.coordinator import Coordinator
-from holdfast.cluster.shared_groups.node_agent import Shares
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.shared_groups.node_agent import NodeAgent
+from holdfast.cluster.state.replicated import ReplicatedState
 
 ROUNDS_MAX: Final = 8
 """How often in one turn the two sides of a node answer each other; the rest waits for the next."""
@@ -48,9 +48,9 @@ class Groups:
     def __init__(
         self,
         state: NodeState,
-        fabric: Fabric,
-        forwarding: Forwarding,
-        images: Images,
+        fabric: ClusterContext,
+        forwarding: RecordForwarder,
+        images: ReplicatedState,
         barriers: Barriers,
     ) -> None:
         self._fabric = fabric
@@ -63,7 +63,9 @@ class Groups:
             self._send_assign,
             self._send_ask,
         )
-        self.shares = Shares(state, fabric, forwarding, images, self._send_tell, self._send_report)
+        self.shares = NodeAgent(
+            state, fabric, forwarding, images, self._send_tell, self._send_report
+        )
 
     def _is_self(self, node: str) -> bool:
         return node == self._fabric.node_id
@@ -80,7 +82,7 @@ class Groups:
         else:
             self._fabric.send(node, GROUP, encode_heard(number, homes))
 
-    def _send_report(self, node: str, report: Report) -> None:
+    def _send_report(self, node: str, report: AgentReport) -> None:
         if self._is_self(node):
             self.coordinator.report(node, report)
         else:

@@ -15,12 +15,12 @@ from holdfast.broker.session.message import Message
 from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import tag_of
 from holdfast.broker.state import Group, NodeState
-from holdfast.cluster.context import Fabric
+from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import BadFrame
-from holdfast.cluster.publish.forwarding import Forwarding
+from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.publish.promises import Promise, settled
-from holdfast.cluster.shared_groups.codec import Assign, Place, Report, Stock, Tell
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.shared_groups.codec import AgentReport, Assign, NodeCapacity, Place, Tell
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 LIMIT_MAX: Final = 2000
@@ -38,7 +38,7 @@ ASK_AGAIN_S: Final = 0.1
 """After a TELL without an answer: the next leader may know later than we that it is one."""
 
 
-class Waiting:
+class FinishPromise:
     """A promise that waits until the log says that a group has finished with a record, which it has
     given to the session."""
 
@@ -49,7 +49,7 @@ class Waiting:
         self.promise = promise
 
 
-class Share:
+class NodeAssignments:
     """Of one group."""
 
     def __init__(self, key: str, home: int) -> None:
@@ -79,15 +79,15 @@ class Share:
         self.queued_at = -1.0
 
 
-class Shares:
+class NodeAgent:
     def __init__(
         self,
         state: NodeState,
-        fabric: Fabric,
-        forwarding: Forwarding,
-        images: Images,
+        fabric: ClusterContext,
+        forwarding: RecordForwarder,
+        images: ReplicatedState,
         send_tell: Callable[[str, Tell], None],
-        send_report: Callable[[str, Report], None],
+        send_report: Callable[[str, AgentReport], None],
     ) -> None:
         self._state = state
         self._fabric = fabric
@@ -95,13 +95,13 @@ class Shares:
         self._images = images
         self._send_tell = send_tell
         self._send_report = send_report
-        self.shares: dict[str, Share] = {}
-        self._touched: dict[Share, None] = {}
+        self.shares: dict[str, NodeAssignments] = {}
+        self._touched: dict[NodeAssignments, None] = {}
         # With something that `tidy` looks after.
-        self._untidy: dict[Share, None] = {}
-        self._waiting: list[Waiting] = []
+        self._untidy: dict[NodeAssignments, None] = {}
+        self._waiting: list[FinishPromise] = []
         # What sessions may have kept: client and since when, oldest first.
-        self._kept: dict[tuple[Share, Place], tuple[str, float]] = {}
+        self._kept: dict[tuple[NodeAssignments, Place], tuple[str, float]] = {}
         # Of the images, when these were looked through last.
         self._version = 0
         self._number = 0
@@ -119,10 +119,10 @@ class Shares:
     def is_touched(self) -> bool:
         return bool(self._touched)
 
-    def _share(self, key: str) -> Share:
+    def _share(self, key: str) -> NodeAssignments:
         share = self.shares.get(key)
         if share is None:
-            share = Share(key, partition_of(key.encode(), self._state.config.partitions))
+            share = NodeAssignments(key, partition_of(key.encode(), self._state.config.partitions))
             self.shares[key] = share
         return share
 
@@ -144,7 +144,7 @@ class Shares:
         if share is not None and place in share.held:
             self._finish(share, place)
 
-    def _finish(self, share: Share, place: Place) -> None:
+    def _finish(self, share: NodeAssignments, place: Place) -> None:
         del share.held[place]
         share.done.append(place)
         share.finished[place] = None
@@ -169,7 +169,7 @@ class Shares:
         """The promise waits for that, for as long as the group lasts: while its coordinator is
         missing the packet id is all that tells the next one who has the record."""
         place = (entry.partition, entry.offset)
-        self._waiting.append(Waiting(group, session, place, promise))
+        self._waiting.append(FinishPromise(group, session, place, promise))
 
     def _settle_waiting(self) -> None:
         groups = self._images.groups
@@ -183,7 +183,7 @@ class Shares:
             else:
                 self._waiting.append(each)
 
-    def _is_over(self, waiting: Waiting) -> bool:
+    def _is_over(self, waiting: FinishPromise) -> bool:
         groups = self._images.groups
         key = waiting.group.key
         connection = waiting.promise.held.connection
@@ -206,7 +206,7 @@ class Shares:
             return
         self._deny(share, place)
 
-    def _deny(self, share: Share, place: Place) -> None:
+    def _deny(self, share: NodeAssignments, place: Place) -> None:
         self._give_back(share, place)
         share.denied.append(place)
         share.refused[place] = None
@@ -227,7 +227,7 @@ class Shares:
         self._kept[(share, place)] = (client_id, self._state.now)
         self._forwarding.after_newest(home, lambda: self._settle_kept(share, client_id, place))
 
-    def _settle_kept(self, share: Share, client_id: str, place: Place) -> None:
+    def _settle_kept(self, share: NodeAssignments, client_id: str, place: Place) -> None:
         """The session's record that has the place is applied; it counts for nothing if another node
         had the session by then. Unless the group has finished: the session may have completed the
         record at that node, so that its packet id is free again."""
@@ -320,7 +320,7 @@ class Shares:
             stocks = [self._stock(share) for share in self.shares.values() if share.home in wanted]
             self._send_tell(leader, Tell(self._number, homes, stocks))
 
-    def _stock(self, share: Share) -> Stock:
+    def _stock(self, share: NodeAssignments) -> NodeCapacity:
         self._drain_if_deserted(share)
         share.done = []
         share.returned = []
@@ -334,7 +334,7 @@ class Shares:
             # A coordinator that has missed this node for long may have ended the group.
             share.start = list(known)
             self._untidy[share] = None
-        return Stock(
+        return NodeCapacity(
             share.key,
             share.members,
             share.durable,
@@ -344,7 +344,7 @@ class Shares:
             share.start,
         )
 
-    def _measure(self, share: Share) -> bool:
+    def _measure(self, share: NodeAssignments) -> bool:
         """What members can take; False if that is as the coordinator knows it."""
         members = 0
         durable = 0
@@ -374,7 +374,7 @@ class Shares:
         share.limit = limit
         return True
 
-    def _drain_if_deserted(self, share: Share) -> None:
+    def _drain_if_deserted(self, share: NodeAssignments) -> None:
         group = share.group
         if group is None or group.connected:
             return
@@ -383,7 +383,7 @@ class Shares:
             share.group = None
             share.start = None
 
-    def _drain(self, share: Share, group: Group) -> None:
+    def _drain(self, share: NodeAssignments, group: Group) -> None:
         """What waits for a member goes back."""
         share.queued_at = -1.0
         waiting: list[object] = list(group.returned)
@@ -400,7 +400,7 @@ class Shares:
             if place in share.held:
                 self._give_back(share, place)
 
-    def _give_back(self, share: Share, place: Place) -> None:
+    def _give_back(self, share: NodeAssignments, place: Place) -> None:
         del share.held[place]
         share.returned.append(place)
         self._touched[share] = None
@@ -438,7 +438,7 @@ class Shares:
             if not share.members and not share.held:
                 self._untidy[share] = None
 
-    def _report(self, share: Share) -> None:
+    def _report(self, share: NodeAssignments) -> None:
         leader, epoch, number = self._told[share.home]
         start = share.start if share.tells_start else None
         group = share.group
@@ -446,7 +446,7 @@ class Shares:
         if has_changed and group is not None:
             share.changes = group.changes
             share.refused = {}
-        report = Report(
+        report = AgentReport(
             share.home,
             epoch,
             number,
@@ -508,7 +508,7 @@ class Shares:
             elif share.finished or share.queued_at >= 0 or share.start is not None:
                 self._untidy[share] = None
 
-    def _forget_logged(self, share: Share) -> None:
+    def _forget_logged(self, share: NodeAssignments) -> None:
         """Of what the log says, no coordinator needs to be told."""
         groups = self._images.groups
         if share.key not in groups.positions:

@@ -11,16 +11,16 @@ from typing import Final
 from holdfast.cluster.reads.read_barrier import Barriers
 from holdfast.cluster.shared_groups.codec import Place
 from holdfast.cluster.shared_groups.group_state import Coordination
-from holdfast.cluster.state.groups import GroupImages
+from holdfast.cluster.state.groups import GroupPositions
 
 LOOK_AGAIN_S: Final = 0.02
 """While sessions at a lost node are not closed."""
 
 
-class TakenBack:
+class Reclaimer:
     def __init__(
         self,
-        images: GroupImages,
+        images: GroupPositions,
         barriers: Barriers,
         has_told: Callable[[Coordination, str], bool],
     ) -> None:

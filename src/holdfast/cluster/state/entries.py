@@ -14,7 +14,12 @@ from collections import OrderedDict
 from collections.abc import Container, Iterator
 from typing import Final
 
-from holdfast.broker.publish.producers import Place, Producer, decode_producer, encode_producer
+from holdfast.broker.publish.producers import (
+    Producer,
+    ProducerPosition,
+    decode_producer,
+    encode_producer,
+)
 from holdfast.broker.recovery.recovery import (
     SNAPSHOT_GROUP,
     SNAPSHOT_PRODUCER,
@@ -23,7 +28,7 @@ from holdfast.broker.recovery.recovery import (
     retained_entry,
 )
 from holdfast.broker.session.message import Message
-from holdfast.cluster.state.replicated import NOBODY, Images
+from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
 from holdfast.storage.partition import partition_of
 
 INBOUND: Final = 5
@@ -43,7 +48,7 @@ Entry = tuple[int, int, bytes]
 """(partition, kind, data)"""
 
 
-def entries(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
+def entries(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     """Everything that belongs to the partitions; None now and then, where the caller may stop for
     a while."""
     yield 0, FIRED, _dump([(NOBODY, images.newest_epoch)])
@@ -56,11 +61,11 @@ def entries(images: Images, partitions: Container[int]) -> Iterator[Entry | None
     yield from _epochs(images, partitions, ENDED, images.ended)
 
 
-def _home(images: Images, key: str) -> int:
+def _home(images: ReplicatedState, key: str) -> int:
     return partition_of(key.encode(), images.state.config.partitions)
 
 
-def _sessions(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
+def _sessions(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     sessions = images.state.sessions
     for number, session in enumerate(list(sessions.values())):
         if number % LOOKED_AT == 0:
@@ -70,7 +75,7 @@ def _sessions(images: Images, partitions: Container[int]) -> Iterator[Entry | No
             yield home, SNAPSHOT_SESSION, _dump(images.fields(session))
 
 
-def _inbound(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
+def _inbound(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     for number, client_id in enumerate(list(images.inbound)):
         if number % LOOKED_AT == 0:
             yield None
@@ -82,7 +87,7 @@ def _inbound(images: Images, partitions: Container[int]) -> Iterator[Entry | Non
             yield partition, INBOUND, _dump({"client": client_id, "ids": ids})
 
 
-def _groups(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
+def _groups(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     for number, key in enumerate(list(images.group_positions)):
         if number % LOOKED_AT == 0:
             yield None
@@ -91,7 +96,7 @@ def _groups(images: Images, partitions: Container[int]) -> Iterator[Entry | None
             yield home, SNAPSHOT_GROUP, _dump(images.groups.fields(key))
 
 
-def _producers(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
+def _producers(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     table = images.state.producers
     for number, (producer_id, producer) in enumerate(list(table.by_id.items())):
         if number % LOOKED_AT == 0:
@@ -104,7 +109,7 @@ def _producers(images: Images, partitions: Container[int]) -> Iterator[Entry | N
                 yield place.partition, SNAPSHOT_PRODUCER, data
 
 
-def _retained(images: Images, partitions: Container[int]) -> Iterator[Entry | None]:
+def _retained(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
     retained = images.state.retained
     scan = retained.scan_all()
     while not scan.done:
@@ -116,7 +121,7 @@ def _retained(images: Images, partitions: Container[int]) -> Iterator[Entry | No
 
 
 def _epochs(
-    images: Images, partitions: Container[int], kind: int, epochs: OrderedDict[str, int]
+    images: ReplicatedState, partitions: Container[int], kind: int, epochs: OrderedDict[str, int]
 ) -> Iterator[Entry | None]:
     """`ended` belongs to the clients' homes; of `fired` all is told, under any partition."""
     found: dict[int, list[tuple[str, int]]] = {}
@@ -133,7 +138,7 @@ def _epochs(
         yield home, kind, _dump(rest)
 
 
-def drop(images: Images, partitions: Container[int]) -> Iterator[None]:
+def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
     """Forget everything that belongs to the partitions, with pauses as in `entries`."""
     state = images.state
     for number, session in enumerate(list(state.sessions.values())):
@@ -168,7 +173,7 @@ def drop(images: Images, partitions: Container[int]) -> Iterator[None]:
             del images.ended[client_id]
 
 
-def take(images: Images, partition: int, kind: int, data: bytes) -> None:
+def take(images: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
     """An entry of another node. Raises ValueError, KeyError, TypeError, AssertionError,
     struct.error or CorruptBatch for one that is none."""
     if kind == SNAPSHOT_SESSION:
@@ -193,7 +198,9 @@ def take(images: Images, partition: int, kind: int, data: bytes) -> None:
         raise ValueError(f"an entry of kind {kind}")
 
 
-def _take_place(images: Images, producer_id: bytes, owner: str, place: Place) -> None:
+def _take_place(
+    images: ReplicatedState, producer_id: bytes, owner: str, place: ProducerPosition
+) -> None:
     table = images.state.producers
     table.store(producer_id, place.partition, place.epoch, place.sequence, place.stored_us)
     if owner:

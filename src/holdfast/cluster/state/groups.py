@@ -21,7 +21,7 @@ DONE_MAX: Final = 100_000
 coordinator may hand those records out again."""
 
 
-class GroupImages:
+class GroupPositions:
     def __init__(self, state: NodeState, positions: dict[str, list[int]]) -> None:
         """`positions`: first unfinished offset per partition, by group; changed here."""
         self._state = state

@@ -32,7 +32,7 @@ from holdfast.broker.session.session import Inflight, Session
 from holdfast.broker.session.state import CursorState
 from holdfast.broker.state import NodeState
 from holdfast.cluster.failure.cluster_clock import TOLERANCE_S
-from holdfast.cluster.state.groups import GroupImages
+from holdfast.cluster.state.groups import GroupPositions
 from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.record import Record
 
@@ -53,11 +53,11 @@ REQUESTS_MAX: Final = 8
 SNAPSHOT_EPOCHS: Final = 100
 """JSON: `fired` and `ended`."""
 SNAPSHOT_INBOUND: Final = 101
-"""JSON: what `Images.inbound` has of a client, with epochs. Not a part of its session: that may be
-opened by a record that comes later."""
+"""JSON: what `ReplicatedState.inbound` has of a client, with epochs. Not a part of its session:
+that may be opened by a record that comes later."""
 
 
-class Images(Recovery):
+class ReplicatedState(Recovery):
     def __init__(self, state: NodeState) -> None:
         super().__init__(state)
         self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
@@ -79,7 +79,7 @@ class Images(Recovery):
         self.ended: OrderedDict[str, int] = OrderedDict()
         # Of all sessions that there were. One that nobody remembers had no later epoch.
         self.newest_epoch = 0
-        self.groups = GroupImages(state, self.group_positions)
+        self.groups = GroupPositions(state, self.group_positions)
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
         if kind == SNAPSHOT_EPOCHS:

@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from holdfast.broker.state import NodeState
-from holdfast.cluster.context import Fabric, fields_of, number_of
+from holdfast.cluster.context import ClusterContext, fields_of, number_of
 from holdfast.cluster.frame_kinds import IMAGE, IMAGE_REQUEST, BadFrame
 from holdfast.cluster.publish.apply import Applier
 from holdfast.cluster.state.entries import FIRED, Entry, drop, entries, take
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import CorruptBatch
 
 PIECE_BYTES: Final = 32 << 10
@@ -72,7 +72,9 @@ class Given:
 
 
 class Transfer:
-    def __init__(self, state: NodeState, fabric: Fabric, images: Images, applier: Applier) -> None:
+    def __init__(
+        self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, applier: Applier
+    ) -> None:
         self._state = state
         self._fabric = fabric
         self._images = images

@@ -66,7 +66,7 @@ Version = tuple[Positive, Node, Positive, Positive]
 """Of a retained message: its stamp, and the id of the publication."""
 
 
-class BadFrame(ValueError):
+class InvalidFrame(ValueError):
     """Not a frame of this protocol. The text says why."""
 
 
@@ -174,7 +174,7 @@ class Data(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
         return MessageId(self.node, self.epoch, self.sequence)
 
 
-class Ack(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class StreamAck(Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """`destination` has stored all of the stream up to `place`; on its way to `origin`."""
 
     origin: Node
@@ -265,7 +265,7 @@ Frame = (
     | Announcements
     | AnnouncementRequest
     | Data
-    | Ack
+    | StreamAck
     | RetainedRequest
     | Retained
     | Goodbye
@@ -281,7 +281,7 @@ KINDS: Final[dict[int, type[Frame]]] = {
     2: Announcements,
     3: AnnouncementRequest,
     4: Data,
-    5: Ack,
+    5: StreamAck,
     6: RetainedRequest,
     7: Retained,
     8: Goodbye,
@@ -304,11 +304,11 @@ def encode(frame: Frame) -> bytes:
 def decode(data: bytes) -> Frame | None:
     """None: of a kind that this version does not know. Raises BadFrame."""
     if len(data) < 2:
-        raise BadFrame(f"a frame of {len(data)} bytes, the least is 2")
+        raise InvalidFrame(f"a frame of {len(data)} bytes, the least is 2")
     if len(data) > FRAME_BYTES_MAX:
-        raise BadFrame(f"a frame of {len(data)} bytes, the maximum is {FRAME_BYTES_MAX}")
+        raise InvalidFrame(f"a frame of {len(data)} bytes, the maximum is {FRAME_BYTES_MAX}")
     if data[0] != VERSION:
-        raise BadFrame(f"federation protocol {data[0]}, this member speaks {VERSION}")
+        raise InvalidFrame(f"federation protocol {data[0]}, this member speaks {VERSION}")
     decoder = _DECODERS.get(data[1])
     if decoder is None:
         return None
@@ -316,9 +316,9 @@ def decode(data: bytes) -> Frame | None:
         frame: Frame = decoder.decode(memoryview(data)[2:])
         _check(frame)
     except (msgspec.DecodeError, InvalidTopic, InvalidFilter, UnicodeError) as error:
-        raise BadFrame(f"a malformed {KINDS[data[1]].__name__}: {error}") from None
+        raise InvalidFrame(f"a malformed {KINDS[data[1]].__name__}: {error}") from None
     except RecursionError:
-        raise BadFrame(f"a {KINDS[data[1]].__name__} that is nested too deeply") from None
+        raise InvalidFrame(f"a {KINDS[data[1]].__name__} that is nested too deeply") from None
     return frame
 
 
@@ -334,7 +334,7 @@ def _check(frame: Frame) -> None:
     elif isinstance(frame, RetainedRequest):
         check_filter(frame.filter)
         if is_shared(frame.filter):
-            raise BadFrame("a request for what a shared subscription has retained")
+            raise InvalidFrame("a request for what a shared subscription has retained")
     elif isinstance(frame, Retained):
         for message in frame.messages:
             decode_topic(message.topic.encode())
@@ -348,29 +348,29 @@ def _check_places(
     """`origin`: None for what its origin keeps for its own clients."""
     nodes = {node for node, _, _ in destinations}
     if len(nodes) < len(destinations) or origin in nodes:
-        raise BadFrame("a message that names a destination twice, or its own origin")
+        raise InvalidFrame("a message that names a destination twice, or its own origin")
     for _, place, base in destinations:
         if (place > 0) != has_places or base > place or (place > 0 and base == 0):
-            raise BadFrame(f"place {place} of a stream that begins at {base}")
+            raise InvalidFrame(f"place {place} of a stream that begins at {base}")
 
 
 def _check_grants(frame: Data) -> None:
     nodes = {node for node, _, _ in frame.grants}
     if len(nodes) < len(frame.grants):
-        raise BadFrame("a message with two grants to one destination")
+        raise InvalidFrame("a message with two grants to one destination")
     for _, _, shares in frame.grants:
         for share in shares:
             check_filter(share)
             if not is_shared(share):
-                raise BadFrame("a grant that is for no shared group")
+                raise InvalidFrame("a grant that is for no shared group")
 
 
 def _check_announcement(entry: Announcement) -> None:
     if entry.chunk >= entry.chunks:
-        raise BadFrame(f"chunk {entry.chunk} of {entry.chunks}")
+        raise InvalidFrame(f"chunk {entry.chunk} of {entry.chunks}")
     if entry.base >= entry.version or (entry.base and entry.chunks > 1):
-        raise BadFrame(f"version {entry.version} in {entry.chunks} chunks upon {entry.base}")
+        raise InvalidFrame(f"version {entry.version} in {entry.chunks} chunks upon {entry.base}")
     if entry.removed and not entry.base:
-        raise BadFrame("a full announcement that removes filters")
+        raise InvalidFrame("a full announcement that removes filters")
     for filter in entry.added:
         check_filter(filter)

@@ -12,43 +12,43 @@ from holdfast.federation.core.departures import Departures
 from holdfast.federation.core.effects import CloseLink, Effect, Message
 from holdfast.federation.core.frames import (
     LINKS_MAX,
-    Ack,
     AnnouncementRequest,
     Announcements,
-    BadFrame,
     Clock,
     Data,
     Frame,
     Goodbye,
     Hello,
+    InvalidFrame,
     Memory,
     Skip,
+    StreamAck,
     Vouchers,
     decode,
 )
 from holdfast.federation.core.identity import Identity, MessageId
-from holdfast.federation.core.messages.arrivals import Arriving
+from holdfast.federation.core.messages.arrivals import Arrivals
 from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.forwarding import Forwarding
-from holdfast.federation.core.messages.local_delivery import Delivering
-from holdfast.federation.core.messages.origin import Sending
-from holdfast.federation.core.messages.streams import Position, Receiving
+from holdfast.federation.core.messages.forwarding import FrameForwarder
+from holdfast.federation.core.messages.local_delivery import LocalDelivery
+from holdfast.federation.core.messages.origin import Origin
+from holdfast.federation.core.messages.streams import IncomingStreams, Position
 from holdfast.federation.core.neighbours import Repair
 from holdfast.federation.core.policy import OPEN, Gate, LinkPolicy
 from holdfast.federation.core.provenance import Provenance
 from holdfast.federation.core.retained.service import RetainedMessages
-from holdfast.federation.core.routing.flooding import Announcing
+from holdfast.federation.core.routing.flooding import Flooder
 from holdfast.federation.core.routing.interest import (
     LocalInterest,
     RemoteInterest,
     may_leave,
     plain_of,
 )
-from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
 from holdfast.federation.core.routing.mesh import Mesh, children_of
 from holdfast.federation.core.routing.routes import Routes
-from holdfast.federation.core.signing import Signing
+from holdfast.federation.core.signing import AnnouncementKeys
 
 
 class FederationMember:
@@ -64,7 +64,7 @@ class FederationMember:
         remembered: Iterable[bytes] = (),
         retained: Iterable[bytes] = (),
         wall_s: float | None = None,
-        signing: Signing | None = None,
+        signing: AnnouncementKeys | None = None,
     ) -> None:
         """`identity`: of this start, stored durably. `address`: where others may dial, or empty.
         `filters`: of the sessions there are already; what is missing here is not wanted until
@@ -82,7 +82,7 @@ class FederationMember:
         self.counts: Counter[str] = Counter()
         self.database = LinkStateDatabase(self.node)
         self.routes = Routes(self.node, self.database)
-        self.links = Links(config)
+        self.links = LinkTable(config)
         self._effects: list[Effect] = []
         self._interest = LocalInterest(config.filters_max)
         self._interest.change(_federated(filters), ())
@@ -91,7 +91,7 @@ class FederationMember:
         self._tidy_at = now + config.tidy_s
         self.custody = Custody(config, self._effects)
         self.custody.load(stored, now)
-        self._forwarding = Forwarding(
+        self._forwarding = FrameForwarder(
             self.node, self.routes, self.links, self.counts, self._effects
         )
         self.retained = RetainedMessages(
@@ -105,14 +105,14 @@ class FederationMember:
             self._effects,
             now,
         )
-        delivering = Delivering(self.node, self._interest, self.retained, self._effects)
-        self.receiving = Receiving(
+        delivering = LocalDelivery(self.node, self._interest, self.retained, self._effects)
+        self.receiving = IncomingStreams(
             self.node, config, delivering, positions or {}, self.database.entries.__contains__
         )
         self._provenance = Provenance(
             self.node, config.redundancy, self.database, self.routes, self.counts
         )
-        self._arriving = Arriving(
+        self._arriving = Arrivals(
             self.node,
             self._provenance,
             self.receiving,
@@ -122,7 +122,7 @@ class FederationMember:
             self.counts,
             self._effects,
         )
-        self._sending = Sending(
+        self._sending = Origin(
             identity,
             config,
             self._interest,
@@ -134,7 +134,7 @@ class FederationMember:
             self.receiving.take,
         )
         self._repair = Repair(self.node, config, self.database, self.links, self._effects)
-        self._announcing = Announcing(
+        self._announcing = Flooder(
             identity,
             address,
             config,
@@ -193,7 +193,7 @@ class FederationMember:
         self.links.heard(peer, now)
         try:
             frame = decode(data)
-        except BadFrame as error:
+        except InvalidFrame as error:
             self.counts["bad frame"] += 1
             self._close(peer, str(error), now)
             return
@@ -340,7 +340,7 @@ class FederationMember:
                 self._arriving.take(peer, admitted, now)
         elif isinstance(frame, Skip):
             self._arriving.take(peer, frame, now)
-        elif isinstance(frame, Ack):
+        elif isinstance(frame, StreamAck):
             self._take_ack(peer, frame, now)
         elif isinstance(frame, Hello):
             if frame.asks:
@@ -376,7 +376,7 @@ class FederationMember:
             if entries[node].epoch > epochs.get(node, 0):
                 self.retained.restarted(node, now)
 
-    def _take_ack(self, peer: bytes, ack: Ack, now: float) -> None:
+    def _take_ack(self, peer: bytes, ack: StreamAck, now: float) -> None:
         if not self._provenance.of_ack(peer, ack):
             return
         if ack.origin == self.node:

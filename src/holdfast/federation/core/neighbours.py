@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import Dial, Effect
-from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
 
 
@@ -22,7 +22,7 @@ class Repair:
         own: bytes,
         config: FederationConfig,
         database: LinkStateDatabase,
-        links: Links,
+        links: LinkTable,
         effects: list[Effect],
     ) -> None:
         self._own = own

@@ -30,7 +30,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from holdfast.federation.core.frames import Ack, Data, Skip
+from holdfast.federation.core.frames import Data, Skip, StreamAck
 from holdfast.federation.core.messages.forwarding import Passing
 from holdfast.federation.core.routing.link_state import LinkStateDatabase
 from holdfast.federation.core.routing.routes import Routes
@@ -79,7 +79,7 @@ class Provenance:
         self._counts["off path"] += len(data.destinations) - len(destinations)
         return replace(data, destinations=destinations) if destinations else None
 
-    def of_ack(self, peer: bytes, ack: Ack) -> bool:
+    def of_ack(self, peer: bytes, ack: StreamAck) -> bool:
         if ack.origin != self._own and ack.origin not in self._entries:
             self._counts["unknown member"] += 1
             return False

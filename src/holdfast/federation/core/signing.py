@@ -12,7 +12,7 @@ from typing import Protocol
 from holdfast.federation.core.frames import Announcement
 
 
-class Signing(Protocol):
+class AnnouncementKeys(Protocol):
     """The key of this member, and the authority of all."""
 
     @property

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 
 from holdfast.federation.manager.broker_addresses import is_named
 from holdfast.federation.manager.manager import hash_of
-from holdfast.federation.manager.settings import Settings
-from holdfast.federation.manager.state.federation_state import Federation, Member
+from holdfast.federation.manager.settings import ManagerSettings
+from holdfast.federation.manager.state.federation_state import FederationState, Member
 
 BEARER: Final = "bearer "
 
@@ -60,7 +60,11 @@ class Forbidden(Exception):
 
 
 def caller_of(
-    authorization: str, certificate: str, settings: Settings, state: Federation, now_s: float
+    authorization: str,
+    certificate: str,
+    settings: ManagerSettings,
+    state: FederationState,
+    now_s: float,
 ) -> Caller:
     """`authorization`: the header, or empty; `certificate`: the name of the one that was shown and
     verified, or empty. Raises Unauthorized, Forbidden."""
@@ -84,13 +88,13 @@ def caller_of(
     return _by_token(authorization, settings.token, state, now_s)
 
 
-def _is_operator(certificate: str, settings: Settings) -> bool:
+def _is_operator(certificate: str, settings: ManagerSettings) -> bool:
     """Beside a token any certificate will do, if none is named."""
     return certificate in settings.operators or not settings.operators
 
 
 def _by_certificate(
-    authorization: str, certificate: str, settings: Settings, state: Federation
+    authorization: str, certificate: str, settings: ManagerSettings, state: FederationState
 ) -> Caller:
     """Raises Unauthorized."""
     if not certificate:
@@ -109,7 +113,7 @@ def _by_certificate(
     )
 
 
-def _by_token(authorization: str, token: str, state: Federation, now_s: float) -> Caller:
+def _by_token(authorization: str, token: str, state: FederationState, now_s: float) -> Caller:
     """Raises Unauthorized."""
     if not authorization.lower().startswith(BEARER):
         raise Unauthorized("send a token: Authorization: Bearer TOKEN")
@@ -136,7 +140,7 @@ def _given(authorization: str) -> str:
     return authorization[len(BEARER) :].strip()
 
 
-def _member_of_token(authorization: str, state: Federation) -> Member | None:
+def _member_of_token(authorization: str, state: FederationState) -> Member | None:
     # Hashes of random tokens: to find one by its hash tells nothing about the others.
     hashed = hash_of(_given(authorization))
     return next((each for each in state.members.values() if each.token_hash == hashed), None)
@@ -161,7 +165,7 @@ def require_member(caller: Caller, member: Member) -> None:
         raise Forbidden(f"this takes the token of member {member.id}, or the operator's")
 
 
-def require_join(caller: Caller, uuid: str, ip: str, state: Federation) -> None:
+def require_join(caller: Caller, uuid: str, ip: str, state: FederationState) -> None:
     """A member comes back as itself only, and takes nobody's address. `ip` is in the form in which
     members have it. Raises Forbidden."""
     if caller.role is Role.OPERATOR:

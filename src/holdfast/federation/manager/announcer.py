@@ -13,7 +13,7 @@ from typing import Final
 from holdfast.federation.manager.brokers import Brokers
 from holdfast.federation.manager.graph.graph import Link
 from holdfast.federation.manager.messages import Report
-from holdfast.federation.manager.state.federation_state import Announcement, Member
+from holdfast.federation.manager.state.federation_state import Member, PendingAnnouncement
 
 PAUSE_FIRST_S: Final = 1.0
 PAUSE_MAX_S: Final = 60.0
@@ -22,14 +22,14 @@ TELLINGS: Final = 3
 AT_ONCE_MAX: Final = 16
 
 
-def is_confirmed(announcement: Announcement, report: Report) -> bool:
+def is_confirmed(announcement: PendingAnnouncement, report: Report) -> bool:
     is_linked = any(link.peer == announcement.about for link in report.links)
     return is_linked == (announcement.action == "NEW")
 
 
 @dataclass
 class _Entry:
-    announcement: Announcement
+    announcement: PendingAnnouncement
     due: float
     pause_s: float
     taken: int = 0
@@ -41,7 +41,7 @@ class Schedule:
     def __init__(self) -> None:
         self._entries: dict[Link, _Entry] = {}
 
-    def due(self, wanted: dict[Link, Announcement], now: float) -> list[Announcement]:
+    def due(self, wanted: dict[Link, PendingAnnouncement], now: float) -> list[PendingAnnouncement]:
         """Those to be sent now; the order is that of members, then of neighbours."""
         self._entries = {
             key: entry
@@ -54,7 +54,7 @@ class Schedule:
             if key not in self._entries or self._entries[key].due <= now
         ]
 
-    def sent(self, announcement: Announcement, is_taken: bool, now: float) -> bool:
+    def sent(self, announcement: PendingAnnouncement, is_taken: bool, now: float) -> bool:
         """Whether that was often enough for a member that does not report."""
         key = (announcement.receiver, announcement.about)
         entry = self._entries.get(key)
@@ -70,17 +70,17 @@ class Schedule:
 
 
 async def announce_all(
-    brokers: Brokers, receivers: dict[int, Member], due: list[Announcement]
-) -> list[Announcement]:
+    brokers: Brokers, receivers: dict[int, Member], due: list[PendingAnnouncement]
+) -> list[PendingAnnouncement]:
     """Send them, each member's in order; those that its broker took. Takes as long as the
     slowest member times its announcements, each within the timeout of `brokers`."""
-    by_receiver: dict[int, list[Announcement]] = {}
+    by_receiver: dict[int, list[PendingAnnouncement]] = {}
     for each in due:
         by_receiver.setdefault(each.receiver, []).append(each)
-    told: list[Announcement] = []
+    told: list[PendingAnnouncement] = []
     slots = asyncio.Semaphore(AT_ONCE_MAX)
 
-    async def tell(receiver: int, announcements: list[Announcement]) -> None:
+    async def tell(receiver: int, announcements: list[PendingAnnouncement]) -> None:
         async with slots:
             for announcement in announcements:
                 member = receivers[receiver]

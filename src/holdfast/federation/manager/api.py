@@ -48,8 +48,8 @@ from holdfast.federation.manager.messages import (
 from holdfast.federation.manager.metrics import registry_for, render
 from holdfast.federation.manager.openapi import Described, Parameter, document, schemes_of
 from holdfast.federation.manager.state.changes import TooMany
-from holdfast.federation.manager.state.federation_state import Member, Refused, rules_of
-from holdfast.federation.manager.state.store import StoreError
+from holdfast.federation.manager.state.federation_state import ChangeRefused, Member, rules_of
+from holdfast.federation.manager.state.store import StateStoreError
 from holdfast.security.http.requests import page_refusal
 
 T = TypeVar("T")
@@ -65,9 +65,9 @@ _CODES: Final[dict[type[Exception], int]] = {
     Unauthorized: 401,
     Forbidden: 403,
     NoSuchMember: 404,
-    Refused: 409,
+    ChangeRefused: 409,
     TooMany: 429,
-    StoreError: 503,
+    StateStoreError: 503,
 }
 
 CERTIFICATE_NAME: Final = "certificate_name"

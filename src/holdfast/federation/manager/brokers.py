@@ -12,7 +12,7 @@ from holdfast.client import Client, ClientError, ConnectionRefused, Options
 from holdfast.client.options import LEVEL_5, LEVEL_311
 from holdfast.client.servers import parse_server
 from holdfast.federation.manager.messages import Neighbor, TopologyAnnouncement
-from holdfast.federation.manager.state.federation_state import Announcement
+from holdfast.federation.manager.state.federation_state import PendingAnnouncement
 from holdfast.protocol.mqtt import reasons
 
 PROBE_TOPIC: Final = "federator/topology_bm-0"
@@ -28,7 +28,7 @@ class Brokers(Protocol):
         """Through the broker and back; None if that fails. `logs_in`: with the manager's name and
         password."""
 
-    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
+    async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
         """Whether the broker took it, and did not say that nobody subscribes to it."""
 
 
@@ -54,7 +54,7 @@ class MqttBrokers:
         except (ClientError, TimeoutError, ValueError):
             return None
 
-    async def announce(self, ip: str, announcement: Announcement, logs_in: bool) -> bool:
+    async def announce(self, ip: str, announcement: PendingAnnouncement, logs_in: bool) -> bool:
         body = msgspec.json.encode(
             TopologyAnnouncement(Neighbor(announcement.about, announcement.ip), announcement.action)
         )

@@ -9,7 +9,7 @@ from holdfast.federation.manager.announcer import Schedule, announce_all
 from holdfast.federation.manager.graph.round_trips import measured_ms
 from holdfast.federation.manager.manager import Manager
 from holdfast.federation.manager.state.federation_state import Member
-from holdfast.federation.manager.state.store import StoreError
+from holdfast.federation.manager.state.store import StateStoreError
 
 logger = logging.getLogger("holdfast.topology")
 
@@ -65,7 +65,7 @@ class Rounds:
             start = manager.clock()
             try:
                 await self.probe_all()
-            except StoreError as error:
+            except StateStoreError as error:
                 logger.error("not_repaired error=%r", str(error))
             interval_s = manager.settings.probe_interval_s
             await asyncio.sleep(max(0.0, start + interval_s - manager.clock()))
@@ -90,7 +90,7 @@ class Rounds:
             changed = manager.changes.changed
             try:
                 await self.announce_due()
-            except StoreError as error:
+            except StateStoreError as error:
                 logger.error("not_announced error=%r", str(error))
             # What was read again after a loss is a change.
             is_waiting = manager.state.announcements and not manager.changes.lost

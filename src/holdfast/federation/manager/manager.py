@@ -17,24 +17,24 @@ from msgspec import UNSET
 from holdfast.federation.manager.announcer import is_confirmed
 from holdfast.federation.manager.brokers import Brokers, broker_url
 from holdfast.federation.manager.graph.graph import Link
-from holdfast.federation.manager.graph.health import Health, Verdict
+from holdfast.federation.manager.graph.health import HealthVerdict, MemberHealth
 from holdfast.federation.manager.graph.reports import Reports
 from holdfast.federation.manager.graph.round_trips import UNKNOWN_MS, RoundTrips, measured_ms
 from holdfast.federation.manager.messages import Desired, JoinAnswer, JoinRequest, Neighbor, Report
-from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state import federation_state as desired
-from holdfast.federation.manager.state.changes import Change, Changes, TooMany
+from holdfast.federation.manager.state.changes import Changes, StoredChange, TooMany
 from holdfast.federation.manager.state.federation_state import (
     DEGREE_MIN,
-    Announcement,
-    Federation,
+    ChangeRefused,
+    FederationState,
     JoinToken,
     Member,
+    PendingAnnouncement,
     Policy,
-    Refused,
     Rule,
 )
-from holdfast.federation.manager.state.store import Store
+from holdfast.federation.manager.state.store import StateStore
 
 MEMBERS_MAX: Final = 10_000
 REPORT_FRESH_INTERVALS: Final = 3
@@ -55,14 +55,14 @@ def hash_of(token: str) -> str:
 class Manager:
     def __init__(
         self,
-        settings: Settings,
-        store: Store,
+        settings: ManagerSettings,
+        store: StateStore,
         brokers: Brokers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Reads the state, and blocks until it has. Raises StoreError."""
         self.settings = settings
-        self.health = Health()
+        self.health = MemberHealth()
         self.round_trips = RoundTrips()
         self.reports = Reports(clock, REPORT_FRESH_INTERVALS * settings.probe_interval_s)
         self.problems: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Manager:
         self.changes = Changes(store)
 
     @property
-    def state(self) -> Federation:
+    def state(self) -> FederationState:
         """As it was last stored."""
         return self.changes.state
 
@@ -86,7 +86,7 @@ class Manager:
         """What the limits ask for, which may be others than at the end before. Raises
         StoreError."""
 
-        def decide() -> Change[None] | None:
+        def decide() -> StoredChange[None] | None:
             changed = desired.repaired(self.state, self._policy, self.round_trips.cost)
             if changed.state is self.state:
                 self.problems = changed.problems
@@ -96,17 +96,17 @@ class Manager:
         await self.changes.make(decide)
 
     def _change(
-        self, changed: desired.Changed, actor: str, action: str, detail: str
-    ) -> Change[None]:
+        self, changed: desired.StateChange, actor: str, action: str, detail: str
+    ) -> StoredChange[None]:
         def then() -> None:
             self.problems = changed.problems
 
-        return Change(changed.state, actor, action, detail, then)
+        return StoredChange(changed.state, actor, action, detail, then)
 
-    def adopted(self, before: Federation) -> None:
+    def adopted(self, before: FederationState) -> None:
         """Another manager may have changed the state, or a change of ours was stored after all.
         Nobody counts as failing for the time without a database, in which reports were refused."""
-        self.health = Health()
+        self.health = MemberHealth()
         self.reports.clear()
         for node, member in before.members.items():
             if self.state.members.get(node) != member:
@@ -159,12 +159,12 @@ class Manager:
         )
         latency = self._latency(request)
 
-        def decide() -> Change[JoinAnswer]:
+        def decide() -> StoredChange[JoinAnswer]:
             check()
             before = self.state
             token_state = before.tokens.get(join_token)
             if join_token and (token_state is None or token_state.used_by is not None):
-                raise Refused("this join token has been used in the meantime: make a new one")
+                raise ChangeRefused("this join token has been used in the meantime: make a new one")
             if len(before.members) >= MEMBERS_MAX:
                 raise TooMany(f"there are {MEMBERS_MAX} members, more than that are not taken")
             joined = desired.join(before, wanted, self._policy, latency, self.round_trips.cost)
@@ -180,7 +180,7 @@ class Manager:
                 return self._join_answer(member, token)
 
             action = "join" if joined.is_new else "rejoin"
-            return Change(state, actor, action, f"{member.id} {ip}", then)
+            return StoredChange(state, actor, action, f"{member.id} {ip}", then)
 
         answer = await self.changes.make(decide)
         assert answer is not None
@@ -246,7 +246,7 @@ class Manager:
     ) -> None:
         """Whom `nodes_of` says when the turn comes."""
 
-        def decide() -> Change[None] | None:
+        def decide() -> StoredChange[None] | None:
             nodes = nodes_of()
             if not nodes:
                 return None
@@ -260,7 +260,7 @@ class Manager:
                 self.counts["removals"] += len(nodes)
 
             detail = " ".join(str(node) for node in nodes)
-            return Change(changed.state, actor, action, detail, then)
+            return StoredChange(changed.state, actor, action, detail, then)
 
         await self.changes.make(decide)
 
@@ -274,7 +274,7 @@ class Manager:
         """Raises Refused, StoreError."""
         text = " ".join(f"{low}-{high}:{rule}" for (low, high), rule in rules.items())
 
-        def decide() -> Change[None]:
+        def decide() -> StoredChange[None]:
             changed = desired.set_rules(self.state, rules, self._policy, self.round_trips.cost)
             return self._change(changed, actor, "links", text)
 
@@ -283,7 +283,7 @@ class Manager:
     async def rebalance(self, actor: str) -> None:
         """Raises StoreError."""
 
-        def decide() -> Change[None]:
+        def decide() -> StoredChange[None]:
             changed = desired.rebalanced(self.state, self._policy, self.round_trips.cost)
             moved = len(changed.state.links - self.state.links)
             return self._change(changed, actor, "rebalance", f"{moved} new links")
@@ -295,7 +295,7 @@ class Manager:
         for a report of an earlier life of the member, StoreError."""
         member = self.member(node)
         if report.epoch < member.epoch:
-            raise Refused(
+            raise ChangeRefused(
                 f"member {node} has joined with epoch {member.epoch} since {report.epoch}: join"
                 " again"
             )
@@ -314,17 +314,17 @@ class Manager:
         self.member(node)
         return Desired(self.state.revision, self.neighbors(node))
 
-    async def announced(self, told: list[Announcement]) -> None:
+    async def announced(self, told: list[PendingAnnouncement]) -> None:
         """What was decided in the meantime stays. Raises StoreError."""
 
-        def decide() -> Change[None] | None:
+        def decide() -> StoredChange[None] | None:
             after = self.state
             for each in told:
                 after = desired.announced(after, each)
             if after is self.state:
                 return None
             detail = ", ".join(f"{each.receiver} {each.about}" for each in told)
-            return Change(after, "manager", "announced", detail, lambda: None)
+            return StoredChange(after, "manager", "announced", detail, lambda: None)
 
         if told:
             await self.changes.make(decide)
@@ -335,12 +335,14 @@ class Manager:
         token = "join-" + secrets.token_urlsafe(24)
         expires_at_s = now_s + valid_s
 
-        def decide() -> Change[None]:
+        def decide() -> StoredChange[None]:
             if len(self.state.tokens) >= TOKENS_MAX:
                 raise TooMany(f"there are {TOKENS_MAX} join tokens: wait until some expire")
             made = JoinToken(expires_at_s=expires_at_s)
             after = desired.with_token(self.state, hash_of(token), made, now_s)
-            return Change(after, actor, "join-token", f"valid for {valid_s:g} s", lambda: None)
+            return StoredChange(
+                after, actor, "join-token", f"valid for {valid_s:g} s", lambda: None
+            )
 
         await self.changes.make(decide)
         return token, expires_at_s
@@ -362,7 +364,7 @@ class Manager:
         self.changes.check_current()
         return self.state.revision != revision
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> HealthVerdict:
         def is_reported_up(node: int) -> bool:
             return self.reports.is_up(node, self.state.neighbours(node))
 

@@ -8,7 +8,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from holdfast.federation.manager.graph.graph import structure_of
-from holdfast.federation.manager.graph.health import State
+from holdfast.federation.manager.graph.health import MemberState
 from holdfast.federation.manager.manager import Manager
 
 COUNTERS = {
@@ -30,7 +30,7 @@ class TopologyCollector(Collector):
         members = GaugeMetricFamily(
             "holdfast_topology_members", "Members by health.", labels=["state"]
         )
-        for each in State:
+        for each in MemberState:
             members.add_metric([each.value], sum(one is each for one in verdict.states.values()))
         yield members
         found = structure_of(state.graph())

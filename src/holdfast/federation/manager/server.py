@@ -17,9 +17,9 @@ from holdfast.federation.manager.api import CERTIFICATE_NAME, Api, envelope_of_r
 from holdfast.federation.manager.brokers import MqttBrokers
 from holdfast.federation.manager.maintenance import Rounds
 from holdfast.federation.manager.manager import Manager
-from holdfast.federation.manager.settings import Settings
+from holdfast.federation.manager.settings import ManagerSettings
 from holdfast.federation.manager.state.databases import open_store
-from holdfast.federation.manager.state.store import StoreError
+from holdfast.federation.manager.state.store import StateStoreError
 from holdfast.security.certificates import certificate_identity
 from holdfast.security.http.connections import BoundedConnection, bounded
 from holdfast.security.http.guard import Guard
@@ -56,7 +56,7 @@ def _connections_max() -> int:
     return CONNECTIONS_MAX if soft < 0 else min(CONNECTIONS_MAX, soft * 3 // 4)
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def _tls(settings: ManagerSettings) -> ssl.SSLContext | None:
     """Raises TlsError."""
     if not settings.certificate:
         return None
@@ -68,7 +68,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     )
 
 
-async def serve(settings: Settings) -> None:
+async def serve(settings: ManagerSettings) -> None:
     """Until SIGTERM or SIGINT. Raises StoreError, TlsError, and OSError if the address cannot be
     had."""
     tls = _tls(settings)
@@ -83,7 +83,7 @@ async def serve(settings: Settings) -> None:
     try:
         await manager.repair()
         listener = socket.create_server((bind, settings.port), family=family)
-    except (OSError, StoreError):
+    except (OSError, StateStoreError):
         await manager.stop()
         raise
     config = uvicorn.Config(

@@ -31,12 +31,12 @@ TOKEN_CHARACTERS_MIN: Final = 16
 Value: TypeAlias = str | int | float | bool | frozenset[str] | tuple[str, ...]
 
 
-class SettingsError(Exception):
+class ManagerSettingsError(Exception):
     """Wrong configuration; the text says what is wrong and what to do."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class ManagerSettings:
     bind: str = "127.0.0.1"
     port: int = 8080
     """0 lets the system choose a free one."""
@@ -85,22 +85,22 @@ class Settings:
         return _first_line(self.broker_password_file).encode()
 
 
-def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> Settings:
+def load(environ: Mapping[str, str], overrides: Mapping[str, str] | None = None) -> ManagerSettings:
     """`overrides` (of the command line) win; they are named by the fields. Raises SettingsError."""
     texts: dict[str, tuple[str, str]] = {}
     for name, field in PUBLISHED.items():
         if name in environ:
             texts[field] = (environ[name], name)
-    known = {field.name for field in fields(Settings)}
+    known = {field.name for field in fields(ManagerSettings)}
     for name, text in environ.items():
         if name.startswith(PREFIX):
             field = name.removeprefix(PREFIX).lower()
             if field not in known:
-                raise SettingsError(f"{name}: there is no such setting; {_names(known)}")
+                raise ManagerSettingsError(f"{name}: there is no such setting; {_names(known)}")
             texts[field] = (text, name)
     texts |= {field: (text, f"--{field}") for field, text in (overrides or {}).items()}
     if environ.get("MONGO_URL") and "db_url" not in texts:
-        raise SettingsError(
+        raise ManagerSettingsError(
             "MONGO_URL: this manager does not use MongoDB, it keeps its state in SQLite or"
             f" PostgreSQL; unset it, and set DB_URL={SQLITE}/path/to/topology.db (members join"
             " again by themselves)"
@@ -112,29 +112,31 @@ def _names(known: set[str]) -> str:
     return "there are " + ", ".join(PREFIX + name.upper() for name in sorted(known))
 
 
-def _checked(texts: Mapping[str, tuple[str, str]]) -> Settings:
+def _checked(texts: Mapping[str, tuple[str, str]]) -> ManagerSettings:
     values: dict[str, Value] = {}
     for field, (text, origin) in texts.items():
         try:
             values[field] = _value(field, text)
         except ValueError as error:
-            raise SettingsError(f"{origin}: {error}") from None
-    settings = Settings(**values)  # type: ignore[arg-type]
+            raise ManagerSettingsError(f"{origin}: {error}") from None
+    settings = ManagerSettings(**values)  # type: ignore[arg-type]
     if bool(settings.certificate) != bool(settings.key):
-        raise SettingsError("certificate and key go together: one of them is missing")
+        raise ManagerSettingsError("certificate and key go together: one of them is missing")
     if settings.token_file:
         settings = _with_token_of_file(settings, values)
     if settings.broker_password_file and not settings.broker_username:
-        raise SettingsError("broker_password_file goes with broker_username, which is missing")
+        raise ManagerSettingsError(
+            "broker_password_file goes with broker_username, which is missing"
+        )
     settings.broker_password()
     if settings.token and len(settings.token) < TOKEN_CHARACTERS_MIN:
-        raise SettingsError(
+        raise ManagerSettingsError(
             f"the token has fewer than {TOKEN_CHARACTERS_MIN} characters: take a random one"
         )
     settings = _with_access(settings)
     is_open = settings.access == "token" and not settings.token
     if is_open and not settings.allow_anonymous and not _is_loopback(settings.bind):
-        raise SettingsError(
+        raise ManagerSettingsError(
             f"anybody who reaches {settings.bind} could change the federation: set"
             f" {PREFIX}TOKEN_FILE or {PREFIX}CLIENT_CA, or {PREFIX}ALLOW_ANONYMOUS=true if that is"
             " what you want"
@@ -142,35 +144,37 @@ def _checked(texts: Mapping[str, tuple[str, str]]) -> Settings:
     return settings
 
 
-def _with_access(settings: Settings) -> Settings:
+def _with_access(settings: ManagerSettings) -> ManagerSettings:
     """Says what is needed, and that what it takes is there. Raises SettingsError."""
     if not settings.client_ca:
         if settings.access not in ("", "token") or settings.operators:
-            raise SettingsError(
+            raise ManagerSettingsError(
                 f"access by certificates takes {PREFIX}CLIENT_CA: the PEM file of who signs them"
             )
         return replace(settings, access="token")
     if not settings.certificate:
-        raise SettingsError(f"client_ca takes HTTPS: set {PREFIX}CERTIFICATE and {PREFIX}KEY, too")
+        raise ManagerSettingsError(
+            f"client_ca takes HTTPS: set {PREFIX}CERTIFICATE and {PREFIX}KEY, too"
+        )
     access = settings.access or ("both" if settings.token else "certificate")
     match access:
         case "token":
-            raise SettingsError("access=token asks for no certificates: leave client_ca out")
+            raise ManagerSettingsError("access=token asks for no certificates: leave client_ca out")
         case "certificate" if settings.token:
-            raise SettingsError("access=certificate asks for no token: take either or both")
+            raise ManagerSettingsError("access=certificate asks for no token: take either or both")
         case "certificate" if not settings.operators:
-            raise SettingsError(
+            raise ManagerSettingsError(
                 f"nobody would be the operator: name the operators' certificates in"
                 f" {PREFIX}OPERATORS, separated by commas"
             )
         case "either" | "both" if not settings.token:
-            raise SettingsError(f"access={access} takes a token: set {PREFIX}TOKEN_FILE")
+            raise ManagerSettingsError(f"access={access} takes a token: set {PREFIX}TOKEN_FILE")
     return replace(settings, access=access)
 
 
-def _with_token_of_file(settings: Settings, values: dict[str, Value]) -> Settings:
+def _with_token_of_file(settings: ManagerSettings, values: dict[str, Value]) -> ManagerSettings:
     token = _first_line(settings.token_file)
-    return Settings(**{**values, "token": token})  # type: ignore[arg-type]
+    return ManagerSettings(**{**values, "token": token})  # type: ignore[arg-type]
 
 
 def _first_line(file: str) -> str:
@@ -178,9 +182,9 @@ def _first_line(file: str) -> str:
     try:
         text = first_word(file)
     except UnreadableFile as error:
-        raise SettingsError(str(error)) from None
+        raise ManagerSettingsError(str(error)) from None
     if not text:
-        raise SettingsError(f"{file}: its first line is empty")
+        raise ManagerSettingsError(f"{file}: its first line is empty")
     return text
 
 

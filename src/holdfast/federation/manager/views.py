@@ -3,13 +3,13 @@
 from collections import Counter
 
 from holdfast.federation.manager.graph.graph import Link, diameter, structure_of
-from holdfast.federation.manager.graph.health import State, Verdict
+from holdfast.federation.manager.graph.health import HealthVerdict, MemberState
 from holdfast.federation.manager.manager import Manager
 from holdfast.federation.manager.messages import HealthView, LinkView, NodeView, TopologyView
 from holdfast.federation.manager.state.federation_state import Member
 
 
-def node_view(manager: Manager, member: Member, verdict: Verdict) -> NodeView:
+def node_view(manager: Manager, member: Member, verdict: HealthVerdict) -> NodeView:
     ago_s, report = manager.reports.newest(member.id) or (None, None)
     return NodeView(
         id=member.id,
@@ -64,7 +64,7 @@ def health_view(manager: Manager) -> HealthView:
     verdict = manager.verdict()
     states = Counter(state.value for state in verdict.states.values())
     is_everybody_well = all(
-        state in (State.HEALTHY, State.NEW) for state in verdict.states.values()
+        state in (MemberState.HEALTHY, MemberState.NEW) for state in verdict.states.values()
     )
     problems = list(manager.problems)
     if manager.changes.lost:
@@ -82,7 +82,11 @@ def health_view(manager: Manager) -> HealthView:
 def dot(manager: Manager) -> str:
     """For Graphviz: filled by health, bold where pinned, dotted where reported down."""
     verdict = manager.verdict()
-    colours = {State.HEALTHY: "palegreen", State.NEW: "white", State.SUSPECT: "khaki"}
+    colours = {
+        MemberState.HEALTHY: "palegreen",
+        MemberState.NEW: "white",
+        MemberState.SUSPECT: "khaki",
+    }
     lines = ["graph federation {", "  node [shape=box, style=filled];"]
     for member in manager.state.members.values():
         label = _quoted(f"{member.id}\n{member.labels.get('name', member.ip)}")

@@ -30,7 +30,7 @@ _CONTEXT: Final = b"holdfast federation announcement 1\0"
 EXTRA: Final = "pip install 'holdfast[federation-signing]'"
 
 
-class CertificateSigning:
+class CertificateKeys:
     """A `federation.signing.Signing`."""
 
     def __init__(self, settings: Federation, is_required: bool) -> None:
@@ -117,13 +117,13 @@ class CertificateSigning:
         return None
 
 
-def signing_of(settings: Federation) -> CertificateSigning | None:
+def signing_of(settings: Federation) -> CertificateKeys | None:
     """As configured. Raises TlsError, OSError."""
     if settings.signatures == "off" or not settings.certificate:
         return None
     is_required = settings.signatures == "required"
     try:
-        return CertificateSigning(settings, is_required)
+        return CertificateKeys(settings, is_required)
     except ImportError:
         if is_required:
             raise TlsError(f'signatures = "required" needs cryptography: {EXTRA}') from None

@@ -21,7 +21,7 @@ from holdfast.federation.core.effects import (
     Send,
     Store,
 )
-from holdfast.federation.core.frames import BadFrame
+from holdfast.federation.core.frames import InvalidFrame
 from holdfast.federation.core.identity import BadIdentity, Identity, MessageId
 from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.messages.custody import BadEntry
@@ -31,16 +31,16 @@ from holdfast.federation.sidecar.announcement_keys import signing_of
 from holdfast.federation.sidecar.counters import Counters
 from holdfast.federation.sidecar.deliveries import Deliveries
 from holdfast.federation.sidecar.edge import Edge, RetainingEdge
-from holdfast.federation.sidecar.interest_persister import Noticing
-from holdfast.federation.sidecar.links import LinkBounds, Links, identity_of
-from holdfast.federation.sidecar.neighbour_sources import Managing
+from holdfast.federation.sidecar.interest_persister import InterestPersister
+from holdfast.federation.sidecar.links import LinkBounds, MemberLinks, identity_of
+from holdfast.federation.sidecar.neighbour_sources import NeighbourSources
 from holdfast.federation.sidecar.publications import Publications
-from holdfast.federation.sidecar.retained_sync import Retention
+from holdfast.federation.sidecar.retained_sync import RetainedSync
 from holdfast.federation.sidecar.settings import Settings
 from holdfast.federation.sidecar.status import status_of
-from holdfast.federation.sidecar.store.file import Kept, StoreError, StoreFull
+from holdfast.federation.sidecar.store.file import MemberStoreError, MemberStoreFull, StoredMember
 from holdfast.federation.sidecar.store.identity import IdentityFile
-from holdfast.federation.sidecar.store.store import Store as CustodyStore
+from holdfast.federation.sidecar.store.store import MemberStore as CustodyStore
 from holdfast.federation.sidecar.store.store import aged
 from holdfast.security.peer_secret import SecretError
 from holdfast.security.tls import TlsError
@@ -87,9 +87,9 @@ class Federator:
         self._identity: Identity | None = None
         self._member: FederationMember | None = None
         self._store: CustodyStore | None = None
-        self._kept: Kept | None = None
-        self._links: Links | None = None
-        self._managing: Managing | None = None
+        self._kept: StoredMember | None = None
+        self._links: MemberLinks | None = None
+        self._managing: NeighbourSources | None = None
         self._publications = Publications(
             lambda message: self._call(lambda member, now: member.local_publish(message, now)),
             waits=settings.when_full == "wait",
@@ -110,8 +110,8 @@ class Federator:
         self._early_interest: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        self._noticing: Noticing | None = None
-        self._retention: Retention | None = None
+        self._noticing: InterestPersister | None = None
+        self._retention: RetainedSync | None = None
 
     # Beginning and end
 
@@ -133,7 +133,7 @@ class Federator:
         return self._member
 
     @property
-    def links(self) -> Links:
+    def links(self) -> MemberLinks:
         assert self._links is not None, "not started"
         return self._links
 
@@ -153,7 +153,7 @@ class Federator:
             self._identity = await asyncio.to_thread(self._identity_file.begin, self.settings.id)
             self._store = CustodyStore(self._directory / STORE, self._identity.node, self)
             self._kept = await self._store.open()
-        except (BadIdentity, StoreError, StoreFull) as error:
+        except (BadIdentity, MemberStoreError, MemberStoreFull) as error:
             raise FederatorError(str(error)) from error
         except OSError as error:
             raise FederatorError(f"{self._directory}: {error.strerror or error}") from error
@@ -167,7 +167,7 @@ class Federator:
             await self.open()
         try:
             await self._start()
-        except (SecretError, TlsError, BadFrame, BadEntry) as error:
+        except (SecretError, TlsError, InvalidFrame, BadEntry) as error:
             await self.stop()
             raise FederatorError(str(error)) from error
         except OSError as error:
@@ -183,13 +183,13 @@ class Federator:
         assert kept is not None
         auth = await asyncio.to_thread(PeerAuth.load, settings)
         signing = await asyncio.to_thread(signing_of, settings)
-        self._links = Links(
+        self._links = MemberLinks(
             self,
             identity_of(identity.node, settings.name, settings.address),
             auth,
             LinkBounds(buffer_bytes_max=settings.link_buffer_bytes),
         )
-        self._managing = Managing(self, self._directory)
+        self._managing = NeighbourSources(self, self._directory)
         self._has_edge = True
         await self._edge.start(self)
         self._member = FederationMember(
@@ -206,9 +206,9 @@ class Federator:
             signing,
         )
         if isinstance(self._edge, RetainingEdge):
-            self._retention = Retention(self._edge, self.store, kept.retained, self._tell)
+            self._retention = RetainedSync(self._edge, self.store, kept.retained, self._tell)
         self._kept = None
-        self._noticing = Noticing(self._member, self.store, self._want)
+        self._noticing = InterestPersister(self._member, self.store, self._want)
         self._publications.begin(self._member, self.store)
         logger.info(
             "federation: %s is member %s, start %d, %d messages in custody",
@@ -352,7 +352,7 @@ class Federator:
         for id in ids:
             self._publications.confirm(id)
 
-    def on_broken(self, error: StoreError) -> None:
+    def on_broken(self, error: MemberStoreError) -> None:
         self._fail(f"{error}; nothing is confirmed any more")
 
     def _refuse(self, reason: str, text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from holdfast.federation.core.member import FederationMember
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.store.store import MemberStore
 
 WANT_DELAY_S: Final = 0.05
 """Changes of what others want so close together are told to the edge at once."""
@@ -17,9 +17,9 @@ REST: Final = 20.0
 filters, changes are gathered for longer."""
 
 
-class Noticing:
+class InterestPersister:
     def __init__(
-        self, member: FederationMember, store: Store, want: Callable[[frozenset[str]], None]
+        self, member: FederationMember, store: MemberStore, want: Callable[[frozenset[str]], None]
     ) -> None:
         self._member = member
         self._store = store

@@ -23,13 +23,13 @@ STIR_S: Final = 0.25
 
 
 class LinkWatcher(Protocol):
-    def busy(self, link: "Link", is_busy: bool) -> None: ...
+    def busy(self, link: "MemberLink", is_busy: bool) -> None: ...
 
-    def stirred(self, link: "Link") -> None:
+    def stirred(self, link: "MemberLink") -> None:
         """Bytes of a large frame are coming."""
 
 
-class Link(asyncio.BufferedProtocol):
+class MemberLink(asyncio.BufferedProtocol):
     def __init__(
         self, inner: PeerLink, watcher: LinkWatcher, loop: asyncio.AbstractEventLoop
     ) -> None:

@@ -18,12 +18,12 @@ from typing import Final, Protocol
 
 from holdfast.config.addresses import ADDRESS
 from holdfast.federation.core.frames import FRAME_BYTES_MAX, VERSION
-from holdfast.federation.sidecar.link import FRAME, PING, PONG, TOKEN, Link
+from holdfast.federation.sidecar.link import FRAME, PING, PONG, TOKEN, MemberLink
 from holdfast.security.peer_handshake import FEDERATION, NONCE_BYTES, PeerIdentity, Refusal
 from holdfast.server.event_loop.failures import report
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.complaints import Complaints
-from holdfast.server.peers.dialer import Dialer, connect
+from holdfast.server.peers.dialer import PeerDialer, connect
 from holdfast.server.peers.link import CLOSE_TIMEOUT_S, PeerLink, PeerMetrics, failure
 from holdfast.server.peers.listener import PeerListener
 
@@ -50,7 +50,7 @@ class LinksOwner(Protocol):
     def link_up(self, peer: bytes) -> None: ...
 
     def link_down(self, peer: bytes) -> None:
-        """Once per `link_up`, unless the link was closed by `Links.close`."""
+        """Once per `link_up`, unless the link was closed by `MemberLinks.close`."""
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None: ...
 
@@ -63,7 +63,7 @@ class LinksOwner(Protocol):
         """Who answers at an address that was given without an id."""
 
 
-class Links:
+class MemberLinks:
     def __init__(
         self,
         owner: LinksOwner,
@@ -82,13 +82,13 @@ class Links:
         self._auth = auth
         self._bounds = bounds or LinkBounds()
         self._loop = asyncio.get_running_loop()
-        self._links: dict[bytes, Link] = {}
+        self._links: dict[bytes, MemberLink] = {}
         # All connections, links or not yet.
-        self._open: dict[PeerLink, Link] = {}
+        self._open: dict[PeerLink, MemberLink] = {}
         self._all_closed = asyncio.Event()
-        self._unflushed: list[Link] = []
+        self._unflushed: list[MemberLink] = []
         self._dials: dict[bytes, asyncio.Task[None]] = {}
-        self._finders: dict[str, Dialer] = {}
+        self._finders: dict[str, PeerDialer] = {}
         self._complaints = Complaints(self._loop.time, "federation:")
         self._listener = PeerListener(
             self._loop,
@@ -150,7 +150,7 @@ class Links:
         """Dial these, again and again until somebody answers, of which the owner is told."""
         for address in addresses:
             if address not in self._finders and not self._is_stopped:
-                finder = Dialer(address, "", self._seek, self._loop)
+                finder = PeerDialer(address, "", self._seek, self._loop)
                 self._finders[address] = finder
                 finder.needed.set()
 
@@ -178,7 +178,7 @@ class Links:
             logger.info("federation: closed %s at %s: %s", peer.hex(), link.inner.remote, reason)
             link.inner.close()
 
-    def linked(self) -> dict[bytes, Link]:
+    def linked(self) -> dict[bytes, MemberLink]:
         """Not to be changed."""
         return self._links
 
@@ -186,7 +186,7 @@ class Links:
         link = self._links.get(peer)
         return 0 if link is None else link.inner.pending_bytes()
 
-    def _queue(self, link: Link, kind: int, payload: bytes) -> bool:
+    def _queue(self, link: MemberLink, kind: int, payload: bytes) -> bool:
         if not link.inner.send(kind, payload):
             return False
         if not link.inner.queued:
@@ -283,15 +283,15 @@ class Links:
                 logger.info("federation: lost %s at %s", node.hex(), link.remote)
                 self._unlink(wrapper)
 
-    def busy(self, link: Link, is_busy: bool) -> None:
+    def busy(self, link: MemberLink, is_busy: bool) -> None:
         if link.inner.peer is not None and self._links.get(link.node) is link:
             self._owner.link_busy(link.node, is_busy)
 
-    def stirred(self, link: Link) -> None:
+    def stirred(self, link: MemberLink) -> None:
         if self._links.get(link.node) is link:
             self._owner.link_stirred(link.node)
 
-    def _unlink(self, link: Link) -> None:
+    def _unlink(self, link: MemberLink) -> None:
         del self._links[link.node]
         self.metrics.disconnects += 1
         if not self._is_stopped:
@@ -326,7 +326,7 @@ class Links:
         del self._dials[node]
         report(task)
 
-    async def _seek(self, finder: Dialer) -> None:
+    async def _seek(self, finder: PeerDialer) -> None:
         link = self._new_link(True, finder.address, "")
         self.metrics.dials += 1
         connecting = connect(self._loop, finder.address, link, self._auth.client)
@@ -341,7 +341,7 @@ class Links:
             finder.needed.clear()
             self._owner.found(finder.address, bytes.fromhex(link.inner.identified()))
 
-    async def _settle(self, link: Link, connecting: Awaitable[object]) -> Refusal | None:
+    async def _settle(self, link: MemberLink, connecting: Awaitable[object]) -> Refusal | None:
         """Until the connection is a link, refused, or too slow. Why it is none, counted; None too
         where that is as it should be."""
         inner = link.inner
@@ -370,7 +370,7 @@ class Links:
             # A loop that was interrupted while it made the connection does not say it is lost.
             self.closed(link)
 
-    def _new_link(self, dials: bool, remote: str, expected: str) -> Link:
+    def _new_link(self, dials: bool, remote: str, expected: str) -> MemberLink:
         inner = PeerLink(
             self,
             self._loop,
@@ -384,7 +384,7 @@ class Links:
             self._bounds.buffer_bytes_max,
             FEDERATION,
         )
-        link = Link(inner, self, self._loop)
+        link = MemberLink(inner, self, self._loop)
         self._open[inner] = link
         return link
 

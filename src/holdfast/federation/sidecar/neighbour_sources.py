@@ -6,7 +6,7 @@ from typing import Protocol
 
 from holdfast.config.federation import label_of, peer_of
 from holdfast.federation.core.member import FederationMember
-from holdfast.federation.sidecar.links import Links
+from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import LinkState, ManagerClient
 from holdfast.federation.sidecar.manager_client.http import ManagerHttp
 from holdfast.federation.sidecar.settings import Settings
@@ -25,12 +25,12 @@ class Managed(Protocol):
     @property
     def member(self) -> FederationMember: ...
     @property
-    def links(self) -> Links: ...
+    def links(self) -> MemberLinks: ...
 
     def set_desired(self, links: dict[bytes, str]) -> None: ...
 
 
-class Managing:
+class NeighbourSources:
     """The ManagedMember of its client."""
 
     def __init__(self, federator: Managed, directory: Path) -> None:

@@ -18,7 +18,7 @@ from holdfast.federation.core.effects import Message
 from holdfast.federation.core.frames import PROPERTIES_BYTES_MAX
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.member import FederationMember
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.store.store import MemberStore
 
 Publish = Callable[[Message], MessageId | None]
 """To the member: its id, or None where nobody wants it."""
@@ -33,13 +33,13 @@ class Publications:
         self._waits = waits
         self._refuse = refuse
         self._member: FederationMember | None = None
-        self._store: Store | None = None
+        self._store: MemberStore | None = None
         # Not durable yet; and not with the member yet.
         self._confirming: dict[MessageId, Callable[[], None]] = {}
         self._held: deque[tuple[Message, Callable[[], None]]] = deque()
         self._is_releasing = False
 
-    def begin(self, member: FederationMember, store: Store) -> None:
+    def begin(self, member: FederationMember, store: MemberStore) -> None:
         """Until then everything is held."""
         self._member = member
         self._store = store

@@ -18,7 +18,7 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.retained.clock import HybridClock
 from holdfast.federation.sidecar.edge import RetainingEdge
 from holdfast.federation.sidecar.status import clock_problem
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.store.store import MemberStore
 
 logger = logging.getLogger("holdfast")
 
@@ -45,9 +45,9 @@ class _Setting:
         self.data: bytes | None = None
 
 
-class Retention:
+class RetainedSync:
     def __init__(
-        self, edge: RetainingEdge, store: Store, stored: Iterable[str], call: Call
+        self, edge: RetainingEdge, store: MemberStore, stored: Iterable[str], call: Call
     ) -> None:
         """`stored`: the topics that the store has something of."""
         self._edge = edge

@@ -6,11 +6,11 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.core.retained.clock import HybridClock
 from holdfast.federation.sidecar.counters import Counters
 from holdfast.federation.sidecar.deliveries import Deliveries
-from holdfast.federation.sidecar.links import Links
+from holdfast.federation.sidecar.links import MemberLinks
 from holdfast.federation.sidecar.manager_client.client import ManagerClient
 from holdfast.federation.sidecar.publications import Publications
 from holdfast.federation.sidecar.settings import Settings
-from holdfast.federation.sidecar.store.store import Store
+from holdfast.federation.sidecar.store.store import MemberStore
 
 QUEUES_MAX: Final = 256
 """Destinations that are shown, the longest queues first."""
@@ -50,8 +50,8 @@ def status_of(
     settings: Settings,
     epoch: int,
     member: FederationMember,
-    links: Links,
-    store: Store,
+    links: MemberLinks,
+    store: MemberStore,
     publications: Publications,
     deliveries: Deliveries,
     counters: Counters,

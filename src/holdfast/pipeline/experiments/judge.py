@@ -23,11 +23,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from holdfast.pipeline.experiments.messages import of_kind
-from holdfast.pipeline.experiments.topic_checks import Counts, Finding, check_topic, count_topic
+from holdfast.pipeline.experiments.topic_checks import (
+    Finding,
+    TopicCounts,
+    check_topic,
+    count_topic,
+)
 from holdfast.pipeline.experiments.topic_history import OF_ALL, OF_MESSAGES, History, Row
 
 REPETITION: Final = "repetition"
-_COUNTED: Final = [field.name for field in fields(Counts) if field.name != "qos"]
+_COUNTED: Final = [field.name for field in fields(TopicCounts) if field.name != "qos"]
 _NUMBERS: Final = {"sequence": "bigint", "qos": "int", "effective_qos": "int"}
 _COLUMNS: Final = ("run", *Finding._fields)
 _SCHEMA: Final = ", ".join(f"{name} {_NUMBERS.get(name, 'string')}" for name in _COLUMNS)

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.client.client import Client
 from holdfast.client.connection import Outcome
 from holdfast.client.errors import ClientError, PublishRefused
-from holdfast.client.identity import IDENTITY_PROPERTY, Identity
+from holdfast.client.identity import IDENTITY_PROPERTY, ProducerIdentity
 from holdfast.client.options import Options
 from holdfast.client.reconnect import Reconnect
 from holdfast.pipeline.experiments.events import topic_of
@@ -115,6 +115,6 @@ def _messages(path: Path, lines: Iterator[bytes]) -> Iterator[Message]:
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: not an event: {error}") from None
         producer = producer or f"experiment-{hashlib.sha256(line).hexdigest()[:32]}"
-        identity = Identity(producer, 0, head.n)
+        identity = ProducerIdentity(producer, 0, head.n)
         properties: Properties = {USER_PROPERTY: [(IDENTITY_PROPERTY, str(identity))]}
         yield topic_of(head.run, head.event), line.rstrip(b"\n"), False, properties

@@ -7,7 +7,13 @@ from itertools import pairwise
 from math import inf
 from typing import Final, NamedTuple
 
-from holdfast.pipeline.experiments.topic_history import History, Key, Message, Receipt, Subscription
+from holdfast.pipeline.experiments.topic_history import (
+    History,
+    JudgedMessage,
+    JudgedSubscription,
+    Key,
+    Receipt,
+)
 
 GOODBYE_US: Final = 2_000_000
 """Nothing acknowledges a goodbye: a node that ends so soon after it may not have kept it."""
@@ -35,7 +41,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(slots=True)
-class Counts:
+class TopicCounts:
     """Of the messages with one QoS of their publisher."""
 
     qos: int
@@ -50,8 +56,8 @@ class Counts:
     reordered: int = 0
 
 
-def count_topic(history: History) -> list[Counts]:
-    counts = [Counts(qos) for qos in range(3)]
+def count_topic(history: History) -> list[TopicCounts]:
+    counts = [TopicCounts(qos) for qos in range(3)]
     for key, message in history.messages.items():
         of_qos = counts[message.qos]
         of_qos.published += 1
@@ -93,7 +99,7 @@ def _finding(
     return Finding(kind, who, key[0], history.topic, key[1], qos, effective_qos, text)
 
 
-def owed(history: History, subscription: Subscription) -> Iterator[Key]:
+def owed(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
     """Confirmed messages that must be delivered to it."""
     if not subscription.granted_qos:
         return
@@ -103,7 +109,7 @@ def owed(history: History, subscription: Subscription) -> Iterator[Key]:
             yield key
 
 
-def _check_missing(history: History, subscription: Subscription) -> Iterator[Finding]:
+def _check_missing(history: History, subscription: JudgedSubscription) -> Iterator[Finding]:
     lowest: dict[str, int] = {}
     seen = set()
     for receipt in subscription.receipts:
@@ -118,7 +124,7 @@ def _check_missing(history: History, subscription: Subscription) -> Iterator[Fin
             yield _finding(history, LOST[is_first], subscription.name, key, text)
 
 
-def _check_known(history: History, subscription: Subscription) -> Iterator[Finding]:
+def _check_known(history: History, subscription: JudgedSubscription) -> Iterator[Finding]:
     for key in dict.fromkeys(receipt.key for receipt in subscription.receipts):
         withdrawn_us = history.withdrawn_us.get(key)
         if key not in history.messages:
@@ -130,7 +136,7 @@ def _check_known(history: History, subscription: Subscription) -> Iterator[Findi
             yield _finding(history, "will not due", subscription.name, key, text)
 
 
-def _check_repetitions(history: History, subscription: Subscription) -> Iterator[Finding]:
+def _check_repetitions(history: History, subscription: JudgedSubscription) -> Iterator[Finding]:
     of_key: dict[Key, list[Receipt]] = {}
     for receipt in subscription.receipts:
         known = of_key.setdefault(receipt.key, [])
@@ -146,7 +152,7 @@ def _check_repetitions(history: History, subscription: Subscription) -> Iterator
         yield _finding(history, kind, subscription.name, receipt.key, text, qos)
 
 
-def _explanation(history: History, message: Message, known: list[Receipt]) -> str:
+def _explanation(history: History, message: JudgedMessage, known: list[Receipt]) -> str:
     """Of the last of these deliveries, below QoS 2; "" for none."""
     before, receipt = known[-2:]
     is_same_client = before.client == receipt.client
@@ -173,7 +179,7 @@ def _was_given_up(history: History, before: Receipt, receipt: Receipt) -> bool:
     return end_us <= receipt.time_us or history.was_broken(before.time_us, receipt.time_us)
 
 
-def _in_order(history: History, subscription: Subscription) -> Iterator[Key]:
+def _in_order(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
     """First deliveries of what was published after the SUBACK: a copy of something older may have
     come, to others too, while this one was owed nothing."""
     for key in dict.fromkeys(receipt.key for receipt in subscription.receipts):
@@ -182,7 +188,7 @@ def _in_order(history: History, subscription: Subscription) -> Iterator[Key]:
             yield key
 
 
-def _check_order(history: History, subscription: Subscription) -> Iterator[Finding]:
+def _check_order(history: History, subscription: JudgedSubscription) -> Iterator[Finding]:
     newest: dict[str, int] = {}
     for key in _in_order(history, subscription):
         publisher, sequence = key

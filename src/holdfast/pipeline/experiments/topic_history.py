@@ -61,7 +61,7 @@ class Moment(NamedTuple):
 
 
 @dataclass(slots=True)
-class Message:
+class JudgedMessage:
     sent: Moment
     qos: int
     is_will: bool
@@ -81,7 +81,7 @@ class Receipt:
 
 
 @dataclass
-class Subscription:
+class JudgedSubscription:
     """`granted_qos`: None where no filter matches the topic. `since`: the SUBACK; of a group, the
     first one."""
 
@@ -93,7 +93,7 @@ class Subscription:
     writers: set[str] = field(default_factory=set)
     """Of the deliveries."""
 
-    def is_owed(self, message: Message) -> bool:
+    def is_owed(self, message: JudgedMessage) -> bool:
         """Whether the message was published after the SUBACK."""
         return self.since is not None and message.sent.is_after(self.since)
 
@@ -102,10 +102,10 @@ class History:
     def __init__(self, topic: str, rows: Iterable[Row]) -> None:
         """`rows`: in any order."""
         self.topic = topic
-        self.messages: dict[Key, Message] = {}
+        self.messages: dict[Key, JudgedMessage] = {}
         self.confirmed_us: dict[Key, int] = {}
         self.withdrawn_us: dict[Key, int] = {}
-        self.subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, JudgedSubscription] = {}
         self.former: list[tuple[str, int, Key]] = []
         """Client, connection, what it was given there."""
         self.retained: list[tuple[str, Key | None]] = []
@@ -165,12 +165,12 @@ class History:
             if None not in one.values() and matches(str(one["filter"]), self.topic)
         ]
         granted_qos = max(found) if found else None
-        self.subscriptions[name] = Subscription(name, row.group is not None, granted_qos)
+        self.subscriptions[name] = JudgedSubscription(name, row.group is not None, granted_qos)
 
-    def _subscription_of(self, client: str) -> Subscription:
+    def _subscription_of(self, client: str) -> JudgedSubscription:
         """Of a client that never subscribed: one that is owed nothing."""
         name = self._group_of.get(client) or client
-        return self.subscriptions.setdefault(name, Subscription(name))
+        return self.subscriptions.setdefault(name, JudgedSubscription(name))
 
     def _take(self, row: Row) -> None:
         key = (row.publisher or "", row.sequence or 0)
@@ -180,7 +180,7 @@ class History:
                 known.sends += 1
                 return
             sent = Moment(row.time_us, row.host, row.error_us)
-            self.messages[key] = Message(sent, row.qos or 0, bool(row.will), bool(row.retain))
+            self.messages[key] = JudgedMessage(sent, row.qos or 0, bool(row.will), bool(row.retain))
         elif row.event == "confirmed":
             self.confirmed_us.setdefault(key, row.time_us)
         elif row.event == "withdrawn":

@@ -21,9 +21,9 @@ from holdfast.pipeline.lake.schema import RECORDS_COLUMNS, check_evolution, name
 from holdfast.pipeline.lake.table import RECORDS
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.decode import SCHEMA
-from holdfast.pipeline.source.offsets import Bounds, OffsetRange, Offsets
+from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
 from holdfast.pipeline.source.options import SourceOptions, parse
-from holdfast.pipeline.source.source import LogAccess, Work, read_work
+from holdfast.pipeline.source.source import LogAccess, ReadWork, read_work
 
 RECORDS_PER_STEP: Final = 2_000_000
 """Unless maxRecordsPerTrigger says otherwise."""
@@ -114,7 +114,7 @@ class Bronze:
         options = self.options
         return (options.starting_offsets, options.starting_timestamp_us) != (None, None)
 
-    def _begin(self, last: Commit | None, bounds: Mapping[int, Bounds]) -> Offsets:
+    def _begin(self, last: Commit | None, bounds: Mapping[int, PartitionBounds]) -> Offsets:
         if last is not None:
             return offsets.from_json(last.offsets)
         options = self.options
@@ -123,7 +123,9 @@ class Bronze:
             return {p: min(max(at.get(p, b.first), b.first), b.end) for p, b in bounds.items()}
         return offsets.resolve(options.starting_offsets or offsets.EARLIEST, bounds)
 
-    def _end(self, begin: Offsets, bounds: Mapping[int, Bounds], target: Offsets | None) -> Offsets:
+    def _end(
+        self, begin: Offsets, bounds: Mapping[int, PartitionBounds], target: Offsets | None
+    ) -> Offsets:
         keep_all = self.options.fail_on_data_loss
         end = offsets.available(begin, bounds, fail_on_data_loss=keep_all)
         if target is not None:
@@ -167,7 +169,7 @@ class Bronze:
 
 
 def dated(
-    options: SourceOptions, works: Iterable[Work], skipped: list[OffsetRange]
+    options: SourceOptions, works: Iterable[ReadWork], skipped: list[OffsetRange]
 ) -> Iterator[pa.RecordBatch]:
     """Run in a task: the rows of some work, with the column `date`; what was skipped."""
     for work in works:

@@ -38,7 +38,7 @@ from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_name
 from holdfast.pipeline.lake.files.readers import LOCKS
 from holdfast.pipeline.lake.files.writer import FILE_SCHEMA, WriteSpec, write_files
 from holdfast.pipeline.lake.schema import struct_type
-from holdfast.pipeline.lake.stores.store import WORK, Store, is_applied, paths_of
+from holdfast.pipeline.lake.stores.store import WORK, TableStore, is_applied, paths_of
 from holdfast.pipeline.source.offsets import OffsetRange
 
 
@@ -52,7 +52,7 @@ class Engine:
 
     spark: SparkSession
     lake: Path
-    store: Store
+    store: TableStore
     reached: Callable[[str], None] = nowhere
     """Called with `<table> <point>` at the points of a step that are named above, and at `began`:
     tests crash there."""
@@ -200,7 +200,7 @@ def recover(engine: Engine, table: str) -> None:
     finish(engine.lake, engine.store, engine.log(table))
 
 
-def finish(lake: Path, store: Store, log: CommitLog) -> None:
+def finish(lake: Path, store: TableStore, log: CommitLog) -> None:
     """The same, for one who has no engine."""
     last = log.last()
     if last is not None:

@@ -40,7 +40,7 @@ class Unit(msgspec.Struct):
     step: int
 
 
-class Share(msgspec.Struct):
+class TaskShare(msgspec.Struct):
     """An exchange file: the bucket of each of its batches."""
 
     path: str
@@ -120,14 +120,14 @@ def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int)
     for is_state in (False, True):
         own = [unit for unit in units if unit.is_state == is_state]
         share = _spread(
-            spec, own, Share(f"{spec.exchange}/{name}-{is_state:d}", is_state, []), buckets
+            spec, own, TaskShare(f"{spec.exchange}/{name}-{is_state:d}", is_state, []), buckets
         )
         if share.buckets:
             shares.append((SHARE, msgspec.json.encode(share).decode()))
     return shares
 
 
-def _spread(spec: FoldSpec, units: Sequence[Unit], share: Share, buckets: int) -> Share:
+def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: int) -> TaskShare:
     writer = None
     try:
         for unit in units:
@@ -160,7 +160,9 @@ def _parted(
         begin = end
 
 
-def fold_bucket(spec: FoldSpec, shares: Sequence[Share], bucket: int, prefix: str) -> list[Pair]:
+def fold_bucket(
+    spec: FoldSpec, shares: Sequence[TaskShare], bucket: int, prefix: str
+) -> list[Pair]:
     """Run in a task, in the second round."""
     found: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
     for share in shares:

@@ -20,7 +20,7 @@ from holdfast.pipeline.lake.files.writer import WriteSpec
 from holdfast.pipeline.lake.fold_tasks import (
     FoldSpec,
     Pair,
-    Share,
+    TaskShare,
     Unit,
     fold_bucket,
     fold_units,
@@ -77,7 +77,7 @@ def build_folded(
     else:
         dealt = [units[at::parallelism] for at in range(parallelism) if units[at::parallelism]]
         spread = _run(engine, dealt, lambda own, name: spread_units(spec, own, name, buckets))
-        shares = [msgspec.json.decode(text, type=Share) for _, text in spread]
+        shares = [msgspec.json.decode(text, type=TaskShare) for _, text in spread]
         each = range(buckets)
         found = _run(engine, each, lambda own, name: fold_bucket(spec, shares, own, name))
     for output in spec.outputs:

@@ -22,10 +22,10 @@ from holdfast.pipeline.lake.files.commits import CommitLog
 from holdfast.pipeline.lake.files.compaction import Compaction
 from holdfast.pipeline.lake.files.encodings import encodings_of
 from holdfast.pipeline.lake.files.files import LakeError, write_whole
-from holdfast.pipeline.lake.runner import Listener, Report, Runner, check_source
+from holdfast.pipeline.lake.runner import RunListener, Runner, RunReport, check_source
 from holdfast.pipeline.lake.schema import names_of, quarantine_columns, stored_columns
 from holdfast.pipeline.lake.status import LakeStatus, lake_status
-from holdfast.pipeline.lake.stores.store import ParquetStore, Store, check_lake_path
+from holdfast.pipeline.lake.stores.store import ParquetStore, TableStore, check_lake_path
 from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Table
 
 SETTINGS: Final = "lake.json"
@@ -116,8 +116,8 @@ class Lake:
         what: str | Iterable[str] = "all",
         *,
         source: str | Mapping[str, str] | None = None,
-        listener: Listener | None = None,
-    ) -> Report:
+        listener: RunListener | None = None,
+    ) -> RunReport:
         """Bring tables up to date: a layer, `all`, or names. `source`: where the records come
         from, `host:adminport[,host:adminport]` or a data directory, or options of the data source;
         it is remembered, so it need be given once. Raises LakeError and TableError; what went wrong
@@ -129,7 +129,7 @@ class Lake:
         what: str | Iterable[str] = "all",
         *,
         source: str | Mapping[str, str] | None = None,
-        listener: Listener | None = None,
+        listener: RunListener | None = None,
         compact_at: int | None = None,
     ) -> Runner:
         """A run that is not begun yet: for `continuously`. `compact_at`: see Runner."""
@@ -141,7 +141,7 @@ class Lake:
         self._remember(options)
         return Runner(engine, self.catalog, chosen, options, listener, compact_at)
 
-    def rebuild(self, name: str, *, listener: Listener | None = None) -> Report:
+    def rebuild(self, name: str, *, listener: RunListener | None = None) -> RunReport:
         """Forget a table and all that is made from it, and make them anew. Raises LakeError."""
         if name == RECORDS:
             raise LakeError(
@@ -158,12 +158,12 @@ class Lake:
         return Runner(engine, self.catalog, names, None, listener).once()
 
     def compact(
-        self, what: str | Iterable[str] = "all", *, listener: Listener | None = None
+        self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
     ) -> dict[str, int]:
         """Make few files of the many small ones of bronze and silver tables: a layer, `all`, or
         names. Returns by how many files each has fewer. Raises LakeError and TableError."""
         chosen = self._to_compact([what] if isinstance(what, str) else list(what))
-        heard = listener or Listener()
+        heard = listener or RunListener()
         # Delta's types are Spark's; who only moves files needs no Java.
         store = (
             self._store() if self.store_name == ParquetStore.name else self._writing_engine().store
@@ -214,7 +214,7 @@ class Lake:
         engine.store.check()
         return engine
 
-    def _store(self) -> Store:
+    def _store(self) -> TableStore:
         if self.store_name == "delta":
             try:
                 from holdfast.pipeline.lake.stores.delta import DeltaStore

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TextIO
 
 from holdfast.pipeline.lake.files.commits import Commit, Skipped, newly_skipped
-from holdfast.pipeline.lake.runner import Listener, Report
+from holdfast.pipeline.lake.runner import RunListener, RunReport
 from holdfast.pipeline.lake.table import RECORDS
 
 TERMINAL_S: Final = 1.0
@@ -22,7 +22,7 @@ SKIPPED_SHOWN: Final = 5
 """Ranges of offsets in one line."""
 
 
-class Progress(Listener):
+class RunProgress(RunListener):
     """Prints to `stream`."""
 
     def __init__(
@@ -80,7 +80,7 @@ class Progress(Listener):
             parts.append(part)
         return " | ".join(parts)
 
-    def finished(self, report: Report) -> None:
+    def finished(self, report: RunReport) -> None:
         """The last lines: what each table got."""
         if self.quiet:
             return

@@ -37,7 +37,7 @@ FATAL: Final = (LakeError, TableError, DataLossError, OffsetError, OptionError)
 
 
 @dataclass
-class Report:
+class RunReport:
     """What became of a run."""
 
     commits: dict[str, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Report:
         self.skipped += sum(each.end - each.first for each in newly_skipped(commit))
 
 
-class Listener:
+class RunListener:
     """Hears how a run goes on; the methods are called from several threads."""
 
     def committed(self, commit: Commit, lag: int | None) -> None:
@@ -91,7 +91,7 @@ class Runner:
         catalog: Catalog,
         chosen: Sequence[str],
         source: Mapping[str, str] | None,
-        listener: Listener | None = None,
+        listener: RunListener | None = None,
         compact_at: int | None = None,
     ) -> None:
         """`source`: options of the data source; needed if `records` is among the chosen.
@@ -102,8 +102,8 @@ class Runner:
         self.catalog = catalog
         self.chosen = list(chosen)
         self.source = source or {}
-        self.listener = listener or Listener()
-        self.report = Report()
+        self.listener = listener or RunListener()
+        self.report = RunReport()
         self.compact_at = compact_at
         self._small_files: dict[str, int] = {}
         """By table: how many a compaction has left."""
@@ -120,7 +120,7 @@ class Runner:
     def stopping(self) -> bool:
         return self._stopping.is_set()
 
-    def once(self) -> Report:
+    def once(self) -> RunReport:
         """Everything that is there at the start. Raises LakeError if another run has the tables."""
         with locked(self.engine.lake, self.chosen):
             self._recover()
@@ -131,7 +131,7 @@ class Runner:
                     self._attempt(name, partial(self._until_done, name))
         return self.report
 
-    def continuously(self, trigger_s: float) -> Report:
+    def continuously(self, trigger_s: float) -> RunReport:
         """Until `stop`, or until every table has failed for good. Steps of a table begin
         `trigger_s` apart, or when the step before has ended if that is later."""
         with locked(self.engine.lake, self.chosen):

@@ -7,7 +7,7 @@ import pyarrow
 
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.data import POINTS_MAX, Stored, most, thinned, where
-from holdfast.pipeline.report.page import Heading, Page, Part, table
+from holdfast.pipeline.report.page import Heading, Page, ReportPart, table
 
 LINES_MAX: Final = 6
 OTHERS_MAX: Final = 20
@@ -28,7 +28,7 @@ def add_devices(page: Page, stored: Stored) -> None:
 
 def _lines(
     page: Page,
-    part: Part,
+    part: ReportPart,
     title: str,
     y_title: str,
     series: Sequence[tuple[str, Sequence[Any], Sequence[float | None]]],

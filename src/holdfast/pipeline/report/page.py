@@ -22,7 +22,7 @@ class Heading:
 
 
 @dataclass
-class Part:
+class ReportPart:
     """What is below one heading: HTML, made by the functions here."""
 
     title: str
@@ -33,15 +33,15 @@ class Page:
     def __init__(self, title: str, subtitle: str) -> None:
         self._title = title
         self._subtitle = subtitle
-        self._parts: list[Part] = []
+        self._parts: list[ReportPart] = []
         self._figures: list[Any] = []
 
-    def part(self, title: str, note: str = "") -> Part:
-        made = Part(title, [f"<p class=note>{escape(note)}</p>"] if note else [])
+    def part(self, title: str, note: str = "") -> ReportPart:
+        made = ReportPart(title, [f"<p class=note>{escape(note)}</p>"] if note else [])
         self._parts.append(made)
         return made
 
-    def chart(self, part: Part, title: str, figure: Any, caption: str) -> None:
+    def chart(self, part: ReportPart, title: str, figure: Any, caption: str) -> None:
         """`figure`: of plotly."""
         number = len(self._figures)
         self._figures.append(json.loads(figure.to_json()))

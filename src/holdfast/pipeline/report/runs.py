@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from holdfast.pipeline.report import charts
 from holdfast.pipeline.report.data import POINTS_MAX, Rows, Stored, thinned
-from holdfast.pipeline.report.page import Heading, Page, Part, facts, number, table, text_of
+from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table, text_of
 
 FAULTS_MAX: Final = 200
 TABLE_FAULTS: Final = 30
@@ -72,7 +72,7 @@ def _facts(stored: Stored, run: dict[str, Any], broken: Rows) -> str:
     return facts([verdict, *values])
 
 
-def _seconds(page: Page, part: Part, stored: Stored, run: str, downtime: Rows) -> None:
+def _seconds(page: Page, part: ReportPart, stored: Stored, run: str, downtime: Rows) -> None:
     rows = stored.read("experiment_seconds", run=run).to_pydict()
     seconds = rows["second"]
     chart = charts.figure("second of the run", "messages a second")
@@ -109,7 +109,7 @@ def _seconds(page: Page, part: Part, stored: Stored, run: str, downtime: Rows) -
     page.chart(part, "Messages in each second", chart, caption)
 
 
-def _downtime(page: Page, part: Part, downtime: Rows) -> None:
+def _downtime(page: Page, part: ReportPart, downtime: Rows) -> None:
     headings = [
         Heading("fault", "fault"), Heading("kind", "what was done"),
         Heading("injected_s", "at", "s", 1),
@@ -171,7 +171,7 @@ def _mean(rows: Rows) -> dict[str, Any]:
     return made
 
 
-def _timeline(page: Page, part: Part, stored: Stored, run: str) -> None:
+def _timeline(page: Page, part: ReportPart, stored: Stored, run: str) -> None:
     rows = stored.read("experiment_timeline", run=run).to_pylist()
     if not rows:
         return
@@ -203,7 +203,7 @@ def _timeline(page: Page, part: Part, stored: Stored, run: str) -> None:
     page.chart(part, "Timeline of the faults", chart, caption)
 
 
-def _latency(page: Page, part: Part, stored: Stored, run: str) -> None:
+def _latency(page: Page, part: ReportPart, stored: Stored, run: str) -> None:
     rows = stored.read("experiment_latency", run=run).to_pylist()
     headings = [
         Heading("measure", "measure"), Heading("qos", "QoS"), Heading("messages", "messages"),
@@ -225,7 +225,7 @@ def _latency(page: Page, part: Part, stored: Stored, run: str) -> None:
     part.html.append(table(headings, rows, "Latency in numbers", "nothing was confirmed"))
 
 
-def _counts(part: Part, stored: Stored, run: str) -> None:
+def _counts(part: ReportPart, stored: Stored, run: str) -> None:
     promises = [
         Heading("qos", "QoS"), Heading("published", "published"),
         Heading("sends", "PUBLISH packets"), Heading("confirmed", "confirmed"),

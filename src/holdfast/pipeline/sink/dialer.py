@@ -10,7 +10,7 @@ from holdfast.client.errors import ClientError, ConnectionLost, ConnectionRefuse
 from holdfast.client.options import Options
 from holdfast.client.reconnect import TRANSIENT
 from holdfast.client.servers import Server, parse_references
-from holdfast.pipeline.sink.link import Link, open_link
+from holdfast.pipeline.sink.link import BrokerLink, open_link
 
 ROUND_FIRST_S: Final = 0.02
 ROUND_MAX_S: Final = 5.0
@@ -42,7 +42,7 @@ class LinkDialer:
         self._retry_timeout_s = retry_timeout_s
         self._round_s = 0.0
 
-    def connect(self, since: float) -> Link:
+    def connect(self, since: float) -> BrokerLink:
         """`since`: when a message was acknowledged last, of the monotonic clock. Raises
         PublishError."""
         while True:
@@ -69,7 +69,7 @@ class LinkDialer:
         self._servers.remove(server)
         self._servers.append(server)
 
-    def _try_servers(self, errors: list[ClientError]) -> Link | None:
+    def _try_servers(self, errors: list[ClientError]) -> BrokerLink | None:
         candidates = list(self._servers)
         for server in candidates:
             try:

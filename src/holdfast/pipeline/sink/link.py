@@ -46,7 +46,7 @@ KNOWS: Final = (IDENTITY_PROPERTY, "1")
 _HTTP: Final = b"HTTP/"
 
 
-class Link:
+class BrokerLink:
     """A connection that the server has accepted. Raises ConnectionLost where it ends."""
 
     def __init__(self, server: Server, connection: socket.socket, options: Options) -> None:
@@ -125,7 +125,7 @@ class Link:
 
 def open_link(
     server: Server, options: Options, tls: ssl.SSLContext | None, server_name: str | None
-) -> Link:
+) -> BrokerLink:
     """Connect and be accepted. Raises ClientError."""
     connection: socket.socket | None = None
     try:
@@ -134,7 +134,7 @@ def open_link(
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         if tls is not None and server.is_secure:
             connection = tls.wrap_socket(connection, server_hostname=server_name or server.host)
-        link = Link(server, connection, options)
+        link = BrokerLink(server, connection, options)
         _shake_hands(link, connection, options)
         connection.setblocking(False)
     except BaseException as error:
@@ -151,7 +151,7 @@ def open_link(
     return link
 
 
-def _shake_hands(link: Link, connection: socket.socket, options: Options) -> None:
+def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) -> None:
     connect = connect_packet(options, options.client_id, options.clean_start, None)
     connection.sendall(encode(connect, options.level))
     deadline = time.monotonic() + CONNECT_TIMEOUT_S

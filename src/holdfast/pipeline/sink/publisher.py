@@ -13,8 +13,8 @@ from holdfast.client.protocol.limits import ServerLimits
 from holdfast.client.protocol.responses import reason_string
 from holdfast.client.servers import Server
 from holdfast.pipeline.sink.dialer import LinkDialer, PublishError, is_transient
-from holdfast.pipeline.sink.link import Link, disconnected
-from holdfast.pipeline.sink.window import RETRIED, PublishWindow, Refused, UnknownPacket
+from holdfast.pipeline.sink.link import BrokerLink, disconnected
+from holdfast.pipeline.sink.window import RETRIED, PublishWindow, RowRefused, UnknownPacket
 from holdfast.protocol.mqtt.encode import PINGREQ_BYTES, encode
 from holdfast.protocol.mqtt.fields import varint
 from holdfast.protocol.mqtt.packets import Ack, Disconnect
@@ -51,7 +51,7 @@ class Publisher:
         server_name: str | None = None,
         inflight_max: int,
         retry_timeout_s: float,
-        on_connected: Callable[[Link], None],
+        on_connected: Callable[[BrokerLink], None],
         on_refused: Callable[[bytes, str], None],
     ) -> None:
         self.connections = 0
@@ -61,7 +61,7 @@ class Publisher:
         self._retry_timeout_s = retry_timeout_s
         self._on_connected = on_connected
         self._on_refused = on_refused
-        self._link: Link | None = None
+        self._link: BrokerLink | None = None
         self._limits = ServerLimits()
         self._limits_are_tight = False
         self._out: list[bytes] = []
@@ -175,7 +175,7 @@ class Publisher:
             # A large message may be on its way for longer than any timeout.
             self._progress_at = now
 
-    def _send(self, link: Link) -> int:
+    def _send(self, link: BrokerLink) -> int:
         sent = 0
         while self._sending or self._out:
             if not self._sending:
@@ -189,7 +189,7 @@ class Publisher:
             sent += taken
         return sent
 
-    def _take(self, link: Link, data: bytes, now: float) -> None:
+    def _take(self, link: BrokerLink, data: bytes, now: float) -> None:
         if link.rest:
             data = link.rest + data
             link.rest = b""
@@ -224,7 +224,7 @@ class Publisher:
         detail = reason_string(packet.properties)
         try:
             reply = self.window.answered(packet.kind, packet.packet_id, packet.reason, detail, now)
-        except Refused as error:
+        except RowRefused as error:
             text = f"{error}: {detail}" if detail else str(error)
             if detail.startswith(_IDENTITY_REFUSED):
                 raise PublishError(
@@ -239,7 +239,7 @@ class Publisher:
                 self._fruitless += 1
                 self._last_error = self.window.last_refusal
 
-    def _check_silence(self, link: Link, now: float) -> None:
+    def _check_silence(self, link: BrokerLink, now: float) -> None:
         """Raises TimedOut."""
         if not self.window.on_wire:
             self._heard_at = now
@@ -280,7 +280,7 @@ class Publisher:
         if not is_transient(error):
             raise PublishError(str(error))
 
-    def _connect(self) -> Link:
+    def _connect(self) -> BrokerLink:
         """Raises PublishError."""
         link = self._dialer.connect(self._progress_at)
         self._link = link

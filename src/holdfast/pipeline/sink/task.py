@@ -11,7 +11,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from holdfast.pipeline.sink.dialer import PublishError
 from holdfast.pipeline.sink.identity import Origins, counted_producer, first_sequence
-from holdfast.pipeline.sink.link import Link, link_options, tls_context
+from holdfast.pipeline.sink.link import BrokerLink, link_options, tls_context
 from holdfast.pipeline.sink.options import OFF, REQUIRE, SinkOptions
 from holdfast.pipeline.sink.publisher import Publisher
 from holdfast.pipeline.sink.rows import Counted, RowEncoder, RowError, ordered
@@ -119,7 +119,7 @@ class TaskWriter:
             on_refused=self._refuse_frame,
         )
 
-    def _connected(self, link: Link) -> None:
+    def _connected(self, link: BrokerLink) -> None:
         if link.knows_sequences or self._options.exactly_once == OFF:
             return
         text = f"{link.server.address} does not say that it knows producer sequences"

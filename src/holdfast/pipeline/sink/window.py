@@ -42,7 +42,7 @@ class UnknownPacket(Exception):
         super().__init__(f"the server acknowledged packet id {packet_id}, which is not on the wire")
 
 
-class Refused(Exception):
+class RowRefused(Exception):
     """The server refused a message for good. `frame` is what was sent."""
 
     def __init__(self, frame: bytes, reason: int, detail: str) -> None:
@@ -168,7 +168,7 @@ class PublishWindow:
             self._refuse(packet_id, reason, detail, now)
         else:
             self.acknowledged(packet_id)
-            raise Refused(frame, reason, detail)
+            raise RowRefused(frame, reason, detail)
         return b""
 
     def _is_on_wire(self, packet_id: int) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from holdfast.pipeline.source.indexed_read import chosen_pieces
-from holdfast.pipeline.source.offsets import Bounds, OffsetRange, Offsets
+from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
 from holdfast.pipeline.source.reader_path import Piece, find_batch
 from holdfast.pipeline.source.segment_index import NO_OFFSET, SegmentMap
 from holdfast.storage.files.data_directory import open_to_read
@@ -121,10 +121,10 @@ class JournalMap:
             segments.append(segment)
         self._segments = segments
 
-    def bounds(self) -> dict[int, Bounds]:
+    def bounds(self) -> dict[int, PartitionBounds]:
         """What each partition has. A partition is left out while nothing is known of it, which
         takes a damaged journal/start.json and no index."""
-        result: dict[int, Bounds] = {}
+        result: dict[int, PartitionBounds] = {}
         starts = [self._floor, *(segment.start_ends for segment in self._segments)]
         ends = self._segments[-1].ends if self._segments else self._floor
         for partition in range(self.partitions):
@@ -134,7 +134,7 @@ class JournalMap:
                     if self._committed is not None:
                         first = self._start_of(partition, first)
                         end = min(end, self._committed[partition])
-                    result[partition] = Bounds(first, max(first, end))
+                    result[partition] = PartitionBounds(first, max(first, end))
                     break
         return result
 

@@ -41,7 +41,7 @@ class OffsetRange:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class PartitionBounds:
     """What the log holds of one partition: `first` included, `end` excluded."""
 
     first: int
@@ -84,7 +84,7 @@ def parse_position(option: str, text: str) -> str | Offsets:
         raise OffsetError(f"{option}: {error}") from None
 
 
-def resolve(position: str | Offsets, bounds: Mapping[int, Bounds]) -> Offsets:
+def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> Offsets:
     """A position as offsets. Given offsets stay as they are, even where the log lacks them
     (`held` decides about that); partitions they leave out begin at the first offset.
 
@@ -103,7 +103,7 @@ def resolve(position: str | Offsets, bounds: Mapping[int, Bounds]) -> Offsets:
 
 
 def held(
-    ranges: Iterable[OffsetRange], bounds: Mapping[int, Bounds], *, fail_on_data_loss: bool
+    ranges: Iterable[OffsetRange], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
     """What the log has of some ranges, by partition, and what it has not.
 
@@ -113,7 +113,7 @@ def held(
     found, lost = [], []
     for item in sorted(ranges, key=lambda item: item.partition):
         start, end = item.start, item.end
-        bound = bounds.get(item.partition, Bounds(end, end))
+        bound = bounds.get(item.partition, PartitionBounds(end, end))
         if start < bound.first or end > bound.end:
             if fail_on_data_loss:
                 raise DataLossError(_missing(item.partition, start, end, bound))
@@ -146,7 +146,7 @@ def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 def ranges_between(
     start: Mapping[int, int],
     end: Mapping[int, int],
-    bounds: Mapping[int, Bounds],
+    bounds: Mapping[int, PartitionBounds],
     *,
     fail_on_data_loss: bool,
 ) -> list[OffsetRange]:
@@ -155,7 +155,7 @@ def ranges_between(
 
 
 def wanted(
-    start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, Bounds]
+    start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, PartitionBounds]
 ) -> list[OffsetRange]:
     """The ranges between two positions; a partition missing in `start` begins at its first
     offset."""
@@ -164,7 +164,7 @@ def wanted(
 
 
 def available(
-    start: Mapping[int, int], bounds: Mapping[int, Bounds], *, fail_on_data_loss: bool
+    start: Mapping[int, int], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> Offsets:
     """How far a reader that stands at `start` may read: the log's end in every partition.
 
@@ -249,7 +249,7 @@ def split(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRang
     return groups
 
 
-def _missing(partition: int, start: int, end: int, bound: Bounds) -> str:
+def _missing(partition: int, start: int, end: int, bound: PartitionBounds) -> str:
     return (
         f"offsets {start} to {end} of partition {partition} were asked for, the log has "
         f"{bound.first} to {bound.end}: the rest was removed by retention or lost. "

@@ -31,7 +31,7 @@ OFFSET_MAX: Final = (1 << 63) - 1
 
 
 @dataclass
-class Narrowing:
+class PushedFilters:
     """Of all rows those that may pass the filters: a superset."""
 
     topics: list[Clause] = field(default_factory=list)
@@ -65,11 +65,11 @@ class Narrowing:
         return [item for item in narrowed if item.start < item.end]
 
 
-def _ignore(found: Narrowing, item: Filter, value: Any) -> None:
+def _ignore(found: PushedFilters, item: Filter, value: Any) -> None:
     return
 
 
-def _topic(found: Narrowing, item: Filter, value: Any) -> None:
+def _topic(found: PushedFilters, item: Filter, value: Any) -> None:
     if isinstance(item, EqualTo | EqualNullSafe) and isinstance(value, str):
         found.topics.append(_exact([value]))
     elif isinstance(item, In) and all(isinstance(each, str) for each in value):
@@ -83,7 +83,7 @@ def _exact(topics: Iterable[str]) -> Clause:
     return Clause(tuple(each for each in topics if each and "+" not in each and "#" not in each))
 
 
-def _partition(found: Narrowing, item: Filter, value: Any) -> None:
+def _partition(found: PushedFilters, item: Filter, value: Any) -> None:
     if isinstance(item, EqualTo | EqualNullSafe) and isinstance(value, int):
         wanted = {value}
     elif isinstance(item, In) and all(isinstance(each, int) for each in value):
@@ -93,7 +93,7 @@ def _partition(found: Narrowing, item: Filter, value: Any) -> None:
     found.partitions = wanted if found.partitions is None else found.partitions & wanted
 
 
-def _offset(found: Narrowing, item: Filter, value: Any) -> None:
+def _offset(found: PushedFilters, item: Filter, value: Any) -> None:
     if not isinstance(value, int):
         return
     if isinstance(item, EqualTo | EqualNullSafe | GreaterThanOrEqual):
@@ -106,7 +106,7 @@ def _offset(found: Narrowing, item: Filter, value: Any) -> None:
         found.end = min(found.end, value)
 
 
-def _timestamp(found: Narrowing, item: Filter, value: Any) -> None:
+def _timestamp(found: PushedFilters, item: Filter, value: Any) -> None:
     wanted = isinstance(item, EqualTo | EqualNullSafe | GreaterThan | GreaterThanOrEqual)
     if not (wanted and isinstance(value, datetime)):
         return
@@ -118,7 +118,7 @@ def _timestamp(found: Narrowing, item: Filter, value: Any) -> None:
         found.starting_timestamp_us = max(start, found.starting_timestamp_us or 0)
 
 
-_ADDERS: Final[dict[str, Callable[[Narrowing, Filter, Any], None]]] = {
+_ADDERS: Final[dict[str, Callable[[PushedFilters, Filter, Any], None]]] = {
     "topic": _topic,
     "partition": _partition,
     "offset": _offset,
@@ -134,7 +134,7 @@ class PushFilters:
     method's `__func__`.
     """
 
-    def __init__(self, found: Narrowing) -> None:
+    def __init__(self, found: PushedFilters) -> None:
         self.found = found
         # Of the object: as an attribute of the class it would be bound, and so another one.
         self.__func__ = DataSourceReader.pushFilters

@@ -35,7 +35,7 @@ Positions = list[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReadResponse:
     """The data is valid until the next answer is taken."""
 
     data: memoryview
@@ -69,7 +69,7 @@ class LogStream:
         self._connection.close()
         self._asked = None
 
-    def read(self, wanted: list[tuple[int, int, int]]) -> Answer:
+    def read(self, wanted: list[tuple[int, int, int]]) -> ReadResponse:
         """Raises ConnectionFailed, LogMovedError, ServerError."""
         if self._asked != wanted:
             if self._asked is not None:
@@ -93,7 +93,7 @@ class LogStream:
         ahead = [item for item in ahead if item[1] < item[2]]
         if length and ahead:
             self._ask(ahead)
-        return Answer(data, told, passed)
+        return ReadResponse(data, told, passed)
 
     def _ask(self, wanted: list[tuple[int, int, int]]) -> None:
         request: dict[str, object] = {"ranges": wanted, "bytes": FETCH_BYTES}
@@ -209,7 +209,7 @@ class _Reading:
             raise ServerError(f"{self._stream.name}: the answer does not contain what it tells")
         return None
 
-    def _scan(self, chunk: Chunk, answer: Answer, *, is_last_word: bool) -> str:
+    def _scan(self, chunk: Chunk, answer: ReadResponse, *, is_last_word: bool) -> str:
         """Returns what is wrong with the answer; "" if nothing is. `is_last_word`: all servers
         have refused, so what is missing here is lost."""
         coverage = self._coverage

@@ -17,7 +17,7 @@ from holdfast.pipeline.admin_connection import (
     ServerError,
 )
 from holdfast.pipeline.source import offsets
-from holdfast.pipeline.source.offsets import Bounds, OffsetRange, Offsets
+from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
 
 ROUNDS: Final = 5
 PAUSE_S: Final = 0.2
@@ -38,7 +38,7 @@ class ServerLog:
 
     server: Server
     log: str
-    bounds: tuple[Bounds, ...]
+    bounds: tuple[PartitionBounds, ...]
     leads: frozenset[int]
 
     def has(self, item: OffsetRange) -> bool:
@@ -69,7 +69,7 @@ class Servers:
         """How many the log has; after `bounds`."""
         return max((len(state.bounds) for state in self._states), default=0)
 
-    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, Bounds]:
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
         """What all of them together have. Waits, within LAG_WAIT_S, until the ends are `at_least`
         those that were seen before. Raises ServerError."""
         deadline = time.monotonic() + LAG_WAIT_S
@@ -147,7 +147,7 @@ class Servers:
             len(state.leads) < len(state.bounds) for state in self._states
         )
 
-    def _together(self) -> dict[int, Bounds]:
+    def _together(self) -> dict[int, PartitionBounds]:
         names = {state.log: state for state in self._states if state.log}
         if len(names) > 1:
             listing = ", ".join(
@@ -155,7 +155,7 @@ class Servers:
             )
             raise ServerError(f"the servers have different logs: {listing}")
         return {
-            partition: Bounds(min(b.first for b in each), max(b.end for b in each))
+            partition: PartitionBounds(min(b.first for b in each), max(b.end for b in each))
             for partition, each in enumerate(
                 zip(*(state.bounds for state in self._states), strict=False)
             )
@@ -193,7 +193,7 @@ def _log_of(connection: AdminConnection) -> ServerLog:
         return ServerLog(
             connection.server,
             str(answer.get("log", "")),
-            tuple(Bounds(int(first), int(end)) for first, end in answer["ranges"]),
+            tuple(PartitionBounds(int(first), int(end)) for first, end in answer["ranges"]),
             frozenset(int(each) for each in answer.get("leads", ())),
         )
     except (KeyError, TypeError, ValueError):

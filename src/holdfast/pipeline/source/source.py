@@ -37,9 +37,9 @@ from holdfast.pipeline.admin_connection import Server
 from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.decode import SCHEMA, decode_rows
 from holdfast.pipeline.source.journal_index import JournalMap
-from holdfast.pipeline.source.offsets import EARLIEST, LATEST, Bounds, OffsetRange, Offsets
+from holdfast.pipeline.source.offsets import EARLIEST, LATEST, OffsetRange, Offsets, PartitionBounds
 from holdfast.pipeline.source.options import OptionError, SourceOptions, parse
-from holdfast.pipeline.source.pushdown import Narrowing, PushFilters
+from holdfast.pipeline.source.pushdown import PushedFilters, PushFilters
 from holdfast.pipeline.source.reader_http import read_ranges
 from holdfast.pipeline.source.reader_path import Piece, read_pieces
 from holdfast.pipeline.source.scan import Coverage
@@ -67,7 +67,7 @@ _DDL_TYPES: Final = {
 
 
 @dataclass
-class Work(InputPartition):
+class ReadWork(InputPartition):
     """What one task reads: ranges of some log partitions, and where."""
 
     ranges: list[OffsetRange]
@@ -85,7 +85,7 @@ class LogAccess:
         self._map: JournalMap | None = None
         self._http: Servers | None = None
 
-    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, Bounds]:
+    def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
         """`at_least`: ends that were seen before; servers that have not come as far again are
         waited for."""
         if self.options.path is None:
@@ -110,14 +110,14 @@ class LogAccess:
         self,
         start: Offsets,
         end: Offsets,
-        bounds: Mapping[int, Bounds],
-        narrowing: Narrowing | None = None,
+        bounds: Mapping[int, PartitionBounds],
+        narrowing: PushedFilters | None = None,
         skipped: list[OffsetRange] | None = None,
     ) -> list[OffsetRange]:
         """What is to be read between two positions. Raises DataLossError when some of it is not in
         the log, or says what was skipped: in the process's log, and in `skipped`."""
         options = self.options
-        narrowing = narrowing or Narrowing()
+        narrowing = narrowing or PushedFilters()
         topics = options.topics.plus(narrowing.topics)
         wanted = offsets.wanted(start, end, bounds)
         wanted = narrowing.ranges(wanted, self.partitions(), topics)
@@ -142,14 +142,14 @@ class LogAccess:
         *,
         whole: bool = True,
         tasks: int | None = None,
-    ) -> list[Work]:
+    ) -> list[ReadWork]:
         """For that many tasks at most. `whole`: the records of a partition, and so of a topic, stay
         in one of them; otherwise each gets what was written in a part of the time."""
         tasks = tasks or self.options.tasks
         topics = topics or self.options.topics
         if self.options.path is None:
             found = self._servers().assign(ranges, tasks, whole=whole)
-            return [Work(each.ranges, [], each.servers, topics) for each in found]
+            return [ReadWork(each.ranges, [], each.servers, topics) for each in found]
         divide = offsets.group if whole else offsets.split
         journal = self._journal()
         choice = None
@@ -157,7 +157,8 @@ class LogAccess:
             clause = topics.narrowest()
             choice = TopicChoice(clause.filters, clause.prefixes, lambda: None)
         return [
-            Work(each, journal.pieces(each, choice), (), topics) for each in divide(ranges, tasks)
+            ReadWork(each, journal.pieces(each, choice), (), topics)
+            for each in divide(ranges, tasks)
         ]
 
     def close(self) -> None:
@@ -183,7 +184,7 @@ def read_work(
 ) -> Iterator[Any]:
     """Run in a task: the rows of its ranges as Arrow batches. `skipped` gets what was damaged or
     gone, at the end."""
-    if not isinstance(work, Work):
+    if not isinstance(work, ReadWork):
         return  # Spark plans one empty task where a batch read has nothing to read
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
     if options.path is None:
@@ -248,7 +249,7 @@ class HoldfastReader(DataSourceReader):
             raise OptionError("maxRecordsPerTrigger is for streams; a batch read takes all")
         self.options = options
         self.schema = schema
-        self.narrowing = Narrowing()
+        self.narrowing = PushedFilters()
         if options.push_filters:
             self.pushFilters = PushFilters(self.narrowing)  # type: ignore[method-assign]
 
@@ -362,7 +363,7 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _position(
     access: LogAccess,
-    bounds: Mapping[int, Bounds],
+    bounds: Mapping[int, PartitionBounds],
     timestamp_us: int | None,
     given: str | Offsets | None,
     default: str,

@@ -11,7 +11,15 @@ from holdfast.pipeline.decoders.decoded import NAME_LENGTH_MAX, Decoded, DecodeE
 from holdfast.pipeline.decoders.json_payload import Fields
 from holdfast.pipeline.decoders.sparkplug import Metric, Payload, add_metric, parse_payload
 from holdfast.pipeline.decoders.text_payload import ONLINE, decode_status
-from holdfast.pipeline.tables.stream import NOWHERE, At, Birth, Place, State, begin_run, follow
+from holdfast.pipeline.tables.stream import (
+    NOWHERE,
+    At,
+    Birth,
+    StreamPosition,
+    StreamState,
+    begin_run,
+    follow,
+)
 
 BIRTHS_MAX: Final = 2
 """Births of an edge node remembered: the newest, and one for what is late."""
@@ -32,7 +40,9 @@ class Emission(NamedTuple):
     decoded: Decoded
 
 
-def read_edge(state: State, topic: str, payload: bytes, at: At) -> tuple[list[Emission], Place]:
+def read_edge(
+    state: StreamState, topic: str, payload: bytes, at: At
+) -> tuple[list[Emission], StreamPosition]:
     """What one message of the edge node says. Raises DecodeError."""
     levels = topic.split("/")
     if len(levels) == 3 and levels[1] == "STATE":
@@ -69,7 +79,7 @@ def _host_state(payload: bytes) -> Decoded:
     return decode_status(payload, Fields(time=("timestamp",), sent=("timestamp",)))
 
 
-def _place(state: State, kind: str, found: Payload, at: At) -> Place:
+def _place(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosition:
     """By the numbers 0 to 255, which begin anew with each NBIRTH, counted on without end."""
     raw = found.sequence
     if raw is None or raw >= SEQUENCE_END:
@@ -79,10 +89,10 @@ def _place(state: State, kind: str, found: Payload, at: At) -> Place:
         return NOWHERE
     if kind == "NBIRTH":
         begin_run(state, at[0], raw, raw)
-        return Place(at[0], raw, 0)
+        return StreamPosition(at[0], raw, 0)
     if state.run is None:
         begin_run(state, at[0], raw, raw)
-        return Place(at[0], raw, 0)
+        return StreamPosition(at[0], raw, 0)
     half = SEQUENCE_END // 2
     number = state.high + (raw - state.raw + half) % SEQUENCE_END - half
     if number > state.high:
@@ -90,7 +100,7 @@ def _place(state: State, kind: str, found: Payload, at: At) -> Place:
     return follow(state, number, at[3], at[0], restarts=False)
 
 
-def _birth_at(state: State, at: At) -> Birth | None:
+def _birth_at(state: StreamState, at: At) -> Birth | None:
     """The last birth before `at`."""
     for birth in reversed(state.births):
         if birth.at <= at:
@@ -98,7 +108,7 @@ def _birth_at(state: State, at: At) -> Birth | None:
     return None
 
 
-def _add_birth(state: State, found: Payload, at: At) -> Birth:
+def _add_birth(state: StreamState, found: Payload, at: At) -> Birth:
     birth = Birth(at, _bd_sequence(found), {}, {})
     state.births.append(birth)
     state.births.sort(key=lambda known: known.at)
@@ -170,13 +180,13 @@ def _named(metric: Metric, device: str, birth: Birth | None) -> tuple[str | None
     return metric.name, metric.datatype or known
 
 
-def _set_online(state: State, device: str, online: bool, decoded: Decoded) -> None:
+def _set_online(state: StreamState, device: str, online: bool, decoded: Decoded) -> None:
     decoded.add(ONLINE, online)
     if device in state.online or len(state.online) < DEVICES_MAX:
         state.online[device] = online
 
 
-def _node_death(state: State, node: str, found: Payload, at: At) -> list[Emission]:
+def _node_death(state: StreamState, node: str, found: Payload, at: At) -> list[Emission]:
     """The will of the edge node: it and all its devices are gone. The will of a session before
     the last birth says nothing."""
     birth = _birth_at(state, at)

@@ -16,18 +16,18 @@ import pyarrow as pa
 
 from holdfast.pipeline.decoders.decoded import PAYLOAD_BYTES_MAX, DecodeError
 from holdfast.pipeline.lake.files.commits import ROWS
-from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, Alike
+from holdfast.pipeline.tables.columnar.batch import EARLIEST_US, ColumnBatch
 from holdfast.pipeline.tables.columnar.marks import SPAN_MIN
-from holdfast.pipeline.tables.columnar.parse import Group, read_flat
+from holdfast.pipeline.tables.columnar.parse import FieldGroup, read_flat
 from holdfast.pipeline.tables.columns import Output, Piece
 from holdfast.pipeline.tables.edge import Emission, read_edge
-from holdfast.pipeline.tables.messages import Message, Rows
+from holdfast.pipeline.tables.messages import Rows, TableMessage
 from holdfast.pipeline.tables.rules import Rule
 from holdfast.pipeline.tables.stream import (
     IDLE_US_MAX,
     NOWHERE,
-    Place,
-    State,
+    StreamPosition,
+    StreamState,
     follow,
     is_late,
     is_repetition,
@@ -53,7 +53,7 @@ class Folder:
         self.stream: str | None = None
         self.text: str | None = None
         """The stream's state as it came; stays so until a message needs it."""
-        self.state: State | None = None
+        self.state: StreamState | None = None
         self.last_us = 0
 
     def fold(
@@ -69,7 +69,7 @@ class Folder:
         yield from self.output.batches(least=True)
 
     def _batch(self, rows: Rows) -> Iterator[Piece]:
-        alike = Alike(rows, self._groups(rows) if self.together else [], self.topics)
+        alike = ColumnBatch(rows, self._groups(rows) if self.together else [], self.topics)
         for begin, end in alike.spans():
             self._begin_stream(rows.streams.names[rows.streams.codes[begin]])
             if self.output.is_full():
@@ -90,7 +90,7 @@ class Folder:
             if self.output.is_full():
                 yield from self.output.batches(least=False)
 
-    def _take_alike(self, alike: Alike, begin: int, end: int) -> Iterator[Piece]:
+    def _take_alike(self, alike: ColumnBatch, begin: int, end: int) -> Iterator[Piece]:
         """Together as far as nothing happens; around what does, one by one, and more of them the
         more often something does."""
         alone = 1
@@ -106,7 +106,7 @@ class Folder:
             alone *= 2
         yield from self._take_alone(alike.rows, begin, end)
 
-    def _groups(self, rows: Rows) -> list[Group]:
+    def _groups(self, rows: Rows) -> list[FieldGroup]:
         if len(rows.streams.names) * SPAN_MIN > rows.count:
             return []
         ways = [self.topics[topic].way for topic in rows.topics.names]
@@ -139,15 +139,15 @@ class Folder:
         self.stream = self.text = self.state = None
         self.last_us = 0
 
-    def _known(self) -> State:
+    def _known(self) -> StreamState:
         if self.state is None:
             if self.text is not None:
-                self.state = msgspec.json.decode(self.text, type=State)
+                self.state = msgspec.json.decode(self.text, type=StreamState)
             else:
-                self.state = State()
+                self.state = StreamState()
         return self.state
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: TableMessage) -> None:
         reader = self.topics[message.topic].reader
         if reader is None or self._was_sent_before(message):
             return
@@ -167,7 +167,7 @@ class Folder:
             self._emit(message, reader, emission, place, first)
             first += len(decoded.names)
 
-    def _was_sent_before(self, message: Message) -> bool:
+    def _was_sent_before(self, message: TableMessage) -> bool:
         producer_id = message.producer_id
         if producer_id is None:
             return False
@@ -177,7 +177,7 @@ class Folder:
             self._known(), producer, message.producer_epoch, message.producer_sequence
         )
 
-    def _read(self, message: Message, reader: Reader) -> tuple[list[Emission], Place]:
+    def _read(self, message: TableMessage, reader: Reader) -> tuple[list[Emission], StreamPosition]:
         """Nothing for a repetition. Raises DecodeError."""
         payload = message.payload
         if payload is None or message.bytes > PAYLOAD_BYTES_MAX:
@@ -206,7 +206,12 @@ class Folder:
         return [emission], follow(self._known(), number, begun, message.store_us)
 
     def _emit(
-        self, message: Message, reader: Reader, emission: Emission, place: Place, first: int
+        self,
+        message: TableMessage,
+        reader: Reader,
+        emission: Emission,
+        place: StreamPosition,
+        first: int,
     ) -> None:
         decoded = emission.decoded
         store_us, time_us = message.store_us, decoded.time_us

@@ -17,7 +17,7 @@ INPUT: Final = (
 Codes = npt.NDArray[np.int32]
 
 
-class Message(NamedTuple):
+class TableMessage(NamedTuple):
     """One row of INPUT."""
 
     stream: str
@@ -71,16 +71,16 @@ class Rows:
         self.batch = batch
         self.count = batch.num_rows
 
-    def message(self, row: int) -> Message:
+    def message(self, row: int) -> TableMessage:
         return self._messages[row]
 
     @cached_property
-    def _messages(self) -> list[Message]:
+    def _messages(self) -> list[TableMessage]:
         columns = [
             self.payloads if name == "payload" else self.batch.column(name).to_pylist()
             for name in INPUT
         ]
-        return list(map(Message._make, zip(*columns, strict=True)))
+        return list(map(TableMessage._make, zip(*columns, strict=True)))
 
     @cached_property
     def payloads(self) -> list[bytes | None]:

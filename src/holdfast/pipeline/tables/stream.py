@@ -45,7 +45,7 @@ class Birth(msgspec.Struct, omit_defaults=True, array_like=True):
     """Device, a zero character and the metric's name, to its datatype."""
 
 
-class State(msgspec.Struct, omit_defaults=True):
+class StreamState(msgspec.Struct, omit_defaults=True):
     """Of one stream, as JSON in the table's state."""
 
     run: int | None = None
@@ -69,7 +69,7 @@ class State(msgspec.Struct, omit_defaults=True):
     """Sparkplug: the devices of the edge node."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class StreamPosition(msgspec.Struct, frozen=True):
     """Where a message is in its stream. All None without a number."""
 
     run: int | None = None
@@ -78,7 +78,7 @@ class Place(msgspec.Struct, frozen=True):
     gap_opened_us: int | None = None
 
 
-NOWHERE: Final = Place()
+NOWHERE: Final = StreamPosition()
 
 
 def producer_key(producer: str, partition: int, *, is_topic: bool) -> str:
@@ -87,7 +87,7 @@ def producer_key(producer: str, partition: int, *, is_topic: bool) -> str:
     return producer if is_topic else f"{partition} {producer}"
 
 
-def is_repetition(state: State, producer: str, epoch: int, sequence: int) -> bool:
+def is_repetition(state: StreamState, producer: str, epoch: int, sequence: int) -> bool:
     """Of a message with a producer sequence. `producer`: see `producer_key`."""
     last = state.producers.get(producer)
     if last is not None and (epoch, sequence) <= last:
@@ -99,7 +99,7 @@ def is_repetition(state: State, producer: str, epoch: int, sequence: int) -> boo
     return False
 
 
-def was_seen(state: State, id: str) -> bool:
+def was_seen(state: StreamState, id: str) -> bool:
     if len(id) > ID_LENGTH_MAX:
         id = blake2b(id.encode(), digest_size=16).hexdigest()
     if id in state.seen:
@@ -110,7 +110,7 @@ def was_seen(state: State, id: str) -> bool:
     return False
 
 
-def was_said(state: State, number: int, checksum: int) -> bool:
+def was_said(state: StreamState, number: int, checksum: int) -> bool:
     """Whether a message with this number had this content. A device that has started again uses
     its numbers again, for something else."""
     known = state.contents
@@ -124,7 +124,7 @@ def was_said(state: State, number: int, checksum: int) -> bool:
     return False
 
 
-def is_late(state: State, device: str, event_us: int, lateness_us: int) -> bool:
+def is_late(state: StreamState, device: str, event_us: int, lateness_us: int) -> bool:
     newest = state.latest.get(device)
     if newest is None or event_us > newest:
         state.latest.pop(device, None)
@@ -135,38 +135,40 @@ def is_late(state: State, device: str, event_us: int, lateness_us: int) -> bool:
     return event_us < newest - lateness_us
 
 
-def follow(state: State, number: int, begun: int, store_us: int, restarts: bool = True) -> Place:
+def follow(
+    state: StreamState, number: int, begun: int, store_us: int, restarts: bool = True
+) -> StreamPosition:
     """The place of a message that carries `number`. `begun` names the run if it begins one.
     `restarts`: whether numbers tell of a new run; otherwise `begin_run` does."""
     if state.run is None:
         begin_run(state, begun, number)
-        return Place(state.run, number, 0)
+        return StreamPosition(state.run, number, 0)
     if number > state.high:
         missing = number - state.high - 1
         if missing > JUMP_MAX and restarts:
             begin_run(state, begun, number)
-            return Place(state.run, number, 0)
+            return StreamPosition(state.run, number, 0)
         if missing:
             state.gaps.append((state.high + 1, number - 1, store_us))
             if len(state.gaps) > GAPS_MAX:
                 del state.gaps[0]
         state.high = number
-        return Place(state.run, number, missing, store_us if missing else None)
+        return StreamPosition(state.run, number, missing, store_us if missing else None)
     opened = _fill(state, number)
     if opened is None and restarts and number < state.high:
         back = state.high - number
         if number <= 1 or back > REORDER_MAX:
             begin_run(state, begun, number)
-    return Place(state.run, number, 0, opened)
+    return StreamPosition(state.run, number, 0, opened)
 
 
-def begin_run(state: State, run: int, number: int, raw: int = 0) -> None:
+def begin_run(state: StreamState, run: int, number: int, raw: int = 0) -> None:
     """What is missing of the run before stays missing."""
     state.run, state.high, state.raw = run, number, raw
     state.gaps = []
 
 
-def _fill(state: State, number: int) -> int | None:
+def _fill(state: StreamState, number: int) -> int | None:
     """When the gap was found that `number` was missing in, None if it was not missing."""
     for index, (first, last, opened_us) in enumerate(state.gaps):
         if first <= number <= last:

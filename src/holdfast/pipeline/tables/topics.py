@@ -17,7 +17,7 @@ from holdfast.pipeline.decoders.text_payload import (
 )
 from holdfast.pipeline.tables.columnar.parse import Way
 from holdfast.pipeline.tables.edge import Emission
-from holdfast.pipeline.tables.messages import Message
+from holdfast.pipeline.tables.messages import TableMessage
 from holdfast.pipeline.tables.rules import SPARKPLUG, Rule
 
 TOPICS_KNOWN_MAX: Final = 10_000
@@ -37,7 +37,7 @@ class Reader:
         self.lateness_us = round(rule.lateness_s * 1_000_000)
         self.future_us = round(rule.future_s * 1_000_000)
 
-    def read(self, message: Message, payload: bytes) -> Emission:
+    def read(self, message: TableMessage, payload: bytes) -> Emission:
         """Raises DecodeError."""
         decode = self.rule.decode
         payload = payload.removeprefix(BOM_UTF8)

@@ -18,7 +18,7 @@ from holdfast.protocol.topics.names import has_wildcard, levels_match
 _END: Final = "/"
 
 
-class Entry:
+class TrieEntry:
     """One filter. Its only subscriber is in `key` and `value`; with several, all are in `many`."""
 
     def __init__(self, filter: str, key: object, value: object) -> None:
@@ -35,7 +35,7 @@ class SubscriptionTrie:
         # Incremented by every change; what was matched under another version is stale.
         self.version = 0
         self._pairs = 0
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, TrieEntry] = {}
         # Values are dict[str, object] or Entry. Invariant: below every dict but the root lie at
         # least two filters.
         self._root: dict[str, object] = {}
@@ -49,7 +49,7 @@ class SubscriptionTrie:
         self.version += 1
         entry = self._entries.get(filter)
         if entry is None:
-            entry = Entry(filter, key, value)
+            entry = TrieEntry(filter, key, value)
             self._entries[filter] = entry
             if has_wildcard(filter):
                 self._insert(entry)
@@ -121,8 +121,8 @@ class SubscriptionTrie:
                 found.append(many[key])
         return found
 
-    def _matching(self, topic: str) -> list[Entry]:
-        found: list[Entry] = []
+    def _matching(self, topic: str) -> list[TrieEntry]:
+        found: list[TrieEntry] = []
         entry = self._entries.get(topic)
         if entry is not None:
             found.append(entry)
@@ -143,7 +143,7 @@ class SubscriptionTrie:
         """All filters, as a copy: the trie may change while the caller walks it."""
         return list(self._entries)
 
-    def _match_wildcards(self, topic: str, found: list[Entry]) -> None:
+    def _match_wildcards(self, topic: str, found: list[TrieEntry]) -> None:
         levels = topic.split("/")
         nodes: list[dict[str, object]] = []
         root = self._root
@@ -175,7 +175,7 @@ class SubscriptionTrie:
             _collect_below(node, "#", found)
             _collect_below(node, _END, found)
 
-    def _insert(self, entry: Entry) -> None:
+    def _insert(self, entry: TrieEntry) -> None:
         node = self._root
         levels = entry.filter.split("/")
         for depth in range(len(levels)):
@@ -184,7 +184,7 @@ class SubscriptionTrie:
             if child is None:
                 node[level] = entry
                 return
-            if isinstance(child, Entry):
+            if isinstance(child, TrieEntry):
                 # Two filters go on from here: a node of its own for what lies below.
                 split: dict[str, object] = {_next_key(child.filter, depth): child}
                 node[level] = split
@@ -204,7 +204,7 @@ class SubscriptionTrie:
         for level in levels:
             keys.append(level)
             child = node[level]
-            if isinstance(child, Entry):
+            if isinstance(child, TrieEntry):
                 break
             assert isinstance(child, dict)
             node = child
@@ -215,7 +215,7 @@ class SubscriptionTrie:
             if len(node) > 1:
                 return
             for child in node.values():
-                if not isinstance(child, Entry):
+                if not isinstance(child, TrieEntry):
                     return
                 path[depth - 1][keys[depth - 1]] = child
 
@@ -231,10 +231,10 @@ def _step(
     levels: list[str],
     depth: int,
     nodes: list[dict[str, object]],
-    found: list[Entry],
+    found: list[TrieEntry],
 ) -> None:
     """Levels before `depth` match on the way to `child`."""
-    if isinstance(child, Entry):
+    if isinstance(child, TrieEntry):
         if levels_match(child.filter.split("/"), levels, depth):
             found.append(child)
     else:
@@ -242,8 +242,8 @@ def _step(
         nodes.append(child)
 
 
-def _collect_below(node: dict[str, object], key: str, found: list[Entry]) -> None:
+def _collect_below(node: dict[str, object], key: str, found: list[TrieEntry]) -> None:
     entry = node.get(key)
     if entry is not None:
-        assert isinstance(entry, Entry)
+        assert isinstance(entry, TrieEntry)
         found.append(entry)

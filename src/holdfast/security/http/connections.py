@@ -25,7 +25,7 @@ BUSY: Final = (
 )
 
 
-class Bounds:
+class ConnectionBounds:
     """The connections of one port, the oldest first."""
 
     def __init__(self, connections_max: int) -> None:
@@ -63,10 +63,10 @@ class Bounds:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's HTTP connection within `Bounds`. `bounds` is set by a subclass that is made with
-    the port."""
+    """uvicorn's HTTP connection within `ConnectionBounds`. A subclass that is made with the port
+    sets `bounds`."""
 
-    bounds: Bounds
+    bounds: ConnectionBounds
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._since = self.loop.time()
@@ -122,4 +122,4 @@ class BoundedConnection(H11Protocol):
 
 def bounded(kind: type[BoundedConnection], connections_max: int, **more: Any) -> Any:
     """The protocol class for uvicorn: `kind` with bounds of its own, and with `more` attributes."""
-    return type(kind.__name__, (kind,), {"bounds": Bounds(connections_max), **more})
+    return type(kind.__name__, (kind,), {"bounds": ConnectionBounds(connections_max), **more})

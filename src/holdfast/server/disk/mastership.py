@@ -22,9 +22,9 @@ from typing import Final
 from holdfast.broker.node import Node
 from holdfast.cluster.lease.claim import Claim, claim, link_epoch, seal
 from holdfast.cluster.lease.directory import RELEASED as RELEASED_FLAG
-from holdfast.cluster.lease.directory import LeaseDirectory, NodeInfo, write_beat
+from holdfast.cluster.lease.directory import HolderInfo, LeaseDirectory, write_beat
 from holdfast.cluster.lease.tenure import LeaseLost, Tenure
-from holdfast.cluster.lease.watch import EXPIRED, WAIT, LeaseTimes, Sight, Watch
+from holdfast.cluster.lease.watch import EXPIRED, WAIT, HolderWatch, LeaseTimes, Sight
 from holdfast.server.disk.filesystem_type import NETWORK
 from holdfast.server.disk.process_identity import kill_if_same, machine_identity, process_start
 from holdfast.server.disk.standby import Standby
@@ -163,7 +163,7 @@ class Mastership:
         path: Path,
         manifest: Manifest,
         segment_bytes: int,
-        info: NodeInfo,
+        info: HolderInfo,
         times: LeaseTimes,
         *,
         file_system: str,
@@ -191,7 +191,7 @@ class Mastership:
             pid=os.getpid(),
             process_start=process_start(os.getpid()),
         )
-        self._watch = Watch(times)
+        self._watch = HolderWatch(times)
         self._syncs = file_system in NETWORK
         self._kills = kills_stale_holder
         self._call_soon = call_soon
@@ -240,7 +240,7 @@ class Mastership:
         if self._node_lock is not None:
             self._node_lock.release()
 
-    def other_nodes(self) -> list[NodeInfo]:
+    def other_nodes(self) -> list[HolderInfo]:
         """That run on the directory. Raises OSError."""
         return [each for each in self.directory.nodes() if each.node_id != self._info.node_id]
 

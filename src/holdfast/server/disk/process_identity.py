@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from holdfast.cluster.lease.directory import NodeInfo
+from holdfast.cluster.lease.directory import HolderInfo
 
 
 def machine_identity() -> str:
@@ -23,7 +23,7 @@ def process_start(pid: int) -> int:
     return int(fields[19])
 
 
-def kill_if_same(info: NodeInfo) -> bool:
+def kill_if_same(info: HolderInfo) -> bool:
     """SIGKILL the process of `info`, if it runs on this machine and is that very process. So its
     clients learn at once that it is gone. Whether it was killed."""
     if not info.pid or not info.machine or info.machine != machine_identity():

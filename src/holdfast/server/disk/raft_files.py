@@ -31,7 +31,7 @@ from holdfast.cluster.raft.codec import (
     encode_entries,
     encode_snapshot,
 )
-from holdfast.cluster.raft.log import RaftState, Snapshot
+from holdfast.cluster.raft.log import RaftSnapshot, RaftState
 from holdfast.cluster.raft.node import Write
 from holdfast.server.disk.journal_writer import DiskFullError
 from holdfast.storage.files.filesystem import (
@@ -129,7 +129,7 @@ class RaftFiles:
         if file is not None:
             file.close()
 
-    def _write_snapshot(self, write: Write, snapshot: Snapshot) -> None:
+    def _write_snapshot(self, write: Write, snapshot: RaftSnapshot) -> None:
         encoded = encode_snapshot(snapshot)
         write_whole(self._files, SNAPSHOT, [_CHECKED.pack(SNAPSHOT_MAGIC, crc32(encoded)), encoded])
         state = RaftState(
@@ -177,7 +177,7 @@ class RaftFiles:
         _match_snapshot(state)
         return state
 
-    def _load_snapshot(self) -> Snapshot | None:
+    def _load_snapshot(self) -> RaftSnapshot | None:
         try:
             data = read_whole(self._files, SNAPSHOT)
         except FileNotFoundError:

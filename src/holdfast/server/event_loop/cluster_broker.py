@@ -12,9 +12,9 @@ from holdfast.cluster.failure.disk_watch import DiskWatch
 from holdfast.cluster.failure.health import Presence
 from holdfast.cluster.frame_kinds import HEARTBEAT, BadFrame
 from holdfast.cluster.metadata.model import DATA, ClusterMetadata
-from holdfast.cluster.node import Member
+from holdfast.cluster.node import ClusterNode
 from holdfast.cluster.partitions.effects import ReadBatches
-from holdfast.cluster.state.replicated import Images
+from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.security.passwords import PasswordFile
 from holdfast.server.disk.raft_writer import RaftWriter
 from holdfast.server.disk.storage import Storage, report_damage
@@ -35,7 +35,7 @@ class ClusterBroker(Broker):
 
     def __init__(
         self,
-        member: Member,
+        member: ClusterNode,
         loop: "object",
         storage: Storage,
         password_file: PasswordFile | None,
@@ -56,7 +56,7 @@ class ClusterBroker(Broker):
             on_failed,
         )
         self.member = member
-        self.images: Images = member.images
+        self.images: ReplicatedState = member.images
         self.links: PeerLinks | None = None
         self.raft: RaftWriter | None = None
         self.directory = storage.directory
@@ -365,6 +365,6 @@ class ClusterBroker(Broker):
         super().close()
 
 
-def _has_other_replicas(member: Member, metadata: ClusterMetadata) -> bool:
+def _has_other_replicas(member: ClusterNode, metadata: ClusterMetadata) -> bool:
     own = member.meta.node_id
     return any(node != own and info.role == DATA for node, info in metadata.nodes.items())

@@ -19,7 +19,7 @@ KEEPALIVE_INTERVAL_S: Final = 1
 KEEPALIVE_PROBES: Final = 3
 
 
-class Dialer:
+class PeerDialer:
     """Dials one address while `needed` is set: at once, then after growing, jittered delays.
 
     `attempt` makes one connection and returns when it is settled, one way or the other.
@@ -29,7 +29,7 @@ class Dialer:
         self,
         address: str,
         node_id: str,
-        attempt: Callable[["Dialer"], Awaitable[None]],
+        attempt: Callable[["PeerDialer"], Awaitable[None]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """`node_id`: who must answer, "" for whoever does."""

@@ -19,7 +19,7 @@ class FrameTooLong(Exception):
     pass
 
 
-class FrameReader:
+class PeerFrameReader:
     """Invariant: 0 <= start <= end < capacity; the bytes between are not parsed yet."""
 
     def __init__(self, payload_bytes_max: int) -> None:

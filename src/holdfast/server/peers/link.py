@@ -15,7 +15,7 @@ from holdfast.cluster.partitions.disk_position import Known
 from holdfast.security.certificates import certificate_names
 from holdfast.security.peer_handshake import CLUSTER, Handshake, PeerIdentity, Realm, Refusal
 from holdfast.server.peers.dialer import configure
-from holdfast.server.peers.frames import HEADER, FrameReader, FrameTooLong
+from holdfast.server.peers.frames import HEADER, FrameTooLong, PeerFrameReader
 
 HANDSHAKE_READ_BYTES: Final = 4096
 JOINED_BYTES: Final = 65_536
@@ -119,7 +119,7 @@ class PeerLink:
             dials, identity, secret, nonce, self._judge, realm, disk
         )
         self._greeting = memoryview(bytearray(HANDSHAKE_READ_BYTES))
-        self._reader: FrameReader | None = None
+        self._reader: PeerFrameReader | None = None
         self._frame_bytes_max = frame_bytes_max
         self._send_bytes_max = send_bytes_max
         self._transport: asyncio.Transport | None = None
@@ -207,7 +207,7 @@ class PeerLink:
         self.peer = handshake.peer
         self.established_at = self._loop.time()
         self._handshake = None
-        self._reader = reader = FrameReader(self._frame_bytes_max)
+        self._reader = reader = PeerFrameReader(self._frame_bytes_max)
         self._settle()
         self._owner.established(self)
         if handshake.rest:

@@ -24,7 +24,7 @@ from holdfast.security.peer_handshake import (
 )
 from holdfast.server.peers.authentication import PeerAuth
 from holdfast.server.peers.complaints import Complaints
-from holdfast.server.peers.dialer import Dialer, connect
+from holdfast.server.peers.dialer import PeerDialer, connect
 from holdfast.server.peers.link import CLOSE_TIMEOUT_S, PeerLink, PeerMetrics, failure
 from holdfast.server.peers.listener import PeerListener
 
@@ -97,7 +97,7 @@ class PeerLinks:
         self._peers: dict[str, str] = {}
         self._removed: frozenset[tuple[str, str]] = frozenset()
         self._own_addresses: set[str] = set()
-        self._dialers: dict[tuple[str, str], Dialer] = {}
+        self._dialers: dict[tuple[str, str], PeerDialer] = {}
         self._listener = PeerListener(
             loop,
             self._greet,
@@ -213,7 +213,7 @@ class PeerLinks:
             self.refused_by.pop(key[1], None)
         for key in wanted:
             if key not in self._dialers:
-                self._dialers[key] = Dialer(key[1], key[0], self._dial, self._loop)
+                self._dialers[key] = PeerDialer(key[1], key[0], self._dial, self._loop)
         for dialer in self._dialers.values():
             may_dial = dialer.node_id or not self._peers or not self._links
             if may_dial and dialer.answered not in self._links:
@@ -370,7 +370,7 @@ class PeerLinks:
             key = f"{remote.rpartition(':')[0]} {refusal.reason}"
             self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
 
-    async def _dial(self, dialer: Dialer) -> None:
+    async def _dial(self, dialer: PeerDialer) -> None:
         self.metrics.dials += 1
         link = self._new_link(True, dialer.address, dialer.node_id)
         protocol = cast(asyncio.BaseProtocol, link)

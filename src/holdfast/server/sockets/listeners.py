@@ -11,7 +11,7 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.event_loop.loop import is_uvloop
 from holdfast.server.sockets.acceptor import BACKLOG, AcceptLoop
 from holdfast.server.sockets.tcp import ListenerCount, TcpConnection
-from holdfast.server.sockets.websocket import Admission, WebSocketConnection
+from holdfast.server.sockets.websocket import UpgradeAdmission, WebSocketConnection
 
 
 def reserve(listener: Listener) -> list[socket.socket]:
@@ -54,7 +54,7 @@ async def listen(
     accepts = context is not None or not is_uvloop(broker.loop)
     # A connection of an AcceptLoop has had its place since it was accepted.
     count = ListenerCount(name, listener.max_connections, sockets_max + accepts)
-    admission = Admission(listener.path, listener.allowed_origins)
+    admission = UpgradeAdmission(listener.path, listener.allowed_origins)
 
     def accept() -> asyncio.BaseProtocol:
         connection = TcpConnection(broker, count)

@@ -30,7 +30,7 @@ _library_logger = logging.getLogger("holdfast.websocket")
 _library_logger.setLevel(logging.ERROR)
 
 
-class Admission:
+class UpgradeAdmission:
     """What an upgrade has to ask for. No `origins`: pages of any site are let in."""
 
     def __init__(self, path: str, origins: Sequence[str]) -> None:
@@ -40,7 +40,7 @@ class Admission:
 
 
 class WebSocketConnection(WebSocketStream):
-    def __init__(self, connection: TcpConnection, admission: Admission) -> None:
+    def __init__(self, connection: TcpConnection, admission: UpgradeAdmission) -> None:
         super().__init__(connection, is_client=False)  # type: ignore[arg-type]
         self._connection = connection
         self._admission = admission

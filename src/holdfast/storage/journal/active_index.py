@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from holdfast.storage.reading.index import (
     INDEX_BITS,
     TOPICS_BETWEEN_PAUSES,
-    Gap,
+    DamagedOffsets,
     IndexHead,
     SegmentIndex,
 )
@@ -134,12 +134,12 @@ class ActiveIndex(SegmentIndex):
                 head.void += self.counts[number] - left
                 self.counts[number] = left
         self.by_partition[partition] = numbers
-        kept_gaps: list[Gap] = []
+        kept_gaps: list[DamagedOffsets] = []
         for gap in head.gaps:
             if gap.partition != partition or gap.end <= offset:
                 kept_gaps.append(gap)
             elif gap.start < offset:
-                kept_gaps.append(Gap(partition, gap.start, offset))
+                kept_gaps.append(DamagedOffsets(partition, gap.start, offset))
         head.gaps = kept_gaps
         kept_epochs: list[tuple[int, int, int]] = []
         self._last_epochs[partition] = 0
@@ -161,7 +161,7 @@ class ActiveIndex(SegmentIndex):
         head = self.head
         start = head.end_offsets[partition]
         if end > start:
-            head.gaps.append(Gap(partition, start, end))
+            head.gaps.append(DamagedOffsets(partition, start, end))
             head.missing += end - start
             head.end_offsets[partition] = end
 

@@ -35,7 +35,7 @@ from holdfast.storage.files.layout import DataDirectory, segment_name
 from holdfast.storage.journal.active_index import ActiveIndex
 from holdfast.storage.journal.journal import SEGMENT_BYTES_DEFAULT, Journal
 from holdfast.storage.journal.segment import Segment
-from holdfast.storage.reading.index import Gap, IndexHead, SegmentIndex
+from holdfast.storage.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 from holdfast.storage.reading.index_file import CorruptIndex
 from holdfast.storage.reading.scan import (
     Damage,
@@ -331,7 +331,7 @@ class _Opener:
             for partition, end in enumerate(self._ends):
                 if head.start_offsets[partition] > end:
                     # A whole segment is missing in between.
-                    head.gaps.append(Gap(partition, end, head.start_offsets[partition]))
+                    head.gaps.append(DamagedOffsets(partition, end, head.start_offsets[partition]))
                     head.missing += head.start_offsets[partition] - end
                     head.start_offsets[partition] = end
             self._override(head)

@@ -1,6 +1,6 @@
 """A file of the journal, and what is written to it at once."""
 
-from holdfast.storage.reading.index import Gap, IndexHead, SegmentIndex
+from holdfast.storage.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 from holdfast.storage.record import Batch
 
 
@@ -46,7 +46,7 @@ class Segment:
     def last_timestamp_us(self) -> int:
         return self.head.last_timestamp_us
 
-    def gaps(self) -> list[Gap]:
+    def gaps(self) -> list[DamagedOffsets]:
         return self.head.gaps
 
 

@@ -20,7 +20,7 @@ from holdfast.storage.journal.segment import Segment
 from holdfast.storage.reading.byte_ranges import Extents
 from holdfast.storage.reading.cache import SegmentCache
 from holdfast.storage.reading.index import INDEX_BITS, INDEX_MASK, SegmentIndex
-from holdfast.storage.reading.interest import Interest, Matcher, matching_topics
+from holdfast.storage.reading.interest import Matcher, ReadInterest, matching_topics
 from holdfast.storage.reading.segment_store import SegmentStore
 from holdfast.storage.record import MESSAGE, Batch, CorruptBatch, Record
 
@@ -96,7 +96,7 @@ class LogReader:
         self._journal = journal
         self._store = store
         self._cache = SegmentCache(store, nullcontext() if lock is None else lock)
-        self._matchers: list[tuple[list[Interest], Matcher]] = []
+        self._matchers: list[tuple[list[ReadInterest], Matcher]] = []
 
     def extents(self) -> Extents:
         """For readers of whole stretches; shares files and indexes with this one."""
@@ -106,7 +106,7 @@ class LogReader:
         self,
         positions: list[int],
         limits: list[int],
-        interests: list[Interest],
+        interests: list[ReadInterest],
         records_max: int,
         bytes_max: int,
     ) -> ReadResult:
@@ -143,7 +143,7 @@ class LogReader:
                 done = False
         return ReadResult(reading.records, reading.positions, done, reading.lost)
 
-    def _matcher(self, interests: list[Interest]) -> Matcher:
+    def _matcher(self, interests: list[ReadInterest]) -> Matcher:
         """A reader with many filters passes the same list again: what was made of it is kept."""
         if len(interests) < INTERESTS_KEPT_MIN:
             return Matcher(interests, self._store)

@@ -27,7 +27,7 @@ TOPICS_BETWEEN_PAUSES: Final = 2000
 """Looked at by compiled code before it lets other threads run."""
 
 
-class Gap:
+class DamagedOffsets:
     """Offsets `start` to `end` of a partition that damage has taken. Where nothing later tells how
     many records a damaged place held, `end` is an upper bound."""
 
@@ -69,7 +69,7 @@ class IndexHead:
         self.resets: dict[int, int] = {}
         self.first_timestamp_us = 0
         self.last_timestamp_us = 0
-        self.gaps: list[Gap] = []
+        self.gaps: list[DamagedOffsets] = []
         # Of the encoded form; 0 as long as there is none.
         self.head_bytes = 0
         self.body_bytes = 0

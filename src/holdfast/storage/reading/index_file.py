@@ -25,7 +25,7 @@ from array import array
 from typing import Final
 from zlib import crc32
 
-from holdfast.storage.reading.index import Gap, IndexHead, SegmentIndex
+from holdfast.storage.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 
 MAGIC: Final = b"HFLI"
 FORMAT: Final = 1
@@ -212,7 +212,7 @@ def decode_head(data: bytes) -> IndexHead:
     head.end_offsets = list(numbers[partitions : 2 * partitions])
     notes_at = 2 * partitions + 3 * gaps
     for at in range(2 * partitions, notes_at, 3):
-        head.gaps.append(Gap(numbers[at], numbers[at + 1], numbers[at + 2]))
+        head.gaps.append(DamagedOffsets(numbers[at], numbers[at + 1], numbers[at + 2]))
         head.missing += numbers[at + 2] - numbers[at + 1]
     for at in range(notes_at, count, 4):
         _take_note(head, numbers[at], numbers[at + 1], numbers[at + 2], numbers[at + 3])

@@ -21,7 +21,7 @@ EXACT_MAX: Final = 1000
 KNOWN_TOPICS_MAX: Final = 10_000
 
 
-class Interest:
+class ReadInterest:
     """A topic filter, and per partition the offset from which it counts (None: always)."""
 
     def __init__(self, filter: str, start: Sequence[int] | None) -> None:
@@ -34,13 +34,13 @@ class Matcher:
     they are few; many are in a trie. `store`: gets a pause now and then, as this may run in a
     thread that has 100,000 of them."""
 
-    def __init__(self, interests: list[Interest], store: SegmentStore) -> None:
-        self.exact: dict[bytes, list[Interest]] = {}
-        self.wild: list[Interest] = []
+    def __init__(self, interests: list[ReadInterest], store: SegmentStore) -> None:
+        self.exact: dict[bytes, list[ReadInterest]] = {}
+        self.wild: list[ReadInterest] = []
         self.trie: SubscriptionTrie | None = None
         self._store = store
         self._steps = 0
-        self._known: dict[bytes, list[Interest]] = {}
+        self._known: dict[bytes, list[ReadInterest]] = {}
         # Of many filters, what they match in the segment read last.
         self._index: SegmentIndex | None = None
         self._match = FilterMatch()
@@ -60,13 +60,13 @@ class Matcher:
         """More than are worth a look-up of each in a segment's topics."""
         return self.trie is not None or len(self.exact) > EXACT_MAX
 
-    def matching(self, topic: bytes) -> list[Interest]:
+    def matching(self, topic: bytes) -> list[ReadInterest]:
         found = self._known.get(topic)
         if found is None:
             found = list(self.exact.get(topic, ()))
             if self.trie is not None:
                 for value in self.trie.match(topic.decode("utf-8", "replace")):
-                    assert isinstance(value, Interest)
+                    assert isinstance(value, ReadInterest)
                     found.append(value)
             elif self.wild:
                 text = topic.decode("utf-8", "replace")

@@ -37,7 +37,7 @@ ALIGNMENT: Final = 8
 
 
 @dataclass(frozen=True)
-class Damage:
+class DamagedRange:
     """Bytes of a segment that are no batch although they should be."""
 
     segment: int
@@ -71,7 +71,7 @@ class SegmentReader:
         # Whether a group begins at `position`.
         self._is_group_start = True
 
-    def read(self, *, newest: bool) -> Iterator[Batch | Damage]:
+    def read(self, *, newest: bool) -> Iterator[Batch | DamagedRange]:
         """What is there now, in order; `position` is right behind each one.
 
         `newest`: no newer segment exists, so what comes last may be unfinished.
@@ -111,7 +111,7 @@ class SegmentReader:
             reason = _damage_at(self.file, position, size) or "it changed while it was read"
             self.position = following
             self._is_group_start = False
-            yield Damage(self.sequence, position, following - position, reason)
+            yield DamagedRange(self.sequence, position, following - position, reason)
 
     def read_whole(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Batch]:
         """The complete groups that are there now, up to the first place that is none, for whatever

@@ -5,22 +5,22 @@ from collections import Counter
 from holdfast.federation.core.effects import Dropped, Effect
 from holdfast.federation.core.frames import Data, Retained, Skip
 from holdfast.federation.core.messages.duplicates import Duplicates, Freshness
-from holdfast.federation.core.messages.forwarding import Forwarding, Passing
-from holdfast.federation.core.messages.local_delivery import Delivering
-from holdfast.federation.core.messages.streams import Receiving
+from holdfast.federation.core.messages.forwarding import FrameForwarder, Passing
+from holdfast.federation.core.messages.local_delivery import LocalDelivery
+from holdfast.federation.core.messages.streams import IncomingStreams
 from holdfast.federation.core.provenance import Provenance
 from holdfast.federation.core.retained.service import RetainedMessages
 
 
-class Arriving:
+class Arrivals:
     def __init__(
         self,
         own: bytes,
         provenance: Provenance,
-        receiving: Receiving,
-        delivering: Delivering,
+        receiving: IncomingStreams,
+        delivering: LocalDelivery,
         retained: RetainedMessages,
-        forwarding: Forwarding,
+        forwarding: FrameForwarder,
         counts: Counter[str],
         effects: list[Effect],
     ) -> None:

@@ -29,7 +29,7 @@ from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import Delete, Dropped, Effect, Message, Store
 from holdfast.federation.core.frames import Data, decode, encode
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.retransmit_timer import Patience
+from holdfast.federation.core.messages.retransmit_timer import RetransmitTimer
 
 PROBING: Final = 8
 """Messages to a destination after a loss, doubled with each confirmation: what is lost again costs
@@ -54,7 +54,7 @@ class BadEntry(ValueError):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class CustodyEntry:
     id: MessageId
     message: Message
     taken_at: float
@@ -83,8 +83,8 @@ class Entry:
 class Stream:
     """To one destination."""
 
-    patience: Patience
-    entries: deque[Entry] = field(default_factory=deque)
+    patience: RetransmitTimer
+    entries: deque[CustodyEntry] = field(default_factory=deque)
     sent: int = 0
     """Of `entries`: in flight."""
     sent_bytes: int = 0
@@ -101,15 +101,15 @@ class Custody:
     def __init__(self, config: FederationConfig, effects: list[Effect]) -> None:
         self._config = config
         self._effects = effects
-        self._entries: dict[MessageId, Entry] = {}
+        self._entries: dict[MessageId, CustodyEntry] = {}
         self._streams: dict[bytes, Stream] = {}
         # Destinations to which something may be sent now, and those with something in flight.
         self._ready: set[bytes] = set()
         self._flying: set[bytes] = set()
         # By what was granted again: the entry that it was taken from.
-        self._followers: dict[MessageId, Entry] = {}
+        self._followers: dict[MessageId, CustodyEntry] = {}
         # Entries with a group's share; the values are the same.
-        self._granted: dict[MessageId, Entry] = {}
+        self._granted: dict[MessageId, CustodyEntry] = {}
 
         # Of all entries, each once.
         self.bytes = 0
@@ -136,7 +136,9 @@ class Custody:
             places = {node: place for node, place, _ in frame.destinations}
             grants = {node: (plain, tuple(shares)) for node, plain, shares in frame.grants}
             entries.append(
-                Entry(frame.id, _message(frame), now, places, grants, True, frame.is_regranted)
+                CustodyEntry(
+                    frame.id, _message(frame), now, places, grants, True, frame.is_regranted
+                )
             )
         entries.sort(key=lambda entry: (entry.id.epoch, entry.id.sequence))
         for entry in entries:
@@ -155,18 +157,20 @@ class Custody:
         grants: Grants | None = None,
     ) -> None:
         may_go = message.is_known_again and not message.is_retained and not grants
-        self._put(Entry(id, message, now, {}, grants or {}, may_go), nodes, now)
+        self._put(CustodyEntry(id, message, now, {}, grants or {}, may_go), nodes, now)
 
-    def take_again(self, entry: Entry, id: MessageId, grants: Grants, now: float) -> None:
+    def take_again(self, entry: CustodyEntry, id: MessageId, grants: Grants, now: float) -> None:
         """As another message, for other destinations; no younger than it is. What is left of it is
         not sent before that is stored: whoever had the grants may pass its place then."""
         entry.behind = id
         entry.may_go = False
         self._followers[id] = entry
-        again = Entry(id, entry.message, entry.taken_at, {}, grants, is_regranted=True)
+        again = CustodyEntry(id, entry.message, entry.taken_at, {}, grants, is_regranted=True)
         self._put(again, sorted(grants), now)
 
-    def grant_only(self, entry: Entry, node: bytes, shares: tuple[str, ...], now: float) -> None:
+    def grant_only(
+        self, entry: CustodyEntry, node: bytes, shares: tuple[str, ...], now: float
+    ) -> None:
         """A destination keeps its place, and these of its shares."""
         is_plain, _ = entry.grants[node]
         entry.grants[node] = (is_plain, shares)
@@ -175,11 +179,11 @@ class Custody:
         if node in self._flying:
             self._streams[node].retry_at = now
 
-    def granted(self) -> list[Entry]:
+    def granted(self) -> list[CustodyEntry]:
         """Those with a share that is not confirmed."""
         return list(self._granted.values())
 
-    def _put(self, entry: Entry, nodes: Iterable[bytes], now: float) -> None:
+    def _put(self, entry: CustodyEntry, nodes: Iterable[bytes], now: float) -> None:
         for node in nodes:
             stream = self._stream(node)
             entry.places[node] = stream.next_place
@@ -196,12 +200,12 @@ class Custody:
             longest = max(self._streams, key=lambda node: self._streams[node].bytes)
             self._drop(longest, self._streams[longest], "custody full")
 
-    def _store(self, entry: Entry, now: float, may_wait: bool = False) -> None:
+    def _store(self, entry: CustodyEntry, now: float, may_wait: bool = False) -> None:
         destinations = [(node, place, place) for node, place in entry.places.items()]
         data = encode(_data(entry, destinations, 1, now))
         self._effects.append(Store(entry.id, data, may_wait))
 
-    def _note_grants(self, entry: Entry) -> None:
+    def _note_grants(self, entry: CustodyEntry) -> None:
         if any(shares for _, shares in entry.grants.values()):
             self._granted[entry.id] = entry
         else:
@@ -221,7 +225,7 @@ class Custody:
             entry.behind = None
             self._allow(entry)
 
-    def _allow(self, entry: Entry) -> None:
+    def _allow(self, entry: CustodyEntry) -> None:
         entry.may_go = True
         self._ready.update(entry.places)
 
@@ -277,7 +281,7 @@ class Custody:
         """What is to be sent now, in order; each message once for all its destinations."""
         if not self._ready:
             return []
-        due: dict[MessageId, tuple[Entry, list[Place]]] = {}
+        due: dict[MessageId, tuple[CustodyEntry, list[Place]]] = {}
         for node in sorted(self._ready):
             if can_reach(node):
                 for entry, place in self._fill(node, self._streams[node], now):
@@ -321,9 +325,9 @@ class Custody:
         times = [self._streams[node].retry_at for node in self._flying]
         return min((at for at in times if at is not None), default=float("inf"))
 
-    def _fill(self, node: bytes, stream: Stream, now: float) -> list[tuple[Entry, Place]]:
+    def _fill(self, node: bytes, stream: Stream, now: float) -> list[tuple[CustodyEntry, Place]]:
         """Put into flight what the window has room for."""
-        found: list[tuple[Entry, Place]] = []
+        found: list[tuple[CustodyEntry, Place]] = []
         config = self._config
         while True:
             messages_max = stream.probing or config.window_messages
@@ -333,7 +337,11 @@ class Custody:
             found.append((entry, self._launch(node, stream, now)))
 
     def _go_along(
-        self, entry: Entry, places: list[Place], can_reach: Callable[[bytes], bool], now: float
+        self,
+        entry: CustodyEntry,
+        places: list[Place],
+        can_reach: Callable[[bytes], bool],
+        now: float,
     ) -> None:
         """To those other destinations that are just as far."""
         if len(places) == len(entry.places):
@@ -367,11 +375,11 @@ class Custody:
     def _stream(self, node: bytes) -> Stream:
         stream = self._streams.get(node)
         if stream is None:
-            stream = Stream(Patience(self._config))
+            stream = Stream(RetransmitTimer(self._config))
             self._streams[node] = stream
         return stream
 
-    def _queue(self, node: bytes, entry: Entry) -> None:
+    def _queue(self, node: bytes, entry: CustodyEntry) -> None:
         stream = self._stream(node)
         stream.entries.append(entry)
         stream.bytes += entry.size
@@ -411,7 +419,7 @@ class Custody:
             self._effects.append(Delete(entry.id))
 
 
-def _next(stream: Stream, messages_max: int, bytes_max: int) -> Entry | None:
+def _next(stream: Stream, messages_max: int, bytes_max: int) -> CustodyEntry | None:
     """To be sent, if no more than that is in flight then."""
     if stream.sent >= min(len(stream.entries), messages_max):
         return None
@@ -422,7 +430,7 @@ def _next(stream: Stream, messages_max: int, bytes_max: int) -> Entry | None:
     return None if stream.sent and stream.sent_bytes + entry.size > bytes_max else entry
 
 
-def _data(entry: Entry, destinations: list[Place], hops_max: int, now: float) -> Data:
+def _data(entry: CustodyEntry, destinations: list[Place], hops_max: int, now: float) -> Data:
     id, message = entry.id, entry.message
     return Data(
         id.node,

@@ -7,27 +7,32 @@ from msgspec.structs import replace
 from holdfast.federation.core.effects import Dropped, Effect, Send
 from holdfast.federation.core.frames import (
     HOPS_MAX,
-    Ack,
     Data,
     Frame,
     Retained,
     RetainedDigest,
     RetainedRequest,
     Skip,
+    StreamAck,
     encode,
 )
 from holdfast.federation.core.messages.custody import Place
 from holdfast.federation.core.policy import Gate
-from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.routes import Routes
 
 Passing = Retained | RetainedDigest | RetainedRequest
 """From one member to another, by members in between."""
 
 
-class Forwarding:
+class FrameForwarder:
     def __init__(
-        self, own: bytes, routes: Routes, links: Links, counts: Counter[str], effects: list[Effect]
+        self,
+        own: bytes,
+        routes: Routes,
+        links: LinkTable,
+        counts: Counter[str],
+        effects: list[Effect],
     ) -> None:
         self._own = own
         self._routes = routes
@@ -136,7 +141,7 @@ class Forwarding:
 
     # From one member to another
 
-    def send_ack(self, ack: Ack, source: bytes | None, now: float) -> None:
+    def send_ack(self, ack: StreamAck, source: bytes | None, now: float) -> None:
         """Lost where there is no path: the origin sends again, and gets another."""
         if ack.hops >= HOPS_MAX:
             self._counts["hop limit"] += 1

@@ -15,7 +15,7 @@ class RetainedVersions(Protocol):
         """Which was the newest."""
 
 
-class Delivering:
+class LocalDelivery:
     def __init__(
         self,
         own: bytes,

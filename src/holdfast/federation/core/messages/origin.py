@@ -7,13 +7,13 @@ from holdfast.federation.core.effects import Effect, Message
 from holdfast.federation.core.frames import Data
 from holdfast.federation.core.identity import Identity, MessageId
 from holdfast.federation.core.messages.custody import Custody
-from holdfast.federation.core.messages.forwarding import Forwarding
-from holdfast.federation.core.messages.shared_groups import Sharing
+from holdfast.federation.core.messages.forwarding import FrameForwarder
+from holdfast.federation.core.messages.shared_groups import SharedGroups
 from holdfast.federation.core.retained.service import RetainedMessages
 from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
 
 
-class Sending:
+class Origin:
     def __init__(
         self,
         identity: Identity,
@@ -22,7 +22,7 @@ class Sending:
         remote: RemoteInterest,
         custody: Custody,
         retained: RetainedMessages,
-        forwarding: Forwarding,
+        forwarding: FrameForwarder,
         effects: list[Effect],
         take_here: Callable[[Data, int, int, float], str | None],
     ) -> None:
@@ -33,7 +33,7 @@ class Sending:
         self._custody = custody
         self._retained = retained
         self._forwarding = forwarding
-        self._sharing = Sharing(
+        self._sharing = SharedGroups(
             identity.node,
             config.share_patience_s,
             local,

@@ -19,7 +19,7 @@ FADING: Final = 8
 NEVER: Final = float("-inf")
 
 
-class Patience:
+class RetransmitTimer:
     def __init__(self, config: FederationConfig) -> None:
         self._config = config
         self.wait_s = config.retry_s

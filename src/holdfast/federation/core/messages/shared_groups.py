@@ -20,7 +20,7 @@ from hashlib import blake2b
 from holdfast.federation.core.effects import Dropped, Effect, Message
 from holdfast.federation.core.frames import SHARES_MAX
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.custody import Custody, Entry, Grants
+from holdfast.federation.core.messages.custody import Custody, CustodyEntry, Grants
 from holdfast.federation.core.routing.interest import LocalInterest, RemoteInterest
 
 
@@ -33,7 +33,7 @@ def owner(share: str, topic: str, nodes: Iterable[bytes]) -> bytes:
     return max(nodes, key=lambda node: (weight(share, topic, node), node))
 
 
-class Sharing:
+class SharedGroups:
     def __init__(
         self,
         own: bytes,
@@ -95,7 +95,7 @@ class Sharing:
 
     def _review(
         self,
-        entry: Entry,
+        entry: CustodyEntry,
         node: bytes,
         shares: tuple[str, ...],
         new_id: Callable[[], MessageId],

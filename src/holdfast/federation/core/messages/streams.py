@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.federation.core.config import FederationConfig
-from holdfast.federation.core.frames import MEMBERS_MAX, Ack, Data, Skip
+from holdfast.federation.core.frames import MEMBERS_MAX, Data, Skip, StreamAck
 from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, MessageId
-from holdfast.federation.core.messages.local_delivery import Delivering
+from holdfast.federation.core.messages.local_delivery import LocalDelivery
 
 Position = tuple[int, int]
 
 
 @dataclass(slots=True)
-class Source:
+class StreamSource:
     """One origin."""
 
     epoch: int
@@ -34,12 +34,12 @@ class Source:
         return next(iter(self.unstored.values()), self.next_place) - 1
 
 
-class Receiving:
+class IncomingStreams:
     def __init__(
         self,
         own: bytes,
         config: FederationConfig,
-        delivering: Delivering,
+        delivering: LocalDelivery,
         positions: dict[bytes, Position],
         is_member: Callable[[bytes], bool] = lambda node: True,
     ) -> None:
@@ -49,14 +49,14 @@ class Receiving:
         self._is_member = is_member
         # One that nobody has counted was forged: it would shut out its origin for good.
         self._sources = {
-            node: Source(epoch, next_place)
+            node: StreamSource(epoch, next_place)
             for node, (epoch, next_place) in positions.items()
             if epoch <= EPOCH_COUNTED_MAX
         }
         # Of sources with something to confirm.
         self._unconfirmed: set[bytes] = set()
         # For origins that came back with what they had seen confirmed, but forgot.
-        self._answers: list[Ack] = []
+        self._answers: list[StreamAck] = []
 
     def positions(self) -> dict[bytes, Position]:
         """As of what is delivered; of what is stored, the driver knows."""
@@ -71,11 +71,11 @@ class Receiving:
                 return "too many origins"
         if source is None or data.epoch > source.epoch:
             # An origin begins an epoch when all of the one before is confirmed or given up.
-            source = Source(data.epoch, base)
+            source = StreamSource(data.epoch, base)
             self._sources[data.node] = source
             self._unconfirmed.discard(data.node)
         elif data.epoch < source.epoch:
-            self._answers.append(Ack(data.node, data.epoch, self._own, place, 0))
+            self._answers.append(StreamAck(data.node, data.epoch, self._own, place, 0))
             return "old epoch"
         self._skip(source, base, now)
         if place < source.next_place or place in source.early:
@@ -98,7 +98,7 @@ class Receiving:
         if source is not None and source.unstored.pop(id, None) is not None:
             self._owe(id.node, source, now)
 
-    def acks(self, now: float) -> list[Ack]:
+    def acks(self, now: float) -> list[StreamAck]:
         """What is due to be confirmed."""
         if not self._answers and not self._unconfirmed:
             return []
@@ -109,7 +109,7 @@ class Receiving:
                 source.confirmed = source.stored_up_to()
                 source.ack_at = None
                 self._unconfirmed.discard(node)
-                found.append(Ack(node, source.epoch, self._own, source.confirmed, 0))
+                found.append(StreamAck(node, source.epoch, self._own, source.confirmed, 0))
         return found
 
     def timer(self) -> float:
@@ -123,7 +123,7 @@ class Receiving:
                 del self._sources[node]
                 self._unconfirmed.discard(node)
 
-    def _skip(self, source: Source, base: int, now: float) -> None:
+    def _skip(self, source: StreamSource, base: int, now: float) -> None:
         """Places below `base` are confirmed, by a life of ours that we forgot, or given up."""
         if base <= source.next_place:
             return
@@ -132,12 +132,12 @@ class Receiving:
         source.next_place = base
         self._deliver_early(source, now)
 
-    def _has_room(self, source: Source, data: Data | Skip) -> bool:
+    def _has_room(self, source: StreamSource, data: Data | Skip) -> bool:
         """An origin has no more in flight than this, unless it is one message."""
         size = source.early_bytes + _size(data)
         return not source.early or size <= self._config.shared_window_bytes
 
-    def _deliver_early(self, source: Source, now: float) -> None:
+    def _deliver_early(self, source: StreamSource, now: float) -> None:
         while source.next_place in source.early:
             data = source.early.pop(source.next_place)
             source.early_bytes -= _size(data)
@@ -147,11 +147,11 @@ class Receiving:
             self._deliver(source, data, now)
             source.next_place += 1
 
-    def _deliver(self, source: Source, data: Data | Skip, now: float) -> None:
+    def _deliver(self, source: StreamSource, data: Data | Skip, now: float) -> None:
         if self._delivering.deliver(data, source.next_place, now):
             source.unstored[data.id] = source.next_place
 
-    def _owe(self, node: bytes, source: Source, now: float) -> None:
+    def _owe(self, node: bytes, source: StreamSource, now: float) -> None:
         self._unconfirmed.add(node)
         at = now + self._config.ack_delay_s
         if source.stored_up_to() - source.confirmed >= self._config.ack_messages:

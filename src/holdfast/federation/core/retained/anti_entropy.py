@@ -22,7 +22,7 @@ from holdfast.federation.core.frames import (
     RetainedRequest,
 )
 from holdfast.federation.core.messages.forwarding import Passing
-from holdfast.federation.core.retained.replication import Retaining
+from holdfast.federation.core.retained.replication import RetainedReplication
 from holdfast.federation.core.retained.store import RetainedStore
 from holdfast.federation.core.routing.interest import RemoteInterest
 from holdfast.federation.core.routing.routes import Routes
@@ -57,13 +57,13 @@ class _Open:
         self.ask_at = 0.0
 
 
-class Reconciling:
+class AntiEntropy:
     def __init__(
         self,
         own: bytes,
         config: FederationConfig,
         store: RetainedStore,
-        retaining: Retaining,
+        retaining: RetainedReplication,
         interest: RemoteInterest,
         routes: Routes,
         can_reach: Callable[[bytes], bool],

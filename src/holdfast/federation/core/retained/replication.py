@@ -28,7 +28,7 @@ GIVEN_S: Final = 5.0
 """What the broker is given has come to it by then."""
 
 
-class Retaining:
+class RetainedReplication:
     def __init__(
         self,
         own: bytes,

@@ -9,13 +9,13 @@ from holdfast.federation.core.config import FederationConfig
 from holdfast.federation.core.effects import Effect, Message
 from holdfast.federation.core.frames import Clock, Data, Retained, RetainedDigest
 from holdfast.federation.core.identity import MessageId
-from holdfast.federation.core.messages.forwarding import Forwarding, Passing
-from holdfast.federation.core.retained.anti_entropy import Reconciling
+from holdfast.federation.core.messages.forwarding import FrameForwarder, Passing
+from holdfast.federation.core.retained.anti_entropy import AntiEntropy
 from holdfast.federation.core.retained.clock import TOLD_S, HybridClock
-from holdfast.federation.core.retained.replication import Retaining
+from holdfast.federation.core.retained.replication import RetainedReplication
 from holdfast.federation.core.retained.store import RetainedStore
 from holdfast.federation.core.routing.interest import RemoteInterest
-from holdfast.federation.core.routing.link_state import Change
+from holdfast.federation.core.routing.link_state import LinkStateChange
 from holdfast.federation.core.routing.routes import Routes
 
 CLOCK_EVERY_S: Final = 600.0
@@ -30,7 +30,7 @@ class RetainedMessages:
         wall_s: float | None,
         remote: RemoteInterest,
         routes: Routes,
-        forwarding: Forwarding,
+        forwarding: FrameForwarder,
         counts: Counter[str],
         effects: list[Effect],
         now: float,
@@ -40,14 +40,14 @@ class RetainedMessages:
         self.is_on = wall_s is not None
         self.store = RetainedStore(own, config, remote.members, effects)
         self.clock = HybridClock(wall_s or 0.0, now)
-        self._retaining = Retaining(own, config, self.store, self.clock, counts, effects)
+        self._retaining = RetainedReplication(own, config, self.store, self.clock, counts, effects)
         self._told_at = now
         self._own_wall_s = (wall_s or 0.0) - now
 
         def send(frame: Passing, at: float) -> None:
             forwarding.send_on(frame, None, at)
 
-        self._reconciling = Reconciling(
+        self._reconciling = AntiEntropy(
             own,
             config,
             self.store,
@@ -107,7 +107,7 @@ class RetainedMessages:
 
     # Others
 
-    def changed(self, change: Change, now: float) -> None:
+    def changed(self, change: LinkStateChange, now: float) -> None:
         """Of the filters that somebody announces; routing knows it already."""
         if not self.is_on:
             return

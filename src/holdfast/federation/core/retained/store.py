@@ -26,7 +26,7 @@ ENDINGS_SPARE: Final = 1024
 
 
 @dataclass(slots=True, eq=False)
-class Held:
+class RetainedEntry:
     message: RetainedMessage
     bucket: int
     hash: int
@@ -49,7 +49,7 @@ class RetainedStore:
         self._trie = RetainedTrie()
         self._bytes = 0
         # Of each bucket: by peer and topic, what is shared with it.
-        self._shared: list[dict[bytes, dict[str, Held]]] = [{} for _ in range(BUCKETS)]
+        self._shared: list[dict[bytes, dict[str, RetainedEntry]]] = [{} for _ in range(BUCKETS)]
         # By peer and bucket: the sum of the hashes of what is shared.
         self._vectors: dict[bytes, dict[int, int]] = {}
         # When to look whether a topic's version is over, by the wall clock.
@@ -78,7 +78,7 @@ class RetainedStore:
             return False
         if held is not None:
             self._unshare(message.topic, held)
-        held = Held(message, bucket_of(message.topic), _hash(message))
+        held = RetainedEntry(message, bucket_of(message.topic), _hash(message))
         self._bytes = size
         self._trie.set(message.topic, held)
         self._share(message.topic, held, now)
@@ -94,7 +94,7 @@ class RetainedStore:
 
     def remove(self, topic: str) -> None:
         held = self._trie.remove(topic)
-        if isinstance(held, Held):
+        if isinstance(held, RetainedEntry):
             self._unshare(topic, held)
             self._bytes -= held.message.size
             self._unwanted.pop(topic, None)
@@ -176,18 +176,18 @@ class RetainedStore:
         heapify(current)
         self._endings = current
 
-    def _held(self, topic: str) -> Held | None:
+    def _held(self, topic: str) -> RetainedEntry | None:
         held = self._trie.get(topic)
-        return held if isinstance(held, Held) else None
+        return held if isinstance(held, RetainedEntry) else None
 
-    def _matching(self, filter: str, after: str = "") -> Iterable[tuple[str, Held]]:
+    def _matching(self, filter: str, after: str = "") -> Iterable[tuple[str, RetainedEntry]]:
         scan = self._trie.scan(filter, after)
         while not scan.done:
             for topic, held in scan.next(SCAN_PAGE):
-                assert isinstance(held, Held)
+                assert isinstance(held, RetainedEntry)
                 yield topic, held
 
-    def _share(self, topic: str, held: Held, now: float) -> None:
+    def _share(self, topic: str, held: RetainedEntry, now: float) -> None:
         members = set(self._members(topic))
         origin = held.message.version[1]
         is_wanted = self._own in members
@@ -203,7 +203,7 @@ class RetainedStore:
             self._shared[held.bucket].setdefault(peer, {})[topic] = held
             self._add(peer, held)
 
-    def _unshare(self, topic: str, held: Held) -> None:
+    def _unshare(self, topic: str, held: RetainedEntry) -> None:
         for peer in held.shared_with:
             topics = self._shared[held.bucket][peer]
             del topics[topic]
@@ -211,7 +211,7 @@ class RetainedStore:
                 del self._shared[held.bucket][peer]
             self._add(peer, held)
 
-    def _add(self, peer: bytes, held: Held) -> None:
+    def _add(self, peer: bytes, held: RetainedEntry) -> None:
         """Exclusive or: to take out is to add again."""
         vector = self._vectors.setdefault(peer, {})
         value = vector.pop(held.bucket, 0) ^ held.hash

@@ -24,7 +24,7 @@ from holdfast.federation.core.frames import (
     Announcement,
     AnnouncementRequest,
     Announcements,
-    BadFrame,
+    InvalidFrame,
     Memory,
     Voucher,
     Vouchers,
@@ -33,14 +33,14 @@ from holdfast.federation.core.frames import (
 )
 from holdfast.federation.core.identity import EPOCH_COUNTED_MAX, EPOCH_STEP_MAX, Identity
 from holdfast.federation.core.routing.interest import LocalInterest
-from holdfast.federation.core.routing.link_health import Links
+from holdfast.federation.core.routing.link_health import LinkTable
 from holdfast.federation.core.routing.link_state import (
-    Entry,
+    AnnouncementVerdict,
     LinkStateDatabase,
-    Verdict,
+    LinkStateEntry,
     announcements,
 )
-from holdfast.federation.core.signing import Signing, statement
+from holdfast.federation.core.signing import AnnouncementKeys, statement
 
 FRAME_ENTRIES_MAX: Final = 256
 FRAME_FILTERS_MAX: Final = 4 * FILTERS_MAX
@@ -53,7 +53,7 @@ Key = tuple[bytes, int, int]
 """Of an announcement: origin, epoch and version."""
 
 
-class Changed(NamedTuple):
+class AnnouncementChange(NamedTuple):
     """The announcement of a member."""
 
     node: bytes
@@ -68,19 +68,19 @@ class _News(NamedTuple):
     """The peer it came from; None: this member."""
 
 
-class Announcing:
+class Flooder:
     def __init__(
         self,
         identity: Identity,
         address: str,
         config: FederationConfig,
         database: LinkStateDatabase,
-        links: Links,
+        links: LinkTable,
         interest: LocalInterest,
         effects: list[Effect],
         now: float,
         counts: Counter[str],
-        signing: Signing | None = None,
+        signing: AnnouncementKeys | None = None,
     ) -> None:
         self._counts = counts
         self._signing = signing
@@ -191,7 +191,7 @@ class Announcing:
 
     def _say(self, news: Announcement, now: float) -> None:
         verdict = self._database.apply(news, now, is_own=True)
-        assert verdict is Verdict.NEWS
+        assert verdict is AnnouncementVerdict.NEWS
         entry = self._database.entries[news.origin]
         if self._signing is not None:
             signature = self._signing.sign(statement(news, entry.filters))
@@ -213,7 +213,7 @@ class Announcing:
 
     def handle_news(
         self, peer: bytes, entries: Sequence[Announcement], now: float
-    ) -> list[Changed]:
+    ) -> list[AnnouncementChange]:
         """The members whose entries have changed."""
         changed = []
         has_gap = False
@@ -225,12 +225,14 @@ class Announcing:
             elif self._database.is_news(news) and self._may_believe(peer, news, voucher):
                 is_signed = self._check_of(news, voucher)
                 verdict = self._database.apply(news, now, source=peer, is_signed=is_signed)
-                if verdict is Verdict.NEWS:
-                    changed.append(Changed(news.origin, peer == news.origin or bool(is_signed)))
+                if verdict is AnnouncementVerdict.NEWS:
+                    changed.append(
+                        AnnouncementChange(news.origin, peer == news.origin or bool(is_signed))
+                    )
                     self._learn(peer, news, voucher, bool(is_signed), now)
-                elif verdict is Verdict.GAP:
+                elif verdict is AnnouncementVerdict.GAP:
                     has_gap = True
-                elif verdict is not Verdict.PART:
+                elif verdict is not AnnouncementVerdict.PART:
                     self._counts[f"{verdict.name.lower()} announcement"] += 1
         if has_gap:
             self.request(peer, now)
@@ -294,7 +296,9 @@ class Announcing:
             elif isinstance(frame, Announcements):
                 self._recall_some(frame.entries, now)
             else:
-                raise BadFrame("the federation's memory holds what is no announcement: delete it")
+                raise InvalidFrame(
+                    "the federation's memory holds what is no announcement: delete it"
+                )
 
     def _recall_some(self, entries: Sequence[Announcement], now: float) -> None:
         """It was checked when it was heard."""
@@ -302,7 +306,7 @@ class Announcing:
         for news in entries:
             if news.origin == self._identity.node:
                 continue
-            if self._database.apply(news, now) is not Verdict.NEWS:
+            if self._database.apply(news, now) is not AnnouncementVerdict.NEWS:
                 continue
             voucher = vouchers.get(key_of(news))
             if voucher is not None:
@@ -326,7 +330,9 @@ class Announcing:
         forgotten = [(node, *key) for node, key in self._database.forgotten.items()]
         return [*self._whole(entries, now, 0.0), encode(Memory(wall_s, forgotten))]
 
-    def _whole(self, entries: Iterable[Entry], now: float, age_told_s: float) -> list[bytes]:
+    def _whole(
+        self, entries: Iterable[LinkStateEntry], now: float, age_told_s: float
+    ) -> list[bytes]:
         """As frames, with a voucher for what is signed or as old as this."""
         news: list[_News] = []
         for entry in entries:

@@ -82,7 +82,7 @@ class LocalInterest:
         return len(self._counts) <= self._filters_max
 
 
-class Wanting(NamedTuple):
+class TopicInterest(NamedTuple):
     """A topic."""
 
     members: tuple[bytes, ...]
@@ -97,7 +97,7 @@ class RemoteInterest:
     def __init__(self) -> None:
         # Keys: (member, group), values: (member, filter with its group, or None).
         self._trie = SubscriptionTrie()
-        self._memo: dict[str, Wanting] = {}
+        self._memo: dict[str, TopicInterest] = {}
         self._memo_version = 0
 
     @property
@@ -111,7 +111,7 @@ class RemoteInterest:
             share = filter if is_shared(filter) else None
             self._trie.add(plain_of(filter), (node, filter), (node, share))
 
-    def wanting(self, topic: str) -> Wanting:
+    def wanting(self, topic: str) -> TopicInterest:
         trie = self._trie
         if self._memo_version != trie.version or len(self._memo) >= MEMO_TOPICS_MAX:
             self._memo.clear()
@@ -126,7 +126,7 @@ class RemoteInterest:
         """Who wants it, groups aside, in order of ids."""
         return self.wanting(topic).members
 
-    def _look_up(self, topic: str) -> Wanting:
+    def _look_up(self, topic: str) -> TopicInterest:
         plain: set[bytes] = set()
         shares: dict[str, set[bytes]] = {}
         for value in self._trie.match(topic):
@@ -136,7 +136,7 @@ class RemoteInterest:
                 plain.add(node)
             else:
                 shares.setdefault(share, set()).add(node)
-        return Wanting(
+        return TopicInterest(
             tuple(sorted(plain)),
             {share: tuple(sorted(nodes)) for share, nodes in sorted(shares.items())},
         )

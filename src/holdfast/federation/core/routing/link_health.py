@@ -12,7 +12,7 @@ from holdfast.federation.core.config import FederationConfig
 
 
 @dataclass(slots=True)
-class Link:
+class LinkHealth:
     heard_at: float
     hello_at: float
     usable_at: float
@@ -39,16 +39,16 @@ class Due:
     lost: list[bytes]
 
 
-class Links:
+class LinkTable:
     def __init__(self, config: FederationConfig) -> None:
         self._config = config
-        self._links: dict[bytes, Link] = {}
+        self._links: dict[bytes, LinkHealth] = {}
         self._losses: dict[bytes, _Losses] = {}
 
     def __contains__(self, peer: bytes) -> bool:
         return peer in self._links
 
-    def __getitem__(self, peer: bytes) -> Link:
+    def __getitem__(self, peer: bytes) -> LinkHealth:
         return self._links[peer]
 
     def peers(self) -> list[bytes]:
@@ -65,7 +65,7 @@ class Links:
             usable_at = max(usable_at, losses.last_at + self._config.relink_s)
         else:
             self._losses.pop(peer, None)
-        self._links[peer] = Link(now, now, usable_at)
+        self._links[peer] = LinkHealth(now, now, usable_at)
 
     def down(self, peer: bytes, now: float) -> bool:
         """False: it was down."""
@@ -127,7 +127,7 @@ class Links:
                 times.append(link.usable_at)
         return min(times)
 
-    def _ask_at(self, link: Link) -> float:
+    def _ask_at(self, link: LinkHealth) -> float:
         config = self._config
         if link.asked:
             # Not by when it was due: whose own loop stood still has not listened, either.

@@ -39,7 +39,7 @@ PARTS_KEPT_MAX: Final = 1 << 19
 MEMBER_FILTERS_MAX: Final = FILTERS_MAX * CHUNKS_MAX
 
 
-class Verdict(enum.Enum):
+class AnnouncementVerdict(enum.Enum):
     NEWS = enum.auto()
     """Applied, to be passed on."""
     OLD = enum.auto()
@@ -56,7 +56,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(slots=True)
-class Entry:
+class LinkStateEntry:
     origin: bytes
     epoch: int
     version: int
@@ -78,7 +78,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class LinkStateChange:
     """Of the filters of one member."""
 
     node: bytes
@@ -97,11 +97,11 @@ class _Partial:
 
 class LinkStateDatabase:
     def __init__(self, own: bytes = b"") -> None:
-        self.entries: dict[bytes, Entry] = {}
+        self.entries: dict[bytes, LinkStateEntry] = {}
         # Changes of the graph; of anything: the digest does.
         self.graph_version = 0
         # Of filters; taken by whoever keeps the interest.
-        self.changes: list[Change] = []
+        self.changes: list[LinkStateChange] = []
         # By forgotten member, in the order of forgetting: the version that it had.
         self.forgotten: dict[bytes, tuple[int, int]] = {}
         # Members that went to make room; taken by who gives up what waits for them.
@@ -134,36 +134,36 @@ class LinkStateDatabase:
         is_own: bool = False,
         source: bytes = b"",
         is_signed: Callable[[set[str]], bool] | None = None,
-    ) -> Verdict:
+    ) -> AnnouncementVerdict:
         """`source`: the peer that said it. `is_signed`: is this state of the member, with these
         filters, what its signature is of? None: no signature is asked for."""
         if not self.is_news(news):
-            return Verdict.OLD
+            return AnnouncementVerdict.OLD
         entry = self.entries.get(news.origin)
         if not is_own:
             if not _is_counted(entry, news):
-                return Verdict.ABSURD
+                return AnnouncementVerdict.ABSURD
             if entry is None and not self._make_room(source):
-                return Verdict.FULL
+                return AnnouncementVerdict.FULL
         if news.base:
             if entry is None or entry.key != (news.epoch, news.base):
-                return Verdict.GAP
+                return AnnouncementVerdict.GAP
             if entry.is_cut and is_signed is not None:
-                return Verdict.GAP
+                return AnnouncementVerdict.GAP
             filters = (entry.filters - set(news.removed)) | set(news.added)
             is_cut = entry.is_cut
         else:
             whole = self._assembled(news)
             if whole is None:
-                return Verdict.PART
+                return AnnouncementVerdict.PART
             filters, is_cut = whole, False
         if is_signed is not None and not is_signed(filters):
-            return Verdict.FORGED
+            return AnnouncementVerdict.FORGED
         if is_cut or (len(filters) > MEMBER_FILTERS_MAX and not is_own):
             filters, is_cut = _cut(filters), True
         self._put(news, filters, is_cut, source, now)
         self._bound_filters()
-        return Verdict.NEWS
+        return AnnouncementVerdict.NEWS
 
     def _make_room(self, source: bytes) -> bool:
         """For a member that this peer introduces. The peer that introduced the most pays for it,
@@ -195,7 +195,7 @@ class LinkStateDatabase:
     def _changed(self, origin: bytes, before: set[str], after: set[str]) -> None:
         self._filters += len(after) - len(before)
         if before != after:
-            self.changes.append(Change(origin, after - before, before - after))
+            self.changes.append(LinkStateChange(origin, after - before, before - after))
 
     def _assembled(self, news: Announcement) -> set[str] | None:
         """All filters of a version that comes in chunks, once its last chunk is here. Only the
@@ -239,7 +239,7 @@ class LinkStateDatabase:
             self._digest ^= _hash(before)
         elif source:
             self._introduced[source] += 1
-        entry = Entry(
+        entry = LinkStateEntry(
             news.origin,
             news.epoch,
             news.version,
@@ -289,14 +289,14 @@ class LinkStateDatabase:
         self.graph_version += 1
         self._changed(origin, entry.filters, set())
 
-    def take_changes(self) -> list[Change]:
+    def take_changes(self) -> list[LinkStateChange]:
         changes, self.changes = self.changes, []
         return changes
 
     def summary(self) -> list[tuple[bytes, int, int]]:
         return [(entry.origin, entry.epoch, entry.version) for entry in self.entries.values()]
 
-    def newer_than(self, known: Iterable[tuple[bytes, int, int]]) -> list[Entry]:
+    def newer_than(self, known: Iterable[tuple[bytes, int, int]]) -> list[LinkStateEntry]:
         theirs = {node: (epoch, version) for node, epoch, version in known}
         return [
             entry
@@ -317,7 +317,7 @@ class LinkStateDatabase:
         }
 
 
-def announcements(entry: Entry) -> list[Announcement]:
+def announcements(entry: LinkStateEntry) -> list[Announcement]:
     """All that is known of a member, in as many chunks as its filters need."""
     filters = sorted(entry.filters)
     parts = [filters[at : at + FILTERS_MAX] for at in range(0, len(filters), FILTERS_MAX)] or [[]]
@@ -339,7 +339,7 @@ def announcements(entry: Entry) -> list[Announcement]:
     ]
 
 
-def _is_counted(entry: Entry | None, news: Announcement) -> bool:
+def _is_counted(entry: LinkStateEntry | None, news: Announcement) -> bool:
     """Is the epoch a number of starts? A forged one of 2^62 could not be outdone by its member."""
     known = entry.epoch if entry is not None else EPOCH_COUNTED_MAX
     return news.epoch <= min(known + EPOCH_STEP_MAX, EPOCH_COUNTED_MAX)
@@ -350,6 +350,6 @@ def _cut(filters: set[str]) -> set[str]:
     return {"#", *shares[:SHARES_MAX]}
 
 
-def _hash(entry: Entry) -> int:
+def _hash(entry: LinkStateEntry) -> int:
     text = b"%b%d.%d" % (entry.origin, entry.epoch, entry.version)
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")

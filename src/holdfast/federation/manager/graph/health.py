@@ -14,7 +14,7 @@ FAILURES_DEAD: Final = 2
 """As published: a member is removed when its check fails twice in a row."""
 
 
-class State(StrEnum):
+class MemberState(StrEnum):
     NEW = "new"
     """Not probed since the manager started."""
     HEALTHY = "healthy"
@@ -26,14 +26,14 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Verdict:
-    states: dict[int, State]
+class HealthVerdict:
+    states: dict[int, MemberState]
     dead: tuple[int, ...]
     is_frozen: bool
 
 
 @dataclass
-class Health:
+class MemberHealth:
     failures: dict[int, int] = field(default_factory=dict)
     """In a row."""
 
@@ -43,21 +43,23 @@ class Health:
     def forget(self, node: int) -> None:
         self.failures.pop(node, None)
 
-    def judge(self, nodes: Iterable[int], is_reported_up: Callable[[int], bool]) -> Verdict:
+    def judge(self, nodes: Iterable[int], is_reported_up: Callable[[int], bool]) -> HealthVerdict:
         """`is_reported_up`: whether a neighbour says so, and not too long ago."""
         members = list(nodes)
         failing = [node for node in members if self.failures.get(node, 0)]
         is_frozen = 2 * len(failing) > len(members)
         states = {node: self._state(node, is_frozen, is_reported_up) for node in members}
-        dead = tuple(node for node in members if states[node] is State.DEAD)
-        return Verdict(states, dead, is_frozen)
+        dead = tuple(node for node in members if states[node] is MemberState.DEAD)
+        return HealthVerdict(states, dead, is_frozen)
 
-    def _state(self, node: int, is_frozen: bool, is_reported_up: Callable[[int], bool]) -> State:
+    def _state(
+        self, node: int, is_frozen: bool, is_reported_up: Callable[[int], bool]
+    ) -> MemberState:
         failures = self.failures.get(node)
         if failures is None:
-            return State.NEW
+            return MemberState.NEW
         if failures == 0:
-            return State.HEALTHY
+            return MemberState.HEALTHY
         if failures < FAILURES_DEAD:
-            return State.SUSPECT
-        return State.UNKNOWN if is_frozen or is_reported_up(node) else State.DEAD
+            return MemberState.SUSPECT
+        return MemberState.UNKNOWN if is_frozen or is_reported_up(node) else MemberState.DEAD

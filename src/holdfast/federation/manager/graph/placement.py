@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from holdfast.federation.manager.graph.graph import GraphView, Link, distances, links_of
-from holdfast.federation.manager.graph.repair import Cost, Rules
+from holdfast.federation.manager.graph.repair import Cost, GraphRules
 
 Strategy: TypeAlias = Literal["default", "paper"]
 Latency: TypeAlias = Callable[[int], float]
@@ -32,7 +32,7 @@ class Placement:
 
 
 def place(
-    graph: GraphView, rules: Rules, strategy: Strategy, latency: Latency, cost: Cost
+    graph: GraphView, rules: GraphRules, strategy: Strategy, latency: Latency, cost: Cost
 ) -> Placement:
     """`latency` is that of the newcomer to each member (strategy `paper`: of each member to the
     manager), `cost` that of the links there are. There may be no member with room, if they were
@@ -46,7 +46,7 @@ def place(
     return Placement(choose(graph, free, latency))
 
 
-def _between(graph: GraphView, rules: Rules, latency: Latency, cost: Cost) -> Link | None:
+def _between(graph: GraphView, rules: GraphRules, latency: Latency, cost: Cost) -> Link | None:
     """The link that is the least loss."""
     return min(
         links_of(graph) - rules.pinned,

@@ -13,7 +13,7 @@ from holdfast.federation.manager.graph.graph import (
     structure_of,
 )
 from holdfast.federation.manager.graph.placement import HOP_COST_MS
-from holdfast.federation.manager.graph.repair import Cost, Repaired, Rules, repair
+from holdfast.federation.manager.graph.repair import Cost, GraphRules, Repaired, repair
 
 SWAPS_MAX: Final = 16
 """Links exchanged by one rebalance."""
@@ -23,7 +23,7 @@ DIAMETER_NODES_MAX: Final = 100
 """Of a larger federation only the round trips are looked at."""
 
 
-def within_rules(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
+def within_rules(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
     """The links after a change of rules or limits: pinned ones made, forbidden ones removed,
     those beyond a limit given up, the dearest first; then repaired."""
     before = links_of(graph)
@@ -49,7 +49,7 @@ def within_rules(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
     return Repaired(after, frozenset(after - before), frozenset(before - after), problems)
 
 
-def rebalance(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
+def rebalance(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
     """Exchange dear links for cheap ones, one end at a time, as long as that lowers the price."""
     before = links_of(graph)
     start = within_rules(graph, rules, cost)
@@ -73,7 +73,7 @@ def _price(graph: Graph, cost: Cost) -> float:
     return total + HOP_COST_MS * len(graph) * (diameter(graph) or 0)
 
 
-def _swap(graph: Graph, rules: Rules, cost: Cost) -> bool:
+def _swap(graph: Graph, rules: GraphRules, cost: Cost) -> bool:
     price = _price(graph, cost)
     dearest = sorted(links_of(graph) - rules.pinned, key=lambda link: (-cost(*link), link))
     for link in dearest[:LINKS_TRIED]:
@@ -87,7 +87,7 @@ def _swap(graph: Graph, rules: Rules, cost: Cost) -> bool:
     return False
 
 
-def _replacements(graph: Graph, link: Link, rules: Rules, cost: Cost) -> Iterator[Link]:
+def _replacements(graph: Graph, link: Link, rules: GraphRules, cost: Cost) -> Iterator[Link]:
     """Links from either end to a node that has room, the cheapest first."""
     others = [
         link_of(end, node)

@@ -31,7 +31,7 @@ RING_STARTS: Final = 16
 
 
 @dataclass(frozen=True)
-class Rules:
+class GraphRules:
     limit: Limit
     pinned: Set[Link] = frozenset()
     forbidden: Set[Link] = frozenset()
@@ -46,7 +46,7 @@ class Repaired:
     """Why the members cannot survive a loss; empty if they can."""
 
 
-def repair(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
+def repair(graph: GraphView, rules: GraphRules, cost: Cost) -> Repaired:
     """The links to have. Links are removed only where limits leave no other way."""
     before = links_of(graph)
     if len(graph) < 3:
@@ -66,7 +66,7 @@ def repair(graph: GraphView, rules: Rules, cost: Cost) -> Repaired:
     return _repaired(before, links_of(work))
 
 
-def _repair_few(graph: GraphView, before: set[Link], rules: Rules) -> Repaired:
+def _repair_few(graph: GraphView, before: set[Link], rules: GraphRules) -> Repaired:
     if not graph:
         return _repaired(before, before)
     if len(graph) == 1:
@@ -110,7 +110,7 @@ def links_lacking(found: Structure) -> int:
     return max(parts - 1, (ends + 1) // 2 + alone)
 
 
-def _best_link(graph: Graph, found: Structure, rules: Rules, cost: Cost) -> Link | None:
+def _best_link(graph: Graph, found: Structure, rules: GraphRules, cost: Cost) -> Link | None:
     best: tuple[int, float, Link] | None = None
     for one, other in _pairs_of_ends(found):
         link = _cheapest(graph, one, other, rules, cost)
@@ -146,7 +146,7 @@ def _pairs_of_ends(found: Structure) -> Iterator[tuple[set[int], set[int]]]:
 
 
 def _cheapest(
-    graph: Graph, nodes: set[int], others: set[int], rules: Rules, cost: Cost
+    graph: Graph, nodes: set[int], others: set[int], rules: GraphRules, cost: Cost
 ) -> Link | None:
     best: tuple[float, int, Link] | None = None
     free = [node for node in others if len(graph[node]) < rules.limit(node)]
@@ -162,7 +162,7 @@ def _cheapest(
     return None if best is None else best[2]
 
 
-def _around_a_ring(graph: GraphView, rules: Rules, cost: Cost) -> set[Link] | None:
+def _around_a_ring(graph: GraphView, rules: GraphRules, cost: Cost) -> set[Link] | None:
     """A ring through all nodes, and of the other links those the limits have room for."""
     best: tuple[int, float, set[Link]] | None = None
     before = links_of(graph)
@@ -176,7 +176,7 @@ def _around_a_ring(graph: GraphView, rules: Rules, cost: Cost) -> set[Link] | No
     return None if best is None else best[2]
 
 
-def _ring(graph: GraphView, start: int, rules: Rules, cost: Cost) -> set[Link] | None:
+def _ring(graph: GraphView, start: int, rules: GraphRules, cost: Cost) -> set[Link] | None:
     """Each node followed by one it is linked to, if any is left, the cheapest of them."""
     left = set(graph) - {start}
     ring: set[Link] = set()
@@ -201,7 +201,9 @@ def _ring(graph: GraphView, start: int, rules: Rules, cost: Cost) -> set[Link] |
     return ring | {last}
 
 
-def _with_room(graph: GraphView, ring: set[Link], rules: Rules, cost: Cost) -> set[Link] | None:
+def _with_room(
+    graph: GraphView, ring: set[Link], rules: GraphRules, cost: Cost
+) -> set[Link] | None:
     """None if the pinned links do not all fit."""
     chosen = ring | rules.pinned
     degree = dict.fromkeys(graph, 0)

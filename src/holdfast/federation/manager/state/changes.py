@@ -16,8 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from holdfast.federation.manager.state.federation_state import Federation
-from holdfast.federation.manager.state.store import AuditLine, Store, StoreError, StoreLost
+from holdfast.federation.manager.state.federation_state import FederationState
+from holdfast.federation.manager.state.store import (
+    AuditLine,
+    StateStore,
+    StateStoreError,
+    StoreLost,
+)
 from holdfast.federation.manager.state.thread import StoreThread
 
 T = TypeVar("T")
@@ -38,8 +43,8 @@ class TooMany(Exception):
 
 
 @dataclass(frozen=True)
-class Change(Generic[T]):
-    after: Federation
+class StoredChange(Generic[T]):
+    after: FederationState
     actor: str
     action: str
     detail: str
@@ -48,9 +53,9 @@ class Change(Generic[T]):
 
 
 class Changes:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StateStore) -> None:
         """Reads the state; blocks until it has. Raises StoreError."""
-        self.state: Federation = store.load()
+        self.state: FederationState = store.load()
         self.lost = ""
         """Why it is not known whether `state` is what is stored; empty: it is."""
         self.losses = 0
@@ -65,9 +70,9 @@ class Changes:
     def check_current(self) -> None:
         """Raises StoreError where members must not be told what is known."""
         if self.lost:
-            raise StoreError(f"the database is away, and is tried again: {self.lost}")
+            raise StateStoreError(f"the database is away, and is tried again: {self.lost}")
 
-    async def make(self, decide: Callable[[], Change[T] | None]) -> T | None:
+    async def make(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
         """What `decide` says when its turn comes; None: nothing. Raises what `decide` raises,
         TooMany, StoreError: then nothing has changed, unless the database was lost meanwhile."""
         if len(self._tasks) >= WAITING_MAX:
@@ -84,10 +89,10 @@ class Changes:
             # Of one whose asker is gone nobody else takes the exception.
             task.exception()
 
-    async def _make(self, decide: Callable[[], Change[T] | None]) -> T | None:
+    async def _make(self, decide: Callable[[], StoredChange[T] | None]) -> T | None:
         async with self._turn:
             if self._is_ending:
-                raise StoreError("the manager is stopping: ask again when it is back")
+                raise StateStoreError("the manager is stopping: ask again when it is back")
             self.check_current()
             change = decide()
             if change is None:
@@ -132,7 +137,7 @@ class Changes:
         """Set at the next change, for good: ask for a new one after it."""
         return self._changed
 
-    async def keep(self, adopted: Callable[[Federation], None]) -> None:
+    async def keep(self, adopted: Callable[[FederationState], None]) -> None:
         """Until it is cancelled: look after the connection, and read the state again when it was
         lost; `adopted` is called with what was known before."""
         while True:
@@ -160,11 +165,11 @@ class Changes:
             if not self.lost:
                 await self._run(self._thread.store.check)
 
-    async def _read_again(self, adopted: Callable[[Federation], None]) -> None:
+    async def _read_again(self, adopted: Callable[[FederationState], None]) -> None:
         async with self._turn:
             try:
                 state = await self._thread.run(self._thread.store.load)
-            except StoreError as error:
+            except StateStoreError as error:
                 if str(error) != self.lost:
                     self.lost = str(error)
                     logger.error("database_away error=%r", self.lost)

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
-from holdfast.federation.manager.state.sqlite import SqliteStore
-from holdfast.federation.manager.state.store import Store, StoreError
+from holdfast.federation.manager.state.sqlite import SqliteStateStore
+from holdfast.federation.manager.state.store import StateStore, StateStoreError
 
 SQLITE: Final = "sqlite:///"
 POSTGRESQL: Final = ("postgresql://", "postgres://")
@@ -21,14 +21,14 @@ def check_url(url: str) -> None:
     )
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str) -> StateStore:
     """`url` has been checked. Raises StoreError."""
     if url.startswith(SQLITE):
-        return SqliteStore(Path(url.removeprefix(SQLITE)))
+        return SqliteStateStore(Path(url.removeprefix(SQLITE)))
     try:
         from holdfast.federation.manager.state.postgresql import PostgresqlStore
     except ImportError as error:
-        raise StoreError(
+        raise StateStoreError(
             f"DB_URL names PostgreSQL, and its driver cannot be loaded ({error}): pip install"
             " 'holdfast[postgresql]'"
         ) from None

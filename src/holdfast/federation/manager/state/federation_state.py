@@ -10,14 +10,14 @@ from msgspec import Struct
 from holdfast.federation.manager.graph.graph import Graph, Link, graph_of, link_of
 from holdfast.federation.manager.graph.placement import Latency, Strategy, place
 from holdfast.federation.manager.graph.rebalance import rebalance, within_rules
-from holdfast.federation.manager.graph.repair import Cost, Repaired, Rules, repair
+from holdfast.federation.manager.graph.repair import Cost, GraphRules, Repaired, repair
 
 Action: TypeAlias = Literal["NEW", "REMOVE"]
 Rule: TypeAlias = Literal["pin", "forbid", "none"]
 DEGREE_MIN: Final = 2
 
 
-class Refused(Exception):
+class ChangeRefused(Exception):
     """The change contradicts the state; the text says why and what to do."""
 
 
@@ -50,7 +50,7 @@ class JoinToken(Struct, frozen=True, kw_only=True):
     """Of a member that was taken for dead: its broker, if the operator vouches for that."""
 
 
-class Announcement(Struct, frozen=True, kw_only=True):
+class PendingAnnouncement(Struct, frozen=True, kw_only=True):
     """What a member of the published protocol must still be told about a neighbour."""
 
     receiver: int
@@ -60,7 +60,7 @@ class Announcement(Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationState:
     revision: int = 0
     next_id: int = 0
     members: dict[int, Member] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Federation:
     forbidden: frozenset[Link] = frozenset()
     tokens: dict[str, JoinToken] = field(default_factory=dict)
     """By hash."""
-    announcements: dict[Link, Announcement] = field(default_factory=dict)
+    announcements: dict[Link, PendingAnnouncement] = field(default_factory=dict)
     """By receiver and the neighbour it is about: the newest is all that counts."""
 
     def graph(self) -> Graph:
@@ -90,23 +90,25 @@ class Policy:
     degree_max: int
     strategy: Strategy = "default"
 
-    def rules(self, state: Federation) -> Rules:
+    def rules(self, state: FederationState) -> GraphRules:
         def limit(node: int) -> int:
             member = state.members.get(node)
             return min(self.degree_max, (member and member.capacity) or self.degree_max)
 
-        return Rules(limit, state.pinned, state.forbidden)
+        return GraphRules(limit, state.pinned, state.forbidden)
 
 
 @dataclass(frozen=True)
 class Joined:
-    state: Federation
+    state: FederationState
     member: Member
     is_new: bool
     problems: tuple[str, ...]
 
 
-def join(state: Federation, wanted: Member, policy: Policy, latency: Latency, cost: Cost) -> Joined:
+def join(
+    state: FederationState, wanted: Member, policy: Policy, latency: Latency, cost: Cost
+) -> Joined:
     """Take a member in, or find it again by its uuid, then by its broker's address: it keeps its
     id and its links. `wanted.id` is not looked at. Raises Refused for an epoch of the past."""
     known = state.by_uuid(wanted.uuid)
@@ -116,7 +118,7 @@ def join(state: Federation, wanted: Member, policy: Policy, latency: Latency, co
     if known is None:
         return _take_in(state, wanted, policy, latency, cost)
     if known.uuid == wanted.uuid and wanted.epoch < known.epoch:
-        raise Refused(
+        raise ChangeRefused(
             f"member {known.id} has been here with epoch {known.epoch}, after {wanted.epoch}: is"
             " this an old copy of its data? Remove the member, or give it a uuid of its own"
         )
@@ -144,7 +146,7 @@ def _renewed(known: Member, wanted: Member) -> Member:
 
 
 def _take_in(
-    state: Federation, wanted: Member, policy: Policy, latency: Latency, cost: Cost
+    state: FederationState, wanted: Member, policy: Policy, latency: Latency, cost: Cost
 ) -> Joined:
     rules = policy.rules(state)
     placement = place(state.graph(), rules, policy.strategy, latency, cost)
@@ -159,14 +161,14 @@ def _take_in(
 
 
 @dataclass(frozen=True)
-class Changed:
-    state: Federation
+class StateChange:
+    state: FederationState
     problems: tuple[str, ...]
 
 
 def leave(
-    state: Federation, nodes: list[int], policy: Policy, cost: Cost, readmit_until_s: float = 0
-) -> Changed:
+    state: FederationState, nodes: list[int], policy: Policy, cost: Cost, readmit_until_s: float = 0
+) -> StateChange:
     """Remove members, dead or leaving, and repair once for all of them. Ids that are unknown are
     passed over. Until `readmit_until_s` their tokens let them join anew, once."""
     for node in nodes:
@@ -193,12 +195,14 @@ def rules_of(rules: list[tuple[int, int, Rule]]) -> dict[Link, Rule]:
     return found
 
 
-def set_rules(state: Federation, rules: dict[Link, Rule], policy: Policy, cost: Cost) -> Changed:
+def set_rules(
+    state: FederationState, rules: dict[Link, Rule], policy: Policy, cost: Cost
+) -> StateChange:
     """Raises Refused when no links satisfy them and keep the members safe."""
     for link in rules:
         unknown = [str(node) for node in link if node not in state.members]
         if unknown:
-            raise Refused(f"there is no member {' and no member '.join(unknown)}")
+            raise ChangeRefused(f"there is no member {' and no member '.join(unknown)}")
     pinned = {link for link in state.pinned if link not in rules}
     forbidden = {link for link in state.forbidden if link not in rules}
     pinned |= {link for link, rule in rules.items() if rule == "pin"}
@@ -206,23 +210,23 @@ def set_rules(state: Federation, rules: dict[Link, Rule], policy: Policy, cost: 
     state = replace(state, pinned=frozenset(pinned), forbidden=frozenset(forbidden))
     found = within_rules(state.graph(), policy.rules(state), cost)
     if found.problems and len(state.members) > DEGREE_MIN:
-        raise Refused("; ".join(found.problems))
+        raise ChangeRefused("; ".join(found.problems))
     return _relinked(state, found)
 
 
-def rebalanced(state: Federation, policy: Policy, cost: Cost) -> Changed:
+def rebalanced(state: FederationState, policy: Policy, cost: Cost) -> StateChange:
     return _relinked(state, rebalance(state.graph(), policy.rules(state), cost))
 
 
-def repaired(state: Federation, policy: Policy, cost: Cost) -> Changed:
+def repaired(state: FederationState, policy: Policy, cost: Cost) -> StateChange:
     """After a change of the limits. The same state, with its revision, if nothing is to do."""
     found = within_rules(state.graph(), policy.rules(state), cost)
     if found.links == state.links:
-        return Changed(state, found.problems)
+        return StateChange(state, found.problems)
     return _relinked(state, found)
 
 
-def announced(state: Federation, done: Announcement) -> Federation:
+def announced(state: FederationState, done: PendingAnnouncement) -> FederationState:
     """A member has been told. What was decided in the meantime stays."""
     key = (done.receiver, done.about)
     if state.announcements.get(key) != done:
@@ -231,28 +235,30 @@ def announced(state: Federation, done: Announcement) -> Federation:
     return _next(replace(state, announcements=left))
 
 
-def with_token(state: Federation, token_hash: str, token: JoinToken, now_s: float) -> Federation:
+def with_token(
+    state: FederationState, token_hash: str, token: JoinToken, now_s: float
+) -> FederationState:
     """Also forgets the tokens that have expired."""
     tokens = {each: value for each, value in state.tokens.items() if value.expires_at_s > now_s}
     return _next(replace(state, tokens=tokens | {token_hash: token}))
 
 
-def with_token_used(state: Federation, token_hash: str, by: int) -> Federation:
+def with_token_used(state: FederationState, token_hash: str, by: int) -> FederationState:
     """Within the change that it allowed: no revision of its own."""
     token = state.tokens[token_hash]
     used = JoinToken(expires_at_s=token.expires_at_s, used_by=by)
     return replace(state, tokens=state.tokens | {token_hash: used})
 
 
-def _next(state: Federation) -> Federation:
+def _next(state: FederationState) -> FederationState:
     return replace(state, revision=state.revision + 1)
 
 
-def _relinked(state: Federation, found: Repaired) -> Changed:
-    return Changed(_next(_linked(state, found.links, frozenset())), found.problems)
+def _relinked(state: FederationState, found: Repaired) -> StateChange:
+    return StateChange(_next(_linked(state, found.links, frozenset())), found.problems)
 
 
-def _without(state: Federation, node: int) -> Federation:
+def _without(state: FederationState, node: int) -> FederationState:
     gone = state.members[node]
     state = replace(
         state,
@@ -267,7 +273,9 @@ def _without(state: Federation, node: int) -> Federation:
     return replace(state, links=frozenset(link for link in state.links if node not in link))
 
 
-def _linked(state: Federation, links: frozenset[Link], told: frozenset[int]) -> Federation:
+def _linked(
+    state: FederationState, links: frozenset[Link], told: frozenset[int]
+) -> FederationState:
     """With these links. `told` learn theirs in the answer to what they asked."""
     members = state.members
     changes: list[tuple[frozenset[Link], Action]] = [
@@ -281,16 +289,18 @@ def _linked(state: Federation, links: frozenset[Link], told: frozenset[int]) -> 
     return replace(state, links=links)
 
 
-def _announce_move(state: Federation, known: Member, member: Member) -> Federation:
+def _announce_move(state: FederationState, known: Member, member: Member) -> FederationState:
     """The published announcement has no change of address: a neighbour hears it as a new one."""
     for neighbour in state.neighbours(known.id):
         state = _announce(state, neighbour, member, "NEW")
     return state
 
 
-def _announce(state: Federation, receiver: int, about: Member, action: Action) -> Federation:
+def _announce(
+    state: FederationState, receiver: int, about: Member, action: Action
+) -> FederationState:
     member = state.members.get(receiver)
     if member is None or member.uuid:
         return state
-    item = Announcement(receiver=receiver, about=about.id, ip=about.ip, action=action)
+    item = PendingAnnouncement(receiver=receiver, about=about.id, ip=about.ip, action=action)
     return replace(state, announcements=state.announcements | {(receiver, about.id): item})

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from holdfast.federation.manager.state.store import VERSION, Store, StoreError, StoreLost
+from holdfast.federation.manager.state.store import VERSION, StateStore, StateStoreError, StoreLost
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ _LOST_CLASSES: Final = ("08", "57")
 """Of SQLSTATE: of the connection, and by an operator of the server."""
 
 
-class PostgresqlStore(Store):
+class PostgresqlStore(StateStore):
     def __init__(self, url: str) -> None:
         """Connects, and makes the tables if there are none. Raises StoreError."""
         self._parameters = _CONNECTION | _parsed(url)
@@ -113,7 +113,7 @@ class PostgresqlStore(Store):
         try:
             connection.execute("SELECT pg_advisory_lock(%s)", (LOCK,))
         except psycopg.errors.LockNotAvailable:
-            raise StoreError(
+            raise StateStoreError(
                 f"{self.name}: another manager uses this database{self._holder(connection)}; stop"
                 " it first, or give this one a database of its own"
             ) from None
@@ -181,7 +181,7 @@ class PostgresqlStore(Store):
             if is_lost:
                 self.close()
                 raise StoreLost(text) from error
-            raise StoreError(text) from error
+            raise StateStoreError(text) from error
 
     def check(self) -> None:
         try:
@@ -189,7 +189,7 @@ class PostgresqlStore(Store):
                 self._connected().execute("SELECT 1")
         except StoreLost:
             raise
-        except StoreError as error:
+        except StateStoreError as error:
             self.close()
             raise StoreLost(str(error)) from error
 
@@ -221,7 +221,7 @@ def _parsed(url: str) -> dict[str, Any]:
     port = str(found.get("port") or "").replace(",", "")
     names = f"{found.get('host') or ''}{found.get('dbname') or ''}"
     if "@" in names or (port and not (port.isascii() and port.isdecimal())):
-        raise StoreError(
+        raise StateStoreError(
             "DB_URL: write postgresql://USER:PASSWORD@HOST:5432/DATABASE, with %-escapes for"
             " special characters, as %2F for / and %40 for @"
         ) from None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from holdfast.federation.manager.state.store import VERSION, Store, StoreError, StoreLost
+from holdfast.federation.manager.state.store import VERSION, StateStore, StateStoreError, StoreLost
 from holdfast.sqlite import Trouble, sync_directory, transaction, trouble_of
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ _HINTS: Final = {
 }
 
 
-class SqliteStore(Store):
+class SqliteStateStore(StateStore):
     """A second manager on the same file is noticed by the revision, when it writes."""
 
     def __init__(self, path: Path) -> None:
@@ -112,9 +112,9 @@ class SqliteStore(Store):
                 self.close()
                 raise StoreLost(f"{self.name}: {error}") from error
             hint = f": {_HINTS[trouble]}" if trouble in _HINTS else ""
-            raise StoreError(f"{self.name}: {error}{hint}") from error
+            raise StateStoreError(f"{self.name}: {error}{hint}") from error
         except OSError as error:
-            raise StoreError(f"{self.name}: {error.strerror}") from error
+            raise StateStoreError(f"{self.name}: {error.strerror}") from error
 
     def check(self) -> None:
         """A file is not lost by itself."""

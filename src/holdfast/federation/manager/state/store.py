@@ -18,10 +18,10 @@ import msgspec
 
 from holdfast.federation.manager.graph.graph import Link
 from holdfast.federation.manager.state.federation_state import (
-    Announcement,
-    Federation,
+    FederationState,
     JoinToken,
     Member,
+    PendingAnnouncement,
 )
 
 T = TypeVar("T")
@@ -32,11 +32,11 @@ AUDIT_LINES_MAX: Final = 100_000
 """Older ones are forgotten."""
 
 
-class StoreError(Exception):
+class StateStoreError(Exception):
     """The database cannot be used or written; nothing has changed."""
 
 
-class StoreLost(StoreError):
+class StoreLost(StateStoreError):
     """There is no connection to it any more, and the last change may have been stored or not."""
 
 
@@ -49,7 +49,7 @@ class AuditLine(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Store(ABC):
+class StateStore(ABC):
     """Not thread-safe but for `interrupt`: one call at a time, from whichever thread. All of them
     block. A subclass opens its database when it is made; its SQL has `?` for parameters."""
 
@@ -89,24 +89,24 @@ class Store(ABC):
     @abstractmethod
     def close(self) -> None: ...
 
-    def load(self) -> Federation:
+    def load(self) -> FederationState:
         """Connects anew if need be. Raises StoreError."""
         self._connect()
         try:
             with self._explained():
                 return self._transaction(self._read)
         except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise StoreError(f"{self.name}: damaged: {error}") from error
+            raise StateStoreError(f"{self.name}: damaged: {error}") from error
 
-    def _read(self) -> Federation:
+    def _read(self) -> FederationState:
         ask = self._all
         meta = dict(ask("SELECT name, value FROM meta"))
         members = [_decode(Member, body) for (body,) in ask("SELECT body FROM members")]
         rules = list(ask("SELECT low, high, rule FROM rules"))
         announcements = [
-            _decode(Announcement, body) for (body,) in ask("SELECT body FROM announcements")
+            _decode(PendingAnnouncement, body) for (body,) in ask("SELECT body FROM announcements")
         ]
-        return Federation(
+        return FederationState(
             revision=meta["revision"],
             next_id=meta["next_id"],
             members={member.id: member for member in sorted(members, key=lambda m: m.id)},
@@ -120,13 +120,13 @@ class Store(ABC):
             announcements={(each.receiver, each.about): each for each in announcements},
         )
 
-    def save(self, before: Federation, after: Federation, line: AuditLine) -> None:
+    def save(self, before: FederationState, after: FederationState, line: AuditLine) -> None:
         """All or nothing. Raises StoreError, also when another manager has changed the state since
         `before` was loaded."""
         with self._explained():
             self._transaction(lambda: self._write(before, after, line))
 
-    def _write(self, before: Federation, after: Federation, line: AuditLine) -> None:
+    def _write(self, before: FederationState, after: FederationState, line: AuditLine) -> None:
         run = self._run
         changed = run(
             "UPDATE meta SET value = ? WHERE name = 'revision' AND value = ?",
@@ -149,8 +149,8 @@ class Store(ABC):
         )
         run("DELETE FROM audit WHERE at <= (SELECT max(at) FROM audit) - ?", (AUDIT_LINES_MAX,))
 
-    def _conflict(self) -> StoreError:
-        return StoreError(f"{self.name}: another manager writes to it, too; stop one of them")
+    def _conflict(self) -> StateStoreError:
+        return StateStoreError(f"{self.name}: another manager writes to it, too; stop one of them")
 
     def _difference(
         self,
@@ -184,7 +184,7 @@ class Store(ABC):
     def _check_version(self, version: int) -> None:
         """Raises StoreError."""
         if version != VERSION:
-            raise StoreError(
+            raise StateStoreError(
                 f"{self.name}: written by another version of the manager (format {version}, this"
                 f" one knows {VERSION})"
             )
@@ -193,7 +193,7 @@ class Store(ABC):
 _Rows = dict[tuple[object, ...], tuple[object, ...]]
 
 
-def _members(state: Federation) -> _Rows:
+def _members(state: FederationState) -> _Rows:
     return {
         (id,): (id, member.uuid or None, member.ip, _encode(member))
         for id, member in state.members.items()
@@ -204,16 +204,16 @@ def _pairs(links: Iterable[Link]) -> _Rows:
     return {link: link for link in links}
 
 
-def _rules(state: Federation) -> _Rows:
+def _rules(state: FederationState) -> _Rows:
     pinned: _Rows = {link: (*link, "pin") for link in state.pinned}
     return pinned | {link: (*link, "forbid") for link in state.forbidden}
 
 
-def _tokens(state: Federation) -> _Rows:
+def _tokens(state: FederationState) -> _Rows:
     return {(name,): (name, _encode(token)) for name, token in state.tokens.items()}
 
 
-def _announcements(state: Federation) -> _Rows:
+def _announcements(state: FederationState) -> _Rows:
     return {key: (*key, _encode(value)) for key, value in state.announcements.items()}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from holdfast.federation.manager.state.store import Store, StoreLost
+from holdfast.federation.manager.state.store import StateStore, StoreLost
 
 T = TypeVar("T")
 
@@ -16,7 +16,7 @@ INTERRUPT_S: Final = 5.0
 
 
 class StoreThread:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: StateStore) -> None:
         self.store = store
         self._executor = ThreadPoolExecutor(1, "topology-store")
         # Of which nobody could say how it ends: nothing is put behind it.

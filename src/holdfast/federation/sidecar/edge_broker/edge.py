@@ -41,7 +41,7 @@ from holdfast.federation.sidecar.edge_broker.messages import (
     retaining_of,
 )
 from holdfast.federation.sidecar.edge_broker.origin_offset import LogPlace
-from holdfast.federation.sidecar.edge_broker.retained import RetainedReading
+from holdfast.federation.sidecar.edge_broker.retained import BrokerRetainedScan
 from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
 from holdfast.federation.sidecar.store.store import UNHURRIED_MAX
 from holdfast.protocol.mqtt import reasons
@@ -150,7 +150,7 @@ class BrokerEdge:
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
         """In pieces, later."""
         allowed = within((one for one in filters if may_leave(one)), self._exports)
-        RetainedReading(self._broker, self._retained_message).begin(sorted(allowed), done)
+        BrokerRetainedScan(self._broker, self._retained_message).begin(sorted(allowed), done)
 
     async def stop(self) -> None:
         broker = self._broker

@@ -21,7 +21,7 @@ Convert = Callable[[BrokerMessage], Message | None]
 Done = Callable[[list[Message]], None]
 
 
-class RetainedReading:
+class BrokerRetainedScan:
     def __init__(self, broker: Broker, convert: Convert) -> None:
         """`convert`: None for what is not to be told."""
         self._broker = broker

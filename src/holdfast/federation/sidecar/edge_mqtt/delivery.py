@@ -34,7 +34,7 @@ class _Sending(NamedTuple):
     properties: Properties | None
 
 
-class Delivery:
+class ImportDelivery:
     def __init__(
         self,
         client: Client,

@@ -33,7 +33,7 @@ from holdfast.federation.core.effects import DeliverLocally, Message
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.sidecar.edge import EdgeHost
 from holdfast.federation.sidecar.edge_mqtt.control import ControlConnection
-from holdfast.federation.sidecar.edge_mqtt.delivery import Delivery
+from holdfast.federation.sidecar.edge_mqtt.delivery import ImportDelivery
 from holdfast.federation.sidecar.edge_mqtt.exports import Exports, Replays
 from holdfast.federation.sidecar.edge_mqtt.imports import Imports
 from holdfast.federation.sidecar.edge_mqtt.loopback_probe import EdgeRefused, OwnTopic, check_echo
@@ -75,7 +75,7 @@ class MqttEdge:
         self._is_bridge = settings.level < LEVEL_5
         self._bridge_refusals = 0
         self._client: Client | None = None
-        self._delivery: Delivery | None = None
+        self._delivery: ImportDelivery | None = None
         self._is_connected = False
         self._is_probed = False
         self._is_ready = False
@@ -227,7 +227,7 @@ class MqttEdge:
     async def _live(self) -> ClientError:
         """The life of a client: until it takes no further connection. Returns why."""
         client = self._new_client()
-        delivery = Delivery(
+        delivery = ImportDelivery(
             client, self._imports, f"fed-{self._memory.token}", self._pause, self._complain
         )
         self._client, self._delivery = client, delivery

@@ -43,7 +43,7 @@ class Replays(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class UnacknowledgedExport:
     """Received with QoS 1 or 2, and not acknowledged."""
 
     message: Received
@@ -67,8 +67,8 @@ class Exports:
         """Replayed retained messages may come (`Replays.AT_FIRST`)."""
         self._allowed = SubscriptionTrie()
         # By packet id, over connections; and in order of arrival on this one.
-        self._pending: dict[int, Pending] = {}
-        self._queue: deque[Pending] = deque()
+        self._pending: dict[int, UnacknowledgedExport] = {}
+        self._queue: deque[UnacknowledgedExport] = deque()
         self._connection = 0
         self._last: Received | None = None
         self._last_ids: set[int] = set()
@@ -131,7 +131,7 @@ class Exports:
             self.counts["repeated"] += 1
             self._acknowledge_done()
             return
-        pending = Pending(received)
+        pending = UnacknowledgedExport(received)
         self._pending[received.packet_id] = pending
         self._queue.append(pending)
         if self._reason_against(received) is None:
@@ -139,7 +139,7 @@ class Exports:
         else:
             self._done(pending)
 
-    def _done(self, pending: Pending) -> None:
+    def _done(self, pending: UnacknowledgedExport) -> None:
         pending.is_done = True
         self._acknowledge_done()
 

@@ -68,7 +68,7 @@ class Word(msgspec.Struct, forbid_unknown_fields=True):
     client: str = ""
 
 
-class Held(NamedTuple):
+class HeldInterest(NamedTuple):
     source: str
     owner: str
     """Of several who want the same, each holds it."""
@@ -103,7 +103,7 @@ class InterestSources:
         self._allowed = tuple(allowed)
         self.own_clients: frozenset[str] = frozenset()
         """Whose subscriptions in the log are the federator's, and no interest."""
-        self._held: dict[Held, float] = {}
+        self._held: dict[HeldInterest, float] = {}
         self._counts: Counter[str] = Counter()
         self._told: set[str] = set()
         self._touched: set[str] = set()
@@ -113,7 +113,7 @@ class InterestSources:
         """Words, by source and what was wrong."""
         for filter in static:
             check_filter(filter)
-            self._hold(Held(STATIC, "", filter), float("inf"))
+            self._hold(HeldInterest(STATIC, "", filter), float("inf"))
 
     def __len__(self) -> int:
         return len(self._held)
@@ -170,12 +170,12 @@ class InterestSources:
 
     def restore(self, entries: Iterable[tuple[str, str, str, float]], now: float) -> None:
         for source, owner, filter, left_s in entries:
-            self._hold(Held(source, owner, filter), now + min(left_s, TTL_MAX_S))
+            self._hold(HeldInterest(source, owner, filter), now + min(left_s, TTL_MAX_S))
 
     def _take_beacon(self, topic: str, now: float) -> None:
         if not topic or has_wildcard(topic):
             raise BadWord(f"a beacon's topic is {BEACON_PREFIX} and the topic that is wanted")
-        self._renew(Held(BEACON, "", topic), self._settings.beacon_ttl_s, now)
+        self._renew(HeldInterest(BEACON, "", topic), self._settings.beacon_ttl_s, now)
 
     def _take_word(self, payload: bytes, now: float) -> None:
         try:
@@ -189,7 +189,7 @@ class InterestSources:
         for filter in word.filters:
             check_filter(filter)
         for filter in word.filters:
-            held = Held(WORD, word.client, filter)
+            held = HeldInterest(WORD, word.client, filter)
             if word.ttl:
                 self._renew(held, word.ttl, now)
             else:
@@ -208,7 +208,7 @@ class InterestSources:
         plain = split_shared(filter)[1] if is_shared(filter) else filter
         if client in self.own_clients or not may_leave(plain):
             return
-        held = Held(LOG, client, filter)
+        held = HeldInterest(LOG, client, filter)
         if is_begun:
             self._renew(held, self._settings.log_ttl_s, now)
         else:
@@ -229,17 +229,17 @@ class InterestSources:
             for held in [one for one in self._held if one.source == LOG and one.owner == client]:
                 self._drop(held)
 
-    def _renew(self, held: Held, ttl_s: float, now: float) -> None:
+    def _renew(self, held: HeldInterest, ttl_s: float, now: float) -> None:
         if held not in self._held and len(self._held) >= HELD_MAX:
             raise BadWord(f"{HELD_MAX} filters are wanted already, and more are not taken")
         self._hold(held, now + ttl_s)
 
-    def _hold(self, held: Held, until: float) -> None:
+    def _hold(self, held: HeldInterest, until: float) -> None:
         if held not in self._held:
             self._count(held.filter, 1)
         self._held[held] = until
 
-    def _drop(self, held: Held) -> None:
+    def _drop(self, held: HeldInterest) -> None:
         if self._held.pop(held, None) is not None:
             self._count(held.filter, -1)
 

@@ -67,7 +67,7 @@ class ManagedMember(Protocol):
         """Members that it is to be linked with, and where they are."""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredManager(msgspec.Struct, frozen=True):
     """What a restart needs while the manager is away."""
 
     url: str
@@ -94,7 +94,7 @@ class ManagerClient:
         self._join_body = join
         self._token_file = token_file
         self._path = directory / KEPT
-        self._kept = Kept(http.url)
+        self._kept = StoredManager(http.url)
         # The newest; its thread goes on when whoever waits for it is cancelled.
         self._writing: asyncio.Future[None] | None = None
         self._revision = -1
@@ -283,10 +283,10 @@ class ManagerClient:
         except UnreadableFile as error:
             raise ManagerUnreachable(str(error)) from None
 
-    def _read(self) -> Kept:
-        nothing = Kept(self._http.url)
+    def _read(self) -> StoredManager:
+        nothing = StoredManager(self._http.url)
         try:
-            kept = msgspec.json.decode(self._path.read_bytes(), type=Kept)
+            kept = msgspec.json.decode(self._path.read_bytes(), type=StoredManager)
         except FileNotFoundError:
             return nothing
         except (OSError, msgspec.DecodeError) as error:

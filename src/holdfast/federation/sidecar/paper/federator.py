@@ -29,7 +29,7 @@ from holdfast.federation.paper.member import PaperMember
 from holdfast.federation.paper.mesh_view import TopicView
 from holdfast.federation.paper.messages import SUBSCRIPTIONS
 from holdfast.federation.sidecar.manager_client.http import ManagerRefuses
-from holdfast.federation.sidecar.paper.manager import NO_SUCH_MEMBER, PaperManager, Standing
+from holdfast.federation.sidecar.paper.manager import NO_SUCH_MEMBER, AssignedMember, PaperManager
 from holdfast.federation.sidecar.paper.outlet import (
     PAUSE_S,
     NeighbourLink,
@@ -136,15 +136,15 @@ class PaperFederator:
             finally:
                 await self._end()
 
-    async def _first_standing(self) -> Standing:
+    async def _first_standing(self) -> AssignedMember:
         settings = self.settings
         if self._manager is not None:
             return await self._manager.join()
         assert settings.id is not None
         config = settings.config(CORE_ANN_INTERVAL_S, BEACON_INTERVAL_S, REDUNDANCY)
-        return Standing(settings.id, config, dict(settings.neighbours))
+        return AssignedMember(settings.id, config, dict(settings.neighbours))
 
-    async def _be(self, standing: Standing) -> Standing:
+    async def _be(self, standing: AssignedMember) -> AssignedMember:
         """The member that the manager says it is, until it says otherwise."""
         now = self._now()
         self._epoch = max(self._epoch + 1, self.settings.epoch or time.time_ns() // 1_000_000)
@@ -319,7 +319,7 @@ class PaperFederator:
 
     # The manager
 
-    async def _look_after(self, standing: Standing) -> Standing:
+    async def _look_after(self, standing: AssignedMember) -> AssignedMember:
         """Returns what this member is from now on, if it is another."""
         if self._manager is None:
             await asyncio.Event().wait()
@@ -334,7 +334,7 @@ class PaperFederator:
             if changed is not None:
                 return changed
 
-    async def _ask_manager(self, standing: Standing) -> Standing | None:
+    async def _ask_manager(self, standing: AssignedMember) -> AssignedMember | None:
         manager, member = self._manager, self._member
         assert manager is not None
         assert member is not None

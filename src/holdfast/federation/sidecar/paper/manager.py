@@ -31,7 +31,7 @@ NO_SUCH_MEMBER: Final = 404
 
 
 @dataclass(frozen=True)
-class Standing:
+class AssignedMember:
     """What the manager says a member is."""
 
     id: int
@@ -39,7 +39,7 @@ class Standing:
     neighbours: dict[int, str]
     """Where the broker of each is."""
 
-    def is_same_member(self, other: "Standing") -> bool:
+    def is_same_member(self, other: "AssignedMember") -> bool:
         return (self.id, self.config) == (other.id, other.config)
 
 
@@ -57,7 +57,7 @@ class PaperManager:
         self._token = settings.manager_token()
         self._complaints = complaints
 
-    async def join(self) -> Standing:
+    async def join(self) -> AssignedMember:
         """Again and again until it answers."""
         wait_s = RETRY_S
         while True:
@@ -86,7 +86,7 @@ class PaperManager:
         self._reached()
         return _addresses(watched.neighbors or [])
 
-    async def _join(self) -> Standing:
+    async def _join(self) -> AssignedMember:
         body = {"ip": self._settings.advertised}
         data = await self._http.ask("POST", JOIN_PATH, body, self._token, TIMEOUT_S)
         try:
@@ -97,7 +97,7 @@ class PaperManager:
         except (msgspec.ValidationError, SettingsError) as error:
             raise ManagerUnreachable(f"{self._http.url}: no answer to a join: {error}") from None
         self._reached()
-        return Standing(answer.id, config, _addresses(answer.neighbors))
+        return AssignedMember(answer.id, config, _addresses(answer.neighbors))
 
     def _reached(self) -> None:
         self.is_reached = True

@@ -46,16 +46,16 @@ Value = int | float | str | bytes
 Statement = tuple[str, Sequence[Value]]
 
 
-class StoreError(Exception):
+class MemberStoreError(Exception):
     """The file cannot be used any more, or at all. The text names it and says what to do."""
 
 
-class StoreFull(Exception):
+class MemberStoreFull(Exception):
     """There is no room; nothing has changed, and later there may be."""
 
 
 @dataclass(slots=True)
-class Change:
+class MemberStoreChange:
     """One transaction."""
 
     added: dict[MessageId, bytes] = field(default_factory=dict)
@@ -75,13 +75,13 @@ class Change:
         """Does it have a part that needs no room, or little?"""
         return bool(self.removed or self.positions)
 
-    def without_data(self) -> "Change":
+    def without_data(self) -> "MemberStoreChange":
         """That part, taken out."""
-        change = Change(removed=self.removed, positions=self.positions)
+        change = MemberStoreChange(removed=self.removed, positions=self.positions)
         self.removed, self.positions = set(), {}
         return change
 
-    def split(self, added_max: int, bytes_max: int) -> "Change":
+    def split(self, added_max: int, bytes_max: int) -> "MemberStoreChange":
         """What is added beyond so much, taken out; one message always stays."""
         size = 0
         kept: dict[MessageId, bytes] = {}
@@ -92,12 +92,12 @@ class Change:
             kept[id] = data
         rest = {id: data for id, data in self.added.items() if id not in kept}
         self.added = kept
-        return Change(added=rest)
+        return MemberStoreChange(added=rest)
 
-    def followed_by(self, later: "Change") -> "Change":
+    def followed_by(self, later: "MemberStoreChange") -> "MemberStoreChange":
         """Both in one; what is removed later is not added."""
         added = {id: data for id, data in self.added.items() if id not in later.removed}
-        return Change(
+        return MemberStoreChange(
             added | later.added,
             self.removed | later.removed,
             self.positions | later.positions,
@@ -107,7 +107,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredMember:
     """What was in the file."""
 
     custody: list[tuple[bytes, float]]
@@ -126,9 +126,9 @@ class StoreFile:
         self.path = path
         self._node = node
         self._connection: sqlite3.Connection | None = None
-        self._failure: StoreError | None = None
+        self._failure: MemberStoreError | None = None
 
-    def open(self) -> Kept:
+    def open(self) -> StoredMember:
         """Makes the file if there is none. Raises StoreError, StoreFull."""
         is_new = not self.path.exists()
         try:
@@ -149,12 +149,12 @@ class StoreFile:
             raise self._explained(error) from error
         except OSError as error:
             self.close()
-            raise StoreError(f"{self.path}: {error.strerror}") from error
+            raise MemberStoreError(f"{self.path}: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: MemberStoreChange) -> None:
         """Durable when it returns. Raises StoreError, StoreFull."""
 
         def write(db: sqlite3.Connection) -> None:
@@ -175,9 +175,11 @@ class StoreFile:
         [(version,)] = db.execute("PRAGMA user_version")
         [(tables,)] = db.execute("SELECT count(*) FROM sqlite_master")
         if tables and application != APPLICATION_ID:
-            raise StoreError(f"{self.path} is another program's database: give another directory")
+            raise MemberStoreError(
+                f"{self.path} is another program's database: give another directory"
+            )
         if tables and version != SCHEMA_VERSION:
-            raise StoreError(
+            raise MemberStoreError(
                 f"{self.path} has format {version}, this version reads {SCHEMA_VERSION}: use the"
                 " version that wrote it"
             )
@@ -189,7 +191,7 @@ class StoreFile:
             transaction(db, lambda: self._create(db))
         [(owner,)] = db.execute("SELECT node FROM owner")
         if owner != self._node:
-            raise StoreError(
+            raise MemberStoreError(
                 f"{self.path} belongs to member {owner.hex()}, this is {self._node.hex()}: restore"
                 " that member's identity file, or delete the store with the messages in it"
             )
@@ -199,7 +201,7 @@ class StoreFile:
             db.execute(statement)
         db.execute("INSERT INTO owner VALUES (?)", (self._node,))
 
-    def _read(self, db: sqlite3.Connection) -> Kept:
+    def _read(self, db: sqlite3.Connection) -> StoredMember:
         now = self.clock()
         custody = [
             (bytes(data), max(0.0, now - stored_at))
@@ -216,9 +218,9 @@ class StoreFile:
             str(topic): bytes(data)
             for topic, data in db.execute("SELECT topic, data FROM retained")
         }
-        return Kept(custody, positions, retained, memory)
+        return StoredMember(custody, positions, retained, memory)
 
-    def _statements(self, change: Change) -> list[Statement]:
+    def _statements(self, change: MemberStoreChange) -> list[Statement]:
         now = self.clock()
         found: list[Statement] = [
             ("DELETE FROM custody WHERE epoch = ? AND sequence BETWEEN ? AND ?", span)
@@ -256,7 +258,7 @@ class StoreFile:
             return
         [(freed_pages,)] = db.execute("PRAGMA freelist_count")
         if freed_pages * PAGE_BYTES < 2 * size + PAGE_BYTES:
-            raise StoreFull(
+            raise MemberStoreFull(
                 f"{self.path}: the disk has {free_bytes} bytes left, and {RESERVE_BYTES} are kept"
                 " for removals"
             )
@@ -264,33 +266,33 @@ class StoreFile:
     def _guard(self, operation: Callable[[sqlite3.Connection], Result]) -> Result:
         connection = self._connection
         if connection is None:
-            raise StoreError(f"{self.path} is not open")
+            raise MemberStoreError(f"{self.path} is not open")
         if self._failure is not None:
             raise self._failure
         try:
             return operation(connection)
         except OSError as error:
-            self._failure = StoreError(f"{self.path}: {error.strerror}")
+            self._failure = MemberStoreError(f"{self.path}: {error.strerror}")
             raise self._failure from error
         except sqlite3.Error as error:
             explained = self._explained(error)
-            if isinstance(explained, StoreError):
+            if isinstance(explained, MemberStoreError):
                 # After a failed sync nobody knows what the disk has; only reading it again tells.
                 self._failure = explained
             raise explained from error
 
-    def _explained(self, error: sqlite3.Error) -> StoreError | StoreFull:
+    def _explained(self, error: sqlite3.Error) -> MemberStoreError | MemberStoreFull:
         path = self.path
         match trouble_of(error):
             case Trouble.FULL:
-                return StoreFull(f"{path}: the disk is full")
+                return MemberStoreFull(f"{path}: the disk is full")
             case Trouble.IN_USE:
-                return StoreError(f"{path} is in use by another process: stop it")
+                return MemberStoreError(f"{path} is in use by another process: stop it")
             case Trouble.CANNOT_OPEN | Trouble.READ_ONLY:
-                return StoreError(f"{path}: cannot be written ({error}): see its permissions")
+                return MemberStoreError(f"{path}: cannot be written ({error}): see its permissions")
             case Trouble.DISK:
-                return StoreError(f"{path}: {error}; start again once the disk works")
-        return StoreError(
+                return MemberStoreError(f"{path}: {error}; start again once the disk works")
+        return MemberStoreError(
             f"{path} is damaged ({error}): move it away, and messages in custody are lost;"
             f" `sqlite3 {path.name} .recover` may read it"
         )

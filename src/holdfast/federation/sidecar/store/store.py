@@ -18,7 +18,13 @@ import msgspec
 from holdfast.federation.core.frames import Data, decode, encode
 from holdfast.federation.core.identity import MessageId
 from holdfast.federation.core.messages.streams import Position
-from holdfast.federation.sidecar.store.file import Change, Kept, StoreError, StoreFile, StoreFull
+from holdfast.federation.sidecar.store.file import (
+    MemberStoreChange,
+    MemberStoreError,
+    MemberStoreFull,
+    StoredMember,
+    StoreFile,
+)
 from holdfast.server.event_loop.failures import report
 
 logger = logging.getLogger("holdfast")
@@ -46,18 +52,18 @@ class StoreOwner(Protocol):
     def on_stored(self, ids: list[MessageId]) -> None:
         """Messages in custody, or, once their place is in a stored position, delivered ones."""
 
-    def on_broken(self, error: StoreError) -> None:
+    def on_broken(self, error: MemberStoreError) -> None:
         """Nothing is stored any more."""
 
 
-class Store:
+class MemberStore:
     def __init__(self, path: Path, node: bytes, owner: StoreOwner) -> None:
         self.is_full = False
         self._owner = owner
         self._file = StoreFile(path, node)
         self._executor = ThreadPoolExecutor(1, "federation-store")
-        self._next = Change()
-        self._writing = Change()
+        self._next = MemberStoreChange()
+        self._writing = MemberStoreChange()
         # Delivered messages that the next positions stand for; who waits for what is retained or
         # remembered.
         self._passed: list[MessageId] = []
@@ -69,7 +75,7 @@ class Store:
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
-    async def open(self) -> Kept:
+    async def open(self) -> StoredMember:
         """Raises StoreError, StoreFull."""
         try:
             kept = await self._call(self._file.open)
@@ -163,12 +169,12 @@ class Store:
             try:
                 while self._waiters or not self._next.is_empty():
                     await self._write_some()
-            except StoreFull as full:
+            except MemberStoreFull as full:
                 if not self.is_full:
                     logger.error("federation: %s: nothing is confirmed until there is room", full)
                 self.is_full = True
                 self._arm(FULL_RETRY_S)
-            except StoreError as error:
+            except MemberStoreError as error:
                 self._owner.on_broken(error)
                 return
 
@@ -190,13 +196,13 @@ class Store:
         self._unwritten.difference_update(change.added)
         try:
             await self._call(lambda: self._file.apply(change))
-        except (StoreError, StoreFull):
+        except (MemberStoreError, MemberStoreFull):
             self._next = change.followed_by(self._next)
             self._passed[:0] = passed
             self._waiters[:0] = waiters
             raise
         finally:
-            self._writing = Change()
+            self._writing = MemberStoreChange()
         if self.is_full and not self._next.added:
             self.is_full = False
             logger.info("federation: there is room again")

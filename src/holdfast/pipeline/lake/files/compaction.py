@@ -29,7 +29,7 @@ from holdfast.pipeline.lake.files.commits import (
 from holdfast.pipeline.lake.files.files import LakeError, remove_tree, sync_names
 from holdfast.pipeline.lake.files.readers import alone
 from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partition_path
-from holdfast.pipeline.lake.stores.store import WORK, Store
+from holdfast.pipeline.lake.stores.store import WORK, TableStore
 
 TARGET_BYTES: Final = 128 << 20
 """Of a merged file, about."""
@@ -119,7 +119,7 @@ class Compaction:
     def __init__(
         self,
         lake: Path,
-        store: Store,
+        store: TableStore,
         log: CommitLog,
         encodings: Mapping[str, str],
         reached: Callable[[str], None],

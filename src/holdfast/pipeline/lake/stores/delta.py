@@ -17,7 +17,7 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 from holdfast.pipeline.lake.files.commits import ROWS, Commit, File
 from holdfast.pipeline.lake.schema import arrow_schema
 from holdfast.pipeline.lake.stores.store import (
-    Part,
+    StorePart,
     forget_files,
     move_staged,
     numbered_place,
@@ -62,7 +62,7 @@ class DeltaStore:
     def _has(self, table: DeltaTable, commit: Commit) -> bool:
         return (table.transaction_version(commit.lineage) or 0) >= commit.version
 
-    def _commit(self, part: Part, commit: Commit) -> None:
+    def _commit(self, part: StorePart, commit: Commit) -> None:
         properties = _properties(commit)
         schema = Schema.from_arrow(arrow_schema(part.columns))
         root = self.lake / part.name

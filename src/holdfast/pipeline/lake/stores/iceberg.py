@@ -21,7 +21,7 @@ from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.files.readers import alone
 from holdfast.pipeline.lake.stores.iceberg_schema import schema_json
 from holdfast.pipeline.lake.stores.store import (
-    Part,
+    StorePart,
     forget_files,
     move_staged,
     numbered_place,
@@ -118,7 +118,7 @@ class IcebergStore:
         location = _location(self.lake / name)
         return self._tables.load(location) if self._tables.exists(location) else None
 
-    def _create(self, part: Part) -> Any:
+    def _create(self, part: StorePart) -> Any:
         java = self._java
         schema = java.SchemaParser.fromJson(schema_json(part.columns))
         spec = java.PartitionSpec.builderFor(schema)
@@ -128,7 +128,7 @@ class IcebergStore:
         order = java.SortOrder.unsorted()
         return self._tables.create(schema, spec.build(), order, PROPERTIES, location)
 
-    def _commit(self, part: Part, commit: Commit) -> None:
+    def _commit(self, part: StorePart, commit: Commit) -> None:
         table = self._load(part.name)
         if table is None:
             table = self._create(part)
@@ -167,7 +167,7 @@ class IcebergStore:
         update.commit()
 
     def _change(
-        self, transaction: Any, commit: Commit, part: Part, removed: Sequence[File]
+        self, transaction: Any, commit: Commit, part: StorePart, removed: Sequence[File]
     ) -> None:
         """The snapshot of a commit."""
         table = transaction.table()

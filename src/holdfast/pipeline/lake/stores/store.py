@@ -33,7 +33,7 @@ QUARANTINE_PARTITIONS: Final = ("table", "date")
 """Of the table that has all tables' quarantine."""
 
 
-class Store(Protocol):
+class TableStore(Protocol):
     """What differs between kinds of lakes."""
 
     name: str
@@ -100,7 +100,7 @@ class ParquetStore:
         forget_files(self.lake, table)
 
 
-class Part(NamedTuple):
+class StorePart(NamedTuple):
     """What a commit adds to one table, for stores that keep tables in another format."""
 
     name: str
@@ -110,13 +110,13 @@ class Part(NamedTuple):
     files: Sequence[File]
 
 
-def parts_of(commit: Commit, before: Commit | None) -> Iterator[Part]:
+def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
     """One table has the quarantine of all."""
     if commit.quarantine:
         columns = names_of(quarantine_columns())
-        yield Part(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
+        yield StorePart(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
     if commit.files or commit.removed or before is None:
-        yield Part(commit.table, ROWS, commit.columns, commit.partition_by, commit.files)
+        yield StorePart(commit.table, ROWS, commit.columns, commit.partition_by, commit.files)
 
 
 def partition_of(commit: Commit, output: str, file: File) -> dict[str, str | None]:

@@ -10,26 +10,26 @@ import pyarrow as pa
 
 from holdfast.pipeline.tables.columnar.emit import NONE, Marks, readings
 from holdfast.pipeline.tables.columnar.marks import (
-    Producer,
+    MarkedProducer,
     follow_all,
     late_ones,
     length_in_order,
     remember,
 )
-from holdfast.pipeline.tables.columnar.parse import Group, Integers
+from holdfast.pipeline.tables.columnar.parse import FieldGroup, Integers
 from holdfast.pipeline.tables.messages import Names, Rows
-from holdfast.pipeline.tables.stream import IDLE_US_MAX, State, producer_key
+from holdfast.pipeline.tables.stream import IDLE_US_MAX, StreamState, producer_key
 from holdfast.pipeline.tables.topics import Reader, Topics
 
 EARLIEST_US: Final = 946_684_800_000_000
 """The year 2000: an event time before it is a clock that was never set."""
 
 
-class Alike:
+class ColumnBatch:
     """Messages of `rows` in groups. Spans of a group are marked one after the other; `readings`
     then has the readings of those that were."""
 
-    def __init__(self, rows: Rows, groups: Sequence[Group], topics: Topics) -> None:
+    def __init__(self, rows: Rows, groups: Sequence[FieldGroup], topics: Topics) -> None:
         self.rows = rows
         self.groups = groups
         self._group = np.full(rows.count, -1, np.int32)
@@ -51,7 +51,7 @@ class Alike:
             self._offsets = rows.integers("offset")
             self._partitions = rows.integers("partition")
 
-    def _take_times(self, group: Group, reader: Reader) -> None:
+    def _take_times(self, group: FieldGroup, reader: Reader) -> None:
         marks = self.marks
         time_us, sent_us = group.time_us, group.sent_us
         if time_us is not None:
@@ -100,12 +100,12 @@ class Alike:
     def is_group(self, row: int) -> bool:
         return bool(self._group[row] >= 0)
 
-    def length_in_order(self, state: State, begin: int, end: int) -> int:
+    def length_in_order(self, state: StreamState, begin: int, end: int) -> int:
         """How many messages of a span, from `begin` on, can be marked together."""
         producer, ids, numbers = self._told(begin, end)
         return length_in_order(state, producer, ids, numbers, end - begin)
 
-    def mark(self, state: State, begin: int, end: int) -> None:
+    def mark(self, state: StreamState, begin: int, end: int) -> None:
         """Messages that can be marked together."""
         group = self.groups[self._group[begin]]
         producer, ids, numbers = self._told(begin, end)
@@ -131,7 +131,7 @@ class Alike:
         stream, topic = self.rows.streams, self.rows.topics
         return bool(stream.names[stream.codes[row]] == topic.names[topic.codes[row]])
 
-    def _mark_late(self, state: State, begin: int, end: int) -> None:
+    def _mark_late(self, state: StreamState, begin: int, end: int) -> None:
         marks = self.marks
         believed = begin + np.flatnonzero(marks.claimed_us[begin:end] == NONE)
         if len(believed):
@@ -141,7 +141,7 @@ class Alike:
 
     def _told(
         self, begin: int, end: int
-    ) -> tuple[Producer | None, Sequence[str] | None, Integers | None]:
+    ) -> tuple[MarkedProducer | None, Sequence[str] | None, Integers | None]:
         """Producer, ids and numbers of messages of a span."""
         group = self.groups[self._group[begin]]
         at = slice(int(self._place[begin]), int(self._place[end - 1]) + 1)
@@ -150,7 +150,7 @@ class Alike:
         if producers.codes[begin] >= 0:
             name = producers.names[producers.codes[begin]]
             partition, is_topic = int(self._partitions[begin]), self._is_topic(begin)
-            producer = Producer(
+            producer = MarkedProducer(
                 producer_key(name, partition, is_topic=is_topic),
                 int(self._epochs[begin]),
                 self._sequences[begin:end],

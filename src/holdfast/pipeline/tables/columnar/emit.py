@@ -7,7 +7,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from holdfast.pipeline.tables.columnar.parse import NUMBER, TEXT, TRUTH, Group, Integers, Values
+from holdfast.pipeline.tables.columnar.parse import (
+    NUMBER,
+    TEXT,
+    TRUTH,
+    FieldGroup,
+    Integers,
+    Values,
+)
 from holdfast.pipeline.tables.columns import READINGS, TIME, TIME_END_US
 from holdfast.pipeline.tables.messages import Names, Rows
 
@@ -35,7 +42,7 @@ class Marks:
         """Those that are readings now: their marks are known, and they are no repetitions."""
 
 
-def readings(rows: Rows, devices: Names, marks: Marks, group: Group) -> pa.RecordBatch | None:
+def readings(rows: Rows, devices: Names, marks: Marks, group: FieldGroup) -> pa.RecordBatch | None:
     """Those of the marked messages of a group; None if there are none."""
     places = np.flatnonzero(marks.marked[group.rows])
     if not len(places):
@@ -72,7 +79,7 @@ def readings(rows: Rows, devices: Names, marks: Marks, group: Group) -> pa.Recor
     return pa.RecordBatch.from_arrays([columns[name] for name in READINGS.names], schema=READINGS)
 
 
-def _ids(group: Group, places: Integers, cell: Integers) -> pa.Array:
+def _ids(group: FieldGroup, places: Integers, cell: Integers) -> pa.Array:
     if group.ids is None:
         return pa.nulls(len(cell), pa.string())
     ids = pa.array([group.ids[place] for place in places.tolist()], pa.string())

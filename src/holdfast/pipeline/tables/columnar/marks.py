@@ -17,7 +17,7 @@ from holdfast.pipeline.tables.stream import (
     JUMP_MAX,
     PRODUCERS_MAX,
     SEEN_MAX,
-    State,
+    StreamState,
 )
 
 SPAN_MIN: Final = 8
@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 _Key = TypeVar("_Key")
 
 
-class Producer(NamedTuple):
+class MarkedProducer(NamedTuple):
     id: str
     epoch: int
     sequences: Integers
@@ -42,8 +42,8 @@ class Places(NamedTuple):
 
 
 def length_in_order(
-    state: State,
-    producer: Producer | None,
+    state: StreamState,
+    producer: MarkedProducer | None,
     ids: Sequence[str] | None,
     numbers: Integers | None,
     length: int,
@@ -61,7 +61,7 @@ def length_in_order(
     return length
 
 
-def _new_sequences(state: State, producer: Producer) -> int:
+def _new_sequences(state: StreamState, producer: MarkedProducer) -> int:
     sequences = producer.sequences
     last = state.producers.get(producer.id)
     if last is not None and (producer.epoch, int(sequences[0])) <= last:
@@ -69,7 +69,7 @@ def _new_sequences(state: State, producer: Producer) -> int:
     return _until(sequences[1:] > sequences[:-1]) + 1
 
 
-def _new_ids(state: State, ids: Sequence[str]) -> int:
+def _new_ids(state: StreamState, ids: Sequence[str]) -> int:
     new: set[str] = set()
     for index, id in enumerate(ids):
         if id in state.seen or id in new:
@@ -78,17 +78,17 @@ def _new_ids(state: State, ids: Sequence[str]) -> int:
     return len(ids)
 
 
-def _growing(state: State, numbers: Integers) -> int:
+def _growing(state: StreamState, numbers: Integers) -> int:
     steps = np.diff(numbers, prepend=_before(state, numbers))
     return _until((steps > 0) & (steps <= JUMP_MAX + 1))
 
 
-def _before(state: State, numbers: Integers) -> int:
+def _before(state: StreamState, numbers: Integers) -> int:
     """The number before the first: none is missing between if the run begins."""
     return state.high if state.run is not None else int(numbers[0]) - 1
 
 
-def _not_said(state: State, numbers: Integers) -> int:
+def _not_said(state: StreamState, numbers: Integers) -> int:
     known = state.contents
     if not known or max(known) < numbers[0]:
         return len(numbers)
@@ -103,8 +103,8 @@ def _until(fine: Mask) -> int:
 
 
 def remember(
-    state: State,
-    producer: Producer | None,
+    state: StreamState,
+    producer: MarkedProducer | None,
     ids: Sequence[str] | None,
     numbers: Integers | None,
     payloads: Sequence[bytes],
@@ -123,7 +123,7 @@ def remember(
         _trim(state.contents, SEEN_MAX)
 
 
-def follow_all(state: State, numbers: Integers, begun: int, store_us: Integers) -> Places:
+def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Integers) -> Places:
     """`stream.follow` for each number in turn. `begun` names the run if it begins one."""
     gaps = np.diff(numbers, prepend=_before(state, numbers)) - 1
     if state.run is None:
@@ -136,7 +136,7 @@ def follow_all(state: State, numbers: Integers, begun: int, store_us: Integers) 
     return Places(state.run, gaps)
 
 
-def late_ones(state: State, device: str, event_us: Integers, lateness_us: int) -> Mask:
+def late_ones(state: StreamState, device: str, event_us: Integers, lateness_us: int) -> Mask:
     """`stream.is_late` for each event time of a device in turn."""
     newest = state.latest.get(device)
     least = np.iinfo(np.int64).min

@@ -52,7 +52,7 @@ class Values:
 
 
 @dataclass
-class Group:
+class FieldGroup:
     """Messages with the same fields. Arrays have an element for each of `rows`."""
 
     rows: Integers
@@ -79,10 +79,10 @@ class Way(NamedTuple):
     """Of a payload that is one number or boolean; None: such payloads are left to the decoders."""
 
 
-def read_flat(payloads: Sequence[bytes | None], ways: Sequence[Way | None]) -> list[Group]:
+def read_flat(payloads: Sequence[bytes | None], ways: Sequence[Way | None]) -> list[FieldGroup]:
     """`payloads`, and for each of them a way, None for one to leave alone. Those that are in no
     group are left to the decoders."""
-    found: dict[Any, Alike] = {}
+    found: dict[Any, AlikeMessages] = {}
     for begin in range(0, len(payloads), PARSED_ROWS):
         end = begin + PARSED_ROWS
         _add_alike(found, begin, payloads[begin:end], ways[begin:end])
@@ -95,7 +95,7 @@ def read_flat(payloads: Sequence[bytes | None], ways: Sequence[Way | None]) -> l
     return groups
 
 
-class Alike(NamedTuple):
+class AlikeMessages(NamedTuple):
     """Messages with the same way and fields."""
 
     way: Way
@@ -116,7 +116,7 @@ class Alike(NamedTuple):
 
 
 def _add_alike(
-    found: dict[Any, Alike],
+    found: dict[Any, AlikeMessages],
     begin: int,
     payloads: Sequence[bytes | None],
     ways: Sequence[Way | None],
@@ -151,11 +151,13 @@ def _add_alike(
         _of_shape(found, way, shape).add(some, of_them)
 
 
-def _of_shape(found: dict[Any, Alike], way: Way, names: tuple[str, ...] | None) -> Alike:
+def _of_shape(
+    found: dict[Any, AlikeMessages], way: Way, names: tuple[str, ...] | None
+) -> AlikeMessages:
     alike = found.get((id(way), names))
     if alike is None:
         columns: list[list[Any]] = [[] for _ in range(1 if names is None else len(names))]
-        alike = found[id(way), names] = Alike(way, names, [], columns)
+        alike = found[id(way), names] = AlikeMessages(way, names, [], columns)
     return alike
 
 
@@ -185,22 +187,22 @@ def _is_plain(document: Any, payload: bytes | None) -> bool:
     )
 
 
-def _plain(alike: Alike) -> Group | None:
+def _plain(alike: AlikeMessages) -> FieldGroup | None:
     metric = alike.way.metric
     found = _values(alike.columns[0])
     if found is None or metric is None or len(metric) > NAME_LENGTH_MAX:
         return None
     values, good = found
-    return _chosen(Group(np.array(alike.rows, np.int64), [metric], [values]), good)
+    return _chosen(FieldGroup(np.array(alike.rows, np.int64), [metric], [values]), good)
 
 
-def _object(alike: Alike, names: tuple[str, ...]) -> Group | None:
+def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
     if len(names) > NAMES_MAX or any(len(name) > NAME_LENGTH_MAX for name in names):
         return None
     columns: dict[str, Any] = dict(zip(names, alike.columns, strict=True))
     rows = alike.rows
     way = alike.way
-    group = Group(np.array(rows, np.int64), (), ())
+    group = FieldGroup(np.array(rows, np.int64), (), ())
     good = np.ones(len(rows), np.bool_)
     if not _take_fields(way.fields, columns, group, good) or not columns:
         return None  # without any reading a number needs one of its own
@@ -216,7 +218,7 @@ def _object(alike: Alike, names: tuple[str, ...]) -> Group | None:
     return _chosen(group, good)
 
 
-def _take_fields(fields: Fields, columns: dict[str, Any], group: Group, good: Mask) -> bool:
+def _take_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, good: Mask) -> bool:
     """`decoders.json_payload.take_fields` for all messages. Clears `good` where one has something
     else in a field than the others; False: nothing can be taken from any."""
     group.time_us = _take_time(fields.time, columns, good, "time" in fields.required)
@@ -318,14 +320,14 @@ def _doubles(column: Sequence[Any]) -> npt.NDArray[np.float64] | None:
         return None
 
 
-def _chosen(group: Group, good: Mask) -> Group | None:
+def _chosen(group: FieldGroup, good: Mask) -> FieldGroup | None:
     """The good messages of a group."""
     if good.all():
         return group
     at = np.flatnonzero(good)
     if len(at) < GROUP_ROWS_MIN:
         return None
-    return Group(
+    return FieldGroup(
         group.rows[at],
         group.names,
         [_some_values(values, at) for values in group.values],
