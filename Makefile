@@ -28,12 +28,12 @@ NOT_COMPILED := e2e/test_bench* e2e/test_chaos* e2e/test_cli_* e2e/test_client_*
   unit/test_lease* unit/test_meta* unit/test_paper* unit/test_pipeline_* unit/test_tables_* unit/test_pubqueue* unit/test_raft* unit/test_replication_controller* \
   unit/test_replication_ring* unit/test_security* unit/test_topology* unit/test_websocket_client*
 
-.PHONY: help setup compile check lint format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline stalls sim conformance clean
+.PHONY: help setup compile check lint tidy format test test-fast test-interpreted test-spark test-compiled demo bench bench-federation failover fuzz chaos pipeline stalls sim conformance clean
 
 help:
 	@echo "make demo      set up, then run the main job: telemetry through a cluster, kill -9 of a leader, Spark report"
 	@echo "make test      set up, then all tests but the long ones of the pipeline, interpreted and compiled"
-	@echo "make check     format, lint, types, fast tests"
+	@echo "make check     format, lint, types, tidy, fast tests"
 	@echo "make bench     speed, against Mosquitto in the same run; pair and cluster in a short form"
 	@echo "make failover  downtime and loss of a pair of nodes, takeover time, in full: 20 minutes"
 	@echo "make bench-federation  the federation papers' runs beside Mosquitto bridges, faults, a real manager, 500 members simulated: 40 minutes"
@@ -66,6 +66,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Limits on size and naming; tools/tidy.toml lists what still exceeds them.
+tidy: $(VENV)/.installed
+	$(BIN)/python tools/tidy.py
+
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -73,7 +77,7 @@ format: $(VENV)/.installed
 test-fast: $(VENV)/.installed
 	HOLDFAST_INTERPRETED=1 $(BIN)/python -m pytest -q -n 2 tests/unit tests/model tests/conformance -m "not long and not spark"
 
-check: lint test-fast
+check: lint tidy test-fast
 
 test-interpreted: $(VENV)/.installed
 	HOLDFAST_INTERPRETED=1 $(BIN)/python tools/run_tests.py interpreted -n $(WORKERS) --dist worksteal tests -m "not spark"

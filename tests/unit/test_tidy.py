@@ -1,0 +1,88 @@
+"""The tree against the limits of tools/tidy.py, and that tool against trees that exceed them."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tidy", ROOT / "tools" / "tidy.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tidy = load()
+
+
+def test_the_tree_is_tidy() -> None:
+    assert tidy.main([]) == 0, "`make tidy` prints what to do"
+
+
+def function(text: str) -> ast.FunctionDef:
+    (found,) = ast.parse(text).body
+    assert isinstance(found, ast.FunctionDef)
+    return found
+
+
+def test_a_function_is_measured_without_its_signature_and_docstring() -> None:
+    assert (
+        tidy.body_lines(function('def f(\n    a,\n):\n    """One.\n\n    Two."""\n    a\n    a'))
+        == 2
+    )
+    assert tidy.body_lines(function('def f():\n    """Only."""')) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "in_class", "count"),
+    [
+        ("def f(a, b, /, c, *, d): ...", False, 3),
+        ("def f(self, a): ...", True, 1),
+        ("@staticmethod\ndef f(a, b): ...", True, 2),
+    ],
+)
+def test_positional_parameters(text: str, in_class: bool, count: int) -> None:
+    assert tidy.positional(function(text), in_class) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("Forwarding", False), ("Governing", True), ("arriving", True), ("Ring", False), ("A", False)],
+)
+def test_gerunds(name: str, found: bool) -> None:
+    assert tidy.is_gerund(name) is found
+
+
+def test_prose_is_comments_and_docstrings() -> None:
+    text = '"""One.\n\nThree."""\nx = 1  # A comment.\n"""Of x."""\ny = 2\n'
+    assert tidy.prose_lines(text, ast.parse(text)) == 5
+
+
+def test_long_lines_of_a_document(tmp_path: Path) -> None:
+    long = "word " * 30
+    page = tmp_path / "page.md"
+    page.write_text(f"{long}\n| {long} |\n```\n{long}\n```\nshort\n{'x' * 150}\n")
+    assert tidy.long_lines(page) == 1
+
+
+def test_the_list_only_shrinks() -> None:
+    rules = {rule: {} for rule in tidy.LIMITS}
+    now = rules | {"module_lines": {"a.py": 500, "b.py": 450}}
+    listed = {"module_lines": {"a.py": 480, "b.py": 460, "c.py": 410}}
+    worse, better = tidy.compare(now, listed)
+    assert worse == ["a.py: module_lines is 500, at most 480 may be"]
+    assert [line.split(":")[0] for line in better] == ["b.py", "c.py"]
+    assert tidy.compare(now, {}) == (
+        [
+            "a.py: module_lines is 500, at most 400 may be",
+            "b.py: module_lines is 450, at most 400 may be",
+        ],
+        [],
+    )
