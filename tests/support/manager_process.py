@@ -35,7 +35,7 @@ class ManagerProcess(Broker):
     def command(self) -> list[str]:
         return [
             "env", *(f"{name}={value}" for name, value in self.environment.items()),
-            sys.executable, "-m", "holdfast.cli.main", "topology", "serve",
+            sys.executable, "-m", "holdfast.cli.main", "federation", "manager", "serve",
             "--port", str(self.port),
         ]  # fmt: skip
 
@@ -76,7 +76,7 @@ def command(
     *arguments: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", "topology", *arguments],
+        [sys.executable, "-m", "holdfast.cli.main", "federation", "manager", *arguments],
         env=dict(os.environ, PYTHONPATH=str(SOURCE)) | (environment or {}),
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip

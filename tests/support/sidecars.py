@@ -47,7 +47,7 @@ class Sidecar:
 
     def command(self) -> list[str]:
         return [
-            *[sys.executable, "-m", "holdfast.cli.main", "federator"],
+            *[sys.executable, "-m", "holdfast.cli.main", "federation", "sidecar"],
             *["--broker", self.broker],
             *["--data-dir", str(self.directory / "federation"), "--listen", self.address],
             *["--admin", f"127.0.0.1:{self.admin_port}", *self.options],

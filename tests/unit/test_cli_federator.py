@@ -151,7 +151,7 @@ def test_a_wrong_file(tmp_path: Path, content: str, text: str) -> None:
 
 
 def test_every_option_is_a_setting() -> None:
-    arguments = ["federator"]
+    arguments = ["federation", "sidecar"]
     for name, (key, _, _) in command._OPTIONS.items():
         option = f"--{name.replace('_', '-')}"
         value = {"protocol": "3.1.1", "listen": "127.0.0.1:1", "advertise": "h:1"}.get(name, "x")
@@ -159,7 +159,7 @@ def test_every_option_is_a_setting() -> None:
         assert key
     for name in command._LISTS:
         arguments += [f"--{name}", "a:1", f"--{name}", "b:2"]
-    args = build_parser(["federator"]).parse_args(arguments)
+    args = build_parser(["federation"]).parse_args(arguments)
     given = command._overrides(args)
     assert given["edge.broker"] == ["a:1", "b:2"]
     given |= {key: "" for key in given if key.startswith("federation.manager")}
@@ -171,14 +171,14 @@ def test_every_option_is_a_setting() -> None:
 def test_wrong_usage_ends_with_a_line(
     capsys: pytest.CaptureFixture[str], environment: pytest.MonkeyPatch
 ) -> None:
-    assert main(["federator", "--broker", "gopher://x"]) == 2
+    assert main(["federation", "sidecar", "--broker", "gopher://x"]) == 2
     assert "unknown scheme" in capsys.readouterr().err
-    assert main(["federator", "--mode", "paper", "--interest", "x"]) == 2
+    assert main(["federation", "sidecar", "--mode", "paper", "--interest", "x"]) == 2
     assert "environment alone" in capsys.readouterr().err
-    assert main(["federator", "--mode", "paper"]) == 2
+    assert main(["federation", "sidecar", "--mode", "paper"]) == 2
     assert "TOPOLOGY_MANAGER_URL" in capsys.readouterr().err
     environment.setenv("BEACON_INTERVAL", "soon")
-    assert main(["federator"]) == 2
+    assert main(["federation", "sidecar"]) == 2
     assert "BEACON_INTERVAL" in capsys.readouterr().err
 
 
@@ -190,5 +190,5 @@ def test_a_taken_admin_port_ends_with_a_line(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         arguments = ["--admin", address, "--data-dir", str(tmp_path), "--listen", ""]
-        assert main(["federator", *arguments]) == 1
+        assert main(["federation", "sidecar", *arguments]) == 1
     assert "choose another one" in capsys.readouterr().err

@@ -17,5 +17,5 @@ def test_what_is_no_url_is_refused() -> None:
 
 
 def test_a_manager_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topology", "nodes", "--url", "http://127.0.0.1:1/api/v1/join"]) == 1
+    assert main(["federation", "manager", "nodes", "--url", "http://127.0.0.1:1/api/v1/join"]) == 1
     assert "http://127.0.0.1:1 cannot be asked" in capsys.readouterr().err

@@ -93,8 +93,8 @@ def test_what_is_named_is_there(compose: dict[str, Any]) -> None:
 
 def test_every_command_is_one(compose: dict[str, Any]) -> None:
     commands = {name: each.get("command") for name, each in compose["services"].items()}
-    assert commands["topology-manager"] == ["topology", "serve"]
-    assert commands["federator-a"] == commands["federator-b"] == ["federator"]
+    assert commands["topology-manager"] == ["federation", "manager", "serve"]
+    assert commands["federator-a"] == commands["federator-b"] == ["federation", "sidecar"]
     assert commands["holdfast-c"] == ["serve"]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["/opt/holdfast/bin/holdfast"]' in dockerfile

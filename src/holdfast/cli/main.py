@@ -28,9 +28,7 @@ COMMANDS: Final = {
     "cluster": "make, look at and change a cluster; try one on this machine",
     "log": "inspect, verify, dump or follow a data directory",
     "pipeline": "the log as tables, made and kept up to date by Spark",
-    "federator": "make a member of a federation out of any MQTT broker",
-    "federation": "how a broker's membership of a federation is",
-    "topology": "who is in a federation, and who is linked to whom",
+    "federation": "a broker's federation; a member beside any broker; the manager of one",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
 """Command -> help line."""
@@ -41,11 +39,15 @@ _MODULES: Final = {
     "cluster": "cluster.command",
     "log": "log.command",
     "pipeline": "pipeline.command",
-    "federator": "federation.sidecar",
     "federation": "federation.command",
-    "topology": "federation.manager",
 }
 """Command -> its module in holdfast.cli, where that has another name than the command."""
+
+_OLD_NAMES: Final = {
+    "federator": ("federation", "sidecar"),
+    "topology": ("federation", "manager"),
+}
+"""Former name of a command, understood for one more version -> its name."""
 
 _OWN_OPTIONS: Final = frozenset({"pub", "sub"})
 """Commands that parse their arguments themselves."""
@@ -101,6 +103,14 @@ def build_parser(commands: list[str]) -> argparse.ArgumentParser:
 
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else ""
+    if command in _OLD_NAMES:
+        words = _OLD_NAMES[command]
+        print(
+            f"holdfast: `holdfast {command}` is `holdfast {' '.join(words)}` now;"
+            " the next version does not know the old name",
+            file=sys.stderr,
+        )
+        return _dispatch([*words, *arguments[1:]])
     if command in _OWN_OPTIONS:
         own_main: Callable[[list[str]], int] = _command_module(command).main
         return own_main(arguments[1:])

@@ -16,8 +16,8 @@ def federation_contradictions(config: Config) -> Iterator[Problem]:
         yield (
             "federation",
             ": the nodes of a cluster (cluster.peer_bind) are one member of a federation together:"
-            " take the table out, and run holdfast federator with the addresses of all nodes,"
-            " which goes on when one of them is lost",
+            " take the table out, and run holdfast federation sidecar with the addresses of all"
+            " nodes, which goes on when one of them is lost",
         )
     if federation.data != Federation().data:
         yield (

@@ -1,4 +1,5 @@
-"""`holdfast federator` as a process: a federator, its edge to the broker beside it, an admin port.
+"""The process of `holdfast federation sidecar`: a federator, its edge to the broker beside it, and
+an admin port.
 
 - /healthz: this process runs. /readyz: the broker can be published to.
 - /metrics and /api/v1/federation: as a broker with [federation] has them.

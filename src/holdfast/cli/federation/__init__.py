@@ -1,1 +1,1 @@
-"""`holdfast federation`, `holdfast federator` and `holdfast topology`."""
+"""`holdfast federation`: the federation of a broker, the sidecar, the topology manager."""

@@ -1,7 +1,9 @@
-"""`holdfast federation`: how a broker's membership of a federation is, asked from its admin port.
+"""`holdfast federation`: a broker's federation, and the two other programs of a federation.
 
-status      the member, its links, what waits for others
-mesh TOPIC  who wants a topic, and along which tree it reaches them
+status      a broker's member, its links, and the messages that wait for other members
+mesh TOPIC  the members that want a topic, and the tree along which it reaches them
+sidecar     run a member beside any MQTT broker
+manager     run the topology manager, or request something from it
 
 Exit codes: 0 success; 1 it is down, the broker belongs to none or does not answer; 2 wrong usage.
 """
@@ -14,6 +16,7 @@ from urllib.parse import quote
 
 from holdfast.cli.cluster.http import DEFAULT_ADMIN, AdminError, AdminPort
 from holdfast.cli.cluster.text import table
+from holdfast.cli.federation import manager, sidecar
 from holdfast.cli.log.text import count_text
 
 EXIT_FAILED: Final = 1
@@ -22,14 +25,16 @@ EXIT_FAILED: Final = 1
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
         "federation",
-        help="how a broker's membership of a federation is",
-        description="How the membership of a broker with [federation] is.",
+        help="a broker's federation; a member beside any broker; the manager of one",
+        description="A broker with [federation], a member beside any broker, and the manager.",
     )
     commands = parser.add_subparsers(dest="federation_command", metavar="COMMAND", required=True)
-    commands.add_parser("status", help="the member, its links, what waits for others")
-    mesh = commands.add_parser("mesh", help="who wants a topic, and which way it takes")
+    status = commands.add_parser("status", help="the member, its links, what waits for others")
+    mesh = commands.add_parser("mesh", help="the members that want a topic, and its way to them")
     mesh.add_argument("topic", metavar="TOPIC")
-    for each in commands.choices.values():
+    sidecar.add_parser(commands)
+    manager.add_parser(commands)
+    for each in (status, mesh):
         each.add_argument(
             "--admin",
             metavar="ADDR:PORT",
@@ -40,6 +45,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.federation_command == "sidecar":
+        return sidecar.run(args)
+    if args.federation_command == "manager":
+        return manager.run(args)
     query = ""
     if args.federation_command == "mesh":
         query = f"?topic={quote(args.topic, safe='')}"

@@ -1,4 +1,4 @@
-"""`holdfast topology`: the manager of a federation, and what it is asked from the command line.
+"""`holdfast federation manager`: the topology manager, and requests to it.
 
 serve       run the manager until SIGTERM or SIGINT; configured by the environment
 nodes       the members, their health and their neighbours
@@ -49,11 +49,11 @@ _COMMANDS: Final = {
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
-        "topology",
-        help="who is in a federation, and who is linked to whom",
+        "manager",
+        help="run the topology manager of a federation, or request something from it",
         description="The topology manager of a federation.",
     )
-    commands = parser.add_subparsers(dest="topology_command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="manager_command", metavar="COMMAND", required=True)
     serve = commands.add_parser("serve", help="run the manager; configured by the environment")
     for name, text in _SERVE_OPTIONS.items():
         serve.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", help=text)
@@ -88,13 +88,13 @@ def _link(text: str) -> tuple[int, int]:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.topology_command == "serve":
+    if args.manager_command == "serve":
         return _serve(args)
     url = args.url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     token = args.token or os.environ.get(TOKEN_VARIABLE) or ""
     command = {
         "nodes": _nodes, "links": _links, "join-token": _join_token, "dot": _dot, "leave": _leave,
-    }[args.topology_command]  # fmt: skip
+    }[args.manager_command]  # fmt: skip
     try:
         command(ManagerPort(url, token, args.ca, args.cert, args.key), args)
     except ManagerError as error:

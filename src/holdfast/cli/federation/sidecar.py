@@ -1,4 +1,4 @@
-"""`holdfast federator`: makes a member of a federation out of any MQTT broker, from beside it.
+"""`holdfast federation sidecar`: a member of a federation beside any MQTT broker.
 
 It runs until SIGTERM or SIGINT. `holdfast federation status --admin 127.0.0.1:7884` says how it is.
 
@@ -44,9 +44,9 @@ _LISTS: Final = {
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = subparsers.add_parser(
-        "federator",
-        help="make a member of a federation out of any MQTT broker",
-        description="The federator beside an MQTT broker: links it with others.",
+        "sidecar",
+        help="run a member beside any MQTT broker",
+        description="A member of a federation beside any MQTT broker: links it with others.",
     )
     parser.add_argument("-c", "--config", type=Path, metavar="FILE", help="TOML configuration")
     for name, (_, value, text) in _OPTIONS.items():

@@ -1,4 +1,5 @@
-"""How `holdfast federator` is configured: file, environment, command line, the later one winning.
+"""The configuration of `holdfast federation sidecar`: file, environment, command line. The later
+one wins.
 
 - File: TOML with the tables [federation], as in a broker's configuration, [edge] for the broker
   beside it, [admin].

@@ -2,7 +2,8 @@
 whether it still is a member and has heard of all its neighbours.
 
 The published manager is only ever joined: it knows no other question, and would take a second join
-for another member. `holdfast topology` answers the question, and gives who joins again its id.
+for another member. `holdfast federation manager` answers the question, and gives a member that
+joins again its id.
 """
 
 import asyncio
