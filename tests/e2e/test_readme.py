@@ -1,4 +1,7 @@
-"""Every command and every program in README.md runs, as it stands but for ports and directories."""
+"""Runs the commands and programs of README.md and of the guides below docs/.
+
+Ports and directories are replaced; everything else is run as the page has it.
+"""
 
 import contextlib
 import json
@@ -21,18 +24,34 @@ from tests.e2e.pair import wait_until
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
 TIMEOUT_S = 30.0
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
 
 
-def holdfast_lines() -> list[str]:
+def section(title: str, name: str = "README.md") -> str:
+    return page(name).split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+README = page("README.md")
+OPERATING = page("docs/operating.md")
+PAIR = section("Try it", "docs/shared-storage.md")
+NODE_BY_NODE = section("Three nodes on one machine", "docs/cluster.md")
+FEDERATION = section("Try it", "docs/federation.md")
+OWN_TABLES = section("Tables of your own", "docs/pipeline.md")
+PUBLISH_QUEUE = page("docs/publish-queue.md")
+
+
+def blocks(language: str, text: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def holdfast_lines(text: str) -> list[str]:
     return [
         line.split("  #")[0].strip()
-        for block in blocks("sh")
+        for block in blocks("sh", text)
         for line in block.splitlines()
         if line.startswith("holdfast ")
     ]
@@ -72,9 +91,8 @@ def wait_for(process: subprocess.Popen[str], port: int, directory: Path) -> None
         assert time.monotonic() < deadline
 
 
-def test_the_five_lines(tmp_path: Path) -> None:
-    section = README.split("## Five lines")[1]
-    lines = re.findall(r"^holdfast .*$", section.split("```")[1], re.MULTILINE)
+def test_the_five_minutes(tmp_path: Path) -> None:
+    lines = holdfast_lines(section("Five minutes"))
     port, admin = free_port(), free_port()
     serve, sub, pub = (command_of(line, port, admin, tmp_path) for line in lines)
     environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
@@ -101,15 +119,17 @@ def test_the_five_lines(tmp_path: Path) -> None:
 
 
 def test_the_commands_that_end_by_themselves(tmp_path: Path) -> None:
-    lines = [line for line in holdfast_lines() if "--check-config" in line or " passwd " in line]
-    assert len(lines) >= 2
+    lines = [
+        line for line in holdfast_lines(OPERATING) if "--check-config" in line or " passwd " in line
+    ]
+    assert len(lines) == 2
     for line in lines:
         done = run(command_of(line, free_port(), free_port(), tmp_path), tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 
 def test_every_line_is_run_by_a_test() -> None:
-    """The lines that are left are servers, started with the very options here."""
+    """The first line of operating.md starts a broker with options that other tests use."""
     known = (
         "serve --data ./data",
         "sub -t",
@@ -117,19 +137,14 @@ def test_every_line_is_run_by_a_test() -> None:
         "--check-config",
         "passwd -b -c",
         " pipeline ",
-        *PAIR,
     )
-    of_sites = section("A cluster") + section("A federation")
-    for line in holdfast_lines():
-        assert line in of_sites or any(each in line for each in known), line
-
-
-PAIR = ("serve --data ./shared --standby", "pub --server", "cluster status", "cluster handover")
+    of_cluster = section("A cluster")
+    for line in holdfast_lines(README) + holdfast_lines(OPERATING):
+        assert line in of_cluster or any(each in line for each in known), line
 
 
 def test_the_pair(tmp_path: Path) -> None:
-    section = README.split("## A pair that takes over")[1]
-    lines = re.findall(r"^holdfast .*$", section.split("```")[1], re.MULTILINE)
+    lines = holdfast_lines(PAIR)
     assert len(lines) == 5
     ports = {text: str(free_port()) for text in ("18083", "18084", "1883", "1884")}
 
@@ -158,10 +173,6 @@ def test_the_pair(tmp_path: Path) -> None:
         for node in nodes:
             node.kill()
             node.wait()
-
-
-def section(title: str) -> str:
-    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 class Shell:
@@ -238,14 +249,10 @@ def free_base() -> int:
             return base
 
 
-def cluster_blocks() -> list[str]:
-    return re.findall(r"```sh\n(.*?)```", section("A cluster"), re.DOTALL)
-
-
 def test_the_cluster_for_trying(shell: Callable[[dict[str, int]], Shell], tmp_path: Path) -> None:
     base = free_base()
     terminal = shell({"1883": base, "1884": base + 1, "1885": base + 2, "1983": base + 100})
-    local, trial = cluster_blocks()[:2]
+    local, trial = blocks("sh", section("A cluster"))
     table = tmp_path / "nodes"
     cluster = terminal.start(local, table)
     wait_until(lambda: cluster.poll() is not None or "ready after" in table.read_text(), "ready")
@@ -265,7 +272,7 @@ def test_the_cluster_for_trying(shell: Callable[[dict[str, int]], Shell], tmp_pa
 def test_the_cluster_node_by_node(shell: Callable[[dict[str, int]], Shell]) -> None:
     texts = (f"{first + node}" for first in (1883, 18083, 21883) for node in range(3))
     terminal = shell({text: free_port() for text in texts})
-    serve, make, remove = cluster_blocks()[2:]
+    serve, make, remove = blocks("sh", NODE_BY_NODE)
 
     def succeeds(block: str) -> bool:
         return terminal.run(block)[0] == 0
@@ -286,7 +293,7 @@ def test_the_cluster_node_by_node(shell: Callable[[dict[str, int]], Shell]) -> N
 def test_the_federation(shell: Callable[[dict[str, int]], Shell], tmp_path: Path) -> None:
     texts = (f"{first + node}" for first in (1883, 7883, 18083) for node in range(3))
     terminal = shell({text: free_port() for text in texts})
-    serve, talk = re.findall(r"```sh\n(.*?)```", section("A federation"), re.DOTALL)
+    serve, talk = blocks("sh", FEDERATION)
     assert terminal.run(serve)[0] == 0
     subscribe, mesh, *rest = talk.splitlines()
     received = tmp_path / "received"
@@ -308,7 +315,7 @@ def nodes_of(text: str) -> int:
 
 def test_the_python_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     broker = start_holdfast()
-    program = next(block for block in blocks("python") if "client.aio" in block)
+    program = next(block for block in blocks("python", README) if "asyncio.run" in block)
     done = run([sys.executable, "-c", program.replace("1883", str(broker.port))], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "greetings/world" in done.stdout
@@ -317,7 +324,7 @@ def test_the_python_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None
 def test_the_publish_queue_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     """The first of the two servers is not there: the client finds the other."""
     broker = start_holdfast()
-    program = next(block for block in blocks("python") if "PublishQueue" in block)
+    program = next(block for block in blocks("python", PUBLISH_QUEUE) if "asyncio.run" in block)
     program = program.replace("1883", str(free_port())).replace("1884", str(broker.port))
     done = run([sys.executable, "-c", program], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -329,7 +336,7 @@ def test_the_publish_queue_lines(start_holdfast: StartHoldfast, tmp_path: Path) 
 def test_the_spark_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     broker = start_holdfast()
     greet(broker.port)
-    program = next(block for block in blocks("python") if "spark_session" in block)
+    program = next(block for block in blocks("python", README) if "spark_session" in block)
     program = program.replace("127.0.0.1:1883", f"127.0.0.1:{broker.port}")
     program = program.replace("127.0.0.1:18083", f"127.0.0.1:{broker.admin_port}")
     done = subprocess.run(
@@ -360,9 +367,9 @@ def greet(port: int) -> None:
 def test_the_pipeline_lines(start_holdfast: StartHoldfast, tmp_path: Path) -> None:
     broker = start_holdfast()
     greet(broker.port)
-    program = next(block for block in blocks("python") if block.startswith("# my_tables.py"))
+    program, *_ = blocks("python", OWN_TABLES)
     (tmp_path / "my_tables.py").write_text(program)
-    lines = [line for line in holdfast_lines() if " pipeline " in line]
+    lines = holdfast_lines(section("Spark")) + holdfast_lines(OWN_TABLES)
     assert len(lines) == 4
     outputs = []
     for line in lines:
