@@ -1,12 +1,16 @@
 """A table's declaration as docs/tables.md has it."""
 
+from textwrap import fill
+
 from holdfast.pipeline.lake.table import Grain, Table
 
+COLUMNS = 100
 _UNITS = {"hour": "each hour", "day": "each day", "all": "whenever its source has changed"}
 
 
 def rendered(table: Table) -> str:
-    lines = [f"### `{table.name}`", "", f"{table.description}. {_making(table)}", ""]
+    text = fill(f"{table.description}. {_making(table)}", COLUMNS, break_on_hyphens=False)
+    lines = [f"### `{table.name}`", "", text, ""]
     lines += ["| column | type | |", "|---|---|---|"]
     for column in table.columns:
         lines.append(f"| `{column.name}` | {column.type} | {column.description} |")
