@@ -4,7 +4,7 @@ each alert exactly once.
 Expects numbers on `plant/<machine>/temperature`, and publishes those above a limit as JSON to
 `alerts/<machine>`::
 
-    python examples/alerts.py admin=127.0.0.1:8080 mqtt=127.0.0.1:1883 checkpoint=./alerts limit=90
+    python examples/alerts.py admin=127.0.0.1:18083 mqtt=127.0.0.1:1883 checkpoint=./alerts limit=90
 """
 
 import sys
