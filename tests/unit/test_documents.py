@@ -85,8 +85,12 @@ def members(node: ast.ClassDef | ast.Module) -> dict[str, ast.AST]:
     """What a module or class has: definitions, constants, fields and attributes of `self`."""
     found: dict[str, ast.AST] = {}
     for each in ast.walk(node):
-        is_set = isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
-        if is_set and isinstance(node, ast.ClassDef) and ast.unparse(each.value) == "self":
+        if (
+            isinstance(node, ast.ClassDef)
+            and isinstance(each, ast.Attribute)
+            and isinstance(each.ctx, ast.Store)
+            and ast.unparse(each.value) == "self"
+        ):
             found.setdefault(each.attr, each)
     for each in node.body:
         if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
