@@ -1,4 +1,4 @@
-"""How `holdfast federator` is configured, and what it says when it cannot be."""
+"""How `holdfast federation sidecar` is configured, and what it says when it cannot be."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `holdfast topology` makes of its arguments."""
+"""What `holdfast federation manager` makes of its arguments."""
 
 import pytest
 
