@@ -1,9 +1,9 @@
-"""Announcements signed with the key of a member's certificate, and others' looked at.
+"""Signs a member's announcements with the key of its certificate and verifies those of others.
 
-The certificate that shows a member on its links shows it in its announcements, too: there is no
-second key to hand out. It travels with the signature, for a member is known where it has no link.
-Needs `cryptography` (`pip install 'holdfast[federation-signing]'`), since the standard library
-cannot sign.
+The certificate that authenticates a member on its links also signs its announcements, so there is
+no second key to distribute. It travels with the signature, because most members have no link to the
+origin of an announcement. This module needs `cryptography` (`pip install
+'holdfast[federation-signing]'`), because the standard library cannot sign.
 """
 
 import logging
@@ -23,18 +23,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("holdfast")
 
 CHAIN_MAX: Final = 5
-"""Certificates from a member's own to the authority's."""
+"""The most certificates in a chain from a member's own to the authority's."""
 KEPT_MAX: Final = 4096
-"""Certificates that were found to be good, or not."""
+"""The most verdicts on certificates, good or bad, in memory. The oldest one is dropped first."""
 _CONTEXT: Final = b"holdfast federation announcement 1\0"
 EXTRA: Final = "pip install 'holdfast[federation-signing]'"
 
 
 class CertificateKeys:
-    """A `federation.signing.Signing`."""
+    """The `AnnouncementKeys` of `holdfast.federation.core.signing` that use X.509 certificates."""
 
     def __init__(self, settings: Federation, is_required: bool) -> None:
-        """Raises TlsError, OSError, and ImportError without `cryptography`."""
+        """Read certificate, key and authority from files.
+
+        Raises `TlsError` or `OSError` when a file cannot be used, and `ImportError` without
+        `cryptography`.
+        """
         from cryptography import x509
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -46,7 +50,7 @@ class CertificateKeys:
                 f" {CERTIFICATE_BYTES_MAX} go with an announcement: leave out what is in ca"
             )
         self._context = _CONTEXT + settings.name.encode() + b"\0"
-        # By origin and certificate; None: it is not the origin's.
+        # By origin and certificate. None: the certificate does not belong to the origin.
         self._kept: dict[tuple[bytes, bytes], Certificate | None] = {}
         try:
             self._key = load_pem_private_key(Path(settings.key).read_bytes(), None)
@@ -90,7 +94,7 @@ class CertificateKeys:
         return True
 
     def _certified(self, origin: bytes, certificate: bytes) -> "Certificate | None":
-        """What the federation's authority has certified for the member."""
+        """Return the member's certificate if the authority has issued it, else None."""
         key = (origin, certificate)
         if key not in self._kept:
             if len(self._kept) >= KEPT_MAX:
@@ -118,7 +122,10 @@ class CertificateKeys:
 
 
 def signing_of(settings: Federation) -> CertificateKeys | None:
-    """As configured. Raises TlsError, OSError."""
+    """Make the keys that the settings ask for, or None without signatures.
+
+    Raises `TlsError` or `OSError` when the files cannot be used.
+    """
     if settings.signatures == "off" or not settings.certificate:
         return None
     is_required = settings.signatures == "required"
@@ -144,7 +151,7 @@ def _rsa() -> "tuple[PSS, SHA256]":
 
 
 def _names(certificate: "Certificate") -> set[str]:
-    """Common names and DNS names, as on links."""
+    """Return the common names and DNS names, the same that links accept."""
     from cryptography import x509
 
     names = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)

@@ -1,4 +1,4 @@
-"""What a federator counts, since its start."""
+"""The counters of a federator since its start."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,24 +10,26 @@ from holdfast.server.peers.complaints import Complaints
 
 _DATA: Final = next(number for number, kind in KINDS.items() if kind is Data)
 LOSSES: Final = ("queue full", "too old", "member left", "member gone")
-"""Worth a line in the log, once a minute for each destination."""
+"""Reasons of loss that are logged, at most once a minute for each destination."""
 
 
 @dataclass(slots=True)
 class Counters:
+    """The counts of frames, deliveries and losses of one federator."""
+
     delivered: int = 0
-    """To the edge, first deliveries only."""
+    """Messages delivered to the edge, without repetitions."""
     control_frames: int = 0
     control_bytes: int = 0
     data_frames: int = 0
-    """Messages and their confirmations."""
+    """Frames with messages and their confirmations."""
     data_bytes: int = 0
     data_copies: int = 0
-    """Those of `data_frames` that are messages: one for each link."""
+    """The part of `data_frames` with messages: one frame for each link."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Messages of QoS 0, or destinations of others, by reason."""
+    """Lost messages of QoS 0, or lost destinations of other messages, by reason."""
     hops: Counter[int] = field(default_factory=Counter)
-    """Links behind messages that were delivered here."""
+    """Messages delivered here, by the number of links that they crossed."""
 
     def sent(self, frame: bytes) -> None:
         if frame[1] in CONTROL:

@@ -1,10 +1,11 @@
-"""What the federation brings, on its way into the broker.
+"""The queue of messages from the federation to the broker.
 
-- The edge gets everything in the order in which the member delivered it; what it was given and has
-  not done when it goes down, it gets again from the first on, when it is up.
-- The position of an origin moves over what the edge has done, and over nothing else: it is that of
-  the first message that is not done.
-- What waits is bounded by the windows of the origins, for none of it is confirmed.
+- The edge receives messages in the order in which the member delivered them. When it comes up
+  again, it receives all unfinished ones again, from the first.
+- The position of an origin is that of its first unfinished message. A message that finishes before
+  an older one therefore moves nothing. Otherwise a crash would lose the older one: its origin would
+  not send it again.
+- The windows of the origins bound the queue, because no message in it is confirmed.
 """
 
 from collections import Counter, deque
@@ -17,7 +18,7 @@ from holdfast.federation.core.messages.streams import Position
 from holdfast.federation.sidecar.edge import Edge
 
 Pass = Callable[[bytes, Position, list[MessageId]], None]
-"""An origin, its new position, and the messages that the position has moved over."""
+"""A callback with an origin, its new position, and the ids of the messages below it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,13 +29,16 @@ class _Delivery:
 
 
 class Deliveries:
+    """Gives deliveries to the edge and advances the positions of their origins."""
+
     def __init__(self, edge: Edge, passed: Pass, counts: Counter[str]) -> None:
-        """`counts`: of messages that the edge did not get, by reason."""
+        """`counts`: receives the messages that the edge did not get, by reason."""
         self._edge = edge
         self._passed = passed
         self._counts = counts
         self._is_up = False
-        # Of the times that the edge was up: an answer of an earlier one counts for nothing.
+        # Counts the times that the edge came up. A late `done` of an earlier time is ignored: the
+        # message has been given to the edge again.
         self._generation = 0
         self._waiting: dict[MessageId, _Delivery] = {}
         self._origins: dict[bytes, deque[_Delivery]] = {}
@@ -64,7 +68,7 @@ class Deliveries:
         self._generation += 1
         generation = self._generation
         for delivery in list(self._waiting.values()):
-            # The edge may go down while it is given all this.
+            # The edge may go down in the middle of this loop.
             if generation == self._generation and self._is_up and not delivery.is_done:
                 self._hand_over(delivery, now)
 

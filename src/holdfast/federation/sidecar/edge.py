@@ -1,7 +1,7 @@
-"""What stands between a federator and its broker.
+"""The interface between a federator and its broker.
 
-An edge turns a broker's clients into a member's: it says what they want, hands over what they
-publish, and publishes for them what the federation brings. Every call is made in the event loop.
+An edge represents a broker's clients in the federation. It reports their interest, hands over their
+messages, and publishes for them what the federation delivers. Every call is made in the event loop.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,35 +15,49 @@ class EdgeHost(Protocol):
     """The federator, as its edge sees it."""
 
     def publish(self, message: Message, done: Callable[[], None]) -> None:
-        """A client's message. `done` is called once it is in custody, durably, or is nobody's;
-        only then may the edge acknowledge it to the broker. Never called for what the edge
-        published itself. While custody has no room, `done` waits: the edge's window closes.
+        """Accept a client's message.
+
+        `done` is called once the message is durably in custody or has no destination. Only then may
+        the edge acknowledge it to the broker. While custody has no room, `done` waits, so the
+        edge's window closes. The edge never calls this for messages that it published itself: they
+        would circulate.
         """
 
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
-        """Filters of clients that began and ended, each once for each of them."""
+        """Report the filters that clients subscribed to and unsubscribed from, once per client."""
 
     def retained_removed(self, removals: Mapping[str, int]) -> None:
-        """By clients: topics, and when, in microseconds of the wall clock."""
+        """Report topics whose retained message a client removed, with the time of removal.
+
+        Times are microseconds of the wall clock.
+        """
 
     def edge_up(self) -> None:
-        """The broker can be published to."""
+        """Report that the broker accepts publishes."""
 
     def edge_down(self, reason: str) -> None:
-        """What was delivered and not done is to be delivered again, from the first on."""
+        """Report that the broker is gone. Deliveries without `done` will be repeated from the
+        first."""
 
 
 class Edge(Protocol):
+    """The broker's side of a federator."""
+
     async def start(self, host: EdgeHost) -> None:
-        """Returns at once; the edge connects by itself, again and again. `edge_up` tells."""
+        """Begin to connect and return at once.
+
+        The edge reconnects automatically, and reports each success with `edge_up`.
+        """
 
     def want(self, filters: frozenset[str]) -> None:
-        """What other members want of this broker's messages, in place of what was wanted."""
+        """Replace the set of filters that other members want of this broker's messages."""
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
-        """To the broker's clients, in order; its expiry counts from now. `done` when the broker has
-        it durably, for QoS 0 when it is sent. `place` grows within (id.node, id.epoch): a broker
-        that deduplicates by producer sequence uses it. Only between `edge_up` and `edge_down`.
+        """Publish a message to the broker's clients, in the order of the calls.
+
+        Its expiry counts from now. `done` is called when the broker has it durably, for QoS 0 when
+        it is sent. `place` grows within (`id.node`, `id.epoch`), so a broker can use it as the
+        producer sequence. The federator calls this only between `edge_up` and `edge_down`.
         """
 
     async def stop(self) -> None: ...
@@ -51,13 +65,18 @@ class Edge(Protocol):
 
 @runtime_checkable
 class RetainingEdge(Edge, Protocol):
-    """One whose broker's retained messages are the federation's, too."""
+    """An edge whose broker shares its retained messages with the federation."""
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
-        """What the broker has retained under the filters; `came_from` is set on what the
-        federation brought. `done` gets an empty list if it cannot be read."""
+        """Read the broker's retained messages under the filters.
+
+        `came_from` is set on messages that the federation brought. `done` receives an empty list if
+        the broker cannot be read.
+        """
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
-        """The broker retains this under its topic, with an empty payload nothing. It is no
-        publication; a broker that can be told it in no other way takes it for one. `done` when
-        the broker has it durably. Only between `edge_up` and `edge_down`."""
+        """Have the broker retain the message, or remove its topic's one if the payload is empty.
+
+        It is no publication, but a broker with no other way treats it as one. `done` is called when
+        the broker has it durably. The federator calls this only between `edge_up` and `edge_down`.
+        """

@@ -1,4 +1,4 @@
-"""A member of a federation, with its links, its store and its edge."""
+"""The federator: a member of a federation with its links, its store and its edge."""
 
 import asyncio
 import logging
@@ -55,28 +55,30 @@ MADE_UP: Final = {
     "absurd announcement": "had an epoch that no member has counted up to",
     "unsigned announcement": 'were not signed: set signatures = "send" at all members first',
 }
-"""Counters of the member that are worth a line, and what they count."""
+"""The counters of the member that are logged when they grow, with the text of the line."""
 Result = TypeVar("Result")
 
 
 class FederatorError(Exception):
-    """The federator cannot start, or cannot go on. The text says what to do."""
+    """The federator cannot start or continue. The text says what to do."""
 
 
 class Federator:
-    """Is the EdgeHost of its edge. What `edge.start` tells of interest before it returns is part
-    of the first announcement; what comes later may miss messages published before it came.
+    """A running member, and the `EdgeHost` of its edge.
 
-    Filters for export and import are the edge's work. While a destination's queue is full and
-    `when_full` is `wait`, messages of QoS 1 and 2 are held here, and their `done` with them; their
-    number is bounded by the edge's window. With `drop-oldest`, `done` comes as always, and what
-    the oldest ones lose is counted.
+    Interest that the edge reports before `edge.start` returns is part of the first announcement.
+    Messages that other members publish before a later report may be missed.
+
+    The edge applies the filters for export and import. While a destination's queue is full and
+    `when_full` is `wait`, messages of QoS 1 and 2 and their `done` wait here. The edge's window
+    bounds their number. With `drop-oldest`, `done` is never delayed, and the dropped messages are
+    counted.
     """
 
     def __init__(
         self, settings: Settings, edge: Edge, config: FederationConfig | None = None
     ) -> None:
-        """`config`: in place of what the settings make."""
+        """`config`: replaces the one derived from the settings."""
         self.settings = settings
         self.config = config or settings.member_config()
         self.counters = Counters()
@@ -102,28 +104,28 @@ class Federator:
         self._is_stopped = False
         self._has_edge = False
         self._failure: asyncio.Future[FederatorError] | None = None
-        # The loop's, which is not looked for with each message.
+        # Bound once: a look-up of the running loop for each message is measurable.
         self._clock: Callable[[], float]
-        # What was said of announcements that are not believed.
+        # The counts of `MADE_UP` that were last logged.
         self._made_up: Counter[str] = Counter()
-        # What the edge says before there is a member.
+        # Interest that the edge reports before the member exists.
         self._early_interest: Counter[str] = Counter()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         self._noticing: InterestPersister | None = None
         self._retention: RetainedSync | None = None
 
-    # Beginning and end
+    # Start and stop
 
     @property
     def node(self) -> bytes:
-        """The member's id. Known after `open`."""
+        """The member's id, available after `open`."""
         assert self._identity is not None, "not opened"
         return self._identity.node
 
     @property
     def epoch(self) -> int:
-        """Of this start."""
+        """The epoch of this start."""
         assert self._identity is not None, "not opened"
         return self._identity.epoch
 
@@ -143,8 +145,10 @@ class Federator:
         return self._store
 
     async def open(self) -> None:
-        """Take the directory, and this start's epoch. `start` does it where it was not done. Raises
-        FederatorError."""
+        """Lock the directory and take a new epoch; `start` calls this unless the caller did.
+
+        Raises `FederatorError` when the directory or the store cannot be used.
+        """
         loop = asyncio.get_running_loop()
         self._clock = loop.time
         self._failure = loop.create_future()
@@ -162,7 +166,7 @@ class Federator:
                 self._identity_file.release()
 
     async def start(self) -> None:
-        """Raises FederatorError."""
+        """Start links, edge and member. Raises `FederatorError` when one of them cannot start."""
         if self._identity is None:
             await self.open()
         try:
@@ -226,7 +230,7 @@ class Federator:
         self._call(lambda member, now: None)
 
     async def stop(self) -> None:
-        """The member stays one: what is for it waits at its origins."""
+        """Stop the process part. The member remains: messages for it wait at their origins."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -247,14 +251,14 @@ class Federator:
         await asyncio.to_thread(self._identity_file.release)
 
     async def leave(self) -> None:
-        """Out of the federation for good, and stop: what waits for it elsewhere is given up."""
+        """Leave the federation for good and stop. Other members drop the messages for this one."""
         self._call(lambda member, now: member.leave(now))
         if self._managing is not None:
             await self._managing.leave()
         await self.stop()
 
     async def failed(self) -> FederatorError:
-        """Returns when it cannot go on; it is still to be stopped."""
+        """Wait until the federator cannot continue. The caller still has to call `stop`."""
         assert self._failure is not None, "not opened"
         return await asyncio.shield(self._failure)
 
@@ -264,10 +268,10 @@ class Federator:
             logger.critical("federation: %s", text)
             self._failure.set_result(FederatorError(text))
 
-    # What may be asked
+    # Status
 
     def status(self) -> dict[str, object]:
-        """For people and the API; plain values that JSON can have."""
+        """Return the status for people and the API, as plain values that JSON can express."""
         return status_of(
             self.settings,
             self.epoch,
@@ -284,7 +288,7 @@ class Federator:
     def mesh(self, topic: str) -> Mesh:
         return self.member.mesh(topic)
 
-    # What the edge tells
+    # EdgeHost
 
     def publish(self, message: Message, done: Callable[[], None]) -> None:
         self._publications.take(message, done)
@@ -297,7 +301,7 @@ class Federator:
             self._call(lambda member, now: member.local_interest(added, removed, now))
 
     def retained_removed(self, removals: Mapping[str, int]) -> None:
-        # Without a member yet: it is told all that is retained when it begins.
+        # Before the member exists no report is needed: `up` reads everything that is retained.
         if self._retention is not None:
             self._retention.removed(removals)
 
@@ -314,7 +318,7 @@ class Federator:
         if self._retention is not None:
             self._retention.down()
 
-    # What links tell
+    # LinksOwner
 
     def link_up(self, peer: bytes) -> None:
         self._call(lambda member, now: member.link_up(peer, now, self._policy))
@@ -329,8 +333,8 @@ class Federator:
         try:
             self._call(lambda member, now: member.frame(peer, data, now))
         except Exception as error:
-            # Malformed frames are refused before. Whatever this was, the member is made anew from
-            # what is stored; the broker that it is part of goes on.
+            # Malformed frames are rejected before this point, so the state of the member may be
+            # wrong. It must be rebuilt from the store. The broker around it keeps running.
             logger.critical("federation: a frame of %s failed", peer.hex(), exc_info=error)
             self._fail(f"a frame of {peer.hex()} made this member fail: {error!r}")
 
@@ -345,7 +349,7 @@ class Federator:
     def set_desired(self, links: dict[bytes, str]) -> None:
         self._call(lambda member, now: member.desired_topology(links, now))
 
-    # What the store tells
+    # StoreOwner
 
     def on_stored(self, ids: list[MessageId]) -> None:
         self._call(lambda member, now: member.all_stored(ids, now))
@@ -362,7 +366,7 @@ class Federator:
     def _passed(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
         self.store.pass_to(origin, position, ids)
 
-    # The member's wishes
+    # Effects of the member
 
     def _tell(self, input: Callable[[FederationMember, float], None]) -> None:
         self._call(input)
@@ -371,8 +375,11 @@ class Federator:
         return self._clock()
 
     def _call(self, input: Callable[[FederationMember, float], Result]) -> Result:
-        """Do it and carry out what follows. May be called while something else is carried out: then
-        that goes first."""
+        """Apply an input to the member and carry out its effects.
+
+        A call from within an effect only queues its own effects. They follow those already queued,
+        so effects are carried out in the order in which the member produced them.
+        """
         member = self.member
         result = input(member, self._now())
         self._effects.extend(member.take_effects())
@@ -403,7 +410,7 @@ class Federator:
             self.store.add(effect.id, effect.data, effect.may_wait)
         elif isinstance(effect, Delete):
             self.store.remove(effect.id)
-            # Given up before it was durable: it is nobody's any more.
+            # The member gave the message up before it was durable: it has no destination any more.
             self._publications.confirm(effect.id)
         elif isinstance(effect, Dial):
             self.links.dial(effect.node, effect.address)
@@ -414,7 +421,7 @@ class Federator:
         elif isinstance(effect, IdentityConflict):
             self._conflict(effect.epoch)
         else:
-            # Without wall time the member retains nothing.
+            # Retained effects exist only with a wall time, and so with a RetainingEdge.
             assert self._retention is not None
             self._retention.carry_out(effect)
 
@@ -437,7 +444,7 @@ class Federator:
         )
 
     def _tend(self) -> None:
-        """Once for all inputs of a turn of the loop."""
+        """Do the deferred work once for all inputs of a turn of the loop."""
         self._is_tending = False
         if self._is_stopped:
             return

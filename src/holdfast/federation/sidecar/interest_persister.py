@@ -1,4 +1,4 @@
-"""What a member knows of others, on its way to the edge and to the store."""
+"""Passes the interest of other members to the edge and what is known of them to the store."""
 
 import asyncio
 import time
@@ -9,15 +9,24 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar.store.store import MemberStore
 
 WANT_DELAY_S: Final = 0.05
-"""Changes of what others want so close together are told to the edge at once."""
+"""The time in seconds in which changes of interest are gathered into one call of the edge."""
 MEMORY_DELAY_S: Final = 0.5
-"""So long what the member knows of others may be ahead of what is stored of it."""
+"""The time in seconds by which the stored knowledge of other members may lag behind."""
 REST: Final = 20.0
-"""What goes over all that is known takes at most this part of the time: with many members and
-filters, changes are gathered for longer."""
+"""The smallest ratio of waiting to work for each pass over all that is known.
+
+With many members and filters, changes are gathered for longer.
+"""
 
 
 class InterestPersister:
+    """Writes the member's memory to the store and reports changed filters to the edge.
+
+    The edge learns of new filters only after they are durable. Otherwise: the edge hands over a
+    message for a new subscriber, and this process crashes. After the restart the member would not
+    know the subscriber, and would acknowledge the repeated message as unwanted.
+    """
+
     def __init__(
         self, member: FederationMember, store: MemberStore, want: Callable[[frozenset[str]], None]
     ) -> None:
@@ -34,7 +43,7 @@ class InterestPersister:
         self._remembered_digest = b""
 
     def look(self) -> None:
-        """After any input of the member."""
+        """Schedule the work that is due. The federator calls this after any input of the member."""
         member = self._member
         if self._is_stopped:
             return
@@ -45,7 +54,7 @@ class InterestPersister:
             self._memory_timer = loop.call_later(self._memory_delay_s, self._remember)
 
     def stop(self) -> None:
-        """The store gets what there is to remember."""
+        """Stop, and give the store the final state."""
         self._is_stopped = True
         for timer in (self._want_timer, self._memory_timer):
             if timer is not None:
@@ -59,7 +68,7 @@ class InterestPersister:
         wanted = self._member.remote_filters()
         if wanted != self._wanted:
             self._wanted = wanted
-            # What the edge hands over for these has to find them after any restart.
+            # Messages that the edge hands over for these filters must find them after any restart.
             self._store.remember(self._memory())
             self._store.when_written(lambda: self._pass_on(wanted))
         self._want_delay_s = max(WANT_DELAY_S, REST * (time.monotonic() - begin))

@@ -1,4 +1,4 @@
-"""One connection to another member: a peer link that tells when it is slow, and that it lives."""
+"""One connection to another member: a peer link that measures load and signs of life."""
 
 import asyncio
 import struct
@@ -8,47 +8,53 @@ from typing import Final, Protocol, cast
 from holdfast.server.peers.link import PeerLink
 
 FRAME: Final = 0
-"""Kinds of frames of a link: one of `federation.frames`, and those that measure round trips. Others
-are passed over."""
+"""The kind of a frame on a link: a frame of `holdfast.federation.core.frames`.
+
+PING and PONG measure round trips. Other kinds are ignored.
+"""
 PING: Final = 1
 PONG: Final = 2
 TOKEN: Final = struct.Struct(">d")
-"""Of a PING; comes back unchanged."""
+"""The layout of a PING's token: the sender's clock. The PONG returns it unchanged."""
 
 BUSY_BYTES: Final = 1 << 20
-"""Unsent; then the link counts as busy, until `FREE_BYTES` are left."""
+"""The unsent bytes at which a link becomes busy. It stays so until `FREE_BYTES` are left."""
 FREE_BYTES: Final = 1 << 18
 STIR_S: Final = 0.25
-"""Between reports of bytes that are not a whole frame yet."""
+"""The shortest time in seconds between two reports of bytes that are no whole frame yet."""
 
 
 class LinkWatcher(Protocol):
+    """The receiver of a link's changes of state."""
+
     def busy(self, link: "MemberLink", is_busy: bool) -> None: ...
 
     def stirred(self, link: "MemberLink") -> None:
-        """Bytes of a large frame are coming."""
+        """Report that bytes of an incomplete frame are arriving."""
 
 
 class MemberLink(asyncio.BufferedProtocol):
+    """An asyncio protocol around a `PeerLink` that adds backpressure and round trip times."""
+
     def __init__(
         self, inner: PeerLink, watcher: LinkWatcher, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.inner = inner
         self.is_busy = False
         self.rtt_s: float | None = None
-        """Smoothed; None: not measured yet."""
+        """The smoothed round trip in seconds. None: not measured yet."""
         self._watcher = watcher
         self._loop = loop
         self._stirred_at = 0.0
 
     @property
     def node(self) -> bytes:
-        """Only of one that is established."""
+        """The peer's id. Only an established link has one."""
         assert self.inner.peer is not None
         return bytes.fromhex(self.inner.peer.node_id)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are none by class.
+        # `cast`, because the transports of uvloop are no subclasses of asyncio's.
         cast(asyncio.WriteTransport, transport).set_write_buffer_limits(BUSY_BYTES, FREE_BYTES)
         self.inner.connection_made(transport)
 
@@ -78,14 +84,14 @@ class MemberLink(asyncio.BufferedProtocol):
         self.inner.connection_lost(exc)
 
     def token(self) -> bytes:
-        # The loop's clock stands still during a turn.
+        # Not the loop's clock: it stands still during a turn.
         return TOKEN.pack(time.monotonic())
 
     def measured(self, token: bytes) -> None:
-        """A PONG has come."""
+        """Update the round trip from the token of a PONG."""
         if len(token) != TOKEN.size:
             return
         rtt_s = time.monotonic() - TOKEN.unpack(token)[0]
-        # A peer that makes up tokens does not spoil the numbers of others.
+        # A peer that invents tokens must not distort the numbers of other links.
         if 0 <= rtt_s < 60:
             self.rtt_s = rtt_s if self.rtt_s is None else self.rtt_s + (rtt_s - self.rtt_s) / 8

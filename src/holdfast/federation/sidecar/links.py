@@ -1,9 +1,9 @@
-"""The links of a member to others: one TCP connection per pair, of which both ends may dial.
+"""The links of a member to others: one TCP connection per pair, which either end may dial.
 
-`security.peer_handshake` proves who is there, and has the member with the lower id decide which of
-two connections stays: the first. A peer knows the federation's secret, has a certificate for its
-id, or both, as configured. Until it has shown that it costs one of GREETINGS_MAX connections for
-HANDSHAKE_TIMEOUT_S, and gets nothing.
+`holdfast.security.peer_handshake` authenticates the peer. When both ends have dialled, the member
+with the lower id keeps the first of the two connections. A peer knows the federation's secret, has
+a certificate for its id, or both, as configured. Before it has proved that, it occupies one of
+GREETINGS_MAX connections for at most HANDSHAKE_TIMEOUT_S, and receives nothing.
 """
 
 import asyncio
@@ -32,38 +32,49 @@ logger = logging.getLogger("holdfast")
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 2 * CLOSE_TIMEOUT_S
 DIALS_MAX: Final = 64
-"""At once; the member asks again for those that were passed over."""
+"""The most simultaneous dials. The member repeats its request for those that were skipped."""
 PING_S: Final = 5.0
 
 
 @dataclass(frozen=True)
 class LinkBounds:
+    """The limits of one link."""
+
     frame_bytes_max: int = FRAME_BYTES_MAX
     buffer_bytes_max: int = 64 << 20
-    """Unsent to one peer. A frame beyond it is dropped, for which the core is made."""
+    """The most unsent bytes for one peer.
+
+    The core expects frames to be lost, so a frame beyond the limit is dropped.
+    """
     handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
 
 
 class LinksOwner(Protocol):
-    """All calls come from the event loop."""
+    """The receiver of events of the links. All calls come from the event loop."""
 
     def link_up(self, peer: bytes) -> None: ...
 
     def link_down(self, peer: bytes) -> None:
-        """Once per `link_up`, unless the link was closed by `MemberLinks.close`."""
+        """Report the end of a link, once per `link_up`, unless `MemberLinks.close` closed it."""
 
     def link_busy(self, peer: bytes, is_busy: bool) -> None: ...
 
     def link_frame(self, peer: bytes, data: bytes) -> None: ...
 
     def link_stirred(self, peer: bytes) -> None:
-        """The peer lives: bytes have come, if not a whole frame."""
+        """Report that the peer is alive: bytes have arrived, but no whole frame yet."""
 
     def found(self, address: str, peer: bytes) -> None:
-        """Who answers at an address that was given without an id."""
+        """Report the id of the peer that serves an address configured without an id."""
 
 
 class MemberLinks:
+    """All links of one member, its listener, and its dials.
+
+    At most one link per peer is in use. A second connection replaces it only after the handshake
+    has decided for the second one.
+    """
+
     def __init__(
         self,
         owner: LinksOwner,
@@ -71,8 +82,8 @@ class MemberLinks:
         auth: PeerAuth,
         bounds: LinkBounds | None = None,
     ) -> None:
-        """`identity`: its node id is the member's, in hexadecimal digits; its cluster id is the
-        name of the federation."""
+        """`identity`: its node id is the member's id in hexadecimal digits, its cluster id the name
+        of the federation."""
         self.metrics = PeerMetrics()
         self.dropped: Counter[str] = Counter()
         """Frames that were not sent, by reason."""
@@ -83,7 +94,7 @@ class MemberLinks:
         self._bounds = bounds or LinkBounds()
         self._loop = asyncio.get_running_loop()
         self._links: dict[bytes, MemberLink] = {}
-        # All connections, links or not yet.
+        # All connections, including those still in the handshake.
         self._open: dict[PeerLink, MemberLink] = {}
         self._all_closed = asyncio.Event()
         self._unflushed: list[MemberLink] = []
@@ -102,14 +113,17 @@ class MemberLinks:
         self._is_stopped = False
 
     async def start(self, listen: str) -> None:
-        """`listen`: host:port, port 0 for any, or empty to accept nobody. Raises OSError."""
+        """Begin to accept and to ping. Raises `OSError` when the address cannot be used.
+
+        `listen`: host:port, port 0 for any free one, or empty to accept no connections.
+        """
         if listen:
             host, _, port = listen.rpartition(":")
             self.address = f"{host}:{await self._listener.start(host, int(port))}"
         self._ping()
 
     async def stop(self) -> None:
-        """Send what is queued and close everything. The owner hears nothing more."""
+        """Send queued frames and close all connections. The owner receives no more calls."""
         self._is_stopped = True
         if self._pings is not None:
             self._pings.cancel()
@@ -128,10 +142,10 @@ class MemberLinks:
             except TimeoutError:
                 logger.warning("federation: %d connections do not close", len(self._open))
 
-    # Who is to be connected
+    # Dials
 
     def dial(self, node: bytes, address: str) -> None:
-        """Once, unless it is being dialled or is linked."""
+        """Dial a member unless it is linked or a dial to it is in progress."""
         if node in self._links or node in self._dials or self._is_stopped:
             return
         if len(self._dials) >= DIALS_MAX:
@@ -147,7 +161,7 @@ class MemberLinks:
         task.add_done_callback(lambda task: self._dialled(node, task))
 
     def find(self, addresses: Iterable[str]) -> None:
-        """Dial these, again and again until somebody answers, of which the owner is told."""
+        """Dial these addresses repeatedly until a member replies, and report its id."""
         for address in addresses:
             if address not in self._finders and not self._is_stopped:
                 finder = PeerDialer(address, "", self._seek, self._loop)
@@ -157,7 +171,7 @@ class MemberLinks:
     # Frames
 
     def send(self, peer: bytes, data: bytes) -> bool:
-        """False: it was dropped. What a turn of the loop queues for a peer is one write."""
+        """Queue a frame for a peer; False if it was dropped. Frames of one turn share one write."""
         link = self._links.get(peer)
         if link is None:
             self.dropped["not linked"] += 1
@@ -171,7 +185,7 @@ class MemberLinks:
         return self._queue(link, FRAME, data)
 
     def close(self, peer: bytes, reason: str) -> None:
-        """The owner knows: it is not told."""
+        """Close the link to a peer. The owner is not called back."""
         link = self._links.pop(peer, None)
         if link is not None:
             self.metrics.disconnects += 1
@@ -179,7 +193,7 @@ class MemberLinks:
             link.inner.close()
 
     def linked(self) -> dict[bytes, MemberLink]:
-        """Not to be changed."""
+        """The established links by peer, not to be modified."""
         return self._links
 
     def pending_bytes(self, peer: bytes) -> int:
@@ -204,12 +218,12 @@ class MemberLinks:
 
     def _ping(self) -> None:
         for link in self._links.values():
-            # On a busy link it would measure the queue, and the queue is full enough.
+            # On a busy link a ping would measure the queue, and make it longer.
             if not link.is_busy:
                 self._queue(link, PING, link.token())
         self._pings = self._loop.call_later(PING_S, self._ping)
 
-    # What links ask and tell
+    # PeerLinkOwner and LinkWatcher
 
     def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
         own = self.identity
@@ -270,7 +284,7 @@ class MemberLinks:
         logger.warning("federation: closed %s at %s: %s", wrapper.node.hex(), link.remote, text)
 
     def opened(self, link: PeerLink) -> None:
-        """It has been known since it was made."""
+        """Do nothing: the connection is registered since `_new_link`."""
 
     def closed(self, link: PeerLink) -> None:
         wrapper = self._open.pop(link, None)
@@ -305,7 +319,8 @@ class MemberLinks:
         connecting = self._loop.connect_accepted_socket(lambda: link, one, ssl=context)
         refusal = await self._settle(link, connecting)
         if refusal is not None:
-            # Whoever connects must not decide how much is logged.
+            # One line per host and reason: an unauthenticated peer must not control the log's
+            # volume.
             key = f"{remote.rpartition(':')[0]} {refusal.reason}"
             self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
 
@@ -317,7 +332,7 @@ class MemberLinks:
             return
         if refusal.reason == "unexpected" and address in self._finders:
             self._finders[address].needed.set()
-        # As when a member is restarted.
+        # A restart of the other member is normal, so it is logged as information.
         level = logging.INFO if refusal.reason in ("nobody", "reset") else logging.WARNING
         text = f"{expected} at {address} {refusal.text}"
         self._complaints.say(expected, refusal.text, text, level)
@@ -342,8 +357,10 @@ class MemberLinks:
             self._owner.found(finder.address, bytes.fromhex(link.inner.identified()))
 
     async def _settle(self, link: MemberLink, connecting: Awaitable[object]) -> Refusal | None:
-        """Until the connection is a link, refused, or too slow. Why it is none, counted; None too
-        where that is as it should be."""
+        """Wait until the connection is a link, is refused, or times out.
+
+        Return the counted refusal, or None if there is none or it is a normal one.
+        """
         inner = link.inner
         try:
             async with asyncio.timeout(self._bounds.handshake_timeout_s):
@@ -363,11 +380,11 @@ class MemberLinks:
         return None if refusal.quiet else refusal
 
     def _give_up(self, link: PeerLink, refusal: Refusal) -> None:
-        """Unless it has become a link in this very moment."""
+        """Refuse the connection unless it became a link at the same moment."""
         if link.peer is None:
             link.refuse(refusal)
             link.abort()
-            # A loop that was interrupted while it made the connection does not say it is lost.
+            # A loop that was interrupted while connecting does not call `connection_lost`.
             self.closed(link)
 
     def _new_link(self, dials: bool, remote: str, expected: str) -> MemberLink:
@@ -393,7 +410,7 @@ class MemberLinks:
 
 
 def identity_of(node: bytes, federation: str, address: str) -> PeerIdentity:
-    """Of this process."""
+    """Make the identity of this process."""
     return PeerIdentity(
         node.hex(),
         "",

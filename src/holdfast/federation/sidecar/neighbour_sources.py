@@ -1,4 +1,4 @@
-"""Whom a member is to be linked with: the peers of its settings, and what its manager says."""
+"""The desired neighbours of a member, from its settings and from its manager."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ from holdfast.server.event_loop.failures import report
 
 
 class Managed(Protocol):
-    """A federator."""
+    """The federator, as the sources of its neighbours see it."""
 
     settings: Settings
 
@@ -31,16 +31,19 @@ class Managed(Protocol):
 
 
 class NeighbourSources:
-    """The ManagedMember of its client."""
+    """Merges the peers of the settings with those of the manager, as the client's ManagedMember.
+
+    A peer of the settings takes precedence over the manager's address for the same id.
+    """
 
     def __init__(self, federator: Managed, directory: Path) -> None:
-        """Raises TlsError."""
+        """Raises `TlsError` when the files for the manager's connection cannot be used."""
         self._federator = federator
         settings = federator.settings
         peers = [peer_of(text) for text in settings.peers]
         self._fixed = {bytes.fromhex(id): address for id, address in peers if id}
         self._unnamed = [address for id, address in peers if not id]
-        # By address, of those without an id.
+        # The ids found at the addresses that the settings name without an id.
         self._found: dict[str, bytes] = {}
         self._managed: dict[bytes, str] = {}
         self._task: asyncio.Task[None] | None = None
@@ -93,7 +96,7 @@ class NeighbourSources:
         found = {peer: address for address, peer in self._found.items()}
         self._federator.set_desired(self._managed | found | self._fixed)
 
-    # What the manager's client asks and tells
+    # ManagedMember
 
     def links(self) -> dict[bytes, LinkState]:
         return {

@@ -1,13 +1,13 @@
-"""What clients here publish, on its way into custody.
+"""The queue of the broker's messages on their way into custody.
 
-- `done` of a message comes once, when it is in the store durably, or is nobody's, or was given up.
-- The member gets messages of QoS 1 and 2 in the order in which they were published.
-- With `waits`, a message for a member whose queue is full is held, and so are those behind it;
-  otherwise the member makes room in that queue by dropping the oldest, which it counts.
+- `done` of a message is called once: when it is stored durably, has no destination, or was given
+  up.
+- The member receives messages of QoS 1 and 2 in the order in which they were published.
+- With `waits`, a message for a destination whose queue is full waits, and so do all messages behind
+  it. Without `waits`, the member drops the oldest messages of that queue and counts them.
+- While the disk is full and `FULL_BYTES_MAX` wait for it, messages of QoS 1 and 2 wait in any case.
 
-- While the disk is full and enough waits for it, messages of QoS 1 and 2 are held in any case.
-
-What is held is bounded by the edge, whose broker waits for `done`.
+The edge bounds the queue, because its broker waits for `done`.
 """
 
 from collections import deque
@@ -21,12 +21,14 @@ from holdfast.federation.core.member import FederationMember
 from holdfast.federation.sidecar.store.store import MemberStore
 
 Publish = Callable[[Message], MessageId | None]
-"""To the member: its id, or None where nobody wants it."""
+"""Publishes at the member: returns the message's id, or None if no member wants it."""
 
 
 class Publications:
+    """Hands messages to the member, in order, and confirms them to the edge."""
+
     def __init__(self, publish: Publish, waits: bool, refuse: Callable[[str, str], None]) -> None:
-        """`refuse`: a message goes nowhere; a reason to count, and what to say."""
+        """`refuse`: receives a reason to count and a text to log when a message is discarded."""
         self.published = 0
         self.unwanted = 0
         self._publish = publish
@@ -34,13 +36,13 @@ class Publications:
         self._refuse = refuse
         self._member: FederationMember | None = None
         self._store: MemberStore | None = None
-        # Not durable yet; and not with the member yet.
+        # Given to the member and not durable yet; then those not given to it yet.
         self._confirming: dict[MessageId, Callable[[], None]] = {}
         self._held: deque[tuple[Message, Callable[[], None]]] = deque()
         self._is_releasing = False
 
     def begin(self, member: FederationMember, store: MemberStore) -> None:
-        """Until then everything is held."""
+        """Connect the member and the store. Until then every message waits."""
         self._member = member
         self._store = store
 
@@ -51,7 +53,7 @@ class Publications:
     def take(self, message: Message, done: Callable[[], None]) -> None:
         size = len(message.properties)
         if size > PROPERTIES_BYTES_MAX:
-            # Other members would close the link over it.
+            # Other members would close the link on a frame with larger properties.
             text = f"{size} bytes of properties, at most {PROPERTIES_BYTES_MAX} travel"
             self._refuse("properties too large", f"a message on {message.topic[:200]!r} has {text}")
             done()
@@ -61,7 +63,7 @@ class Publications:
             self._hand_over(message, done)
 
     def release(self) -> None:
-        """Something has changed: there may be room for what is held."""
+        """Hand over waiting messages for which there is room now."""
         if self._is_releasing:
             return
         self._is_releasing = True
@@ -72,7 +74,7 @@ class Publications:
             self._is_releasing = False
 
     def confirm(self, id: MessageId) -> None:
-        """It is durable, or given up."""
+        """Confirm a message that is durable or was given up."""
         done = self._confirming.pop(id, None)
         if done is not None:
             done()
@@ -81,7 +83,7 @@ class Publications:
         id = self._publish(message)
         if message.is_retained and message.qos:
             assert self._store is not None
-            # The version, which is stored even where nobody wants the message.
+            # The retained version is stored even if no member wants the message.
             done = partial(self._store.when_written, done)
         if id is None:
             self.unwanted += 1

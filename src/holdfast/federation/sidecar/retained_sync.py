@@ -1,9 +1,11 @@
-"""What is retained, between the member, the broker and the store.
+"""Keeps retained messages equal in the member, the broker and the store.
 
-- What the member wants retained is with the broker before it is in the store as retained there.
-- Whenever the broker is connected, the member is told all that is found there, and what the store
-  has and the broker has not; the member then says what the broker is to have.
-- Of a topic the broker is given one thing at a time, the newest last.
+- The broker has a message before the store records it as retained. In the opposite order, a crash
+  would leave a version in the store that the broker lacks, and the member would take that for a
+  removal.
+- Whenever the broker connects, the member receives every message found there, and an empty one for
+  each topic that only the store has. The member then decides what the broker must retain.
+- For each topic the broker receives one change at a time, the newest last.
 """
 
 import asyncio
@@ -23,40 +25,45 @@ from holdfast.federation.sidecar.store.store import MemberStore
 logger = logging.getLogger("holdfast")
 
 CLOCK_S: Final = 60.0
-"""Between words to the member about the wall clock."""
+"""The interval in seconds in which the member receives the wall clock."""
 MAY_WAIT_S: Final = 2.0
-"""For what may wait; what is about to be handed over by the broker comes within this time."""
+"""The delay in seconds of changes that may wait.
+
+A publication that the broker is about to hand over arrives within this time.
+"""
 TOLD_MAX: Final = 500
-"""Messages found in the broker that the member is told in one turn of the loop."""
+"""The most messages found in the broker that the member receives in one turn of the loop."""
 
 Call = Callable[[Callable[[FederationMember, float], None]], None]
-"""Does something with the member, and what follows from it."""
+"""Applies a function to the member and carries out the effects."""
 
 
 class _Setting:
-    """A topic of which the broker has not yet what it is to have."""
+    """A topic whose current version the broker does not have yet."""
 
     def __init__(self, effect: RetainLocally) -> None:
         self.effect = effect
         self.given: RetainLocally | None = None
-        """What the broker has not answered yet."""
+        """The change that the broker has not confirmed yet."""
         self.is_stored = False
-        """Whether the store waits for it, for `data`."""
+        """Whether `data` waits to be stored."""
         self.data: bytes | None = None
 
 
 class RetainedSync:
+    """Exchanges retained messages between one edge, its member and its store."""
+
     def __init__(
         self, edge: RetainingEdge, store: MemberStore, stored: Iterable[str], call: Call
     ) -> None:
-        """`stored`: the topics that the store has something of."""
+        """`stored`: the topics that the store has a version of."""
         self._edge = edge
         self._store = store
         self._call = call
         self._topics = set(stored)
         self._settings: dict[str, _Setting] = {}
         self._wanted: frozenset[str] = frozenset()
-        # Of the times that the broker was connected.
+        # Counts the connections of the broker: late replies of an earlier one are ignored.
         self._generation = 0
         self._is_up = False
         self._is_stopped = False
@@ -79,7 +86,7 @@ class RetainedSync:
     # The broker
 
     def _complain(self, clock: HybridClock) -> None:
-        """Once, until it is another problem."""
+        """Log a problem of the clock once, until it changes."""
         state = (clock.is_wrong, clock.is_disputed)
         if state != self._complained:
             self._complained = state
@@ -106,14 +113,17 @@ class RetainedSync:
         self._is_up = False
 
     def want(self, filters: frozenset[str]) -> None:
-        """Others want it: what the broker has of it is the federation's from now on."""
+        """Replace what others want, and read what the broker has retained under new filters."""
         new, self._wanted = filters - self._wanted, filters
         if new and self._is_up:
             self._read(new, self._tell)
 
     def removed(self, removals: Mapping[str, int]) -> None:
-        """In the broker, by clients, at these times. Of a topic of which nothing is stored the
-        federation holds nothing that could come back."""
+        """Pass on removals by the broker's clients, with their times in wall microseconds.
+
+        A topic without a stored version is skipped: the federation has no message of it that could
+        return.
+        """
         if self._is_up:
             known = self._topics.intersection(removals)
             self._tell([Message(t, b"", 1, True, stamp=removals[t]) for t in sorted(known)])
@@ -168,13 +178,16 @@ class RetainedSync:
             self._give(setting)
 
     def delivered(self, topic: str) -> None:
-        """A newer version, as a publication: what may wait does not come after it."""
+        """Drop a delayed change of a topic: a newer version was delivered as a publication.
+
+        Given to the broker after it, the older version would replace the newer one.
+        """
         setting = self._settings.get(topic)
         if setting is not None and setting.effect.may_wait and setting.given is None:
             self._settle(setting)
 
     def _keep(self, topic: str, data: bytes | None) -> None:
-        """None: nothing any more."""
+        """Store the version of a topic, or remove it if `data` is None."""
         if data is None:
             self._topics.discard(topic)
         else:

@@ -1,4 +1,4 @@
-"""How a federator is configured: the table [federation], or the same names as arguments."""
+"""The settings of a federator: the table [federation], or the same names as arguments."""
 
 from collections.abc import Mapping
 from typing import Self
@@ -13,7 +13,7 @@ from holdfast.federation.core.policy import UNLIMITED, LinkPolicy
 
 
 class SettingsError(ValueError):
-    """The settings cannot be used. `problems` has a line each; the text is the first one."""
+    """The settings cannot be used. `problems` has one line per problem; the text is the first."""
 
     def __init__(self, *problems: str) -> None:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -22,10 +22,15 @@ class SettingsError(ValueError):
 
 
 class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The validated table [federation]."""
+
     @classmethod
     def from_table(cls, table: Mapping[str, object], prefix: str = "federation.") -> Self:
-        """Every key of `table` is a field. Raises SettingsError, in which keys begin with
-        `prefix`."""
+        """Convert a table whose keys are fields.
+
+        Raises `SettingsError`, in which every key begins with `prefix`, when a value is not
+        allowed.
+        """
         wrong = [
             f"{prefix}{key}{text}" for key, text in problems(dict(table), inspect.type_info(cls))
         ]
@@ -39,7 +44,7 @@ class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def address(self) -> str:
-        """Where others may dial, or empty."""
+        """The address at which other members may dial this one, or empty."""
         return self.advertise or self.listen
 
     def member_config(self) -> FederationConfig:

@@ -1,10 +1,11 @@
-"""The configuration of `holdfast federation sidecar`: file, environment, command line. The later
-one wins.
+"""The settings of `holdfast federation sidecar`: file, then environment, then command line.
+
+A later source overrides an earlier one.
 
 - File: TOML with the tables [federation], as in a broker's configuration, [edge] for the broker
-  beside it, [admin].
+  beside it, and [admin].
 - Environment: the published names, then HOLDFAST_FEDERATION__KEY, HOLDFAST_EDGE__KEY and
-  HOLDFAST_ADMIN__KEY; entries of a list are separated by commas.
+  HOLDFAST_ADMIN__KEY. Commas separate the entries of a list.
 - Command line: the same keys.
 """
 
@@ -43,35 +44,36 @@ class EdgeTable(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """The table [edge]: the broker beside the federator."""
 
     broker: list[str] = field(default_factory=lambda: ["mqtt://127.0.0.1:1883"])
-    """Its URL; several if it is a cluster."""
+    """The broker's URL, or several if it is a cluster."""
     protocol: Literal["5", "3.1.1"] = "5"
     client_id: str = ""
-    """Empty: made at the first start."""
+    """The client id. Empty: made at the first start."""
     username: str = ""
     password_file: str = ""
-    """Its first line is the password."""
+    """The file whose first line is the password."""
     ca: str = ""
-    """PEM file of who signed the broker's certificate; empty: those the system trusts."""
+    """The PEM file of the authority that signed the broker's certificate. Empty: the system's."""
     certificate: str = ""
-    """PEM file to present to the broker; `key` goes with it."""
+    """The PEM file to present to the broker; it needs `key`."""
     key: str = ""
     interest: Filters = field(default_factory=list)
-    """What this broker's clients want, always."""
+    """Filters that count as subscribed at this broker, always."""
     sources: list[Literal["beacon", "interest", "log"]] = field(
         default_factory=lambda: ["beacon", "interest", "log"]
     )
-    """Where else it is learnt what they want."""
+    """Further sources of the filters that this broker's clients subscribe to."""
     beacon_interval_s: Annotated[float, Meta(ge=0.05, le=86_400)] = 10.0
-    """A beacon holds for three times as long."""
+    """The interval in seconds of beacons. A beacon is valid for three intervals."""
     log_ttl_s: Annotated[float, Meta(ge=1, le=604_800)] = 86_400.0
-    """How long a subscription in the broker's log holds, if the log does not end it."""
+    """The time in seconds that a subscription in the broker's log is valid unless the log ends it.
+    """
     session_expiry_s: Annotated[int, Meta(ge=60, le=0xFFFFFFFF)] = 7 * 86_400
     window_messages: Annotated[int, Meta(ge=1, le=65_535)] = 10_000
     inflight_messages: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
 
 
 class AdminTable(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """The table [admin]: status and metrics over HTTP, for reading only."""
+    """The table [admin]: status and metrics over HTTP, read only."""
 
     address: Annotated[
         str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port, or empty for none")
@@ -80,6 +82,8 @@ class AdminTable(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class SidecarSettings:
+    """The validated settings of a sidecar: the member, its edge, and the admin address."""
+
     federation: Settings
     edge: EdgeSettings
     admin: str
@@ -95,7 +99,10 @@ _TABLES: Final[dict[str, type[Struct]]] = {
 def load(
     path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]
 ) -> SidecarSettings:
-    """`overrides` are named `table.key`. Raises SettingsError."""
+    """Read and check the settings from all three sources.
+
+    `overrides` have the names `table.key`. Raises `SettingsError` when the result cannot be used.
+    """
     tree = _read(path) if path is not None else {}
     _published(environ, tree)
     for name, text in sorted(environ.items()):
@@ -129,7 +136,7 @@ def _table(tree: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _published(environ: Mapping[str, str], tree: dict[str, Any]) -> None:
-    """Put what the published names say into the tables."""
+    """Copy the environment variables with published names into the tables."""
     federation, edge = _table(tree, "federation"), _table(tree, "edge")
     if url := environ.get("TOPOLOGY_MANAGER_URL"):
         url = url.removesuffix("/").removesuffix(JOIN_PATH)
@@ -175,7 +182,7 @@ def _from_text(table: str, key: str, text: str, name: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # Left as text, so that the check of types says what is allowed.
+        # Kept as text, so that the check of types reports which values are allowed.
         return text
 
 
@@ -224,7 +231,7 @@ def _url_of(server: Server) -> str:
 
 
 def _advertise(federation: dict[str, Any], environ: Mapping[str, str]) -> None:
-    """The published name of the broker is the machine's, too, where nothing else says it."""
+    """Use the host of ADVERTISED_LISTENER as the member's, unless the settings name one."""
     listen = federation.get("listen")
     listener = environ.get("ADVERTISED_LISTENER")
     if federation.get("advertise") or not isinstance(listen, str) or not listener:

@@ -1,4 +1,4 @@
-"""How a federator is, for people and interfaces."""
+"""The status of a federator, for people and programs."""
 
 from typing import Final
 
@@ -13,11 +13,11 @@ from holdfast.federation.sidecar.settings import Settings
 from holdfast.federation.sidecar.store.store import MemberStore
 
 QUEUES_MAX: Final = 256
-"""Destinations that are shown, the longest queues first."""
+"""The most destinations in a status, those with the longest queues first."""
 
 
 def clock_problem(clock: HybridClock) -> str:
-    """Empty: there is none."""
+    """Describe the problem of the clock. Empty: there is none."""
     if clock.is_wrong and clock.ahead_s is None:
         return "the clock was never set: set it, as with NTP"
     if clock.is_wrong:

@@ -1,17 +1,19 @@
-"""The edge inside a broker's process: the broker's own session takes part for the federation.
+"""The edge inside a broker's process: a session of the broker represents the federation.
 
-What leaves comes out of the session (`node.federating`): it is acknowledged to the broker when it
-is in custody, and the session's cursor in the log remembers the rest. What comes in is published
-under a producer, so once. Interest is the subscription table: no beacons, and every filter, those
-of sessions that are away too.
+Messages for the federation come out of this session (`holdfast.broker.federation_session`). The
+edge acknowledges them to the broker when they are in custody. Until then the session's cursor in
+the log retains them. Messages from the federation are published under a producer, so the broker
+stores each once. Interest is read from the subscription table, which also has the filters of
+disconnected sessions. No beacons are needed.
 
 Invariants:
 
-- Nothing runs inside a turn of the broker: its packets and the federation's wishes are queued, and
-  worked off in the next iteration of the loop, in order.
-- What the federation wants is subscribed to before what covered it so far is given up.
-- What comes in for some of the clients alone says so in its record (session.audience): of shared
-  groups only those get it that were granted it, whenever they read it.
+- Nothing runs inside a turn of the broker. Its packets and the federation's changes are queued and
+  processed in the next iteration of the loop, in order.
+- New filters are subscribed to before the filters that covered them are removed. In the opposite
+  order, a message published in between would be missed.
+- A record for only some of the clients names its audience (`holdfast.broker.session.audience`). A
+  shared group without a grant therefore skips it, however late it reads the log.
 """
 
 import asyncio
@@ -56,16 +58,18 @@ from holdfast.server.sockets.loopback_transport import InProcessTransport
 logger = logging.getLogger("holdfast")
 
 WANTED_MAX: Final = 10_000
-"""Filters subscribed to for the federation. Of more, ones with fewer levels are made."""
+"""The most filters subscribed to for the federation. More are merged into shorter ones."""
 WAITING_MAX: Final = 10_000
-"""Messages from the federation that wait for the broker; further ones of QoS 0 are dropped. Those
-of QoS 1 and 2 are bounded by the windows of their origins."""
+"""The most messages from the federation that wait for the broker.
+
+Further messages of QoS 0 are dropped. The windows of the origins bound those of QoS 1 and 2.
+"""
 AGAIN_S: Final = 0.1
-"""Until it is tried again: what the broker has no room for, a change that waits for its reader."""
+"""The delay in seconds before the next attempt, for lack of room or of a reader's progress."""
 
 
 class BrokerEdge:
-    """A RetainingEdge. `export_filters` and `import_filters` as in the settings."""
+    """The `RetainingEdge` of a Holdfast broker, with the filters of the settings."""
 
     def __init__(
         self, broker: Broker, export_filters: list[str], import_filters: list[str]
@@ -73,7 +77,7 @@ class BrokerEdge:
         self._broker = broker
         self._exports = export_filters
         self._imports = import_filters
-        # The member itself and its log: see `identify`.
+        # The member's id and the name of its log, set by `identify`.
         self._node: Callable[[], bytes] | None = None
         self._log = ""
         self._host: EdgeHost | None = None
@@ -84,29 +88,34 @@ class BrokerEdge:
         self._worker: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._interest = BrokerInterest(import_filters)
-        # What the federation wants anew, if it does; what is to be subscribed to; what is.
+        # The filters that the federation has newly asked for, or None; those to be subscribed to;
+        # those subscribed to.
         self._wanted: frozenset[str] | None = None
         self._target: set[str] = set()
         self._is_on_target = True
         self._subscribed: set[str] = set()
-        # Of each partition: where it ended when the session was opened.
+        # The end of each partition when the session was opened.
         self._begun_at: list[int] = []
-        # From the federation to the broker, in order.
+        # Messages from the federation to the broker, in order.
         self._arrivals: deque[Arrival] = deque()
         self._finished: deque[Callable[[], None]] = deque()
-        # Topics of which clients here removed what was retained, and when, in wall microseconds.
+        # Topics whose retained message a client here removed, with the time in wall microseconds.
         self._removals: dict[str, int] = {}
-        # Messages by what became of them.
+        # Messages by result.
         self.counts: Counter[str] = Counter()
 
     def identify(self, node: Callable[[], bytes], log: str) -> None:
-        """Have messages tell where they lie in this broker's log, one of the member `node`. `log`:
-        see LogPlace. Without it, a crash of this process may have some arrive twice elsewhere."""
-        # What is only in memory may be lost, and its place given to another message.
+        """Add to each exported message its offset in the log `log` of the member `node`.
+
+        `log`: see `LogPlace`. Without this call, a crash of this process may deliver some messages
+        twice at other members.
+        """
+        # Records in memory may be lost. Their offsets would then be given to other messages, and
+        # receivers would drop those as duplicates.
         if not self._broker.node.state.memory:
             self._node, self._log = node, log
 
-    # Edge
+    # RetainingEdge
 
     async def start(self, host: EdgeHost) -> None:
         self._host = host
@@ -148,7 +157,7 @@ class BrokerEdge:
         self._schedule()
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
-        """In pieces, later."""
+        """Read in pieces, in later turns of the loop."""
         allowed = within((one for one in filters if may_leave(one)), self._exports)
         BrokerRetainedScan(self._broker, self._retained_message).begin(sorted(allowed), done)
 
@@ -169,7 +178,7 @@ class BrokerEdge:
             broker.touch()
             federating.disconnect(broker.node.state, connection)
 
-    # What may be asked
+    # Status
 
     def status(self) -> dict[str, object]:
         connection = self._connection
@@ -182,7 +191,7 @@ class BrokerEdge:
             "counts": dict(sorted(self.counts.items())),
         }
 
-    # Within turns of the broker: take note
+    # Callbacks within turns of the broker: these only queue work
 
     def _data_received(self, data: bytes) -> None:
         self._reader.feed(data)
@@ -206,7 +215,7 @@ class BrokerEdge:
         self._removals[topic] = message.timestamp_us
         self._schedule()
 
-    # Between turns: work
+    # Work between turns
 
     def _schedule(self) -> None:
         if self._worker is None and self._host is not None:
@@ -225,7 +234,7 @@ class BrokerEdge:
             self._finished.popleft()()
 
     def _go_down(self) -> None:
-        """The broker has closed the session: it ends."""
+        """Report that the broker has closed the session."""
         assert self._host is not None
         self._is_up = False
         self._arrivals.clear()
@@ -233,7 +242,7 @@ class BrokerEdge:
         self._host.edge_down("the broker has closed the federation's session")
 
     def _work_again(self) -> None:
-        """In a while."""
+        """Schedule another attempt after `AGAIN_S`."""
         if self._retry is None:
             self._retry = self._broker.loop.call_later(AGAIN_S, self._retry_now)
 
@@ -248,14 +257,17 @@ class BrokerEdge:
             self._host.change_interest(added, removed)
 
     def _tell_removals(self) -> None:
-        """Also where nobody else wants the topic, so that the removal itself goes nowhere: others
-        may hold what was removed, and would bring it back."""
+        """Report removals, including those of topics that no other member subscribes to.
+
+        Such a removal is not exported as a message. Without the report, a member that still retains
+        the message would bring it back.
+        """
         assert self._host is not None
         if self._removals:
             removals, self._removals = self._removals, {}
             self._host.retained_removed(removals)
 
-    # Out of the broker
+    # From the broker
 
     def _read_packets(self) -> None:
         reader = self._reader
@@ -318,7 +330,7 @@ class BrokerEdge:
         return may_leave(topic) and any(matches(filter, topic) for filter in self._exports)
 
     def _entry_of(self, publish: Publish) -> Inflight | None:
-        """None at QoS 0."""
+        """Return the message's entry in the session. QoS 0 has none."""
         if not publish.qos:
             return None
         connection = self._connection
@@ -332,18 +344,21 @@ class BrokerEdge:
         return LogPlace(self._node(), self._log, entry.partition, entry.offset)
 
     def _window(self) -> int:
-        """Messages that the broker hands over before one must be done."""
+        """Return how many messages the broker hands over before one must be acknowledged."""
         connection = self._connection
         assert connection is not None
         assert isinstance(connection.session, Session)
         return connection.session.inflight_max
 
     def _is_replaced(self, publish: Publish, topic: str, entry: Inflight | None) -> bool:
-        """Did the federation bring what is retained? Were it older, the publication would be.
+        """Return whether the retained message of the topic came from the federation.
 
-        It may have brought a removal, of which nothing is left. What was published since this start
-        cannot have met one that the member does not remember. For what is older, a client's own
-        removal is handed over behind it, and counts."""
+        The publication is then older than it, because a newer one would have replaced it. A removal
+        that the federation brought leaves nothing behind to compare. For a publication since this
+        start, the member remembers every removal it could have met. An older publication with a
+        payload counts as replaced. If a client removed the message itself, that removal follows in
+        the log and counts.
+        """
         kept = self._broker.node.state.retained.get(topic)
         if isinstance(kept, BrokerMessage):
             return kept.publisher == FEDERATION.encode()
@@ -351,7 +366,7 @@ class BrokerEdge:
         return bool(publish.payload) and is_older
 
     def _missed_by(self, topic: bytes, entry: Inflight | None) -> tuple[str, ...]:
-        """Of the groups here, as they are announced, those that begin behind it in the log."""
+        """Return the announced groups here that begin behind the message in the log."""
         if entry is None:
             return ()
         state = self._broker.node.state
@@ -359,7 +374,7 @@ class BrokerEdge:
         return tuple(one for group in groups for one in importable(group, self._imports))
 
     def _retained_message(self, message: BrokerMessage) -> Message | None:
-        """None: it stays here."""
+        """Convert a retained message. None: it must not leave this broker."""
         state = self._broker.node.state
         if message.is_expired(state.wall_us) or not self._may_export(message.topic.decode()):
             return None
@@ -374,7 +389,7 @@ class BrokerEdge:
             self._answer(PUBLISH, packet_id)
 
     def _answer(self, kind: int, packet_id: int) -> None:
-        """To a PUBLISH of QoS 1 or 2, or a PUBREL."""
+        """Acknowledge a PUBLISH of QoS 1 or 2, or a PUBREL, on behalf of the federation."""
         connection = self._connection
         if connection is None or connection.state != OPEN:
             return
@@ -391,7 +406,7 @@ class BrokerEdge:
         else:
             handle_puback(state, session, packet_id)
 
-    # What others want
+    # Filters of other members
 
     def _change_wants(self) -> None:
         connection = self._connection
@@ -412,7 +427,7 @@ class BrokerEdge:
         session = connection.session
         assert isinstance(session, Session)
         if removed and (not session.tailing or session.reading):
-            # What it has yet to read may be covered by these alone.
+            # Unread records of the log may be covered by the old filters alone.
             self._work_again()
             return
         if removed:
@@ -421,11 +436,11 @@ class BrokerEdge:
         self._is_on_target = True
 
     def _target_of(self, wanted: frozenset[str]) -> set[str]:
-        """What of it may leave, in at most WANTED_MAX filters."""
+        """Return the exportable part of the filters, in at most WANTED_MAX filters."""
         filters = generalised((one for one in wanted if may_leave(one)), WANTED_MAX)
         return generalised(within(filters, self._exports), WANTED_MAX)
 
-    # Into the broker
+    # To the broker
 
     def _publish_arrivals(self) -> None:
         if not self._arrivals:

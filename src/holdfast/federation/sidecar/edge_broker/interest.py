@@ -1,7 +1,7 @@
-"""What the clients of a broker want, counted filter by filter.
+"""The subscriptions of a broker's clients, counted by filter.
 
-The federation is told of a filter with the first session that has it and with the last that had
-it, each as often as the other.
+The federation learns of a filter with the first session that has it, and of its end with the last.
+Every report of a beginning is followed by exactly one of the end.
 """
 
 from collections import Counter
@@ -13,10 +13,13 @@ from holdfast.protocol.topics.names import is_shared, split_shared
 
 
 class BrokerInterest:
+    """The number of sessions per filter, and the changes not reported yet."""
+
     def __init__(self, import_filters: Sequence[str]) -> None:
         self._imports = import_filters
         self._sessions: Counter[str] = Counter()
-        # Those whose count has become 0 or has been 0, and those the federation was told.
+        # Filters whose count reached or left 0 since the last report; then those reported as
+        # wanted.
         self._changed: set[str] = set()
         self._told: set[str] = set()
 
@@ -24,12 +27,12 @@ class BrokerInterest:
         return len(self._told)
 
     def begin(self, filters: Iterable[str]) -> None:
-        """Of a session that there is already."""
+        """Count the filters of a session that exists at the start."""
         for filter in filters:
             self.note(filter, True)
 
     def note(self, filter: str, has_begun: bool) -> bool:
-        """A session has it, or has it no more. Is there something to tell?"""
+        """Count a session's new or ended filter. Returns whether there is a change to report."""
         count = self._sessions[filter] + (1 if has_begun else -1)
         assert count >= 0, f"{filter!r} ended and had not begun"
         if count:
@@ -42,7 +45,7 @@ class BrokerInterest:
         return False
 
     def take_changes(self) -> tuple[list[str], list[str]]:
-        """Filters that began and ended since the last call, as far as they may come in."""
+        """Return the filters that began and ended since the last call, limited to allowed ones."""
         changed, self._changed = self._changed, set()
         added = [one for one in changed if one in self._sessions and one not in self._told]
         removed = [one for one in changed if one not in self._sessions and one in self._told]
@@ -51,13 +54,17 @@ class BrokerInterest:
         return self._importable(added), self._importable(removed)
 
     def _importable(self, filters: list[str]) -> list[str]:
-        """The same each time."""
+        """Apply the import filters. Equal input gives equal output, so begin and end match."""
         return [one for filter in filters for one in importable(filter, self._imports)]
 
 
 def importable(filter: str, import_filters: Sequence[str]) -> list[str]:
-    """What of a filter, shared or not, may come in, in order. A group of which that is a part gets
-    a name of its own: another one of that name may have just this filter."""
+    """Return the part of a filter, shared or not, that the import filters admit, in order.
+
+    If they admit only a part of a shared group's filter, the part gets another group name.
+    Otherwise it would be merged with a group of that name elsewhere that has the part as its whole
+    filter.
+    """
     if not is_shared(filter):
         return sorted(within([filter], import_filters))
     group, plain = split_shared(filter)

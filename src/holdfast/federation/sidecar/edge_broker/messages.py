@@ -1,4 +1,4 @@
-"""Messages between a broker's own session and the federation. Pure."""
+"""Converts messages between a broker's own session and the federation. Pure."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -32,14 +32,14 @@ from holdfast.protocol.mqtt.publish import Publish, splice_properties
 from holdfast.protocol.topics.names import InvalidTopic, decode_topic, matches
 
 PRODUCER: Final = "$fed:"
-"""So begin the ids of producers that no client can have."""
+"""The prefix of the federation's producer ids. No client can have such an id."""
 
 CAME_IN: Final = MessageId(bytes(NODE_BYTES), 0, 0)
-"""In place of an id that the broker does not know any more."""
+"""A placeholder for a message's id that the broker did not keep."""
 
 
 class Arrival(NamedTuple):
-    """On its way to the broker; see node.federating.publish."""
+    """A message on its way to `holdfast.broker.federation_session.publish`."""
 
     message: BrokerMessage
     producer: bytes
@@ -47,7 +47,7 @@ class Arrival(NamedTuple):
     sequence: int
     done: Callable[[], None]
     delivery: DeliverLocally | None
-    """None: it is no publication, and only to be retained."""
+    """The delivery, or None for a message that is only to be retained and not published."""
 
 
 def outgoing(
@@ -57,7 +57,7 @@ def outgoing(
     is_replaced: bool = False,
     done_may_wait: bool = False,
 ) -> Message:
-    """`publish`: as the broker has sent it, with what is left of its expiry."""
+    """Convert a publication that the broker has sent, with its remaining expiry."""
     return Message(
         publish.topic.decode(),
         publish.payload,
@@ -65,7 +65,7 @@ def outgoing(
         publish.retain,
         _outgoing_properties(publish.properties, place),
         float(publish.expiry_s) if publish.expiry_s >= 0 else None,
-        # Only after a crash of ours may QoS 1 come twice where the place says nothing.
+        # Without a place a crash here may repeat the message. QoS 1 allows that, QoS 2 does not.
         is_known_again=place is not None or publish.qos == 1,
         done_may_wait=done_may_wait,
         is_replaced=is_replaced,
@@ -74,7 +74,7 @@ def outgoing(
 
 
 def retained_here(message: BrokerMessage, place: LogPlace | None, wall_us: int) -> Message:
-    """`message`: as the broker has it retained; the same as when it went out."""
+    """Convert a message that the broker has retained, equal to the one that was exported."""
     left_s = message.remaining_expiry_s(wall_us)
     return Message(
         message.topic.decode(),
@@ -96,7 +96,7 @@ def _outgoing_properties(properties: bytes, place: LogPlace | None) -> bytes:
 
 
 def refusal(id: MessageId, message: Message, import_filters: Sequence[str]) -> str:
-    """Why it does not come in, "" if it does."""
+    """Return the reason to refuse a message of the federation, or "" to accept it."""
     if not may_leave(message.topic):
         return "reserved topic"
     if not any(matches(filter, message.topic) for filter in import_filters):
@@ -115,9 +115,13 @@ def refusal(id: MessageId, message: Message, import_filters: Sequence[str]) -> s
 
 
 def arrival_of(delivery: DeliverLocally, done: Callable[[], None]) -> Arrival:
-    """Of a message that is not refused. Its number is its place in the origin's log if it tells
-    that: the same, however often its origin has handed it over. Else it is its place in the stream;
-    so too where it comes a second time, for groups that it was not for at first."""
+    """Number an accepted message, so that the broker stores it once.
+
+    The number is the offset in the origin's log if the message has it, because that stays equal
+    however often the origin exports the message. Otherwise the number is the place in the stream. A
+    message that comes again for additional groups also uses its place: under its offset the broker
+    would drop it as a duplicate.
+    """
     id, message = delivery.id, delivery.message
     producer, epoch, sequence = f"{PRODUCER}{id.node.hex()}", id.epoch, delivery.place
     origin = _origin_of(id, message)
@@ -129,7 +133,7 @@ def arrival_of(delivery: DeliverLocally, done: Callable[[], None]) -> Arrival:
 
 
 def retaining_of(id: MessageId, message: Message, done: Callable[[], None]) -> Arrival:
-    """The same of what is only to be retained, which needs no number."""
+    """Make the arrival of a message that is only to be retained. It needs no number."""
     incoming = _incoming(message, _origin_of(id, message) is not None)
     return Arrival(incoming, b"", 0, 0, done, None)
 
@@ -137,15 +141,18 @@ def retaining_of(id: MessageId, message: Message, done: Callable[[], None]) -> A
 def audience_of(
     delivery: DeliverLocally, groups: Iterable[str], import_filters: Sequence[str]
 ) -> Audience | None:
-    """For whom of a broker's clients it is; None: for all. `groups`: the keys of all there that
-    want its topic. Grants name groups as they were announced."""
+    """Return the audience among this broker's clients, or None for all of them.
+
+    `groups`: the keys of all groups here with a filter that matches. Grants use the names under
+    which groups were announced.
+    """
     if delivery.granted is None:
         return None if delivery.is_plain else Audience(False, groups)
     topic = delivery.message.topic
     granted = []
     for group in groups:
         announced = importable(group, import_filters)
-        # Of several, every member goes by the first.
+        # A group announced in several parts uses the first matching one, as all members do.
         first = next((one for one in announced if matches(plain_of(one), topic)), None)
         if first in delivery.granted:
             granted.append(group)
@@ -153,7 +160,7 @@ def audience_of(
 
 
 def _origin_of(id: MessageId, message: Message) -> LogPlace | None:
-    """None: it does not tell its place in its origin's log."""
+    """Return the offset in the origin's log, or None if the message has no valid one."""
     place = place_in(message.properties) if message.qos else None
     return place if place is not None and place.node == id.node else None
 
@@ -162,7 +169,7 @@ def _incoming(message: Message, has_place: bool) -> BrokerMessage:
     properties = without_place(message.properties) if has_place else message.properties
     expiry_s = NO_EXPIRY
     if message.expiry_s is not None:
-        # Whole seconds, and none that has expired only by being rounded.
+        # Rounded up: rounding down would expire a message early.
         expiry_s = min(math.ceil(message.expiry_s), 0xFFFFFFFF)
         properties = splice_properties(properties, expiry_s, (), 0)
     return BrokerMessage(

@@ -1,9 +1,9 @@
-"""Where a message lies in its origin's log, told to the members that get it.
+"""The offset of a message in its origin's log, as a property of the message.
 
-A broker that crashes between handing a message to the federation and noting so in its log hands it
-over again, under another id. The place in the log is the same: by it a Holdfast destination finds
-that it has the message. It travels as a user property, which the origin alone sets, and which is
-taken off where it is understood.
+A broker may crash after it has handed a message to the federation and before its log has recorded
+that. After the restart it hands the message over again, under another id. The offset is unchanged,
+so a Holdfast destination recognises the duplicate by it. The offset travels as a user property.
+Only the origin sets it, and a destination that understands it removes it.
 """
 
 from typing import Final, NamedTuple
@@ -17,16 +17,18 @@ _HEAD: Final = bytes((USER_PROPERTY,)) + string_field(NAME)
 
 
 class LogPlace(NamedTuple):
+    """The offset of a record, with the log and the member that it belongs to."""
+
     node: bytes
-    """The member whose log it is."""
+    """The id of the member whose log it is."""
     log: str
-    """Which of its logs: a member whose directory was lost begins another one."""
+    """The name of the log. A member that lost its directory begins a log with another name."""
     partition: int
     offset: int
 
 
 def with_place(properties: bytes, place: LogPlace) -> bytes:
-    """The block with the place in front, and no other one."""
+    """Return the properties with this place in front, and without any other."""
     value = f"{place.node.hex()}:{place.log}:{place.partition}:{place.offset}"
     return _HEAD + string_field(value) + without_place(properties)
 
@@ -40,7 +42,7 @@ def without_place(properties: bytes) -> bytes:
 
 
 def place_in(properties: bytes) -> LogPlace | None:
-    """None: there is none, or one that nobody of us has written."""
+    """Read the place. None: there is none, or it is not in the form that members write."""
     at = user_property_at(properties, _HEAD, 0)
     if at < 0:
         return None

@@ -1,4 +1,4 @@
-"""What a broker has retained, read piece by piece so that its clients wait for none of it."""
+"""Reads a broker's retained messages in pieces, so that its clients do not wait."""
 
 import logging
 from collections.abc import Callable
@@ -12,25 +12,27 @@ from holdfast.server.event_loop.broker import Broker
 logger = logging.getLogger("holdfast")
 
 PAGE: Final = 200
-"""Messages in one turn of the loop."""
+"""The most messages read in one turn of the loop."""
 MESSAGES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 << 20
-"""Of one reading; what is beyond either is left out, and logged."""
+"""The limits of one scan. Messages beyond either limit are left out, and that is logged."""
 
 Convert = Callable[[BrokerMessage], Message | None]
 Done = Callable[[list[Message]], None]
 
 
 class BrokerRetainedScan:
+    """One scan of a broker's retained store under several filters."""
+
     def __init__(self, broker: Broker, convert: Convert) -> None:
-        """`convert`: None for what is not to be told."""
+        """`convert`: returns None for a message to leave out."""
         self._broker = broker
         self._convert = convert
         self._found: dict[str, Message] = {}
         self._bytes = 0
 
     def begin(self, filters: list[str], done: Done) -> None:
-        """`done` is called later."""
+        """Begin the scan; `done` is called in a later turn of the loop."""
         scans = [self._broker.node.state.retained.scan(filter) for filter in filters]
         self._broker.loop.call_soon(self._go_on, scans, done)
 

@@ -1,1 +1,1 @@
-"""The edge to any MQTT broker: a client beside it that publishes and subscribes."""
+"""The edge to any MQTT broker: a client that publishes and subscribes."""

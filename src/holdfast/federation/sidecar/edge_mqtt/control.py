@@ -1,5 +1,7 @@
-"""The connection beside the one that carries messages: what clients want is heard on it, and what
-must come from another client is sent on it. It has no session: nothing old waits for it.
+"""The second connection to the broker, for interest and for fences.
+
+It receives the sources of interest, and sends messages that must come from another client than the
+one with the session. It has no session, so no old message waits for it.
 """
 
 import asyncio
@@ -19,10 +21,12 @@ from holdfast.server.peers.complaints import Complaints
 logger = logging.getLogger("holdfast.federator")
 
 RETRY_S: Final = 5.0
-"""Until the next attempt, when the broker has refused us for good."""
+"""The delay in seconds after a permanent refusal by the broker."""
 
 
 class ControlConnection:
+    """Keeps one sessionless client connected and subscribed to the sources of interest."""
+
     def __init__(
         self,
         settings: EdgeSettings,
@@ -31,7 +35,7 @@ class ControlConnection:
         complain: Complaints,
         on_word: Callable[[], None],
     ) -> None:
-        """`on_word`: `sources` has heard something."""
+        """`on_word`: called after `sources` has received a statement of interest."""
         self._settings = settings
         self._client_id = client_id
         self._sources = sources
@@ -41,10 +45,10 @@ class ControlConnection:
         self._up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.is_listening = False
-        """To every source of interest that the broker lets us."""
+        """Whether every source of interest that the broker permits is subscribed to."""
 
     def start(self) -> "asyncio.Task[None]":
-        """The task ends with `stop` alone."""
+        """Start the task that runs until `stop`."""
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self._task
 
@@ -54,7 +58,10 @@ class ControlConnection:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def publish(self, topic: str, payload: bytes) -> None:
-        """Waits until the broker has it, for a connection too. Raises ClientError."""
+        """Publish at QoS 1, waiting for a connection and the acknowledgement.
+
+        Raises `ClientError` when the broker refuses the message or the connection ends for good.
+        """
         while True:
             await self._up.wait()
             client = self._client

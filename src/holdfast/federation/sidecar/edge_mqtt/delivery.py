@@ -1,7 +1,7 @@
-"""Publishes for one client what waits in `Imports`, in order.
+"""Publishes the messages of `Imports` with one client, in order.
 
-A broker that passes QoS 2 on when it is released lets QoS 1 overtake it: of a topic, messages of
-only one of the two are in flight at a time.
+A broker that forwards QoS 2 at PUBREL lets a later QoS 1 message overtake it. For each topic,
+therefore, only messages of one of the two are in flight at a time.
 """
 
 import asyncio
@@ -23,8 +23,10 @@ from holdfast.server.peers.complaints import Complaints
 
 EXPIRY_MAX_S: Final = (1 << 32) - 1
 BATCH_MESSAGES_MAX: Final = 256
-"""With one write of the socket; a batch also ends with the message that reaches
-BATCH_BYTES_MAX."""
+"""The most messages in one write to the socket.
+
+A batch also ends with the message that reaches BATCH_BYTES_MAX.
+"""
 BATCH_BYTES_MAX: Final = 1 << 17
 
 
@@ -35,6 +37,8 @@ class _Sending(NamedTuple):
 
 
 class ImportDelivery:
+    """The sender of one client, limited by its window and by one QoS per topic."""
+
     def __init__(
         self,
         client: Client,
@@ -43,9 +47,9 @@ class ImportDelivery:
         on_busy: Callable[[str], None],
         complain: Complaints,
     ) -> None:
-        """`producer`: of numbered messages, if the broker understands them; it must be this
-        member's alone. `on_busy`: the broker takes a message later, and the ones behind it
-        are not to arrive before it."""
+        """`producer`: the prefix of producer ids, unique to this member, used if the broker
+        supports sequences. `on_busy`: called when the broker refuses a message for now; later
+        messages must not arrive before it."""
         self._client = client
         self._imports = imports
         self._producer = producer
@@ -53,19 +57,22 @@ class ImportDelivery:
         self._complain = complain
         self._work = asyncio.Event()
         self._in_flight = 0
-        # Of each topic with something in flight: its QoS, and how many.
+        # For each topic with messages in flight: their QoS and number.
         self._topics: dict[str, tuple[int, int]] = {}
         self._is_ending = False
 
     def wake(self) -> None:
-        """There is something new in `imports`."""
+        """Continue, because `imports` has a new message."""
         self._work.set()
 
     async def run(self) -> None:
-        """Raises ConnectionLost, NotConnected: the client takes no further connection."""
+        """Send until the client accepts no further connection.
+
+        Raises `ConnectionLost` or `NotConnected` at that point.
+        """
         while True:
-            # What waits, waits in `imports`, which gives it up when the broker is busy: so only
-            # what is in flight can arrive before a message that was refused.
+            # Messages wait in `imports`, not in the client: `imports` is cleared when the broker is
+            # busy. So only messages in flight can arrive before a refused one.
             await self._client.until_ready()
             batch = self._next_batch()
             if batch:
@@ -75,12 +82,12 @@ class ImportDelivery:
                 await self._work.wait()
 
     def end(self) -> None:
-        """Send no more; what is in flight may still be acknowledged."""
+        """Send no more messages. Those in flight may still be acknowledged."""
         self._is_ending = True
 
     @property
     def in_flight(self) -> int:
-        """Messages of QoS 1 and 2."""
+        """The number of unacknowledged messages of QoS 1 and 2."""
         return self._in_flight
 
     def _has_room(self) -> bool:
@@ -106,7 +113,7 @@ class ImportDelivery:
             del self._topics[topic]
 
     def _next_batch(self) -> list[_Sending]:
-        """What is next, of one QoS; what has expired or cannot be sent is finished."""
+        """Return the next messages of equal QoS. Expired and invalid ones are finished instead."""
         batch: list[_Sending] = []
         size = 0
         while len(batch) < BATCH_MESSAGES_MAX and size < BATCH_BYTES_MAX and self._has_room():
@@ -127,7 +134,7 @@ class ImportDelivery:
         return batch
 
     def _sending(self, entry: Import, qos: int) -> _Sending | None:
-        """None: it is finished."""
+        """Prepare a message. None: it has expired or cannot be sent, and is finished."""
         left_s = math.inf
         if entry.expires_at is not None:
             left_s = entry.expires_at - asyncio.get_running_loop().time()
@@ -161,7 +168,7 @@ class ImportDelivery:
             return None
         producer = ""
         known = user_properties(self._client.connack_properties)
-        # Holdfast says of each QoS if it looks at our sequences.
+        # A Holdfast broker announces for each QoS whether it deduplicates by our sequences.
         if (IDENTITY_PROPERTY, str(qos)) in known:
             producer = f"{self._producer}-{entry.id.node.hex()}"
         properties = inbound(entry.id, entry.message, producer, entry.place)

@@ -1,16 +1,17 @@
-"""The edge to any MQTT broker: a client with a session, beside the broker.
+"""The edge to any MQTT broker: a client with a session.
 
-What others want is subscribed to, at QoS 2, and acknowledged when the federator is done with it;
-what comes in is published. Over MQTT 5 the broker is asked not to send us what we publish (No
-Local), over 3.1.1 we connect as a bridge. Whether it heeds that is tried out first, with a message
-to a topic of our own: where nothing tells our messages from others, no topic goes both ways.
+The edge subscribes at QoS 2 to the filters of other members, and acknowledges a message when the
+federator is done with it. It publishes the messages of the federation. The broker must not return
+those: MQTT 5 has No Local for that, and over 3.1.1 the edge connects as a bridge. The edge first
+tests with a message to its own topic whether the broker complies. If nothing distinguishes its
+messages from others, it refuses to export and import the same topic.
 
 Invariants:
 
-- The broker hears of no publication that the federator is not done with, and a session that it
-  keeps gives us all the others again.
-- After a restart nothing leaves before the host has told what others want.
-- Between `edge_up` and `edge_down` what is delivered reaches the broker in order.
+- The edge acknowledges only publications that the federator is done with. A broker that keeps the
+  session repeats all others.
+- After a restart no message leaves before the host has reported the filters of other members.
+- Between `edge_up` and `edge_down`, deliveries reach the broker in order.
 """
 
 import asyncio
@@ -47,28 +48,35 @@ from holdfast.server.peers.complaints import Complaints
 logger = logging.getLogger("holdfast.federator")
 
 RETRY_S: Final = 2.0
-"""Until a new client, after the broker has refused the one before for good; and until a step that
-the broker did not answer is tried again."""
+"""The delay in seconds before a new client, and before an unanswered step is repeated.
+
+A new client follows a permanent refusal of the one before.
+"""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
-"""Between attempts to deliver to a broker that refuses for now; doubles from PAUSE_S."""
+"""The first pause in seconds before deliveries to a busy broker; doubles to PAUSE_MAX_S."""
 HOLD_S: Final = 30.0
-"""After a start with subscriptions of before: until messages go to whom the host knows to want
-them, if it has not told of anybody who does."""
+"""The time in seconds that exports wait for the host after a restart with subscriptions.
+
+After it, messages go to the subscribers that the host knows, even if it has reported none.
+"""
 DRAIN_S: Final = 3.0
-"""At the end, for what is under way; looked at every DRAIN_STEP_S."""
+"""The time in seconds that `stop` waits for messages in flight, checked each DRAIN_STEP_S."""
 DRAIN_STEP_S: Final = 0.01
 TICK_S: Final = 1.0
-"""Between looks at what has expired."""
+"""The interval in seconds of checks for expired interest."""
 BRIDGE_REFUSALS: Final = 2
-"""Connections closed in answer to the bridge bit, until we do without."""
+"""The number of refused connections with the bridge bit before the edge omits it."""
 
 
 class MqttEdge:
-    """An Edge (`federator.edge`)."""
+    """The `Edge` of `holdfast.federation.sidecar.edge` that uses an MQTT client."""
 
     def __init__(self, settings: EdgeSettings) -> None:
-        """Raises ValueError for what no client can be made of, InvalidFilter."""
+        """Check the settings.
+
+        Raises `ValueError` if no client can be made of them, `InvalidFilter` for a bad filter.
+        """
         self._settings = settings
         self._complain = Complaints(lambda: asyncio.get_running_loop().time(), "federator")
         self._memory = EdgeMemory(settings, self._complain)
@@ -79,14 +87,14 @@ class MqttEdge:
         self._is_connected = False
         self._is_probed = False
         self._is_ready = False
-        # Subscriptions are not as they should be.
+        # True while the subscriptions at the broker differ from the wanted ones.
         self._is_tending = True
         self._is_paused = False
         self._pause_s = PAUSE_S
         self._is_up = False
         self._imports = Imports()
         self._exports = Exports(self._publish, self._acknowledge, self._replays())
-        # Something to do for `_tend`.
+        # Set when `_tend` has work.
         self._wake = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._hold_timer: asyncio.TimerHandle | None = None
@@ -100,18 +108,21 @@ class MqttEdge:
 
     @property
     def client_id(self) -> str:
-        """Known once started."""
+        """The client id at the broker, available after `start`."""
         return self._memory.client_id
 
     async def failed(self) -> Exception:
-        """Returns when the edge has given up, mostly with EdgeRefused; it is still to be
-        stopped."""
+        """Wait until the edge has given up, usually with `EdgeRefused`.
+
+        The caller still has to call `stop`.
+        """
         return await asyncio.shield(self._failure)
 
     # Edge
 
     async def start(self, host: EdgeHost) -> None:
-        """Raises BadState, OSError: what the edge remembers cannot be read."""
+        """Load the state and begin to connect. Raises `BadState` or `OSError` if it is
+        unreadable."""
         self._host = host
         settings = self._settings
         self._loop = loop = asyncio.get_running_loop()
@@ -147,7 +158,7 @@ class MqttEdge:
         self._give(delivery.id, delivery.message, delivery.place, done, False)
 
     async def stop(self) -> None:
-        """What is under way is finished first, if that takes no longer than DRAIN_S."""
+        """Finish what is in flight, for at most DRAIN_S, and disconnect."""
         if not self._tasks:
             return
         if self._hold_timer is not None:
@@ -163,7 +174,7 @@ class MqttEdge:
         await self._memory.save()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """An edge without one of its tasks must not seem to live."""
+        """Fail the edge if one of its tasks ends: without it the edge would only seem to work."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failure.done():
             logger.critical("federator: the edge has failed", exc_info=error)
@@ -206,7 +217,7 @@ class MqttEdge:
             "counts": dict(sorted(counts.items())),
         }
 
-    # One client after another
+    # Clients, one after another
 
     async def _run(self) -> None:
         while True:
@@ -225,7 +236,7 @@ class MqttEdge:
             await asyncio.sleep(RETRY_S)
 
     async def _live(self) -> ClientError:
-        """The life of a client: until it takes no further connection. Returns why."""
+        """Run one client until it accepts no further connection, and return the reason."""
         client = self._new_client()
         delivery = ImportDelivery(
             client, self._imports, f"fed-{self._memory.token}", self._pause, self._complain
@@ -278,8 +289,10 @@ class MqttEdge:
         return Replays.AT_FIRST if self._is_bridge else Replays.FLAGGED
 
     async def _tend(self, client: Client) -> None:
-        """Does what a connection needs first, then keeps the subscriptions as they should be.
-        Raises EdgeRefused."""
+        """Prepare each new connection, then keep its subscriptions as wanted.
+
+        Raises `EdgeRefused` if the broker's behaviour and the settings would cause loops.
+        """
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -308,7 +321,7 @@ class MqttEdge:
             await self._own.fence()
             self._exports.is_settling = False
 
-    # The client's callbacks
+    # Callbacks of the client
 
     def _connected(self, session_present: bool, server: Server) -> None:
         logger.info(
@@ -386,7 +399,7 @@ class MqttEdge:
         if self._delivery is not None:
             self._delivery.wake()
 
-    # What is up and what is down
+    # Up and down
 
     def _go_up(self) -> None:
         if self._is_ready and not self._is_paused and not self._is_up:
@@ -400,7 +413,7 @@ class MqttEdge:
             self._host.edge_down(reason)
 
     def _pause(self, reason: str) -> None:
-        """The broker takes messages later: then they begin again with the first that it refused."""
+        """Stop deliveries for a while. They resume with the first message the broker refused."""
         if self._is_paused:
             return
         self._is_paused = True
@@ -412,7 +425,7 @@ class MqttEdge:
         self._is_paused = False
         self._go_up()
 
-    # What clients want
+    # Interest of clients
 
     def _tell_interest(self) -> None:
         added, removed = self._memory.take_interest()

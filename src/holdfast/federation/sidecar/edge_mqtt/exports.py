@@ -1,15 +1,14 @@
-"""What the broker sends us for the federation: each publication once, acknowledged in order.
+"""The messages from the broker to the federation, each once and acknowledged in order. Pure.
 
-- Acknowledged is only what the federator is done with. What it is done with while there is no
-  connection is not given to it again when the broker repeats it, as long as the session lasts.
-- A copy is not a publication: while subscriptions overlap, because one is about to replace another,
-  a broker may send one for each. Then consecutive packets of equal content are one publication if
-  each came by another subscription. `fence` parts what was published before a moment from what was
-  published after it, so that equal ones are told apart.
-- A retained message that is replayed is no publication.
-- While nobody can know who wants what (`hold`), nothing is given on.
-
-Pure.
+- Only messages that the federator is done with are acknowledged. A message may become done while
+  there is no connection. When the broker repeats it, the message is not exported again, as long as
+  the session lasts.
+- Copies are exported once. While an old and a new subscription overlap, a broker may send one copy
+  for each. Consecutive packets with equal content are copies if each came by another subscription.
+  `fence` separates messages published before and after a moment, so that two equal publications are
+  not taken for copies.
+- A replayed retained message is not a publication.
+- While the filters of other members are unknown (`hold`), nothing is exported.
 """
 
 from collections import Counter, deque
@@ -26,75 +25,79 @@ from holdfast.protocol.mqtt import properties as pr
 from holdfast.protocol.topics.trie import SubscriptionTrie
 
 HELD_UNACKNOWLEDGED_MAX: Final = 10_000
-"""Messages of QoS 0 that wait while everything is held; more are dropped."""
+"""The most messages of QoS 0 that wait while exports are held. Further ones are dropped."""
 
 Publish = Callable[[Message, Callable[[], None]], None]
 
 
 class Replays(Enum):
-    """How retained messages come that were stored before the subscription."""
+    """The way in which a subscription receives messages retained before it."""
 
     NONE = "none"
-    """MQTT 5: we subscribe so that they do not."""
+    """MQTT 5: not at all, because the subscription asks for that."""
     FLAGGED = "flagged"
-    """MQTT 3: with the retain flag, which nothing else has."""
+    """MQTT 3: with the retain flag, which no other message has."""
     AT_FIRST = "at first"
-    """MQTT 3, as a bridge: with the retain flag, which new ones have, too, but before them."""
+    """MQTT 3, as a bridge: with the retain flag and before all new messages, which may have it
+    too."""
 
 
 @dataclass(slots=True, eq=False)
 class UnacknowledgedExport:
-    """Received with QoS 1 or 2, and not acknowledged."""
+    """A received message of QoS 1 or 2 that is not acknowledged."""
 
     message: Received
     is_done: bool = False
 
 
 class Exports:
+    """Filters received messages, hands them to the federator, and acknowledges them."""
+
     def __init__(
         self, publish: Publish, acknowledge: Callable[[Received], bool], replays: Replays
     ) -> None:
-        """`acknowledge` is called for the messages of a connection in their order. False: that
-        connection is gone."""
+        """`acknowledge`: called for the messages of one connection in their order of arrival;
+        returns False if that connection has ended."""
         self._publish = publish
         self._acknowledge = acknowledge
         self.replays = replays
         self.counts: Counter[str] = Counter()
-        """Messages, by what became of them."""
+        """Messages by result."""
         self.is_changing = False
-        """Subscriptions may overlap."""
+        """Whether subscriptions may overlap, so that copies are possible."""
         self.is_settling = False
-        """Replayed retained messages may come (`Replays.AT_FIRST`)."""
+        """Whether replayed retained messages may arrive (`Replays.AT_FIRST`)."""
         self._allowed = SubscriptionTrie()
-        # By packet id, over connections; and in order of arrival on this one.
+        # By packet id, across connections; then in order of arrival on the current connection.
         self._pending: dict[int, UnacknowledgedExport] = {}
         self._queue: deque[UnacknowledgedExport] = deque()
         self._connection = 0
         self._last: Received | None = None
         self._last_ids: set[int] = set()
-        # Not looked at yet; None: nothing is held.
+        # Messages not examined yet, or None if exports are not held.
         self._held: deque[Received] | None = None
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def allow(self, filters: frozenset[str]) -> None:
-        """What may leave, and is wanted; the subscriptions may be wider."""
+        """Replace the filters that may be exported. The subscriptions may be wider."""
         self._allowed = SubscriptionTrie()
         for filter in filters:
             self._allowed.add(filter, None, True)
 
     def forget_session(self) -> None:
-        """The broker has no session of ours any more: it repeats nothing."""
+        """Forget unacknowledged messages: the broker has lost the session and will not repeat
+        them."""
         self._pending.clear()
         self._queue.clear()
 
     def new_client(self) -> None:
-        """Its connections are counted from 1 again."""
+        """Prepare for a new client, which counts its connections from 1 again."""
         self._connection = 0
 
     def hold(self) -> None:
-        """Until `release`; the broker's window closes meanwhile."""
+        """Export nothing until `release`. Meanwhile the broker's window fills up."""
         if self._held is None:
             self._held = deque()
 
@@ -112,7 +115,7 @@ class Exports:
             self._queue.clear()
             self._last = None
             if self._held is not None:
-                # They come again.
+                # The broker repeats these on the new connection.
                 self._held = deque(one for one in self._held if not one.qos)
         if self._held is not None:
             if received.qos or len(self._held) < HELD_UNACKNOWLEDGED_MAX:
@@ -191,7 +194,7 @@ class Exports:
 
 
 def _is_same(one: Received, other: Received) -> bool:
-    """Equal content, as two copies or a repetition have it."""
+    """Return whether two messages have equal content, as copies and repetitions do."""
     return (
         one.topic == other.topic
         and one.payload == other.payload
@@ -202,7 +205,7 @@ def _is_same(one: Received, other: Received) -> bool:
 
 
 def _journey(received: Received) -> pr.Properties:
-    """The properties but those that differ between copies."""
+    """Return the properties without those that differ between copies."""
     return {
         name: value
         for name, value in received.properties.items()

@@ -1,10 +1,10 @@
-"""What the federation brings, on its way to the broker: in order, each message once.
+"""The queue of messages from the federation to the broker, in order and each once.
 
-While a connection is away, what was sent and not acknowledged stays with the client, which sends
-it again to the session it belongs to. The host gives it to us again, too: that is recognised by its
-id, and waits for the acknowledgement of the first.
+While the connection is down, the client keeps messages that it sent without acknowledgement, and
+sends them again in their session. The host delivers the same messages again after `edge_up`. They
+are recognised by their id, and wait for the acknowledgement of the first transmission.
 
-Pure, but for what the caller does with `next`.
+Pure, except for the caller's use of `next`.
 """
 
 from collections import Counter, deque
@@ -18,8 +18,10 @@ from holdfast.federation.core.identity import MessageId
 from holdfast.protocol.mqtt import reasons
 
 WAITING_MAX: Final = 100_000
-"""Messages that wait for the client's window. The origins' windows keep far below it; QoS 0
-beyond it is dropped."""
+"""The most messages that wait for the client's window.
+
+The origins' windows keep messages of QoS 1 and 2 far below it. QoS 0 beyond it is dropped.
+"""
 TRANSIENT: Final = frozenset(
     {
         reasons.UNSPECIFIED_ERROR,
@@ -28,24 +30,26 @@ TRANSIENT: Final = frozenset(
         reasons.QUOTA_EXCEEDED,
     }
 )
-"""Refusals of a message that may not last; after any other it is dropped."""
+"""The reasons of temporary refusals. After any other refusal the message is dropped."""
 
 Done = Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
 class Import:
+    """One message on its way to the broker."""
+
     id: MessageId
     message: Message
     place: int
     expires_at: float | None
     done: Done | None
-    """None: given up by the host, which will give it to us again."""
+    """The host's callback, or None after `edge_down`: the host will deliver the message again."""
     is_setting: bool = False
-    """What the broker is to retain, delivered under this id before or never."""
+    """Whether the broker only has to retain it. The same id may also be delivered normally."""
     is_sent: bool = False
     is_accepted: bool = False
-    """By the broker, while the host had given it up."""
+    """Whether the broker acknowledged it after the host had given it up."""
 
     @property
     def key(self) -> tuple[MessageId, bool]:
@@ -53,15 +57,21 @@ class Import:
 
 
 class Imports:
+    """The queue, and the messages of QoS 1 and 2 without acknowledgement, by id.
+
+    A message is in the index until it is finished or failed, so a repetition by the host is not
+    sent twice on one session.
+    """
+
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        """Messages, by what became of them."""
+        """Messages by result."""
         self._queue: deque[Import] = deque()
-        # With QoS 1 and 2.
+        # Messages of QoS 1 and 2.
         self._known: dict[tuple[MessageId, bool], Import] = {}
 
     def __len__(self) -> int:
-        """Messages that the broker has not acknowledged."""
+        """The number of messages that the broker has not acknowledged."""
         return len(self._known)
 
     def deliver(
@@ -73,7 +83,7 @@ class Imports:
         now: float,
         is_setting: bool = False,
     ) -> Done | None:
-        """What is to be called now."""
+        """Queue a message unless it is on its way; returns a callback to call now, or None."""
         known = self._known.get((id, is_setting))
         if known is not None:
             if known.is_accepted:
@@ -92,11 +102,11 @@ class Imports:
         return None
 
     def first(self) -> Import | None:
-        """What `next` would be."""
+        """Return the message that `next` would return."""
         return self._queue[0] if self._queue else None
 
     def next(self) -> Import | None:
-        """The next to send, in order."""
+        """Take the next message to send, in order."""
         if not self._queue:
             return None
         entry = self._queue.popleft()
@@ -104,7 +114,7 @@ class Imports:
         return entry
 
     def finished(self, entry: Import, reason: str) -> Done | None:
-        """The broker has it, or nothing can be done; what is to be called now."""
+        """Finish a message that was acknowledged or dropped; returns a callback to call now."""
         self.counts[reason] += 1
         if entry.done is not None:
             self.failed(entry)
@@ -113,23 +123,22 @@ class Imports:
         return None
 
     def failed(self, entry: Import) -> None:
-        """It is no longer on its way; if it did not get to the broker, the host will give it to us
-        again."""
+        """Forget a message that is no longer on its way. The host delivers it again if needed."""
         if self._known.get(entry.key) is entry:
             del self._known[entry.key]
 
     def down(self) -> None:
-        """The host gives everything again that is not done."""
+        """Drop waiting messages, because the host delivers all unfinished ones again."""
         self._queue.clear()
         for key, entry in list(self._known.items()):
-            # What was accepted and not asked for since is no longer on its way.
+            # An accepted message that the host has not delivered again is no longer on its way.
             if not entry.is_sent or entry.is_accepted:
                 del self._known[key]
             else:
                 entry.done = None
 
     def forget(self) -> None:
-        """The client is another one: nothing of before is on its way."""
+        """Forget all messages: a new client has none of them in flight."""
         self._queue.clear()
         self._known.clear()
 

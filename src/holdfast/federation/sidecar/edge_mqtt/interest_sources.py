@@ -1,8 +1,9 @@
-"""What the clients of a broker want, where the broker itself does not tell.
+"""The interest of a broker's clients, for brokers that do not report subscriptions.
 
-A client, or somebody who knows it, says so on topics of the broker, or the broker's log does; each
-word holds for a time. What all sources say is united. Everybody who may publish to `federator/#`
-may speak: a word that is malformed is refused and counted, and what one may cause is bounded.
+Clients, or programs that know them, publish statements of interest on topics of the broker. Lines
+of the broker's log are another source. Each statement is valid for a limited time, and the interest
+is the union of all. Any client that may publish to `federator/#` can make statements. Malformed
+ones are refused and counted, and the effect of each is bounded.
 
 Pure: `now` is in seconds and never decreases.
 """
@@ -34,13 +35,13 @@ LOG_NOTICE: Final = "$SYS/broker/log/N"
 
 WORD_BYTES_MAX: Final = 65_536
 WORD_FILTERS_MAX: Final = 1_000
-"""In one message on INTEREST_TOPIC."""
+"""The most filters in one message on INTEREST_TOPIC."""
 HELD_MAX: Final = 20_000
-"""Filters, each counted once for each who wants it. More are refused until some have expired."""
+"""The most filters, counted once per owner. Further ones are refused until some expire."""
 TTL_MAX_S: Final = 7 * 86_400.0
 BEACONS_PER_TTL: Final = 3
 CLIENTS_MAX: Final = 20_000
-"""Whose session is known to end with its connection."""
+"""The most clients whose session is known to end with the connection."""
 
 STATIC: Final = "static"
 BEACON: Final = "beacon"
@@ -57,11 +58,14 @@ _LINE_GONE: Final = re.compile(
 
 
 class BadWord(ValueError):
-    """Not what the topic is for. The text says what to send."""
+    """A statement does not have the form of its topic. The text says what to send."""
 
 
 class Word(msgspec.Struct, forbid_unknown_fields=True):
-    """On INTEREST_TOPIC: who wants what for how long; a `ttl` of 0 takes it back."""
+    """A statement on INTEREST_TOPIC: a client's filters and their validity in seconds.
+
+    A `ttl` of 0 withdraws them.
+    """
 
     filters: list[str]
     ttl: float
@@ -69,18 +73,22 @@ class Word(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class HeldInterest(NamedTuple):
+    """The key of one owner's interest in one filter."""
+
     source: str
     owner: str
-    """Of several who want the same, each holds it."""
+    """The client. Several owners of one filter end their interest independently."""
     filter: str
 
 
 @dataclass(frozen=True)
 class SourceSettings:
+    """The enabled sources of interest, and the validity of their statements."""
+
     beacon_ttl_s: float = 30.0
-    """How long a beacon holds: three times the interval between beacons."""
+    """The validity of a beacon in seconds: three intervals between beacons."""
     log_ttl_s: float = 86_400.0
-    """How long a subscription in the log holds, if nothing in the log ends it."""
+    """The validity in seconds of a subscription in the log unless the log ends it."""
     hears_beacons: bool = True
     hears_words: bool = True
     reads_log: bool = True
@@ -92,25 +100,28 @@ class SourceSettings:
 
 
 class InterestSources:
+    """All current statements of interest, and the changes not reported yet."""
+
     def __init__(
         self,
         settings: SourceSettings,
         static: Iterable[str],
         allowed: Iterable[str] = ("#",),
     ) -> None:
-        """`allowed`: filters of what may come in. Raises InvalidFilter for a static filter."""
+        """`allowed`: filters that may be imported. Raises `InvalidFilter` for a bad static
+        filter."""
         self._settings = settings
         self._allowed = tuple(allowed)
         self.own_clients: frozenset[str] = frozenset()
-        """Whose subscriptions in the log are the federator's, and no interest."""
+        """The federator's own client ids. Their subscriptions in the log are no interest."""
         self._held: dict[HeldInterest, float] = {}
         self._counts: Counter[str] = Counter()
         self._told: set[str] = set()
         self._touched: set[str] = set()
-        # Their subscriptions end with their connections.
+        # Clients whose subscriptions end with their connection.
         self._transient: set[str] = set()
         self.refused: Counter[str] = Counter()
-        """Words, by source and what was wrong."""
+        """Refused statements by source."""
         for filter in static:
             check_filter(filter)
             self._hold(HeldInterest(STATIC, "", filter), float("inf"))
@@ -120,15 +131,15 @@ class InterestSources:
 
     @property
     def wanted(self) -> int:
-        """Filters, each counted once."""
+        """The number of different filters."""
         return len(self._told)
 
     def topics(self) -> list[str]:
-        """What is to be subscribed to."""
+        """Return the topics to subscribe to."""
         return self._settings.topics()
 
     def take(self, topic: str, payload: bytes, now: float) -> None:
-        """A message of the topics in `SourceSettings.topics`. Raises BadWord, already counted."""
+        """Apply a message on one of the topics. Raises `BadWord`, already counted, if malformed."""
         source = BEACON if topic.startswith(BEACON_PREFIX) else WORD
         if topic.startswith("$"):
             source = LOG
@@ -150,7 +161,7 @@ class InterestSources:
             self._drop(held)
 
     def take_changes(self) -> tuple[list[str], list[str]]:
-        """Filters wanted by somebody now and not before, and the other way round."""
+        """Return the filters that began to be wanted, and those that ended, since the last call."""
         added = [one for one in self._touched if self._counts[one] and one not in self._told]
         removed = [one for one in self._touched if not self._counts[one] and one in self._told]
         self._told.update(added)
@@ -161,7 +172,7 @@ class InterestSources:
         return sorted(added), sorted(removed)
 
     def snapshot(self, now: float) -> list[tuple[str, str, str, float]]:
-        """What holds for a time, with the seconds left; for `restore` after a restart."""
+        """Return the statements with the seconds left of each, for `restore` after a restart."""
         return [
             (*held, until - now)
             for held, until in self._held.items()

@@ -1,8 +1,8 @@
-"""Messages between a broker and the federation, and the mark that tells where they have been.
+"""Converts messages between a broker and the federation, with a mark against loops.
 
-What the federation brings is published with a user property MARK. What carries one is never taken
-from the broker again, on whatever way it came back: over a bridge beside us, from a client that
-copies properties, or because the broker knows no No Local.
+Messages of the federation are published with the user property MARK. The edge never exports a
+message with the mark, whichever way it came back: over another bridge, from a client that copies
+properties, or from a broker without No Local.
 """
 
 from typing import Final
@@ -16,15 +16,15 @@ from holdfast.protocol.mqtt.packets import PUBLISH
 from holdfast.protocol.mqtt.properties import Properties, decode_block, encode_block
 
 MARK: Final = "hf-federation"
-"""Its value: the origin's id in hexadecimal, its epoch, the message's number there."""
+"""The name of the mark. The value is the origin's id in hexadecimal, its epoch and sequence."""
 FORMER_IDENTITY: Final = "hf-seq-origin"
-"""Where the publisher's own sequence goes when the message gets one of ours."""
+"""The property for the publisher's own sequence when the federator adds its own."""
 _OF_THE_BROKER: Final = (
     pr.TOPIC_ALIAS,
     pr.SUBSCRIPTION_IDENTIFIER,
     pr.MESSAGE_EXPIRY_INTERVAL,
 )
-"""Not part of a message's journey; the expiry is told apart."""
+"""Properties that belong to one hop. The expiry is converted separately."""
 
 
 def user_properties(properties: Properties) -> list[tuple[str, str]]:
@@ -39,7 +39,7 @@ def is_marked(received: Received) -> bool:
 
 
 def mark_of(received: Received) -> MessageId | None:
-    """Which message of the federation it is; None for another one, or a mark that is none."""
+    """Return the federation's id of a marked message, or None without a valid mark."""
     for name, value in user_properties(received.properties):
         if name == MARK:
             parts = value.split(":")
@@ -52,7 +52,7 @@ def mark_of(received: Received) -> MessageId | None:
 
 
 def outbound(received: Received) -> Message:
-    """As the federation takes it."""
+    """Convert a received message for the federation."""
     rest = {
         identifier: value
         for identifier, value in received.properties.items()
@@ -67,15 +67,18 @@ def outbound(received: Received) -> Message:
         encode_block(rest),
         float(expiry) if isinstance(expiry, int) else None,
         mark_of(received),
-        # After a crash of ours QoS 1 may come twice, QoS 2 should not.
+        # After a crash of the edge a QoS 1 message may come twice, a QoS 2 message must not.
         is_known_again=received.qos == 1,
     )
 
 
 def inbound(id: MessageId, message: Message, producer: str, place: int) -> Properties:
-    """The properties to publish with. With a `producer`, the broker tells repetitions by sequence:
-    then that is ours, or none without a `place`, for the publisher's own has another order after
-    its journey. Raises ProtocolViolation for properties that are none."""
+    """Return the properties to publish a message with.
+
+    With a `producer`, the broker deduplicates by sequence, so the sequence must be the federator's.
+    The publisher's own one would drop messages: its order does not survive the journey. Without a
+    `place` there is none. Raises `ProtocolViolation` if the message's properties are malformed.
+    """
     block = message.properties
     properties = decode_block(block, 0, len(block), PUBLISH) if block else {}
     for identifier in _OF_THE_BROKER:

@@ -1,5 +1,8 @@
-"""A topic of the federator's own, by which it hears itself: to know what has come by now, and
-whether the broker sends back what we publish."""
+"""The federator's own topic, which it publishes and subscribes to.
+
+It shows that all earlier messages have arrived, and whether the broker returns the federator's own
+publications.
+"""
 
 import asyncio
 import logging
@@ -23,16 +26,16 @@ PREFIX: Final = "federator/edge/"
 
 NO_ECHO: Final = 0
 MARKED_ECHO: Final = 1
-"""The broker sends it back, and leaves the mark on it."""
+"""The broker returns the message and keeps the mark on it."""
 ECHO: Final = 2
 
 
 class EdgeRefused(Exception):
-    """With this broker, what is configured would go round in circles. The text says what to do."""
+    """The settings would cause loops at this broker. The text says what to do."""
 
 
 class OwnTopic:
-    """Of the connection that carries messages. `publish` is another connection's."""
+    """The loopback topic of the connection with the session; `publish` uses the other one."""
 
     def __init__(
         self, client_id: str, wait_s: float, publish: Callable[[str, bytes], Awaitable[None]]
@@ -45,7 +48,7 @@ class OwnTopic:
         self._echo: Received | None = None
 
     def arrived(self, received: Received) -> bool:
-        """Of a message on this topic: was it a fence?"""
+        """Process a message on this topic and return whether it was a fence."""
         if self._probe and received.payload == self._probe:
             self._echo = received
         future = self._fences.pop(received.payload, None)
@@ -55,8 +58,10 @@ class OwnTopic:
         return True
 
     async def fence(self) -> None:
-        """Returns when all has come that the broker had for us when this was called. Raises
-        TimedOut, ClientError."""
+        """Wait until all messages that the broker had for the edge at the call have arrived.
+
+        Raises `TimedOut` if the fence does not come back, `ClientError` if it cannot be sent.
+        """
         payload = b"fence " + secrets.token_hex(8).encode()
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fences[payload] = future
@@ -73,14 +78,14 @@ class OwnTopic:
             self._fences.pop(payload, None)
 
     async def try_echo(self, client: Client) -> int:
-        """NO_ECHO, MARKED_ECHO or ECHO. Raises as `fence`."""
+        """Test the broker and return NO_ECHO, MARKED_ECHO or ECHO. Raises the errors of `fence`."""
         is_5 = client.core.options.level == LEVEL_5
         await client.subscribe(SubscriptionRequest(self.name, 1, no_local=is_5))
         self._probe = b"probe " + secrets.token_hex(8).encode()
         self._echo = None
         properties: Properties | None = {pr.USER_PROPERTY: [(MARK, "probe")]} if is_5 else None
         await client.publish(self.name, self._probe, qos=1, properties=properties)
-        # What comes from another connection after that comes behind the echo.
+        # The fence is published later by another connection, so it arrives after any echo.
         await self.fence()
         echo, self._echo, self._probe = self._echo, None, b""
         if echo is None:
@@ -89,7 +94,7 @@ class OwnTopic:
 
 
 def check_echo(echo: int, settings: EdgeSettings) -> None:
-    """Raises EdgeRefused."""
+    """Raise `EdgeRefused` if an unmarked echo and the filters would cause loops."""
     if echo == MARKED_ECHO:
         logger.warning(
             "federator: the broker sends back what we publish, whatever we ask for (no local);"

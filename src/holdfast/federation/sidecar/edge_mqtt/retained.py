@@ -1,4 +1,4 @@
-"""The edge to an MQTT broker whose retained messages are the federation's, too."""
+"""The edge to an MQTT broker that shares its retained messages with the federation."""
 
 from collections.abc import Callable
 
@@ -11,18 +11,25 @@ from holdfast.federation.sidecar.edge_mqtt.subscription_set import within
 
 
 class RetainingMqttEdge(MqttEdge):
-    """A RetainingEdge. Over MQTT 5 only: the mark tells which of a broker's retained messages the
-    federation has brought, and MQTT 3 has nowhere to keep one."""
+    """The `RetainingEdge` over MQTT 5.
+
+    The mark shows which of a broker's retained messages came from the federation. MQTT 3 has no
+    properties and thus no mark.
+    """
 
     def read_retained(self, filters: frozenset[str], done: Callable[[list[Message]], None]) -> None:
         allowed = within(filters, self._settings.export_filters)
         self._reader.read(frozenset(allowed), done)
 
     def retain(self, id: MessageId, message: Message, done: Callable[[], None]) -> None:
-        """Clients take it for a publication, which MQTT cannot help."""
+        """Publish the message with RETAIN. Clients receive it too, because MQTT has no other
+        way."""
         self._give(id, message, 0, done, True)
 
 
 def edge_for(settings: EdgeSettings) -> MqttEdge:
-    """Raises ValueError for what no client can be made of, InvalidFilter."""
+    """Make the edge for the MQTT version of the settings.
+
+    Raises `ValueError` if no client can be made of them, `InvalidFilter` for a bad filter.
+    """
     return RetainingMqttEdge(settings) if settings.level == LEVEL_5 else MqttEdge(settings)

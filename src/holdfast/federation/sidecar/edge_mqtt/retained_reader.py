@@ -1,4 +1,4 @@
-"""What a broker has retained under some filters, read by a client that comes for that alone."""
+"""Reads a broker's retained messages with a client of its own."""
 
 import asyncio
 import contextlib
@@ -23,17 +23,19 @@ logger = logging.getLogger("holdfast.federator")
 
 MESSAGES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 << 20
-"""Of one reading; what is beyond either is left out, and logged."""
+"""The limits of one reading. Messages beyond either are left out, and that is logged."""
 READINGS_MAX: Final = 16
-"""At a time, waiting ones included; more find nothing, and that is logged."""
+"""The most readings in progress or waiting. A further one finds nothing, and is logged."""
 
 END_AGAIN_S: Final = 1.0
-"""Until the message that marks the end is sent again."""
+"""The interval in seconds in which the message that marks the end is repeated."""
 
 Done = Callable[[list[Message]], None]
 
 
 class RetainedReader:
+    """Reads retained messages, one reading at a time, each on a new connection."""
+
     def __init__(self, settings: EdgeSettings, client_id: str) -> None:
         self._settings = settings
         self._client_id = client_id
@@ -44,7 +46,7 @@ class RetainedReader:
         return set(self._tasks)
 
     def read(self, filters: frozenset[str], done: Done) -> None:
-        """`done` is called later, with what was found; empty when it could not be read."""
+        """Start a reading. `done` is called later, with an empty list if the reading failed."""
         loop = asyncio.get_running_loop()
         if not filters or len(self._tasks) >= READINGS_MAX:
             if filters:
@@ -67,18 +69,21 @@ class RetainedReader:
     async def _await_end(
         self, client: Client, topic: str, end: bytes, is_over: asyncio.Event
     ) -> None:
-        """Raises ClientError."""
+        """Wait until the broker has delivered the end marker behind all retained messages.
+
+        Raises `TimedOut` if it does not come back, `ClientError` if it cannot be sent.
+        """
         try:
             async with asyncio.timeout(self._settings.wait_s):
                 await client.publish(topic, end, qos=1)
                 while not await _is_set(is_over, END_AGAIN_S):
-                    # A broker whose queue for us is full drops this, too.
+                    # A broker drops the marker, too, if its queue for this client is full.
                     await client.publish(topic, end, qos=1)
         except TimeoutError:
             raise TimedOut(f"nothing comes back on {topic}") from None
 
     async def _found(self, filters: frozenset[str]) -> dict[str, Message]:
-        """By topic: overlapping filters find the same ones."""
+        """Read into a dictionary by topic, because overlapping filters repeat messages."""
         found: dict[str, Message] = {}
         size = 0
         unreadable: list[str] = []

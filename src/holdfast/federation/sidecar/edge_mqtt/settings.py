@@ -1,4 +1,4 @@
-"""How a federator talks to the broker beside it."""
+"""The settings of the edge: how a federator connects to its broker."""
 
 import ssl
 from collections.abc import Callable
@@ -15,39 +15,45 @@ from holdfast.protocol.mqtt.properties import Properties
 
 RECEIVE_MAXIMUM_MAX: Final = 65_535
 REQUESTS_MAX: Final = 256
-"""Packet ids beside those of messages."""
+"""The packet ids reserved for requests, in addition to those of messages."""
 
 
 @dataclass(frozen=True)
 class EdgeSettings:
+    """The connection, the filters and the limits of one edge."""
+
     servers: tuple[str, ...]
-    """URLs of the broker; several if it is a cluster."""
+    """The URLs of the broker, several if it is a cluster."""
     directory: Path
-    """For what the edge remembers: which subscriptions the broker has, and the interest."""
+    """The directory of the edge's state: its subscriptions at the broker, and the interest."""
     level: int = LEVEL_5
-    """5, or 4 for MQTT 3.1.1."""
+    """The protocol level: 5, or 4 for MQTT 3.1.1."""
     client_id: str = ""
-    """Of the session at the broker; empty: made at the first start. Another one leaves the
-    session of before behind, until it expires."""
+    """The client id of the session. Empty: made at the first start.
+
+    A changed id leaves the old session at the broker until it expires.
+    """
     username: str | None = None
     password: bytes | None = None
     tls: ssl.SSLContext | None = None
     session_expiry_s: int = 7 * 86_400
-    """How long the broker keeps what is to leave while the federator is away (MQTT 5)."""
+    """The time in seconds that the broker keeps messages for an absent federator (MQTT 5)."""
     window_messages: int = 10_000
-    """Not acknowledged to the broker (MQTT 5: Receive Maximum). Mosquitto 2.0 sends out of order
-    when this window has been full, so it is wide."""
+    """The most unacknowledged messages from the broker (MQTT 5: Receive Maximum).
+
+    The window is wide, because Mosquitto 2.0 sends out of order after it was full.
+    """
     inflight_messages: int = 1_000
-    """On their way to the broker without an acknowledgement; its own limit counts, too."""
+    """The most unacknowledged messages to the broker, which may limit them further."""
     export_filters: tuple[str, ...] = ("#",)
     import_filters: tuple[str, ...] = ("#",)
     interest: tuple[str, ...] = ()
-    """Filters that this broker's clients want, always."""
+    """Filters that count as subscribed at this broker, always."""
     sources: SourceSettings = field(default_factory=SourceSettings)
     keep_alive_s: int = 30
     reconnect: Reconnect = field(default_factory=Reconnect)
     wait_s: float = 10.0
-    """For an answer of the broker, and for a message of our own to come back."""
+    """The time in seconds for a reply of the broker, and for a fence to come back."""
 
     def options(
         self,
@@ -56,13 +62,16 @@ class EdgeSettings:
         is_bridge: bool,
         on_unreadable: Callable[[str], None],
     ) -> Options:
-        """`is_session`: of the connection that carries the messages; the others begin anew each
-        time. `on_unreadable`: the broker has passed on a message that is against the rules of
-        MQTT, or beyond our bounds."""
+        """Make the options of one client.
+
+        `is_session`: the connection that carries messages; the others start clean each time.
+        `on_unreadable`: called for a message that violates MQTT or exceeds the limits.
+        """
         properties: Properties = {}
         if self.level == LEVEL_5:
-            # Asked for, not insisted on: Mosquitto 2.0 sends more when it sends again. Without it
-            # Mosquitto sends 20, queues 1,000, and drops what is retained beyond that.
+            # Receive Maximum is not enforced on arrival: Mosquitto 2.0 exceeds it when it repeats
+            # messages. Without it Mosquitto sends 20, queues 1,000, and drops retained messages
+            # beyond that.
             window = self.window_messages if is_session else RECEIVE_MAXIMUM_MAX
             properties[pr.RECEIVE_MAXIMUM] = window
         if is_session and self.level == LEVEL_5:

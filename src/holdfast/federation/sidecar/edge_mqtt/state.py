@@ -1,5 +1,4 @@
-"""The state of an edge that a restart keeps: its name at the broker, the subscriptions that the
-broker may have of it, and the recent interest of clients."""
+"""The state of an edge on disk: its client id, its subscriptions and the recent interest."""
 
 import asyncio
 import secrets
@@ -19,21 +18,23 @@ FILE: Final = "edge.json"
 
 
 class BadState(Exception):
-    """The file is not what an edge writes. The text says what to do."""
+    """The file is not in the form that an edge writes. The text says what to do."""
 
 
 class EdgeState(msgspec.Struct):
+    """The content of the state file."""
+
     token: str
-    """A random name, of this directory: 10 hexadecimal digits."""
+    """A random name of this directory: 10 hexadecimal digits."""
     subscribed: dict[str, int] = msgspec.field(default_factory=dict)
-    """Filters that the broker may have, with the subscription identifier of each."""
+    """The filters that the broker may have, with the subscription identifier of each."""
     interest: list[tuple[str, str, str, float]] = msgspec.field(default_factory=list)
-    """As `InterestSources.snapshot`, of `written_at`."""
+    """The result of `InterestSources.snapshot` at `written_at`."""
     written_at: float = 0.0
-    """Unix time."""
+    """The Unix time in seconds of the last write."""
 
     def remembered_interest(self) -> list[tuple[str, str, str, float]]:
-        """With the seconds that are left of each now."""
+        """Return the interest with the seconds that are left now."""
         gone_s = max(0.0, time.time() - self.written_at)
         return [
             (source, owner, filter, left_s - gone_s)
@@ -43,14 +44,14 @@ class EdgeState(msgspec.Struct):
 
 
 class StateFile:
-    """Blocking."""
+    """The state file of one directory. Calls block."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._files = OsFileSystem(directory)
 
     def load(self) -> EdgeState:
-        """Raises BadState, OSError."""
+        """Read the file, or create it. Raises `BadState` or `OSError` if that fails."""
         self._files.make_folder(".")
         try:
             return msgspec.json.decode(read_whole(self._files, FILE), type=EdgeState)
@@ -65,14 +66,16 @@ class StateFile:
             ) from None
 
     def save(self, state: EdgeState) -> None:
-        """Durably. Raises OSError."""
+        """Write the file durably. Raises `OSError` if that fails."""
         state.written_at = time.time()
         write_whole(self._files, FILE, [msgspec.json.encode(state)])
 
 
 class EdgeMemory:
+    """The state of a running edge, and its writes in a thread."""
+
     def __init__(self, settings: EdgeSettings, complain: Complaints) -> None:
-        """Raises InvalidFilter."""
+        """Raises `InvalidFilter` if a static filter of the settings is bad."""
         self.sources = InterestSources(settings.sources, settings.interest, settings.import_filters)
         self._client_id = settings.client_id
         self._complain = complain
@@ -82,7 +85,7 @@ class EdgeMemory:
         self._is_unsaved = False
 
     async def load(self, now: float) -> None:
-        """Raises BadState, OSError."""
+        """Read the state and restore the interest. Raises `BadState` or `OSError`."""
         self._state = await asyncio.to_thread(self._file.load)
         own = (self.client_id, self.control_id, self.reader_id)
         self.sources.own_clients = frozenset(own)
@@ -94,7 +97,7 @@ class EdgeMemory:
 
     @property
     def client_id(self) -> str:
-        """At the broker, of the connection that carries messages."""
+        """The client id of the connection that carries messages."""
         return self._client_id or f"federator-{self.token}"
 
     @property
@@ -110,13 +113,13 @@ class EdgeMemory:
         return self._state.subscribed
 
     def take_interest(self) -> tuple[list[str], list[str]]:
-        """Filters that are wanted now and were not before, and the other way round."""
+        """Return the filters that began to be wanted, and those that ended, since the last call."""
         added, removed = self.sources.take_changes()
         self._is_unsaved |= bool(added or removed)
         return added, removed
 
     async def save_subscriptions(self, held: Mapping[str, int]) -> None:
-        """Returns when it is on disk, or cannot be: that is logged."""
+        """Save the subscriptions. Returns when they are on disk, or the failure is logged."""
         self._state.subscribed = dict(held)
         await self.save()
 

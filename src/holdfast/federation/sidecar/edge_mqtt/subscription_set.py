@@ -1,7 +1,7 @@
-"""Which filters to subscribe to, given what others want and what may leave.
+"""Computes the filters to subscribe to, from those wanted and those allowed.
 
-No two of them match the same topic: brokers send a message once for each subscription that matches,
-or once for all, as they like. Where wanted filters overlap, the set is wider than what is wanted.
+No two of them match the same topic, because a broker may send a message once per matching
+subscription or once for all. Where wanted filters overlap, the set is therefore wider.
 """
 
 from collections.abc import Iterable
@@ -13,16 +13,19 @@ from holdfast.protocol.topics.trie import SubscriptionTrie
 
 FILTERS_MAX: Final = 10_000
 WILDCARDS_MAX: Final = 256
-"""Of the filters; each is compared with each. More are cut to fewer levels, with `#` below."""
+"""The most filters with wildcards; each is compared with each.
+
+More are cut to fewer levels, ending in `#`.
+"""
 
 
 def intersection(one: str, other: str) -> str | None:
-    """The filter that matches what both match, `$` topics aside; None if there is no topic."""
+    """Return the filter that matches what both match, `$` topics aside, or None."""
     left = one.split("/")
     right = other.split("/")
     common: list[str] = []
     for index in range(max(len(left), len(right)) + 1):
-        # `#` matches the level above it, too, so it may follow where the other has ended.
+        # `#` also matches its parent level, so it may follow where the other filter has ended.
         if left[index : index + 1] == ["#"]:
             return "/".join([*common, *right[index:]])
         if right[index : index + 1] == ["#"]:
@@ -39,7 +42,7 @@ def intersection(one: str, other: str) -> str | None:
 
 
 def covers(one: str, other: str) -> bool:
-    """Does `one` match all that `other` matches?"""
+    """Return whether `one` matches everything that `other` matches."""
     return intersection(one, other) == other
 
 
@@ -48,7 +51,7 @@ def overlaps(one: str, other: str) -> bool:
 
 
 def joined(one: str, other: str) -> str:
-    """A filter that matches all that either does, and more."""
+    """Return a filter that matches everything either one does, and possibly more."""
     left = one.split("/")
     right = other.split("/")
     levels: list[str] = []
@@ -60,7 +63,7 @@ def joined(one: str, other: str) -> str:
 
 
 def within(filters: Iterable[str], allowed: Iterable[str]) -> set[str]:
-    """What of the filters is allowed."""
+    """Return the allowed part of the filters."""
     bounds = set(allowed)
     if "#" in bounds:
         return set(filters)
@@ -69,7 +72,7 @@ def within(filters: Iterable[str], allowed: Iterable[str]) -> set[str]:
 
 
 def subscription_set(wanted: Iterable[str]) -> frozenset[str]:
-    """At most FILTERS_MAX filters that match all that is wanted, no topic twice."""
+    """Return at most FILTERS_MAX disjoint filters that match everything wanted."""
     filters = generalised(wanted, FILTERS_MAX)
     wild = generalised((one for one in filters if has_wildcard(one)), WILDCARDS_MAX)
     disjoint: list[str] = []

@@ -1,9 +1,11 @@
-"""What we are subscribed to at the broker, kept as others want it.
+"""The edge's subscriptions at the broker, kept equal to the interest of other members.
 
-- `_held` has every subscription that the broker may have of us: a filter is written down before it
-  is subscribed to, and crossed out after it was given up.
-- What is wanted is subscribed to before what covered it so far is given up. Copies that come
-  meanwhile are told by the subscription identifiers, which MQTT 3 does not have.
+- `_held` has every subscription of the edge that the broker may have. A filter is saved before it
+  is subscribed to, and removed after it was unsubscribed from. In the opposite order, a crash would
+  leave a subscription that no process ever ends.
+- New filters are subscribed to before the filters that covered them are removed, so no message is
+  missed in between. Copies in that time are recognised by subscription identifiers, which MQTT 3
+  does not have.
 """
 
 import logging
@@ -25,12 +27,14 @@ from holdfast.protocol.mqtt.packets import SubscriptionRequest
 logger = logging.getLogger("holdfast.federator")
 
 PACKET_FILTERS_MAX: Final = 100
-"""In one SUBSCRIBE or UNSUBSCRIBE."""
+"""The most filters in one SUBSCRIBE or UNSUBSCRIBE."""
 NUMBER_MAX: Final = 268_435_455
-"""The largest subscription identifier."""
+"""The largest subscription identifier that MQTT 5 allows."""
 
 
 class EdgeSubscriptions:
+    """Moves the broker's subscriptions towards the wanted set, one change at a time."""
+
     def __init__(
         self,
         held: Mapping[str, int],
@@ -39,31 +43,31 @@ class EdgeSubscriptions:
         fence: Callable[[], Awaitable[None]],
         save: Callable[[Mapping[str, int]], Awaitable[None]],
     ) -> None:
-        """`held`: of a process before, each with its identifier, 0 for none. `save` returns when
-        it is on disk."""
+        """`held`: the filters of an earlier process with their identifiers, 0 for none. `save`:
+        returns when its argument is on disk."""
         self._held = dict(held)
         self._allowed = allowed
         self._exports = exports
         self._fence = fence
         self._save = save
         self._wanted: frozenset[str] | None = None
-        # Those of this client, which it says again to a broker without our session.
+        # The filters of this client. The client subscribes to them again after a session loss.
         self._granted: set[str] = set()
         self._is_first_round = True
         self.refused: set[str] = set()
-        """By the broker, since we connected."""
+        """Filters that the broker has refused since the connection was made."""
         exports.allow(frozenset(held))
 
     def held(self) -> list[str]:
         return sorted(self._held)
 
     def want(self, filters: frozenset[str]) -> None:
-        """Before that, what a process before was subscribed to stays."""
+        """Replace the wanted filters. Until the first call the subscriptions stay unchanged."""
         self._wanted = filters
 
     def new_client(self) -> None:
         self._granted.clear()
-        # The process before may have ended between the file and the broker.
+        # An earlier process may have crashed after saving and before subscribing.
         self._is_first_round = True
 
     def connected(self, session_present: bool) -> None:
@@ -72,7 +76,7 @@ class EdgeSubscriptions:
             self._held = {one: held for one, held in self._held.items() if one in self._granted}
 
     async def update(self, client: Client) -> None:
-        """Raises ClientError."""
+        """Subscribe and unsubscribe as wanted. Raises `ClientError` if the connection fails."""
         if self._wanted is None:
             return
         exact = within(self._wanted, self._allowed)
@@ -80,7 +84,7 @@ class EdgeSubscriptions:
         before = frozenset(self._held)
         added = sorted(wanted if self._is_first_round else wanted - before)
         removed = sorted(before - wanted)
-        # Until they are gone, what they bring may still be somebody's.
+        # Until a filter is unsubscribed from, its messages may match another subscriber.
         self._exports.allow(frozenset(exact | set(removed)))
         if added or removed:
             await self._change(client, added, removed)
@@ -120,7 +124,7 @@ class EdgeSubscriptions:
     async def _subscribe(self, client: Client, filters: list[str], identifier: int) -> None:
         requests = [SubscriptionRequest(filter, 2) for filter in filters]
         if client.core.options.level == LEVEL_5:
-            # Not what we publish, with its retain flag, and nothing that is retained already.
+            # No Local and Retain As Published; Retain Handling 2 omits messages already retained.
             requests = [SubscriptionRequest(filter, 2, True, True, 2) for filter in filters]
         try:
             await client.subscribe(*requests, subscription_id=identifier)
@@ -146,7 +150,7 @@ class EdgeSubscriptions:
         await self._save(self._held)
 
     def _new_number(self, client: Client) -> int:
-        """A subscription identifier for what is added together: no two of that meet."""
+        """Return an identifier for filters that are added together. These never overlap."""
         available = client.connack_properties.get(pr.SUBSCRIPTION_IDENTIFIER_AVAILABLE, 1)
         if client.core.options.level < LEVEL_5 or not available:
             return 0

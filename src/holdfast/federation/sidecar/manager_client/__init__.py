@@ -1,1 +1,1 @@
-"""A member's side of the topology manager: join, report, follow its changes."""
+"""The member's client of the topology manager."""

@@ -1,7 +1,7 @@
-"""A member and its topology manager: join, report, and follow what the manager wants.
+"""The member's client of the topology manager: joins, reports, and follows its decisions.
 
-While the manager is away the links stay as they are: nothing here is waited for by a message.
-docs/topology.md describes the other side.
+While the manager is unreachable the links stay as they are. No message waits for this client.
+docs/topology.md describes the manager.
 """
 
 import asyncio
@@ -31,15 +31,15 @@ logger = logging.getLogger("holdfast")
 REPORT_S: Final = 5.0
 WATCH_S: Final = 25.0
 TIMEOUT_S: Final = 15.0
-"""Of a request; a join waits for the manager's probe."""
+"""The time in seconds for a request. A join includes the manager's probe of the broker."""
 LEAVE_TIMEOUT_S: Final = 5.0
 RETRY_S: Final = 1.0
-"""Doubled up to `RETRY_S_MAX`, and jittered."""
+"""The first delay in seconds between attempts. It doubles up to `RETRY_S_MAX`, with jitter."""
 RETRY_S_MAX: Final = 30.0
 LOOK_S: Final = 60.0
-"""Between looks at all members, for the ids of those that are linked and are no neighbours."""
+"""The interval in seconds of queries of all members, for ids of linked non-neighbours."""
 LINKS_MAX: Final = 1000
-"""Of a report; the manager's bound."""
+"""The most links in a report, the limit of the manager."""
 KEPT: Final = "manager.json"
 
 NODE: Final = "[0-9a-f]{32}"
@@ -49,34 +49,38 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class LinkState:
+    """The state of one established link, as reported to the manager."""
+
     rtt_ms: float | None
 
 
 class ManagedMember(Protocol):
-    """All calls come from the event loop."""
+    """The member, as this client sees it. All calls come from the event loop."""
 
     def links(self) -> dict[bytes, LinkState]:
-        """Those that are up."""
+        """The established links by peer."""
 
     def digest(self) -> bytes: ...
 
     def interest(self) -> int:
-        """Filters of its clients."""
+        """The number of filters of the broker's clients."""
 
     def set_neighbours(self, neighbours: dict[bytes, str]) -> None:
-        """Members that it is to be linked with, and where they are."""
+        """Replace the members to be linked with, by id, with their addresses."""
 
 
 class StoredManager(msgspec.Struct, frozen=True):
-    """What a restart needs while the manager is away."""
+    """The file that lets a restarted member keep its links while the manager is unreachable."""
 
     url: str
     token: str = ""
     neighbours: dict[str, str] = {}
-    """By id, in hexadecimal digits."""
+    """Addresses by member id in hexadecimal digits."""
 
 
 class ManagerClient:
+    """Keeps one member registered at its manager and applies the neighbours it assigns."""
+
     def __init__(
         self,
         http: ManagerHttp,
@@ -85,8 +89,8 @@ class ManagerClient:
         token_file: str,
         directory: Path,
     ) -> None:
-        """`join`: the body of the request, with `uuid` and `epoch`. `token_file`: empty for none;
-        its first line is used where the manager has given no token yet."""
+        """`join`: the body of the request, with `uuid` and `epoch`. `token_file`: a file whose
+        first line is the token until the manager gives one; empty for none."""
         self.is_connected = False
         self.id: int | None = None
         self._http = http
@@ -95,18 +99,19 @@ class ManagerClient:
         self._token_file = token_file
         self._path = directory / KEPT
         self._kept = StoredManager(http.url)
-        # The newest; its thread goes on when whoever waits for it is cancelled.
+        # The newest write of the file. Its thread continues when the waiting task is cancelled.
         self._writing: asyncio.Future[None] | None = None
         self._revision = -1
         self._neighbours: list[Neighbor] = []
-        # Ids are given once: what is known stays true. Empty: a member without one.
+        # The manager never reuses an id, so entries stay valid. Empty: a peer of the published
+        # protocol, without a uuid.
         self._uuids: dict[int, str] = {}
         self._look_at = 0.0
         self._wait_s = RETRY_S
         self._complaints = Complaints(asyncio.get_running_loop().time, "federation:")
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Join and follow the manager until the task is cancelled."""
         self._kept = await asyncio.to_thread(self._read)
         if self._kept.neighbours:
             self._member.set_neighbours(
@@ -127,7 +132,7 @@ class ManagerClient:
             self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
 
     async def leave(self) -> None:
-        """The others are linked without this member."""
+        """Ask the manager to link the other members without this one, and forget its token."""
         if self.id is None:
             return
         path = f"/api/v1/nodes/{self.id}"
@@ -156,7 +161,7 @@ class ManagerClient:
 
     def _refused(self, error: ManagerRefuses) -> None:
         if error.status in (401, 403) and self._kept.token:
-            # As after the manager's state was lost; the configured one may do.
+            # The manager may have lost its state; then the configured token may be valid.
             self._kept = msgspec.structs.replace(self._kept, token="")
             self._wait_s = RETRY_S
         if error.status == 404 and self.id is not None:
@@ -173,7 +178,10 @@ class ManagerClient:
     # Follow
 
     async def _follow(self) -> None:
-        """Returns by raising ManagerUnreachable or ManagerRefuses."""
+        """Watch and report until a request fails.
+
+        Raises `ManagerUnreachable` or `ManagerRefuses` of that request.
+        """
         tasks = [
             asyncio.ensure_future(self._watch_on()),
             asyncio.ensure_future(self._report_on()),
@@ -225,7 +233,7 @@ class ManagerClient:
         }
 
     async def _ids_of(self, links: Mapping[bytes, object]) -> dict[bytes, int]:
-        """Of those that are known; who is not is looked for, now and then."""
+        """Return the known ids of linked members. Unknown ones cause a query every `LOOK_S`."""
         known = {uuid: id for id, uuid in sorted(self._uuids.items())}
         now = asyncio.get_running_loop().time()
         if now >= self._look_at and any(node.hex() not in known for node in links):
@@ -243,7 +251,7 @@ class ManagerClient:
         if any(each.id not in self._uuids for each in neighbours):
             await self._look()
         for each in neighbours:
-            # Who is gone in this moment is no neighbour in the next revision.
+            # A member that left a moment ago is missing in the next revision.
             uuid = self._uuids.get(each.id, "")
             if fullmatch(NODE, uuid) is None:
                 self._complaints.say(
@@ -308,7 +316,7 @@ class ManagerClient:
             await asyncio.shield(self._writing)
 
     def _write(self, data: bytes) -> None:
-        """Durably: a join token is good for one join."""
+        """Write the file durably: a join token is valid for one join only."""
         new = self._path.with_suffix(".new")
         try:
             with os.fdopen(

@@ -1,4 +1,4 @@
-"""One HTTP request in the event loop: a long poll can be given up at any moment."""
+"""One HTTP request in the event loop, where a long poll can be cancelled at any moment."""
 
 import asyncio
 import io
@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 from holdfast.security.tls import client_context, explained
 
 ANSWER_BYTES_MAX: Final = 32 << 20
-"""Header and body: all members of a federation of MEMBERS_MAX, and some."""
+"""The most bytes of a response: enough for all MEMBERS_MAX members of a federation."""
 
 
 class ManagerUnreachable(Exception):
-    """It gives no usable answer now; later it may."""
+    """The manager gives no usable response now. A later request may succeed."""
 
 
 class ManagerRefuses(Exception):
-    """`status` is 4xx, the text is the manager's."""
+    """The manager rejects the request. `status` is 4xx, the text is the manager's."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class ManagerRefuses(Exception):
 
 
 class _Received:
-    """What http.client takes for a socket."""
+    """A stand-in for the socket that `http.client` reads a response from."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -37,8 +37,10 @@ class _Received:
 
 
 class ManagerHttp:
+    """Sends requests to one manager, each on a connection of its own."""
+
     def __init__(self, url: str, ca: str = "", certificate: str = "", key: str = "") -> None:
-        """PEM files, for https: see `client_context`. Raises TlsError."""
+        """Read the PEM files for https, see `client_context`. Raises `TlsError` if that fails."""
         parts = urlsplit(url)
         self.url = url.rstrip("/")
         self._host = parts.hostname or ""
@@ -50,7 +52,10 @@ class ManagerHttp:
         self._path = parts.path.rstrip("/")
 
     async def ask(self, method: str, path: str, body: object, token: str, timeout_s: float) -> Any:
-        """The data of the envelope. Raises ManagerUnreachable, ManagerRefuses."""
+        """Send a request and return the data of the response's envelope.
+
+        Raises `ManagerUnreachable` without a usable response, `ManagerRefuses` on 4xx.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._exchange(self._request(method, path, body, token))
@@ -103,7 +108,7 @@ class ManagerHttp:
             writer.close()
 
     def _parsed(self, answer: bytes) -> tuple[int, bytes]:
-        # It asks for nothing else of a socket.
+        # `HTTPResponse` calls no other method of a socket.
         response = HTTPResponse(cast(Any, _Received(answer)))
         try:
             response.begin()

@@ -1,1 +1,1 @@
-"""Custody, positions and identity of a member on disk."""
+"""The custody, positions and identity of a member on disk."""

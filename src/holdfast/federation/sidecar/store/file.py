@@ -1,9 +1,11 @@
-"""What a member must not forget, in an SQLite file: messages in its custody, how far it is with the
-streams from others, versions of what is retained, and what it knew of them.
+"""The SQLite file of a member: the state that must survive a crash.
 
-Write-ahead log with synchronous=FULL: a transaction is on disk when it returns. One process has the
-file open (SQLite's exclusive lock, which ends with the process). Blocking; calls come from one
-thread after another, never two at once.
+It has the messages in custody, the positions in the streams from other members, the versions of
+retained messages, and the last knowledge of other members.
+
+The file uses a write-ahead log with synchronous=FULL, so a transaction is on disk when it returns.
+SQLite's exclusive lock keeps other processes out and ends with the process. All calls block. They
+may come from different threads, but never two at once.
 """
 
 import sqlite3
@@ -22,13 +24,16 @@ APPLICATION_ID: Final = 0x48464644
 SCHEMA_VERSION: Final = 1
 PAGE_BYTES: Final = 4096
 WAL_PAGES_MAX: Final = 256
-"""The write-ahead log is copied into the file when it has so many pages."""
+"""The length in pages at which the write-ahead log is copied into the file."""
 ROWS_MAX: Final = 200
-"""Of one statement; those of every number up to it stay prepared."""
+"""The most rows of one statement. Statements of every length up to it stay prepared."""
 PREPARED_MAX: Final = 1024
 RESERVE_BYTES: Final = 8 << 20
-"""Room on the disk that messages leave free: removals need some, in log and file. What removals
-have freed in the file may be used again."""
+"""The free disk space in bytes that messages leave to removals.
+
+Removals need room in the log and the file: without it, a full disk could never be emptied. Pages
+that removals have freed in the file are reused.
+"""
 
 _SCHEMA: Final = (
     "CREATE TABLE custody (epoch INTEGER NOT NULL, sequence INTEGER NOT NULL,"
@@ -47,24 +52,24 @@ Statement = tuple[str, Sequence[Value]]
 
 
 class MemberStoreError(Exception):
-    """The file cannot be used any more, or at all. The text names it and says what to do."""
+    """The file cannot be used, now or ever. The text names it and says what to do."""
 
 
 class MemberStoreFull(Exception):
-    """There is no room; nothing has changed, and later there may be."""
+    """The disk has no room. Nothing has changed, and a later attempt may succeed."""
 
 
 @dataclass(slots=True)
 class MemberStoreChange:
-    """One transaction."""
+    """The changes of one transaction."""
 
     added: dict[MessageId, bytes] = field(default_factory=dict)
     removed: set[MessageId] = field(default_factory=set)
     positions: dict[bytes, Position] = field(default_factory=dict)
     retained: dict[str, bytes | None] = field(default_factory=dict)
-    """By topic; None: nothing any more."""
+    """Retained versions by topic. None: the topic has no version any more."""
     memory: list[bytes] | None = None
-    """In place of what was there."""
+    """The replacement for the whole stored knowledge of other members, or None."""
 
     def is_empty(self) -> bool:
         return self.memory is None and not (
@@ -72,17 +77,17 @@ class MemberStoreChange:
         )
 
     def frees(self) -> bool:
-        """Does it have a part that needs no room, or little?"""
+        """Return whether a part of the change needs little or no room."""
         return bool(self.removed or self.positions)
 
     def without_data(self) -> "MemberStoreChange":
-        """That part, taken out."""
+        """Take out and return the part that needs little or no room."""
         change = MemberStoreChange(removed=self.removed, positions=self.positions)
         self.removed, self.positions = set(), {}
         return change
 
     def split(self, added_max: int, bytes_max: int) -> "MemberStoreChange":
-        """What is added beyond so much, taken out; one message always stays."""
+        """Take out and return the messages beyond the limits. At least one message stays."""
         size = 0
         kept: dict[MessageId, bytes] = {}
         for id, data in self.added.items():
@@ -95,7 +100,7 @@ class MemberStoreChange:
         return MemberStoreChange(added=rest)
 
     def followed_by(self, later: "MemberStoreChange") -> "MemberStoreChange":
-        """Both in one; what is removed later is not added."""
+        """Combine two changes. A message that the later one removes is not added."""
         added = {id: data for id, data in self.added.items() if id not in later.removed}
         return MemberStoreChange(
             added | later.added,
@@ -108,28 +113,37 @@ class MemberStoreChange:
 
 @dataclass(frozen=True, slots=True)
 class StoredMember:
-    """What was in the file."""
+    """The content of the file when it was opened."""
 
     custody: list[tuple[bytes, float]]
-    """Each with the seconds since it was stored, by the wall clock."""
+    """Messages, each with the seconds since it was stored, by the wall clock."""
     positions: dict[bytes, Position]
     retained: dict[str, bytes]
-    """By topic."""
+    """Retained versions by topic."""
     memory: list[bytes]
 
 
 class StoreFile:
+    """One open file of one member.
+
+    After any error except a full disk the object refuses all work: after a failed sync the state of
+    the disk is unknown until it is read again.
+    """
+
     clock = staticmethod(time.time)
 
     def __init__(self, path: Path, node: bytes) -> None:
-        """`node`: the member whose file this is."""
+        """`node`: the id of the member that owns the file."""
         self.path = path
         self._node = node
         self._connection: sqlite3.Connection | None = None
         self._failure: MemberStoreError | None = None
 
     def open(self) -> StoredMember:
-        """Makes the file if there is none. Raises StoreError, StoreFull."""
+        """Open the file, creating it if needed, and return its content.
+
+        Raises `MemberStoreError` when it cannot be used, and `MemberStoreFull` without room.
+        """
         is_new = not self.path.exists()
         try:
             self._connection = sqlite3.connect(
@@ -141,7 +155,7 @@ class StoreFile:
             )
             self._prepare(self._connection)
             if is_new:
-                # SQLite syncs the file, but not the directory that names it.
+                # SQLite syncs the file, but not the directory entry that names it.
                 OsFileSystem(self.path.parent).sync_folder(".")
             return self._guard(self._read)
         except sqlite3.Error as error:
@@ -155,7 +169,10 @@ class StoreFile:
             raise
 
     def apply(self, change: MemberStoreChange) -> None:
-        """Durable when it returns. Raises StoreError, StoreFull."""
+        """Write a change; it is durable when the call returns.
+
+        Raises `MemberStoreError` when the file fails, and `MemberStoreFull` without room.
+        """
 
         def write(db: sqlite3.Connection) -> None:
             self._find_room(db, sum(map(len, change.added.values())))
@@ -169,7 +186,7 @@ class StoreFile:
             connection.close()
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        # Before the first access: with an exclusive lock there is no shared-memory file, either.
+        # Must precede the first access: only then SQLite makes no shared-memory file.
         db.execute("PRAGMA locking_mode = EXCLUSIVE")
         [(application,)] = db.execute("PRAGMA application_id")
         [(version,)] = db.execute("PRAGMA user_version")
@@ -249,11 +266,11 @@ class StoreFile:
         return found
 
     def _find_room(self, db: sqlite3.Connection, size: int) -> None:
-        """For messages of that size. Raises StoreFull."""
+        """Check that messages of that size fit. Raises `MemberStoreFull` when they do not."""
         if not size:
             return
         free_bytes = OsFileSystem(self.path.parent).free_bytes()
-        # Once in the log, once in the file.
+        # Twice the size: a message is written to the log and then to the file.
         if free_bytes >= RESERVE_BYTES + 2 * size:
             return
         [(freed_pages,)] = db.execute("PRAGMA freelist_count")
@@ -277,7 +294,7 @@ class StoreFile:
         except sqlite3.Error as error:
             explained = self._explained(error)
             if isinstance(explained, MemberStoreError):
-                # After a failed sync nobody knows what the disk has; only reading it again tells.
+                # After a failed sync the content of the disk is unknown until it is read again.
                 self._failure = explained
             raise explained from error
 
@@ -299,7 +316,7 @@ class StoreFile:
 
 
 def _spans(ids: Iterable[MessageId]) -> Iterator[tuple[int, int, int]]:
-    """An epoch, the first and the last of sequences without a gap."""
+    """Yield an epoch and the first and last of each run of sequences without a gap."""
     first = last = (0, 0)
     for id in sorted((id.epoch, id.sequence) for id in ids):
         if id == (last[0], last[1] + 1):
@@ -323,8 +340,11 @@ def _inserts(target: str, rows: Sequence[tuple[Value, ...]]) -> Iterator[Stateme
 
 
 def _execute(db: sqlite3.Connection, statements: Sequence[Statement]) -> None:
-    """As one transaction. With each statement this thread gives up the interpreter's lock, and may
-    wait for it for milliseconds while the event loop is busy."""
+    """Execute the statements as one transaction.
+
+    Each statement releases the interpreter's lock and may wait milliseconds for it while the event
+    loop is busy. Callers therefore pass few statements with many rows.
+    """
 
     def execute() -> None:
         for statement, values in statements:

@@ -17,7 +17,11 @@ LOCK: Final = "lock"
 
 
 class IdentityFile:
-    """Of one directory, which is made if it is missing. Blocking."""
+    """The identity file of one directory, which is created if it is missing. Calls block.
+
+    Each start has a higher epoch than the one before, stored durably before it is used. A reused
+    epoch would give two messages the same id, and receivers would drop the second as a duplicate.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -26,8 +30,10 @@ class IdentityFile:
         self._identity: Identity | None = None
 
     def begin(self, id: str = "") -> Identity:
-        """Lock the directory; the identity of this start, stored durably. `id`: 32 hexadecimal
-        digits that it must have, empty for any. Raises BadIdentity, OSError.
+        """Lock the directory and return the identity of this start, stored durably.
+
+        `id`: 32 hexadecimal digits that it must have, or empty for any. Raises `BadIdentity` when
+        the file or the lock prevents the start, `OSError` when the disk does.
         """
         self._files.make_folder(".")
         self._lock = self._files.lock(LOCK)
@@ -45,7 +51,7 @@ class IdentityFile:
         return identity
 
     def raise_to(self, epoch: int) -> None:
-        """The next start has a higher one. Raises OSError."""
+        """Store the epoch, so that the next start has a higher one. Raises `OSError`."""
         assert self._identity is not None
         if epoch > self._identity.epoch:
             self._write(Identity(self._identity.node, epoch))
@@ -64,7 +70,7 @@ class IdentityFile:
         except BadIdentity as error:
             raise BadIdentity(f"{path}: {error}") from None
         if identity.epoch >= EPOCH_COUNTED_MAX:
-            # Written by a version that believed any epoch that others claimed for this member.
+            # An earlier version believed any epoch that others claimed for this member.
             raise BadIdentity(
                 f"{path} has {identity.epoch} starts, which nobody has counted: replace the number"
                 " by 1000000, or by more if this member was ever started more often, and start"

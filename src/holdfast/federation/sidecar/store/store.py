@@ -1,9 +1,10 @@
-"""The store beside the event loop: what is asked for while a transaction is written is the next one
-(group commit), in a thread of its own.
+"""The member's store beside the event loop, with a thread for its file.
 
-A full disk stops it until there is room: nothing is reported stored meanwhile, what is asked for
-waits, and removals go first. What waits is bounded by who asks: the edge's window of messages that
-are not confirmed, and the bounds of the member's queues.
+Requests that arrive while a transaction is written form the next one (group commit).
+
+A full disk suspends the store until there is room. Meanwhile it reports nothing as stored, requests
+wait, and removals are written first. The callers bound the waiting requests: by the edge's window
+of unconfirmed messages, and by the limits of the member's queues.
 """
 
 import asyncio
@@ -30,33 +31,37 @@ from holdfast.server.event_loop.failures import report
 logger = logging.getLogger("holdfast")
 
 ADDED_MAX: Final = 2048
-"""Messages of one transaction, and `ADDED_BYTES_MAX`, unless it is one message."""
+"""The most messages of one transaction. A larger one than `ADDED_BYTES_MAX` has one message."""
 ADDED_BYTES_MAX: Final = 16 << 20
 LAZY_S: Final = 0.2
-"""For so long what need not be durable waits for a transaction that is made anyway."""
+"""The time in seconds that a lazy request waits for a transaction that is made anyway."""
 LAZY_MAX: Final = 4096
-"""So many removals do not wait."""
+"""The number of waiting removals that starts a transaction at once."""
 UNHURRIED_MAX: Final = 64
-"""So many messages do not."""
+"""The number of waiting messages with `may_wait` that starts a transaction at once."""
 FULL_RETRY_S: Final = 1.0
 FULL_BYTES_MAX: Final = 64 << 20
-"""Messages that wait in memory while the disk is full; what comes beyond it stays with the broker,
-which is not answered until there is room."""
+"""The bytes of messages that may wait in memory while the disk is full.
+
+Further messages stay with the broker, without acknowledgement, until there is room.
+"""
 
 Result = TypeVar("Result")
 
 
 class StoreOwner(Protocol):
-    """All calls come from the event loop."""
+    """The receiver of the store's reports. All calls come from the event loop."""
 
     def on_stored(self, ids: list[MessageId]) -> None:
-        """Messages in custody, or, once their place is in a stored position, delivered ones."""
+        """Report durable messages: those added, and delivered ones below a stored position."""
 
     def on_broken(self, error: MemberStoreError) -> None:
-        """Nothing is stored any more."""
+        """Report that the file has failed and nothing is stored any more."""
 
 
 class MemberStore:
+    """Collects changes in memory and writes them in order, one transaction at a time."""
+
     def __init__(self, path: Path, node: bytes, owner: StoreOwner) -> None:
         self.is_full = False
         self._owner = owner
@@ -64,10 +69,10 @@ class MemberStore:
         self._executor = ThreadPoolExecutor(1, "federation-store")
         self._next = MemberStoreChange()
         self._writing = MemberStoreChange()
-        # Delivered messages that the next positions stand for; who waits for what is retained or
-        # remembered.
+        # Delivered messages below the positions of the next transaction. `_waiters` are the callers
+        # that wait for retained versions and the memory.
         self._passed: list[MessageId] = []
-        # Messages of which nothing is in the file, nor on its way there.
+        # Messages with `may_wait` that no transaction contains yet.
         self._unwritten: set[MessageId] = set()
         self._waiters: list[Callable[[], None]] = []
         self._work = asyncio.Event()
@@ -76,7 +81,7 @@ class MemberStore:
         self._is_closing = False
 
     async def open(self) -> StoredMember:
-        """Raises StoreError, StoreFull."""
+        """Open the file and begin to write. Raises `MemberStoreError` or `MemberStoreFull`."""
         try:
             kept = await self._call(self._file.open)
         except BaseException:
@@ -87,7 +92,7 @@ class MemberStore:
         return kept
 
     async def close(self) -> None:
-        """After what is asked for is stored, where there is room for it. The owner is told."""
+        """Write what was requested, if there is room, report it, and close the file."""
         if self._task is None:
             return
         self._is_closing = True
@@ -100,15 +105,21 @@ class MemberStore:
         self._executor.shutdown(wait=False)
 
     def add(self, id: MessageId, data: bytes, may_wait: bool = False) -> None:
-        """In place of what was stored under it. `may_wait`: a while, for most likely it is removed
-        before; it is new, and is not added again."""
+        """Add a message, or replace the one with the same id.
+
+        `may_wait`: the message is new and likely to be removed soon, so it need not be written at
+        once. It must not be added again.
+        """
         self._next.added[id] = data
         if may_wait:
             self._unwritten.add(id)
         self._soon(not may_wait or len(self._unwritten) >= UNHURRIED_MAX)
 
     def remove(self, id: MessageId) -> None:
-        """Soon. One that is not written yet never is, nor reported."""
+        """Remove a message lazily. A `may_wait` message without a transaction is never written.
+
+        The owner receives no report of such a message.
+        """
         self._next.added.pop(id, None)
         if id in self._unwritten:
             self._unwritten.remove(id)
@@ -117,18 +128,18 @@ class MemberStore:
         self._soon(len(self._next.removed) >= LAZY_MAX)
 
     def pass_to(self, origin: bytes, position: Position, ids: list[MessageId]) -> None:
-        """The stream from `origin` goes on at `position`, with `ids` behind it."""
+        """Store the new position of the stream from `origin`; `ids` are the messages below it."""
         self._next.positions[origin] = position
         self._passed += ids
         self._work.set()
 
     def retain(self, topic: str, data: bytes | None) -> None:
-        """In place of what was stored for it; None: nothing, and soon."""
+        """Store the retained version of a topic. None removes it, lazily."""
         self._next.retained[topic] = data
         self._soon(data is not None or len(self._next.retained) >= LAZY_MAX)
 
     def when_written(self, then: Callable[[], None]) -> None:
-        """Once what `retain` and `remember` were told until now is durable."""
+        """Call `then` once all earlier calls of `retain` and `remember` are durable."""
         self._waiters.append(then)
         self._work.set()
 
@@ -137,14 +148,14 @@ class MemberStore:
         self._soon(False)
 
     def has_room(self) -> bool:
-        """May more be added? While the disk is full, up to FULL_BYTES_MAX."""
+        """Return whether messages may be added. A full disk allows up to `FULL_BYTES_MAX`."""
         if not self.is_full:
             return True
         added = (*self._next.added.values(), *self._writing.added.values())
         return sum(map(len, added)) < FULL_BYTES_MAX
 
     def waiting(self) -> int:
-        """Messages that are not stored yet."""
+        """The number of messages that are not stored yet."""
         return len(self._next.added) + len(self._writing.added)
 
     def _soon(self, is_now: bool) -> None:
@@ -179,12 +190,15 @@ class MemberStore:
                 return
 
     async def _write_some(self) -> None:
-        """One transaction. Raises StoreError, StoreFull; then all waits as before."""
+        """Write one transaction. After `MemberStoreError` or `MemberStoreFull` nothing is lost.
+
+        The change then goes back to the front of the queue.
+        """
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self.is_full and self._next.frees():
-            # Removals may have to make the room.
+            # Removals come first on a full disk, because only they make room.
             change, passed, waiters = self._next.without_data(), self._passed, []
         else:
             added_max = 1 if self.is_full else ADDED_MAX
@@ -217,7 +231,7 @@ class MemberStore:
 
 
 def aged(data: bytes, age_s: float) -> bytes:
-    """A message from the store, with what is left of its expiry. Raises BadFrame."""
+    """Reduce a stored message's expiry by its age. Raises `InvalidFrame` if it is malformed."""
     frame = decode(data)
     if not isinstance(frame, Data) or frame.expiry_s is None:
         return data
