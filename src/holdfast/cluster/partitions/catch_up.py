@@ -1,8 +1,9 @@
-"""Feeds followers that are behind: from memory where the batches are still there, else by reads.
+"""Feeds followers that are behind: from memory if the batches are still there, else by reads.
 
-Per node in turn, a bounded piece of one partition after the other, and never more than a window
-ahead of what the node has acknowledged. Followers that the high watermark waits for come first, and
-without the limit on bytes a second that keeps the others from starving live traffic.
+The partitions of a node take turns, each with a bounded piece. No piece is sent more than a window
+ahead of the node's acknowledgements. Followers that the high watermark waits for come first, and
+without a limit of bytes per second. That limit keeps the other followers from starving live
+traffic.
 """
 
 from collections import deque
@@ -15,24 +16,28 @@ from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, LedPartition
 from holdfast.cluster.partitions.state import ReplicaState
 
 READ_AGAIN_S: Final = 0.1
-"""After a read that found nothing of use: what it was for is not in the file yet, or damaged."""
+"""The seconds after a useless read before the next one. Its batches are not in the file yet, or are
+damaged."""
 
 
 class CatchUp:
+    """The queues and reads of all followers that are behind, for the partitions led here."""
+
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self._config = state.config
         self._requests = 0
         self._reads: dict[int, Progress] = {}
-        # Bytes that may be read now for followers nobody waits for; below zero: a debt.
+        # Bytes that may be read now for followers that no commit waits for; below zero: a debt.
         self._tokens = float(self._config.read_bytes)
         self._tokens_at = 0.0
-        # Peers that wait for tokens.
+        # Nodes whose next read waits for tokens.
         self._blocked: list[Peer] = []
-        # (when, who) had a read that found nothing.
+        # (time, follower) after a read that found nothing.
         self._later: deque[tuple[float, Progress]] = deque()
 
     def enqueue(self, progress: Progress) -> None:
+        """Queue the follower; before the others if commits wait for it."""
         if progress.is_queued:
             return
         progress.is_queued = True
@@ -42,7 +47,7 @@ class CatchUp:
             progress.peer.queue.append(progress)
 
     def pump(self, peer: Peer, now: float) -> None:
-        """Feed the peer as much as its window takes."""
+        """Feed the node until its window is full."""
         window = self._config.catch_up_window_bytes
         queue = peer.queue
         while queue and peer.outstanding_bytes() < window:
@@ -56,7 +61,8 @@ class CatchUp:
         flush(self._state, peer)
 
     def _feed(self, progress: Progress, now: float) -> bool:
-        """One piece from memory, or the read of one; False: it has to wait."""
+        """Send one piece from memory, or start the read of one. Returns False if the follower has
+        to wait."""
         led = progress.led
         batches = led.recent(progress.sent, self._config.read_bytes)
         if batches:
@@ -89,7 +95,8 @@ class CatchUp:
         return self._tokens > 0
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> Progress | None:
-        """What was read. Returns the follower if what it needs is no longer there."""
+        """Send the batches of a finished read. Returns the follower if the log no longer has its
+        next batch."""
         progress = self._reads.pop(request, None)
         if progress is None:
             return None
@@ -112,13 +119,13 @@ class CatchUp:
             self.enqueue(progress)
 
     def _send(self, progress: Progress, batches: list[bytes]) -> bool:
-        """Those that go on where the follower is; False: none does."""
+        """Send the batches that continue where the follower is. Returns False if none does."""
         led = progress.led
         peer = progress.peer
         start = progress.sent
         for batch in batches:
             _, base, end, _ = place(batch)
-            # What a read leaves out is damaged, or gone by now.
+            # A gap in a read means that the batch is damaged, or was deleted meanwhile.
             if base != progress.sent or not base < end <= led.end:
                 break
             peer.add(led.epoch_bytes, batch)
@@ -148,8 +155,8 @@ class CatchUp:
 
 
 class RecentBatches:
-    """Bounds what all partitions together keep in memory. What is not durable here stays: it
-    cannot be read from the disk yet."""
+    """The limit on the memory for recent batches of all partitions. A batch that is not durable
+    here stays, because it cannot be read from the disk yet."""
 
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
@@ -157,6 +164,7 @@ class RecentBatches:
         self.size_bytes = 0
 
     def keep(self, led: LedPartition, base: int, batch: bytes) -> None:
+        """Keep a batch, and drop the oldest ones above the limit."""
         led.keep(base, batch)
         self._order.append(led)
         self.size_bytes += len(batch)
@@ -170,7 +178,7 @@ class RecentBatches:
 
 
 def flush(state: ReplicaState, peer: Peer) -> None:
-    """Send the batches that have gathered for the peer, in one frame unless that gets too large."""
+    """Send the batches collected for the node, in one frame unless that gets too large."""
     batches = peer.batches
     if not batches:
         return

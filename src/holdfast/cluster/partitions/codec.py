@@ -1,5 +1,5 @@
 """Payloads of the frames between a partition's leader and its followers. All integers are
-little-endian; a frame is about as many partitions as there is something to say about::
+little-endian. A frame has one entry for each partition that has news::
 
     FOLLOW         u8 length, incarnation of the sender, then per partition
                    u16 partition, u32 epoch, u32 request, u32 last epoch, u64 end, u64 durable end
@@ -10,8 +10,8 @@ little-endian; a frame is about as many partitions as there is something to say 
                    u16 partition, u32 epoch, u64 durable end
     COMMIT         u16 partition, u32 epoch, u64 high watermark
 
-A REPLICATE_ACK with an epoch above the leader's, and FOLLOW_FROM with NEWER, tell the receiver that
-there is a newer leader.
+A REPLICATE_ACK with an epoch above the leader's, or a FOLLOW_FROM with NEWER, announces that there
+is a newer leader.
 """
 
 from struct import Struct, error, unpack_from
@@ -21,16 +21,17 @@ from holdfast.cluster.frame_kinds import BadFrame
 from holdfast.storage.record import Batch, CorruptBatch
 
 GO_ON: Final = 1
-"""Batches from `offset` follow; it is where the follower's log ends."""
+"""Batches from `offset` follow; the follower's log ends there."""
 CUT: Final = 2
 """The leader's log has nothing above `offset` of `cut epoch`, and none of the epochs between that
-and the follower's last: cut there, and ask again. Cut epoch 0: cut at `offset` itself."""
+and the follower's last. The follower cuts its log there and asks again. With cut epoch 0 it cuts at
+`offset` itself."""
 RESET: Final = 3
 """The leader's log begins at `offset` and cannot be joined to the follower's."""
 NEWER: Final = 4
 """`epoch` is above that of the request."""
 ASK: Final = 5
-"""Ask again: what should come next is no longer there."""
+"""The follower must ask again, because the leader no longer has the next batch."""
 ACTIONS: Final = (GO_ON, CUT, RESET, NEWER, ASK)
 
 FOLLOW_ENTRY: Final = Struct("<HIIIQQ")
@@ -39,7 +40,7 @@ OFFSET_ENTRY: Final = Struct("<HIQ")
 EPOCH: Final = Struct("<I")
 RECEIVED: Final = Struct("<Q")
 PLACE: Final = Struct("<14xHQII16x")
-"""Of a batch header: partition, base offset, epoch, count."""
+"""The partition, base offset, epoch and count in a batch header."""
 
 FollowEntry = tuple[int, int, int, int, int, int]
 FollowFromEntry = tuple[int, int, int, int, int, int, int]
@@ -86,7 +87,10 @@ def decode_ack(payload: bytes) -> tuple[int, list[OffsetEntry]]:
 
 
 def decode_offsets(kind: str, payload: bytes) -> list[OffsetEntry]:
-    """Of a COMMIT, or what follows the count in a REPLICATE_ACK."""
+    """The entries of a COMMIT, or of a REPLICATE_ACK after its count.
+
+    Raises `BadFrame` if the length does not fit.
+    """
     try:
         return list(OFFSET_ENTRY.iter_unpack(payload))
     except error as failure:
@@ -94,12 +98,16 @@ def decode_offsets(kind: str, payload: bytes) -> list[OffsetEntry]:
 
 
 def replicate_parts(epochs: list[bytes], batches: list[bytes]) -> list[bytes]:
-    """`epochs`: of the leader for each batch, packed with EPOCH."""
+    """The payload of a REPLICATE frame in pieces. `epochs` has the leader's epoch for each batch,
+    packed with EPOCH."""
     return [EPOCH.pack(len(batches)), *epochs, *batches]
 
 
 def decode_replicate(payload: bytes) -> list[tuple[int, Batch]]:
-    """(epoch of the leader, batch) in order; the checksums are right."""
+    """The (epoch of the leader, batch) pairs in order, with verified checksums.
+
+    Raises `BadFrame` if the payload or a batch is invalid.
+    """
     if len(payload) < EPOCH.size:
         raise BadFrame(f"REPLICATE of {len(payload)} bytes")
     count: int = EPOCH.unpack_from(payload)[0]
@@ -128,7 +136,10 @@ def decode_replicate(payload: bytes) -> list[tuple[int, Batch]]:
 
 
 def place(batch: bytes) -> tuple[int, int, int, int]:
-    """Of an encoded batch: partition, base offset, end offset, epoch. Raises BadFrame."""
+    """The partition, base offset, end offset and epoch of an encoded batch.
+
+    Raises `BadFrame` if the header is incomplete.
+    """
     try:
         partition, base, epoch, count = PLACE.unpack_from(batch)
     except error as failure:

@@ -5,30 +5,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ReplicationConfig:
+    """The settings of replication on one node."""
+
     incarnation: str = ""
-    """Of this node's data directory. A node leads only while the metadata knows it by this one."""
+    """The name of the life of this node's disk. A node leads only while the metadata has the same
+    name for it."""
     holds_restarted: bool = False
-    """After Restarted, or `hold`, a partition is not followed before `resume`."""
+    """True: after Restarted, or `hold`, the node suspends the partition until `resume`."""
     silent_s: float = 1.0
-    """A replica that is behind and acknowledges nothing for so long leaves the in-sync set."""
+    """The seconds after which a replica that is behind and acknowledges nothing leaves the in-sync
+    set."""
     lag_s: float = 0.2
-    """If a timer of ours comes later than this, we were held up ourselves: nobody is silent."""
+    """The delay of our own timer, in seconds, above which this node itself was stalled. It then
+    counts no other node as silent."""
     ask_again_s: float = 1.0
-    """After a FOLLOW without an answer."""
+    """The seconds after which an unanswered FOLLOW is sent again."""
     propose_again_s: float = 1.0
-    """After a proposal of which the metadata shows nothing."""
+    """The seconds after which a proposal is made again if the metadata shows no effect of it."""
     catch_up_bytes_per_s: int = 64 << 20
-    """Read from the disk for followers that nobody waits for, all of them together."""
+    """The most bytes per second read from the disk for all followers together that no commit waits
+    for."""
     read_bytes: int = 1 << 20
-    """One read for a follower that catches up."""
+    """The size in bytes of one read for a follower that catches up."""
     reads_max: int = 2
-    """At a time for one follower."""
+    """The most reads at a time for one follower."""
     catch_up_window_bytes: int = 8 << 20
-    """Sent to one node and not acknowledged by it, when it gets no more of what it has missed."""
+    """The most unacknowledged bytes on the link to one node while it catches up."""
     push_window_bytes: int = 32 << 20
-    """The same for what was just appended: beyond it, the node has to catch up. Below what may wait
-    unsent on a link (drivers.peers)."""
+    """The most unacknowledged bytes on the link to one node for new batches. Beyond it, the node
+    has to catch up. It is below the limit of unsent bytes on a link (`server.peers`)."""
     frame_bytes: int = 16 << 20
-    """A frame with more than one batch in it is not larger."""
+    """The most bytes of a frame with more than one batch."""
     recent_bytes_max: int = 32 << 20
-    """Batches of all partitions kept in memory for followers that are slightly behind."""
+    """The most bytes of batches of all partitions in memory, for followers that are slightly
+    behind."""

@@ -1,16 +1,16 @@
-"""How far what is on a node's disk has got, and what the other nodes remember of it.
+"""The progress of a node's disk, and the other nodes' memory of it.
 
-No part of a DiskPosition falls as long as the node keeps its disk: its Raft term, the last of the
-metadata's entries that is committed and durable there, and the number of committed records that
-are durable there. So a node that connects with less than another one has received of it runs on an
-older copy of its disk: a backup, a snapshot of its machine. It must not go on as if it had what it
-had acknowledged. Smallest counter-example: A and C commit entry 5, B is slow. C is put back to
-entry 4, A stops. B and C elect B, and another entry 5 is committed.
+A DiskPosition has a node's Raft term, its last committed and durable metadata entry, and its count
+of committed and durable records. No part of it falls while the node keeps its disk. So a node that
+connects with less than another has received of it runs on an older copy of its disk: a backup, or a
+snapshot of its machine. It must not continue as if it had everything that it acknowledged. Smallest
+counter-example: A and C commit entry 5, B is slow. C is put back to entry 4, A stops. B and C elect
+B, and another entry 5 is committed.
 
-The positions are sent with each heartbeat, and in the handshake, which is where they are compared.
-A node remembers them while it runs. The frame POSITION: u64 each of the sender's wall clock, the
-clock that it goes by (both in us, see cluster_clock), term, index, records; big-endian. What
-follows is for later versions.
+Each heartbeat carries the position. The handshake carries it too, and compares it. A node remembers
+positions while it runs. The frame POSITION has five u64, big-endian: the sender's wall clock, the
+clock that it uses (both in us, see `failure.cluster_clock`), term, index, records. Bytes after that
+belong to later versions.
 """
 
 from collections.abc import Mapping
@@ -21,23 +21,25 @@ from typing import Final
 from holdfast.cluster.frame_kinds import BadFrame
 
 FEATURE: Final = "position"
-"""In the features that a node names in the handshake: it understands the frame POSITION."""
+"""The feature in the handshake of a node that understands the frame POSITION."""
 _FRAME: Final = Struct(">QQQQQ")
 
 
 @dataclass(frozen=True, slots=True)
 class DiskPosition:
+    """The progress of one disk. Each part only grows as long as the disk is the same."""
+
     term: int = 0
     index: int = 0
-    """Of the metadata's Raft."""
+    """The last durable and committed entry of the metadata's Raft log."""
     records: int = 0
-    """Of all partitions together."""
+    """The durable and committed records of all partitions together."""
 
     def text(self) -> str:
         return f"{self.term}.{self.index}.{self.records}"
 
     def reached(self, other: "DiskPosition") -> "DiskPosition":
-        """The larger of each."""
+        """The larger value of each part."""
         return DiskPosition(
             max(self.term, other.term),
             max(self.index, other.index),
@@ -45,7 +47,7 @@ class DiskPosition:
         )
 
     def lacks(self, other: "DiskPosition") -> str:
-        """What there was once, for people; "": nothing."""
+        """The loss against an earlier position, as text for people; "" if there is none."""
         if self.records < other.records:
             return f"{other.records - self.records} of {other.records} committed records"
         if self.index < other.index:
@@ -56,7 +58,7 @@ class DiskPosition:
 
 
 def decode_position(text: str) -> DiskPosition | None:
-    """None: the peer claims nothing that can be compared."""
+    """The position in a handshake, or None if it cannot be compared."""
     parts = text.split(".")
     if len(parts) != 3 or not all(part.isdecimal() and len(part) < 21 for part in parts):
         return None
@@ -69,7 +71,10 @@ def encode_report(wall_us: int, agreed_us: int, position: DiskPosition) -> bytes
 
 
 def decode_report(payload: bytes) -> tuple[int, int, DiskPosition]:
-    """(wall clock, the clock that the sender goes by, position). Raises BadFrame."""
+    """The wall clock, the clock that the sender uses, and its position.
+
+    Raises `BadFrame` if the payload is too short.
+    """
     if len(payload) < _FRAME.size:
         raise BadFrame(f"a position of {len(payload)} bytes, at least {_FRAME.size} are needed")
     wall_us, agreed_us, term, index, records = _FRAME.unpack_from(payload)
@@ -77,30 +82,32 @@ def decode_report(payload: bytes) -> tuple[int, int, DiskPosition]:
 
 
 Known = Mapping[str, tuple[str, DiskPosition]]
-"""By node its incarnation and the furthest that was received of it."""
+"""By node, its incarnation and its furthest position received."""
 
 
 class DiskMemory:
-    """What this node has received of the others since it started."""
+    """The furthest positions that this node has received of the others since it started."""
 
     def __init__(self) -> None:
         self.known: dict[str, tuple[str, DiskPosition]] = {}
 
     def note(self, node: str, incarnation: str, position: DiskPosition) -> None:
+        """Remember a position. Under another incarnation it replaces the old one."""
         before = self.known.get(node)
         if before is not None and before[0] == incarnation:
             position = position.reached(before[1])
         self.known[node] = (incarnation, position)
 
     def forget(self, nodes: frozenset[str]) -> None:
-        """All but these."""
+        """Drop every node except these."""
         for node in self.known.keys() - nodes:
             del self.known[node]
 
 
 def lost_since(known: Known, node: str, incarnation: str, claimed: str) -> str:
-    """What a node that connects had, by what was known when the connection was opened, and claims
-    to have no more; "": nothing. `claimed` must have been written later than `known`."""
+    """The loss of a node that connects, as text; "" if there is none. `known` dates from when the
+    connection was opened. `claimed` must be later, or a node that just made progress would seem to
+    lack it."""
     before = known.get(node)
     position = decode_position(claimed)
     if before is None or before[0] != incarnation or position is None:

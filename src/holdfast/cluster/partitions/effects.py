@@ -1,14 +1,14 @@
-"""What replication asks its driver to do, in this order."""
+"""The effects that replication returns. The driver carries them out in order."""
 
 from holdfast.cluster.metadata.model import PartitionInfo
 
 
 class ReplicationEffect:
-    """Base of all effects; the driver dispatches on the class."""
+    """The base of all effects; the driver dispatches on the class."""
 
 
 class Send(ReplicationEffect):
-    """A frame for a node; one that is not connected does not get it. A list is one payload in
+    """A frame for a node. It is dropped if the node is not connected. A list is one payload in
     pieces, which other frames may share."""
 
     def __init__(self, node: str, kind: int, payload: bytes | list[bytes]) -> None:
@@ -18,12 +18,13 @@ class Send(ReplicationEffect):
 
 
 class ReadBatches(ReplicationEffect):
-    """Read whole batches of a partition from the disk, the first one beginning at `start`, about
-    `bytes_max` of them; answer with Replication.handle_batches, with none if that failed."""
+    """A request to read whole batches of a partition from the disk: from `start` on, about
+    `bytes_max` bytes. The driver passes them to Replication.handle_batches; after a failed read it
+    passes none."""
 
     def __init__(self, request: int, node: str, partition: int, start: int, bytes_max: int) -> None:
         self.request = request
-        # The follower they are for.
+        # The follower that needs the batches.
         self.node = node
         self.partition = partition
         self.start = start
@@ -31,8 +32,8 @@ class ReadBatches(ReplicationEffect):
 
 
 class ProposeInSync(ReplicationEffect):
-    """Propose this change of the metadata: another in-sync set, or the same leader under a new
-    epoch. What becomes of it shows in the metadata; it is proposed again if nothing does."""
+    """A change of the metadata to propose: another in-sync set, or the same leader under a new
+    epoch. The metadata shows the outcome. If it shows none, the change is proposed again."""
 
     def __init__(self, partition: int, expected_version: int, info: PartitionInfo) -> None:
         self.partition = partition
@@ -41,7 +42,7 @@ class ProposeInSync(ReplicationEffect):
 
 
 class Committed(ReplicationEffect):
-    """Every record below `offset` is committed: the log's high watermark has moved there."""
+    """The high watermark has moved: every record below `offset` is committed."""
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition = partition
@@ -49,7 +50,7 @@ class Committed(ReplicationEffect):
 
 
 class Truncated(ReplicationEffect):
-    """Records from `offset` on were never committed, and are gone."""
+    """The log was cut at `offset`. No record from there on was ever committed."""
 
     def __init__(self, partition: int, offset: int) -> None:
         self.partition = partition
@@ -57,8 +58,8 @@ class Truncated(ReplicationEffect):
 
 
 class Restarted(ReplicationEffect):
-    """The partition begins at `offset` now: the leader no longer has what is missing below. What
-    was derived from records below `offset` must come from elsewhere; see
+    """The partition now begins at `offset`, because the leader no longer has the records below it.
+    The replicated state from those records must come from another node; see
     ReplicationConfig.holds_restarted."""
 
     def __init__(self, partition: int, offset: int) -> None:
@@ -67,20 +68,23 @@ class Restarted(ReplicationEffect):
 
 
 class GivenUp(ReplicationEffect):
-    """Nobody else is in sync in a partition that is held: this node leads it with what it has."""
+    """This node leads a suspended partition with the state it has, because no other node is in
+    sync."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
 
 
 class BecameLeader(ReplicationEffect):
+    """This node leads the partition from now on, under a new epoch."""
+
     def __init__(self, partition: int, epoch: int) -> None:
         self.partition = partition
         self.epoch = epoch
 
 
 class LeadershipEnded(ReplicationEffect):
-    """What was appended under this epoch and is not committed may never be."""
+    """This node no longer leads. Its uncommitted records of this epoch may never be committed."""
 
     def __init__(self, partition: int, epoch: int) -> None:
         self.partition = partition
@@ -88,9 +92,10 @@ class LeadershipEnded(ReplicationEffect):
 
 
 class Diverged(ReplicationEffect):
-    """The leader lacks committed records that this node has: a disk has lied, or was put back from
-    a copy. `takes_over`: this node is in sync, and asks to lead (a ProposeInSync follows). Else the
-    others have gone on without it, and what it has is not what the partition is any more."""
+    """The leader lacks committed records that this node has. A disk lied about a sync, or was
+    restored from a copy. With `takes_over` this node is in sync and asks to lead; a ProposeInSync
+    follows. Without it the others have continued, and this node's log is no longer the
+    partition's."""
 
     def __init__(self, partition: int, leader: str, text: str, takes_over: bool) -> None:
         self.partition = partition

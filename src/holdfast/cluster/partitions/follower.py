@@ -1,14 +1,15 @@
 """The follower's side of every partition that this node does not lead.
 
-It asks the leader from where to go on (FOLLOW: the epoch and the end of its own log), cuts what the
-leader's log does not have, and takes over batches as they come. Logs are compared by epoch and
-never by high watermark: two logs that both have a batch of one epoch are equal up to there, because
-an epoch has one leader, in one life of its process, and leaders only append.
+The follower asks the leader from where to continue (FOLLOW: the epoch and the end of its own log).
+It cuts off what the leader's log does not have, and appends batches as they arrive. Logs are
+compared by epoch and never by high watermark. Two logs that both have a batch of one epoch are
+equal up to there. The reason: an epoch has one leader, in one life of its process, and leaders only
+append.
 
-- Batches and high watermarks count only between the answer GO_ON to the newest request and the next
-  question, from the leader of the epoch that this node knows as the newest.
-- What is acknowledged is durable here, and in the leader's log.
-- The high watermark here is never above what is durable here.
+- Batches and high watermarks count only after the reply GO_ON to the newest request, and before the
+  next request. They count only from the leader of the newest epoch that this node knows.
+- The follower acknowledges only records that are durable here and in the leader's log.
+- The high watermark here is never above the durable end here.
 """
 
 from dataclasses import replace
@@ -34,9 +35,11 @@ from holdfast.cluster.partitions.state import ReplicaState
 from holdfast.storage.record import Batch
 
 WAITING: Final = 0
-"""No leader, or no link to it, or newer metadata must come first, or it is held."""
+"""There is no leader, or no link to it, or newer metadata must come first, or it is suspended."""
 ASKING: Final = 1
+"""The follower has asked where to continue, and has no reply yet."""
 FOLLOWING: Final = 2
+"""The follower's log is a prefix of the leader's, and batches are appended."""
 STUCK: Final = 3
 """The logs have diverged below the high watermark."""
 
@@ -49,14 +52,15 @@ class FollowedPartition:
         self.leader = ""
         self.epoch = 0
         self.state = WAITING
-        # Number of the newest request; answers to others are void.
+        # The number of the newest request. Replies to older ones are void: the log may have changed
+        # since.
         self.request = 0
-        # The end that the leader knows to be durable here.
+        # The durable end that was last sent to the leader.
         self.acknowledged = 0
         self.leader_watermark = 0
-        # Under which its leader was found to lack what is committed here.
+        # The epoch whose leader was found to lack records that are committed here.
         self.diverged_epoch = 0
-        # Its log goes on above what is durable or acknowledged.
+        # Its log extends beyond the durable or acknowledged end.
         self.is_dirty = False
 
 
@@ -65,16 +69,18 @@ class LeaderLink:
 
     def __init__(self, node: str) -> None:
         self.node = node
-        # Bytes of batches on this link.
+        # Bytes of batches received on this link.
         self.received_bytes = 0
-        # Some of them will not be acknowledged with an offset; unless it is told that they came,
-        # the leader takes them for under way.
+        # Some of those bytes are never acknowledged with an offset. The leader must be sent the
+        # count, or it takes them for under way and its window stays full.
         self.has_ignored = False
         self.questions: list[bytes] = []
         self.acknowledgements: list[bytes] = []
 
 
 class FollowerSide:
+    """The partitions that this node follows, and the links to their leaders."""
+
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self._partitions = [FollowedPartition(number) for number in range(len(state.epochs))]
@@ -85,7 +91,8 @@ class FollowerSide:
         self._dirty: list[FollowedPartition] = []
 
     def follow(self, partition: int, leader: str, epoch: int, now: float) -> None:
-        """The metadata names this leader (empty: none). The same again changes nothing."""
+        """Follow the leader that the metadata names (empty: none). A repeated call changes
+        nothing."""
         followed = self._partitions[partition]
         known = self._state.epochs[partition]
         if epoch < known:
@@ -99,11 +106,12 @@ class FollowerSide:
         self._begin(followed, now)
 
     def hold(self, partition: int) -> None:
-        """Do not follow it before `resume`."""
+        """Suspend the partition until `resume`."""
         self._state.held.add(partition)
         self._wait(self._partitions[partition])
 
     def resume(self, partition: int, now: float) -> None:
+        """End a `hold`: ask the leader again where to continue."""
         self._state.held.discard(partition)
         followed = self._partitions[partition]
         if followed.state == WAITING:
@@ -115,7 +123,7 @@ class FollowerSide:
             self._ask(followed, source, now)
 
     def stop(self, partition: int) -> None:
-        """This node leads the partition, or nobody does that we know of."""
+        """Stop following, because this node leads the partition or knows no leader."""
         followed = self._partitions[partition]
         self._wait(followed)
         followed.leader = ""
@@ -210,10 +218,10 @@ class FollowerSide:
             self.hold(partition)
 
     def _diverged(self, followed: FollowedPartition, what: str) -> None:
-        """The leader has lost what it had acknowledged: it was put back from an older copy. Whoever
-        is in sync has all that is committed, so as long as this node is, it must lead instead, and
-        the leader is out. The one with most of all that are in sync leads in the end: each that
-        has more asks the same."""
+        """Report a leader that lacks records it had acknowledged, because it was restored from an
+        older copy. Every replica in sync has all committed records. So while this node is in sync
+        it asks to lead, without the old leader. Each replica with more records asks the same, so
+        the one with the most leads in the end."""
         partition = followed.partition
         state = self._state
         watermark = state.log.high_watermark[partition]
@@ -233,7 +241,8 @@ class FollowerSide:
             followed.diverged_epoch = followed.epoch
             state.effects.append(Diverged(partition, followed.leader, text, takes_over))
         if takes_over:
-            # It is asked again and proposed again: the partition may have changed meanwhile.
+            # The state stays ASKING, so the question and the proposal are repeated. The partition
+            # may have changed meanwhile.
             assert info is not None
             in_sync = tuple(node for node in info.in_sync if node != info.leader)
             changed = replace(info, leader=state.node_id, epoch=info.epoch + 1, in_sync=in_sync)
@@ -269,7 +278,7 @@ class FollowerSide:
                 self._mark(followed)
 
     def _is_refused(self, source: LeaderLink, partition: int, epoch: int) -> bool:
-        """Whoever sends under an older epoch is told that there is a newer one."""
+        """True if the sender's epoch is too old; it is then sent the newer one."""
         known = self._state.epochs[partition]
         if epoch >= known:
             return False
@@ -289,7 +298,7 @@ class FollowerSide:
                 self._advance(followed)
 
     def handle_durable(self) -> None:
-        """The log's durable_offset has moved, or there is something to acknowledge."""
+        """Acknowledge the records that have become durable."""
         dirty = self._dirty
         if not dirty:
             return
@@ -311,14 +320,14 @@ class FollowerSide:
                 self._mark(followed)
 
     def learn(self, partition: int, epoch: int) -> None:
-        """There is an epoch above what the metadata here says: follow nobody until it comes."""
+        """Follow no leader until the metadata has this newer epoch."""
         followed = self._partitions[partition]
         if epoch > followed.epoch:
             self._wait(followed)
             followed.leader = ""
 
     def flush(self) -> None:
-        """Send what has gathered."""
+        """Send the collected acknowledgements and requests."""
         for source in self._sources.values():
             if source.acknowledgements or source.has_ignored:
                 payload = encode_ack(source.received_bytes, source.acknowledgements)
@@ -340,6 +349,7 @@ class FollowerSide:
                 self._ask(followed, self._sources[followed.leader], now)
 
     def followed_epoch(self, partition: int) -> int:
+        """The epoch under which this node follows the partition; 0: it does not, or not yet."""
         followed = self._partitions[partition]
         return followed.epoch if followed.state == FOLLOWING else 0
 
@@ -382,7 +392,7 @@ class FollowerSide:
         )
 
     def _durable_end(self, partition: int) -> int:
-        """What this node vouches for."""
+        """The end up to which this node's disk has the log."""
         return self._state.log.durable_offset[partition]
 
     def _mark(self, followed: FollowedPartition) -> None:

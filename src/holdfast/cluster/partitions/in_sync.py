@@ -1,13 +1,14 @@
-"""Which replicas a leader wants to count as in sync, and how it gets the metadata to say so.
+"""The leader's choice of the in-sync set, and its proposals to the metadata.
 
-- Someone who leaves: proposed when silent; the high watermark passes it only when the metadata
-  says that it is out.
-- Someone who comes: proposed when it has everything below the high watermark and below this epoch's
-  start, and is not taken for dead; counted from then on, until the metadata moves on without it.
-- A set is not shrunk below `min_insync`: the watermark could not move either way, and whoever stays
-  in the set may lead after this node.
-- One proposal at a time for a version of the partition; after a while without an answer another
-  one, which, if nothing else, makes the first one void.
+- To remove a replica, the leader proposes its removal when it is silent. The high watermark passes
+  that replica only after the metadata has removed it.
+- To add a replica, the leader proposes it when it has everything below the high watermark and below
+  this epoch's start, and is not taken for dead. It counts from then on, until the metadata moves on
+  without it.
+- A set is not shrunk below `min_insync`. The watermark could not move either way, and every replica
+  that stays in the set may lead after this node.
+- There is one proposal at a time for a version of the partition. After `propose_again_s` without
+  effect the leader makes another. If nothing else, that one makes the first one void.
 """
 
 from dataclasses import replace
@@ -19,18 +20,21 @@ from holdfast.cluster.partitions.state import ReplicaState
 
 
 class InSync:
+    """The in-sync sets that this node proposes for the partitions it leads."""
+
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self._silent_s = state.config.silent_s
-        # Nobody has been silent from before this: we could not have heard it.
+        # No silence counts from before this time, because this node could not have received
+        # anything.
         self._judged_from = 0.0
 
     def forgive(self, now: float) -> None:
-        """This node was held up itself."""
+        """Restart all silences now, because this node was stalled itself."""
         self._judged_from = now
 
     def judge(self, led: LedPartition, now: float) -> None:
-        """See who is silent, and propose what follows from it."""
+        """Decide which replicas are silent, and propose the resulting set."""
         alive = 1
         for progress in led.counted:
             if progress.peer.node not in led.info.in_sync:
@@ -41,13 +45,13 @@ class InSync:
         self.propose(led, now)
 
     def _says_nothing(self, led: LedPartition, progress: Progress, now: float) -> bool:
-        """It is behind, and has not got on for a while."""
+        """True if the follower is behind and has made no progress for `silent_s`."""
         is_behind = progress.state == IDLE or progress.matched < led.end
         heard_at = max(progress.heard_at, self._judged_from)
         return is_behind and now - heard_at > self._silent_s
 
     def is_settled(self, led: LedPartition) -> bool:
-        """Nothing will come of time alone."""
+        """True if time alone changes nothing in this partition."""
         if led.proposal is not None:
             return False
         for progress in led.counted:
@@ -56,7 +60,7 @@ class InSync:
         return True
 
     def propose(self, led: LedPartition, now: float) -> None:
-        """Propose the set as it should be, unless it is so or an answer is awaited."""
+        """Propose the wanted set, unless it is in force or a proposal is under way."""
         metadata = self._state.metadata
         assert metadata is not None
         is_pending = led.proposal is not None
@@ -101,29 +105,31 @@ class InSync:
         return (*kept, *grown)
 
     def _has_lost(self, progress: Progress, metadata: ClusterMetadata) -> bool:
-        """Its disk is not the one that was in sync."""
+        """True if the follower's disk is not the one that was in sync."""
         return progress.is_lost or (progress.state != IDLE and not is_genuine(progress, metadata))
 
     def has_come(self, led: LedPartition, progress: Progress, now: float) -> bool:
-        """It has all that can have been committed, and so may be waited for. Not so one that stays
-        where it was when it was left behind: it would be waited for, and left, for ever."""
+        """True if the follower has everything that can be committed, so commits may wait for it. A
+        follower that makes no progress does not qualify: it would be added and removed for ever."""
         metadata = self._state.metadata
         return (
             progress.state != IDLE
             and not self._says_nothing(led, progress, now)
-            # The controller would take it out again at once, and so on.
+            # The controller would remove an unhealthy node at once, and this leader would add it
+            # again.
             and progress.peer.node not in self._state.ill
             and progress.matched >= led.start
             and progress.matched >= self._state.log.high_watermark[led.partition]
             and progress.peer.node in led.info.members
             and metadata is not None
             and is_genuine(progress, metadata)
-            # One that hangs has its socket open, and what it acknowledged before.
+            # A node that hangs keeps its socket open, and its old acknowledgements would qualify
+            # it.
             and metadata.nodes[progress.peer.node].state != NodePhase.DOWN
         )
 
 
 def is_genuine(progress: Progress, metadata: ClusterMetadata) -> bool:
-    """The node runs on the disk that the metadata knows."""
+    """True if the node runs on the disk that the metadata knows."""
     info = metadata.nodes.get(progress.peer.node)
     return info is not None and info.incarnation == progress.peer.incarnation

@@ -1,14 +1,16 @@
 """The leader's side of the partitions that this node leads.
 
-Batches go to every follower in the turn in which they are closed, while the local disk writes them;
-nobody is waited for. `Progress.sent` runs ahead, `Progress.matched` follows with the
-acknowledgements, and the high watermark is the least durable end of all that count.
+The leader sends a batch to every follower in the turn that closes it, while its own disk writes it.
+It waits for no follower. `Progress.sent` runs ahead, and `Progress.matched` follows with the
+acknowledgements. The high watermark is the least durable end of all replicas that count.
 
-- This node is the only one that appends under the epoch, in this life of its process: who restarts
-  needs a new epoch (see Replication).
-- The high watermark counts what is durable, of every node in the in-sync set and of every node that
-  this leader has proposed for it since the metadata last moved; never less than the metadata does.
-- What a follower has of earlier epochs counts once it was compared: when it was answered GO_ON.
+- Only this node appends under the epoch, in this life of its process. After a restart it needs a
+  new epoch (see Replication).
+- The high watermark counts durable records only. It waits for every node of the in-sync set, and
+  for every node proposed for it since the metadata last changed. Smallest counter-example: A
+  proposes {A, B} and commits alone. The proposal passes, A dies, and B leads without the record.
+- A follower's records of earlier epochs count only after the comparison, when the leader answered
+  GO_ON.
 """
 
 from collections.abc import Sequence
@@ -39,6 +41,8 @@ from holdfast.cluster.partitions.state import ReplicaState
 
 
 class LeaderSide:
+    """The partitions that this node leads, with the progress of their followers."""
+
     def __init__(self, state: ReplicaState) -> None:
         self._state = state
         self.led: list[LedPartition | None] = [None] * len(state.epochs)
@@ -46,18 +50,19 @@ class LeaderSide:
         self._catch_up = CatchUp(state)
         self._in_sync = InSync(state)
         self._recent = RecentBatches(state)
-        # Led partitions that are not durable up to their end.
+        # Led partitions whose end is not yet durable here.
         self._dirty: list[LedPartition] = []
-        # Led partitions in which time alone may change something.
+        # Led partitions whose in-sync set may change by time alone.
         self._watched: dict[int, LedPartition] = {}
         self._watch_at = 0.0
-        # Partitions whose high watermark has moved and followers do not know.
+        # Partitions whose high watermark has moved since the last COMMIT frame.
         self._moved: list[LedPartition] = []
-        # Per node, questions under an epoch that this node is about to learn it leads.
+        # Per node, the FOLLOW requests under an epoch for which this node does not yet know itself
+        # the leader.
         self._early: dict[str, dict[int, FollowEntry]] = {}
 
     def lead(self, partition: int, info: PartitionInfo, now: float) -> None:
-        """The metadata makes this node the leader under a new epoch."""
+        """Lead the partition under a new epoch, as the metadata says."""
         log = self._state.log
         log.lead(partition, info.epoch)
         led = LedPartition(partition, info, log.next_offset[partition])
@@ -68,7 +73,7 @@ class LeaderSide:
         self._advance(led)
 
     def answer_early(self, now: float) -> None:
-        """Answer those who knew that this node leads before it did itself."""
+        """Reply to followers that learned of this node's leadership before this node did."""
         for node, waiting in self._early.items():
             entries = []
             for partition, entry in list(waiting.items()):
@@ -81,23 +86,25 @@ class LeaderSide:
             self._handle_follow(self._peers[node], entries, now)
 
     def update(self, led: LedPartition, info: PartitionInfo, now: float) -> None:
-        """The metadata says something new under the same epoch."""
+        """Take over a change of the metadata under the same epoch."""
         led.info = info
         led.proposal = None
         self._count(led, now)
-        # First: a follower that was left behind has what is committed until the watermark moves.
+        # The watermark moves first. A follower just outside the in-sync set may have everything
+        # below the old watermark. Judged against the new one, it is not taken in again at once.
         self._advance(led)
         self._in_sync.judge(led, now)
 
     def handle_nodes(self, now: float) -> None:
-        """The metadata says something new about nodes."""
+        """Propose again for partitions with replicas out of sync, because the metadata of nodes
+        changed."""
         for led in self.led:
             if led is not None and len(led.info.in_sync) < len(led.info.members):
                 self._in_sync.propose(led, now)
                 self._watch(led, now)
 
     def stop(self, partition: int) -> None:
-        """Append nothing more under this epoch. What was not closed yet is gone."""
+        """Stop to lead the partition, and cut off the records that are in no closed batch."""
         led = self.led[partition]
         if led is None:
             return
@@ -113,7 +120,7 @@ class LeaderSide:
             self._state.effects.append(Truncated(partition, led.end))
 
     def _count(self, led: LedPartition, now: float) -> None:
-        """Who is waited for, by the metadata."""
+        """Count the followers of the metadata's in-sync set, and no others."""
         for progress in led.counted:
             progress.is_counted = False
         led.counted = []
@@ -144,6 +151,8 @@ class LeaderSide:
         return peer
 
     def lag_records(self) -> dict[str, int]:
+        """The number of records that each follower does not have durably, of all partitions led
+        here."""
         lag: dict[str, int] = {}
         for led in self.led:
             if led is not None:
@@ -174,8 +183,8 @@ class LeaderSide:
     def handle_follow(
         self, node: str, incarnation: str, entries: list[FollowEntry], now: float
     ) -> list[tuple[int, int]]:
-        """Answer from where the follower goes on. Returns (partition, epoch) that are newer than
-        what this node knows; the questions are kept until the metadata has come."""
+        """Reply with the offset from which the follower continues. Returns (partition, epoch) pairs
+        newer than this node knows; those requests wait for the metadata."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -227,7 +236,8 @@ class LeaderSide:
     def handle_ack(
         self, node: str, received_bytes: int, entries: list[OffsetEntry], now: float
     ) -> list[tuple[int, int]]:
-        """Returns (partition, epoch) that are newer than what this node knows."""
+        """Take a follower's durable ends. Returns the (partition, epoch) pairs that are newer than
+        this node knows."""
         peer = self._peer(node)
         if not peer.is_connected:
             return []
@@ -260,7 +270,7 @@ class LeaderSide:
             self._got_on(led, progress, now)
 
     def _got_on(self, led: LedPartition, progress: Progress, now: float) -> None:
-        """A follower has shown that it has more, or was compared."""
+        """React to a follower that has more than before, or was just compared."""
         if progress.is_counted:
             if progress.is_silent:
                 self._in_sync.judge(led, now)
@@ -270,7 +280,8 @@ class LeaderSide:
             self._watch(led, now)
 
     def handle_taken(self, batches: Sequence[tuple[int, int, int, bytes]], now: float) -> None:
-        """Batches this node has just closed: (partition, base offset, end offset, bytes)."""
+        """Send the batches that this node has just closed: (partition, base offset, end offset,
+        bytes)."""
         for partition, base, end, batch in batches:
             led = self.led[partition]
             if led is None:
@@ -317,7 +328,8 @@ class LeaderSide:
                     self._mark(led)
 
     def _advance(self, led: LedPartition) -> None:
-        """Move the high watermark to where everybody who counts is durable."""
+        """Move the high watermark to the least durable end of all replicas that count. Below
+        `min_insync` replicas in sync it stays."""
         metadata = self._state.metadata
         if metadata is None or len(led.info.in_sync) < metadata.min_insync:
             return
@@ -336,7 +348,7 @@ class LeaderSide:
             self._state.effects.append(Send(gone.peer.node, FOLLOW_FROM, entry))
 
     def flush(self) -> None:
-        """Tell the followers how far what they have is committed."""
+        """Send the followers the high watermarks that have moved."""
         moved = self._moved
         if not moved:
             return

@@ -1,4 +1,5 @@
-"""The log as replication needs it; log.journal.Journal is one."""
+"""The interface of the log that replication uses. `storage.journal.journal.Journal` implements
+it."""
 
 from typing import Protocol
 
@@ -6,42 +7,44 @@ from holdfast.storage.record import Batch
 
 
 class ReplicaLog(Protocol):
-    """All lists are by partition; the lists themselves may be replaced."""
+    """The log of one node, with one entry per partition in each list. A caller reads the lists
+    afresh each time, because the log may replace them."""
 
     @property
     def next_offset(self) -> list[int]:
-        """The offset the next record gets."""
+        """The offset that the next record gets."""
 
     @property
     def durable_offset(self) -> list[int]:
-        """The first offset that a power cut here may still take."""
+        """The first offset that a power cut on this node may still lose."""
 
     @property
     def high_watermark(self) -> list[int]:
-        """The first offset not committed."""
+        """The first offset that is not committed."""
 
     @property
     def start_offsets(self) -> list[int]:
-        """The first offset that is still there."""
+        """The first offset that is still in the log."""
 
     def lead(self, partition: int, epoch: int) -> None:
-        """What is appended here from now on carries this epoch."""
+        """Give this epoch to everything that this node appends from now on."""
 
     def append_batch(self, batch: Batch) -> None:
-        """Take over a leader's batch as it is. It begins at next_offset."""
+        """Append a leader's batch unchanged. It begins at next_offset."""
 
     def truncate(self, partition: int, offset: int) -> None:
-        """Forget what lies at and above `offset`: a batch boundary, high_watermark or above."""
+        """Remove everything at and above `offset`, a batch boundary at or above the high
+        watermark."""
 
     def reset(self, partition: int, offset: int) -> None:
-        """Forget everything; the log begins at `offset`, committed up to there."""
+        """Remove everything. The log begins at `offset` and is committed up to there."""
 
     def advance(self, partition: int, offset: int) -> None:
-        """Everything below `offset` is committed."""
+        """Mark everything below `offset` as committed."""
 
     def last_epoch(self, partition: int) -> int:
-        """Of the newest batch; 0 for an empty log."""
+        """The epoch of the newest batch; 0 for an empty log."""
 
     def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
-        """The largest epoch here that is at most `epoch`, and the offset where it ends; (0,
-        start_offset) if there is none."""
+        """The largest epoch in this log that is at most `epoch`, and the offset where it ends.
+        Returns (0, start_offset) if there is none."""

@@ -1,10 +1,14 @@
-"""How the logs of a leader and a follower are brought together, by epoch (KIP-101, KIP-279).
+"""The comparison of a leader's and a follower's log by epoch (KIP-101, KIP-279).
 
-Two logs that both have a batch of one epoch at an offset are equal up to there. So the follower
-tells the last epoch of its log and where it ends; the leader knows whether that is a place in its
-own log. If not, it names the nearest epoch it has and where that ends; the follower cuts its log
-there, or where its own part of that epoch ends, and asks again: each time with an older epoch or a
-lower end.
+Two logs that both have a batch of one epoch at an offset are equal up to there. The follower sends
+the last epoch of its log and the end of that log. The leader checks whether that point is in its
+own log. If not, it names the nearest lower epoch that it has, and where that ends. The follower
+cuts its log there, or where its own part of that epoch ends, and asks again. Each question has an
+older epoch or a lower end, so the exchange terminates.
+
+Cutting at the high watermark would be wrong in both directions. The follower's watermark lags:
+record 5 is committed, B's watermark is 5, B cuts record 5 and then leads (KIP-101). And records
+above it may differ without being cut: A and B both have a record 5, of different epochs.
 """
 
 from holdfast.cluster.frame_kinds import BadFrame
@@ -14,8 +18,11 @@ from holdfast.cluster.partitions.progress import CATCHING_UP, LIVE, LedPartition
 
 
 def compare(log: ReplicaLog, led: LedPartition, progress: Progress, entry: FollowEntry) -> bytes:
-    """The leader's answer to a follower, whose progress begins where the logs agree; empty: none
-    for now, because it must leave the in-sync set first. Raises BadFrame."""
+    """The leader's reply to a follower; on GO_ON, its progress begins where the logs agree. Returns
+    b"" if the follower must leave the in-sync set first.
+
+    Raises `BadFrame` if the request contradicts itself.
+    """
     partition, epoch, request, last_epoch, end, durable = entry
     if last_epoch > epoch or durable > end:
         raise BadFrame(
@@ -51,15 +58,16 @@ def _action(
     partition, _, _, last_epoch, end, _ = entry
     start = log.start_offsets[partition]
     if last_epoch == 0:
-        # An empty log: nothing in it can differ.
+        # An empty log has no record that could differ.
         return GO_ON if start <= end <= led.end else RESET
     if end < start:
         return RESET
     if cut_epoch == last_epoch and end <= offset:
         return GO_ON
     if cut_epoch == 0:
-        # What is left here is all newer. Somebody in sync has everything below our start, which is
-        # committed, and can cut there; of anybody else we cannot tell.
+        # All records that are left here are newer. A replica in sync has everything below our
+        # start, which is committed, so it can cut there. For any other follower the logs cannot be
+        # compared.
         if not progress.is_counted:
             return RESET
         return GO_ON if end == offset else CUT
@@ -67,9 +75,9 @@ def _action(
 
 
 def cut_offset(log: ReplicaLog, partition: int, cut_epoch: int, offset: int) -> int:
-    """Where a follower cuts its log, given the leader's answer."""
+    """The offset at which a follower cuts its log, given the leader's reply."""
     if cut_epoch == 0:
         return offset
     epoch, end = log.epoch_end(partition, cut_epoch)
-    # If we do not have that epoch, where it ends at the leader says nothing about our older ones.
+    # If we do not have that epoch, the leader's end of it says nothing about our older epochs.
     return min(offset, end) if epoch == cut_epoch else end

@@ -1,4 +1,4 @@
-"""What a leader knows about its partition and about those who follow it."""
+"""The leader's records of its partitions and of their followers."""
 
 from bisect import bisect_left
 from collections import deque
@@ -8,10 +8,11 @@ from holdfast.cluster.metadata.model import PartitionInfo
 from holdfast.cluster.partitions.codec import EPOCH
 
 IDLE: Final = 0
-"""Has not asked under this epoch, or must ask again."""
+"""The follower has not asked under this epoch, or must ask again."""
 CATCHING_UP: Final = 1
+"""The follower is behind and receives older batches, piece by piece."""
 LIVE: Final = 2
-"""Was sent everything; gets each batch when it is closed."""
+"""The follower was sent everything, and gets each new batch when it is closed."""
 
 
 class Peer:
@@ -20,19 +21,20 @@ class Peer:
     def __init__(self, node: str) -> None:
         self.node = node
         self.is_connected = False
-        # As its FOLLOW said.
+        # As its last FOLLOW named it.
         self.incarnation = ""
         # Bytes of batches on this link.
         self.sent_bytes = 0
         self.received_bytes = 0
-        # Of the next REPLICATE frame.
+        # Contents of the next REPLICATE frame.
         self.epochs: list[bytes] = []
         self.batches: list[bytes] = []
-        # Those who wait for their turn to be fed.
+        # The followers that wait for their turn to be fed.
         self.queue: deque[Progress] = deque()
         self.reads = 0
 
     def restart(self, is_connected: bool) -> None:
+        """Forget everything about the old link. The counters begin at 0 on each link."""
         self.is_connected = is_connected
         self.incarnation = ""
         self.sent_bytes = 0
@@ -44,6 +46,7 @@ class Peer:
         self.queue.clear()
 
     def outstanding_bytes(self) -> int:
+        """The bytes of batches on the way: sent, and not reported as received."""
         return self.sent_bytes - self.received_bytes
 
     def add(self, epoch: bytes, batch: bytes) -> None:
@@ -53,7 +56,8 @@ class Peer:
 
 
 class Progress:
-    """Of one follower in one partition under one epoch."""
+    """The progress of one follower in one partition under one epoch. `matched` is never above
+    `sent`."""
 
     def __init__(self, peer: Peer, led: "LedPartition", now: float) -> None:
         self.peer = peer
@@ -61,21 +65,22 @@ class Progress:
         self.state = IDLE
         # The next offset to send.
         self.sent = 0
-        # The end of what it has durably, of the same log as the leader's.
+        # The follower's durable end, in a log that was compared with the leader's.
         self.matched = 0
-        # The high watermark waits for it: it is in sync, or that was proposed.
+        # The high watermark waits for this follower: it is in sync, or was proposed.
         self.is_counted = False
-        # When it last showed that it gets on, or began to be behind.
+        # When it last made progress, or began to be behind.
         self.heard_at = now
-        # In sync and behind for too long.
+        # It is in sync and has been behind for too long.
         self.is_silent = False
-        # In sync without having all that is committed: its disk was lost.
+        # It is in sync and lacks committed records: its disk was lost.
         self.is_lost = False
         self.is_queued = False
-        # The read that is under way for it; 0: none.
+        # The number of the read that is under way for it; 0: none.
         self.reading = 0
 
     def stop(self) -> None:
+        """Send nothing more until the follower asks again."""
         self.state = IDLE
         self.reading = 0
 
@@ -88,31 +93,33 @@ class LedPartition:
         self.epoch = info.epoch
         self.epoch_bytes = EPOCH.pack(info.epoch)
         self.info = info
-        # Where the log ended when this epoch began, and the end of what was closed since.
+        # The end of the log when this epoch began, and the end of the batches closed since.
         self.start = end
         self.end = end
         self.followers: dict[str, Progress] = {}
-        # Those of them that the high watermark waits for.
+        # The followers that the high watermark waits for.
         self.counted: list[Progress] = []
         # Replicas in sync that are not silent, this node included.
         self.alive = len(info.in_sync)
         # The in-sync set proposed last at the present version of the metadata, and when.
         self.proposal: tuple[str, ...] | None = None
         self.proposed_at = 0.0
-        # Among those whose high watermark is to be looked at when more is durable.
+        # The high watermark must be computed again when more is durable.
         self.is_dirty = False
         self.is_led = True
         self._recent: list[bytes] = []
         self._bases: list[int] = []
-        # Those of them that are gone already; cut off now and then.
+        # The number of dropped batches at the front of the lists. They are cut off together,
+        # because a `del` for each would move the whole list.
         self._dropped = 0
 
     def keep(self, base: int, batch: bytes) -> None:
+        """Keep a batch in memory for followers that are slightly behind."""
         self._recent.append(batch)
         self._bases.append(base)
 
     def drop_oldest(self) -> int:
-        """Forget the oldest batch in memory; returns its size."""
+        """Drop the oldest batch in memory. Returns its size in bytes."""
         size = len(self._recent[self._dropped])
         self._recent[self._dropped] = b""
         self._dropped += 1
@@ -123,12 +130,12 @@ class LedPartition:
         return size
 
     def oldest_end(self) -> int:
-        """Where the oldest batch in memory ends."""
+        """The offset at which the oldest batch in memory ends."""
         following = self._dropped + 1
         return self._bases[following] if following < len(self._bases) else self.end
 
     def recent(self, start: int, bytes_max: int) -> list[bytes]:
-        """Batches in memory, the first one beginning at `start`; none if that is not there."""
+        """The batches in memory from `start` on; none if no batch there begins at `start`."""
         at = bisect_left(self._bases, start, self._dropped)
         if at == len(self._bases) or self._bases[at] != start:
             return []

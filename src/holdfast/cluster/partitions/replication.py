@@ -1,14 +1,16 @@
 """Replication of the log's partitions on one node: those it leads, and those it follows.
 
-A pure core: frames, metadata and the progress of the local disk come in through `handle_...`,
-effects gather in `effects`, to be carried out in order. The leader of a partition is its only
-sequencer. It sends closed batches to every node that follows, commits what is durable on all
-in-sync replicas, and tells the followers. Every node follows every partition that it does not lead;
-only those that the metadata names as replicas can be waited for.
+This is a pure core. Frames, metadata and the progress of the local disk come in through
+`handle_...`; effects collect in `effects` and are carried out in order. The leader of a partition
+is its only sequencer. It sends closed batches to every node that follows, commits what is durable
+on all in-sync replicas, and announces the high watermark. A node follows every partition that it
+does not lead. Commits wait only for nodes that the metadata names as replicas.
 
-A node leads an epoch in one life of its process only. Having sent what it has not made durable, it
-may have lost it, and would write something else in its place under the same epoch. So it leads
-nothing before `handle_current`, and asks for a new epoch where it finds itself the leader then.
+A node leads an epoch in one life of its process only. Smallest counter-example: A sends record 7 of
+epoch 3 to B, and restarts before its own disk has it. If A led epoch 3 again, it would write
+another record 7. The logs of A and B would differ under one epoch, which the comparison by epoch
+cannot see. So a node leads nothing before `handle_current`, and asks for a new epoch where it is
+the leader then.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,19 +42,22 @@ from holdfast.cluster.partitions.state import ReplicaState
 
 
 class Replication:
+    """The replication of all partitions on one node. A partition is led or followed here, never
+    both."""
+
     def __init__(self, node_id: str, log: ReplicaLog, config: ReplicationConfig) -> None:
         self._state = ReplicaState(node_id, log, config)
         self._leading = LeaderSide(self._state)
         self._following = FollowerSide(self._state)
         self._is_current = False
         self._is_fit = True
-        # Per partition an epoch of this node that an earlier life of its process may have led,
-        # and when it asked for another.
+        # Per partition, an epoch of this node that an earlier life of its process may have led.
         self._unled: dict[int, int] = {}
         self._renew_at = 0.0
 
     @property
     def effects(self) -> list[ReplicationEffect]:
+        """The effects since the driver last took them, in order."""
         return self._state.effects
 
     @effects.setter
@@ -60,15 +65,17 @@ class Replication:
         self._state.effects = effects
 
     def leads(self, partition: int) -> bool:
+        """True if this node leads the partition now."""
         return self._leading.led[partition] is not None
 
     def followed_epoch(self, partition: int) -> int:
-        """The epoch under which this node follows the partition, its log being the beginning of
-        the leader's; 0: it does not, or not yet."""
+        """The epoch under which this node follows the partition, with a log that is a prefix of the
+        leader's. 0: it does not follow, or not yet."""
         return self._following.followed_epoch(partition)
 
     def may_append(self, partition: int) -> bool:
-        """This node leads, and enough replicas are in sync and alive to commit what it appends."""
+        """True if this node leads, and enough replicas are in sync and alive to commit new
+        records."""
         led = self._leading.led[partition]
         metadata = self._state.metadata
         return (
@@ -79,32 +86,35 @@ class Replication:
         )
 
     def hold(self, partition: int) -> None:
-        """Neither follow nor lead it before `resume`. Where the metadata names this node as the
-        leader another one in sync gets it; GivenUp if there is none."""
+        """Suspend the partition until `resume`: neither follow nor lead it. If the metadata names
+        this node as the leader, another in-sync replica gets it. Without one, GivenUp follows."""
         self._following.hold(partition)
 
     def set_unfit(self) -> None:
-        """The log here is damaged: follow nothing any more, and lead nothing that is not led
-        already. That goes to others by the metadata, which does not wait for this node."""
+        """Stop following, and take no new leadership, because the log here is damaged. The metadata
+        moves existing leaderships to other nodes, without waiting for this one."""
         self._is_fit = False
         for partition in range(len(self._state.epochs)):
             self._following.hold(partition)
 
     def resume(self, partition: int, now: float) -> None:
-        """After `hold`, or Restarted (see ReplicationConfig.holds_restarted)."""
+        """End a suspension by `hold`, or after Restarted (see
+        ReplicationConfig.holds_restarted)."""
         if not self._is_fit:
             return
         self._following.resume(partition, now)
         self._finish()
 
     def lag_records(self) -> dict[str, int]:
-        """Per follower, the records of the partitions led here that it does not have durably."""
+        """The number of records that each follower does not have durably, of the partitions led
+        here."""
         return self._leading.lag_records()
 
     def handle_metadata(
         self, metadata: ClusterMetadata, changed: Iterable[int], now: float
     ) -> None:
-        """`changed`: partitions that may differ from those of the metadata given before."""
+        """Take over newer metadata. `changed` contains every partition that may differ from
+        before."""
         before = self._state.metadata
         if before is not None and metadata.version <= before.version:
             return
@@ -117,8 +127,9 @@ class Replication:
         self._finish()
 
     def handle_current(self, now: float) -> None:
-        """The metadata given so far is as new as everything that was decided before this process
-        began; or there was none."""
+        """Begin to lead. The metadata is now at least as new as every decision made before this
+        process began. An older image could name this node the leader of an epoch that another one
+        has ended."""
         if self._is_current:
             return
         self._is_current = True
@@ -162,7 +173,8 @@ class Replication:
         return node is not None and node.incarnation == self._state.config.incarnation
 
     def _renew(self, now: float) -> None:
-        """Ask for new epochs where this node leads by one that it must not use."""
+        """Propose new epochs for partitions that this node leads by an epoch that it must not
+        use."""
         self._renew_at = now + self._state.config.propose_again_s
         if not self._unled or not self._is_current or not self._is_known() or not self._is_fit:
             return
@@ -175,7 +187,8 @@ class Replication:
             self._state.effects.append(ProposeInSync(partition, info.version, renewed))
 
     def _handed_over(self, partition: int, info: PartitionInfo) -> PartitionInfo:
-        """To somebody in sync; to nobody, if those are all down, until one is back."""
+        """The partition with another in-sync replica as leader. If all of those are down, it has no
+        leader until one is back."""
         metadata = self._state.metadata
         assert metadata is not None
         others = tuple(node for node in info.in_sync if node != self._state.node_id)
@@ -191,7 +204,7 @@ class Replication:
         return replace(info, leader=able[0] if able else "", in_sync=others)
 
     def _learn(self, newer: list[tuple[int, int]]) -> None:
-        """There are epochs above those that the metadata here names."""
+        """Stop leading and following under epochs older than these."""
         epochs = self._state.epochs
         for partition, epoch in newer:
             if epoch > epochs[partition]:
@@ -201,8 +214,8 @@ class Replication:
                 self._following.learn(partition, epoch)
 
     def handle_ill(self, nodes: frozenset[str], now: float) -> None:
-        """Who is not heard here, or says that its disk is not to be trusted: nobody of these enters
-        an in-sync set."""
+        """Keep these nodes from entering an in-sync set. They are silent here, or report an
+        untrustworthy disk."""
         if nodes != self._state.ill:
             self._state.ill = nodes
             self._leading.handle_nodes(now)
@@ -220,7 +233,10 @@ class Replication:
         self._finish()
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
-        """Raises BadFrame: close the link."""
+        """Dispatch a frame of replication.
+
+        Raises `BadFrame` if the payload is invalid; the caller closes the link.
+        """
         if kind == REPLICATE:
             self._following.handle_replicate(node, decode_replicate(payload), now)
         elif kind == REPLICATE_ACK:
@@ -241,18 +257,19 @@ class Replication:
         self._finish()
 
     def handle_taken(self, batches: Sequence[tuple[int, int, int, bytes]], now: float) -> None:
-        """(partition, base offset, end offset, bytes) of the batches that this node as leader has
-        just closed, in their order, before anything else is told to this core."""
+        """Send the batches that this node, as leader, has just closed: (partition, base offset, end
+        offset, bytes). The driver calls this before any other handler, in the order of the
+        batches."""
         self._leading.handle_taken(batches, now)
 
     def handle_durable(self, now: float) -> None:
-        """The log's `durable_offset` has moved."""
+        """React to a change of the log's `durable_offset`."""
         self._leading.handle_durable()
         self._following.handle_durable()
         self._finish()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
-        """What a ReadBatches has found."""
+        """Take the result of a ReadBatches."""
         self._leading.handle_batches(request, batches, now)
         self._finish()
 

@@ -1,4 +1,4 @@
-"""What leading and following share on one node."""
+"""The state that the leader's and the follower's side share on one node."""
 
 from holdfast.cluster.metadata.model import ClusterMetadata, PartitionInfo
 from holdfast.cluster.partitions.config import ReplicationConfig
@@ -7,6 +7,9 @@ from holdfast.cluster.partitions.log import ReplicaLog
 
 
 class ReplicaState:
+    """The log, the metadata and the newest epochs as this node knows them. An epoch of a partition
+    never falls here."""
+
     def __init__(self, node_id: str, log: ReplicaLog, config: ReplicationConfig) -> None:
         self.node_id = node_id
         self.log = log
@@ -15,23 +18,24 @@ class ReplicaState:
         self.metadata: ClusterMetadata | None = None
         partitions = len(log.next_offset)
         # Per partition the highest epoch known from the metadata, from frames and from the log
-        # itself. The log's keeps a node that has restarted with old metadata from following a
-        # leader that was deposed.
+        # itself. The log's epoch keeps a node that restarted with old metadata from following a
+        # deposed leader.
         self.epochs = [log.last_epoch(partition) for partition in range(partitions)]
-        # Partitions of which this node lacks what was derived from records that are gone: it
-        # neither follows nor leads them.
+        # Partitions whose replicated state is incomplete here, because the records that define it
+        # were deleted. This node neither follows nor leads them.
         self.held: set[int] = set()
-        # Nodes that are not heard here, or say that their disks are not to be trusted.
+        # Nodes that are silent here, or that report an untrustworthy disk.
         self.ill: frozenset[str] = frozenset()
 
     def info(self, partition: int) -> PartitionInfo | None:
+        """The metadata of the partition, or None while this node has none."""
         metadata = self.metadata
         if metadata is None or partition >= len(metadata.partitions):
             return None
         return metadata.partitions[partition]
 
     def commit(self, partition: int, offset: int) -> bool:
-        """Move the high watermark; False if it is there already."""
+        """Move the high watermark. Returns False if it is there already."""
         if offset <= self.log.high_watermark[partition]:
             return False
         self.log.advance(partition, offset)
