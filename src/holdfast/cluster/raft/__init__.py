@@ -1,1 +1,1 @@
-"""Raft without I/O: pre-vote, election, log, snapshots. Used for the metadata only."""
+"""Raft without I/O: pre-vote, election, log, snapshots. It serves the metadata only."""

@@ -1,4 +1,4 @@
-"""Raft messages and snapshots as bytes; the same for frames between nodes and files.
+"""Raft messages and snapshots as bytes, equal in frames between nodes and in files.
 
 All integers are little-endian::
 
@@ -26,7 +26,7 @@ from holdfast.cluster.raft.messages import (
 )
 
 SNAPSHOT_BYTES_MAX: Final = 64 << 20
-"""Of its data; a cluster of 1,024 nodes and 65,536 partitions has 8 MB."""
+"""The most bytes of a snapshot's data. A cluster of 1,024 nodes and 65,536 partitions has 8 MB."""
 
 _VOTE_REQUEST: Final = 1
 _VOTE_REPLY: Final = 2
@@ -56,7 +56,10 @@ def encode_message(sender: str, receiver: str, message: Message) -> bytes:
 
 
 def decode_message(payload: bytes) -> tuple[str, str, Message]:
-    """(from, to, message). Raises BadFrame."""
+    """The sender, the receiver and the message.
+
+    Raises `BadFrame` if the payload is invalid.
+    """
     try:
         kind = payload[0]
         sender, at = _read_name(payload, 1)
@@ -140,7 +143,10 @@ def encode_entries(entries: Iterable[LogEntry]) -> bytes:
 
 
 def decode_entries(payload: bytes, at: int, index: int) -> tuple[LogEntry, ...]:
-    """To the end of the payload; the first one has that index. Raises BadFrame, struct.error."""
+    """The entries to the end of the payload, the first one with this index.
+
+    Raises `BadFrame` or `struct.error` if the payload is invalid.
+    """
     entries: list[LogEntry] = []
     while at < len(payload):
         term, kind, length = _ENTRY.unpack_from(payload, at)
@@ -170,7 +176,11 @@ def encode_snapshot(snapshot: RaftSnapshot) -> bytes:
 
 
 def decode_snapshot(payload: bytes) -> RaftSnapshot:
-    """Raises BadFrame."""
+    """The snapshot in a payload. Its data is unpacked only up to the stated size, so a small
+    payload cannot fill the memory.
+
+    Raises `BadFrame` if the payload is invalid.
+    """
     try:
         index, term, length = _SNAPSHOT.unpack_from(payload)
         at = _SNAPSHOT.size + length

@@ -1,8 +1,8 @@
-"""How a member of a Raft comes to lead.
+"""Elections of a Raft leader.
 
-First a *trial* (PreVote): it asks whether it would be elected, and nobody's term changes; so a
-member that was cut off cannot depose a leader that the others hear. Then the election. A member's
-vote for itself counts when it is durable, like the votes of others.
+A peer first runs a *trial* (PreVote, Raft thesis section 9.6): it asks whether it would be elected,
+and no term changes. So a peer that was cut off cannot depose a leader that the others hear. The
+election follows. A peer's vote for itself counts when it is durable, like the votes of others.
 """
 
 from holdfast.cluster.raft.followers import NEVER
@@ -12,6 +12,7 @@ from holdfast.cluster.raft.state import CANDIDATE, TRIAL, Raft
 
 
 def start_trial(raft: Raft, now: float) -> None:
+    """Ask the voters whether they would elect this peer."""
     raft.arm_election(now)
     raft.leader = ""
     if not raft.may_stand:
@@ -25,6 +26,7 @@ def start_trial(raft: Raft, now: float) -> None:
 
 
 def start_election(raft: Raft, now: float, is_transfer: bool = False) -> None:
+    """Stand for election in a new term, if this peer may."""
     if not raft.may_stand:
         return
     raft.arm_election(now)
@@ -48,7 +50,8 @@ def _ask(raft: Raft, request: VoteRequest) -> None:
 
 
 def lost_leader(raft: Raft, now: float) -> None:
-    """The leader is gone for sure: no reason to wait, but for those voters who come before us."""
+    """Stand for election soon, because the leader is known to be down. The delay grows with the
+    number of voters that come before this one."""
     timing = raft.timing
     others = [voter for voter in raft.log.membership.voters if voter != raft.leader]
     rank = others.index(raft.member) if raft.member in others else len(others)
@@ -59,8 +62,9 @@ def lost_leader(raft: Raft, now: float) -> None:
 
 
 def handle_vote_request(raft: Raft, sender: str, request: VoteRequest, now: float) -> None:
+    """Grant or deny a vote, or the promise of one."""
     if not request.is_transfer and raft.hears_leader(now):
-        # Its term is not adopted either: that would depose a leader that works.
+        # Its term is not adopted either: that would depose a working leader.
         if request.is_trial or request.term <= raft.term:
             _reply(raft, sender, VoteReply(raft.term, False, request.is_trial))
         return
@@ -87,6 +91,7 @@ def _reply(raft: Raft, sender: str, reply: VoteReply) -> None:
 
 
 def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> None:
+    """Count a granted vote; adopt a higher term."""
     if not reply.is_granted:
         if reply.term > raft.term:
             raft.become_follower(reply.term, "", now)
@@ -99,6 +104,7 @@ def handle_vote_reply(raft: Raft, sender: str, reply: VoteReply, now: float) -> 
 
 
 def own_vote_is_durable(raft: Raft, now: float) -> None:
+    """Count this candidate's vote for itself."""
     if raft.role == CANDIDATE:
         _count(raft, raft.member, now)
 
@@ -107,8 +113,9 @@ def _count(raft: Raft, voter: str, now: float) -> None:
     membership = raft.log.membership
     raft.granted.add(voter)
     votes = len(raft.granted.intersection(membership.voters))
-    # Without its own durable vote a leader could crash, be elected again in the same term, and give
-    # other entries the same places.
+    # The own vote must be durable. Smallest counter-example: A wins term 2 with B's vote and sends
+    # entry 1, crashes before its vote is on disk, and forgets it. A can win term 2 again and put
+    # another entry at place 1.
     if votes < membership.majority or raft.member not in raft.granted:
         return
     if raft.role == TRIAL:

@@ -1,18 +1,19 @@
-"""What a member of a Raft does with what its leader sends."""
+"""A Raft follower's handling of its leader's messages."""
 
 from holdfast.cluster.raft.messages import Append, AppendReply, Install
 from holdfast.cluster.raft.state import Raft, RaftFailure
 
 
 def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
+    """Check that the logs agree before the entries, append the new ones, and reply."""
     if not _follow(raft, sender, message.term, now):
         return
     log = raft.log
     prev_index, entries = message.prev_index, message.entries
-    # Up to there the logs are the same: not up to the commit index, which may be behind it.
+    # The logs agree up to here. The commit index would be wrong: it may be below that point.
     match = prev_index + len(entries)
     if prev_index <= raft.commit:
-        # What is committed is the same everywhere, unless a majority has lost it.
+        # Committed entries are equal everywhere, unless a majority has lost them.
         raft.require_same(prev_index, message.prev_term)
         for entry in entries[: raft.commit - prev_index]:
             raft.require_same(entry.index, entry.term)
@@ -27,7 +28,8 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
     for entry in entries:
         if entry.index <= log.last_index:
             if log.term_at(entry.index) == entry.term:
-                # A message that was overtaken must not shorten the log.
+                # A message that was overtaken must not shorten the log: later entries may be
+                # acknowledged.
                 continue
             raft.truncate(entry.index)
         log.append(entry)
@@ -36,6 +38,7 @@ def handle_append(raft: Raft, sender: str, message: Append, now: float) -> None:
 
 
 def handle_install(raft: Raft, sender: str, message: Install, now: float) -> None:
+    """Take over a snapshot, unless the log already has its last entry."""
     if not _follow(raft, sender, message.term, now):
         return
     snapshot = message.snapshot
@@ -48,7 +51,10 @@ def handle_install(raft: Raft, sender: str, message: Install, now: float) -> Non
 
 
 def _follow(raft: Raft, sender: str, term: int, now: float) -> bool:
-    """False if the sender is deposed; it is told so."""
+    """Follow the sender. Returns False if it is deposed; it then receives the newer term.
+
+    Raises `RaftFailure` if the term has another leader.
+    """
     if term < raft.term:
         raft.messages_after.append((sender, AppendReply(raft.term, False, 0)))
         return False

@@ -1,5 +1,6 @@
-"""What a Raft leader knows of the other members: how far their logs agree with its own, and when it
-heard of them. Decides what is committed and whether a majority is there."""
+"""A Raft leader's view of the other peers: how far their logs agree with its own, and when each
+last replied. It computes the commit index and the contact with a majority.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,34 +12,38 @@ NEVER: Final = float("-inf")
 
 @dataclass
 class Follower:
+    """The progress of one follower. Entries up to `match` are in its log, durably."""
+
     next: int
-    """The next entry to send; those from there to `awaited` are under way."""
+    """The next entry to send. Those from there to `awaited` are under way."""
     contact: float
-    """When it was last heard of."""
+    """The time of its last reply."""
     match: int = 0
     commit_sent: int = 0
     awaited: int = 0
-    """The last entry that is under way to it, or the index of a snapshot that is; 0: nothing. Until
-    that is answered only heartbeats follow: so a dead follower costs little, and what comes
-    meanwhile goes in one message."""
+    """The last entry that is under way to it, or the index of a snapshot that is; 0: none. Until
+    the follower replies, only heartbeats follow. So a dead follower costs little, and entries that
+    arrive meanwhile go in one message."""
     retry_at: float = NEVER
-    """From then on, what is under way is taken for lost if something else is answered."""
+    """From this time on, a reply to something else means that the entries under way are lost."""
     is_due: bool = True
-    """Something must be sent, if only a heartbeat."""
+    """True if a message must be sent, at least a heartbeat."""
 
     def accepted(self, index: int, now: float) -> None:
+        """Take an acknowledgement: the logs agree up to `index`."""
         self.match = max(self.match, index)
         if self.match >= self.awaited or now >= self.retry_at:
             self.awaited = 0
         self.next = max(self.next, self.match + 1)
 
     def refused(self, index: int, agreeing: int, now: float) -> None:
-        """`index`: the `prev` it does not have; `agreeing`: up to where it may agree."""
+        """Take a refusal. `index` is the `prev` that the follower does not have. The logs may agree
+        up to `agreeing`."""
         if index != self.next - 1:
-            # The answer to an earlier message.
+            # This is the reply to an earlier message.
             return
         if index == self.awaited and now < self.retry_at:
-            # It has not got the snapshot yet.
+            # The follower does not have the snapshot yet.
             return
         self.next = max(self.match, agreeing) + 1
         self.awaited = 0
@@ -46,7 +51,7 @@ class Follower:
 
 
 class Followers:
-    """By member id, oneself not included."""
+    """The progress of all other peers, by peer id."""
 
     def __init__(self, member: str, membership: Membership, last_index: int, now: float) -> None:
         self.member = member
@@ -55,6 +60,7 @@ class Followers:
         self.set_membership(membership, last_index, now)
 
     def set_membership(self, membership: Membership, last_index: int, now: float) -> None:
+        """Track exactly the peers of this membership."""
         self.membership = membership
         self.by_member = {
             member: self.by_member.get(member) or Follower(last_index + 1, now)
@@ -63,7 +69,8 @@ class Followers:
         }
 
     def committed(self, durable_index: int) -> int:
-        """What a majority of the voters has on disk."""
+        """The last entry that a majority of the voters has on disk. This peer counts up to
+        `durable_index`."""
         matches = [
             durable_index if voter == self.member else self.by_member[voter].match
             for voter in self.membership.voters
@@ -72,7 +79,7 @@ class Followers:
         return matches[self.membership.majority - 1] if matches else 0
 
     def majority_contact(self, now: float) -> float:
-        """Since when a majority, oneself included, was not heard of any more."""
+        """The time since which the replies, with this peer, no longer make a majority."""
         contacts = [
             now if voter == self.member else self.by_member[voter].contact
             for voter in self.membership.voters

@@ -1,5 +1,6 @@
-"""What the leader of a Raft does: send the log, count what is durable, and give up when it has not
-heard of a majority."""
+"""The work of a Raft leader: it sends the log, counts durable copies, and steps down when it has
+not heard from a majority.
+"""
 
 from typing import Final
 
@@ -9,14 +10,16 @@ from holdfast.cluster.raft.messages import Append, AppendReply, Install, Timeout
 from holdfast.cluster.raft.state import LEADER, Raft
 
 APPEND_BYTES_MAX: Final = 1 << 20
-"""Of entries in one message; a single larger one goes alone."""
+"""The most bytes of entries in one message; a single larger entry goes alone."""
 APPEND_RETRY_S: Final = 0.1
+"""The least time in seconds after which unacknowledged entries are sent again, if the follower
+replies to heartbeats."""
 INSTALL_RETRY_S: Final = 1.0
-"""Entries, or a snapshot, that were not acknowledged are sent again after this time at the soonest,
-if the follower answers heartbeats."""
+"""The same for a snapshot."""
 
 
 def become_leader(raft: Raft, now: float) -> None:
+    """Lead the current term."""
     raft.role = LEADER
     raft.leader = raft.member
     raft.granted = set()
@@ -24,12 +27,15 @@ def become_leader(raft: Raft, now: float) -> None:
     raft.transfer_to = ""
     membership = raft.log.membership
     raft.followers = Followers(raft.member, membership, raft.log.last_index, now)
-    # Entries of earlier terms are committed with one of this term, never alone (Raft 5.4.2).
+    # Entries of earlier terms are committed with one of this term, never alone (Raft paper, section
+    # 5.4.2). An entry of term 2 on a majority can still be overwritten by a leader of term 3 that
+    # never had it.
     raft.append(EntryKind.NOTHING, b"")
 
 
 def append_membership(raft: Raft, membership: Membership, now: float) -> int:
-    """Returns the index. In force at once, as Raft demands."""
+    """Append a membership and return its index. It is in force at once (Raft thesis, section
+    4.1)."""
     assert raft.followers is not None
     entry = raft.append(EntryKind.MEMBERS, membership.encode())
     raft.followers.set_membership(membership, entry.index, now)
@@ -37,8 +43,10 @@ def append_membership(raft: Raft, membership: Membership, now: float) -> int:
 
 
 def may_change_members(raft: Raft) -> bool:
-    """One change at a time, and none before an entry of this term is committed: else two majorities
-    need not meet."""
+    """True if a membership change may begin: no other is uncommitted, and an entry of this term is
+    committed. Otherwise two majorities need not overlap. Smallest counter-example: of the voters A
+    to D, leader A adds E, and only E has that entry. B, elected by C and D, removes D and commits
+    that with C. Then A, D and E elect A."""
     return (
         raft.role == LEADER
         and raft.log.membership_index <= raft.commit
@@ -47,6 +55,8 @@ def may_change_members(raft: Raft) -> bool:
 
 
 def advance_commit(raft: Raft, now: float) -> None:
+    """Commit what a majority has on disk, if that is of this term. A leader that is no longer a
+    voter steps down when the change is committed."""
     followers = raft.followers
     if followers is None:
         return
@@ -59,6 +69,7 @@ def advance_commit(raft: Raft, now: float) -> None:
 
 
 def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float) -> None:
+    """Take a follower's reply to entries, a heartbeat or a snapshot."""
     followers = raft.followers
     if followers is None or reply.term != raft.term:
         return
@@ -76,7 +87,7 @@ def handle_append_reply(raft: Raft, sender: str, reply: AppendReply, now: float)
 
 
 def start_transfer(raft: Raft, target: str, now: float) -> None:
-    """Nothing is accepted until it is done or has taken too long."""
+    """Begin to hand over. The leader accepts no proposals until that succeeds or times out."""
     assert raft.followers is not None
     raft.transfer_to = target
     raft.transfer_until = now + raft.timing.election_max_s
@@ -91,6 +102,7 @@ def _finish_transfer(raft: Raft, member: str, follower: Follower) -> None:
 
 
 def handle_leader_timers(raft: Raft, now: float) -> None:
+    """Step down without a majority; send the heartbeats that are due."""
     followers = raft.followers
     assert followers is not None
     if raft.transfer_to and now >= raft.transfer_until:
@@ -105,6 +117,7 @@ def handle_leader_timers(raft: Raft, now: float) -> None:
 
 
 def send_appends(raft: Raft, now: float) -> None:
+    """Send entries, a new commit index or a heartbeat to every follower that needs one."""
     followers = raft.followers
     if followers is None:
         return
@@ -133,7 +146,7 @@ def _send_append(raft: Raft, member: str, follower: Follower, now: float) -> Non
 def _send_install(raft: Raft, member: str, follower: Follower, now: float) -> None:
     snapshot = raft.log.snapshot
     assert snapshot is not None
-    # Until it is there, heartbeats are refused; that does no harm.
+    # Until the snapshot is there, the follower refuses heartbeats. That does no harm.
     follower.next = snapshot.index + 1
     follower.awaited = snapshot.index
     follower.retry_at = now + INSTALL_RETRY_S

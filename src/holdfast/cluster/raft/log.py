@@ -1,7 +1,7 @@
 """The values of Raft, and its log in memory.
 
-The log begins after its *base*. The base is at or below the snapshot's index: some entries that the
-snapshot covers stay, so that a follower that is a little behind needs no snapshot.
+The log begins after its *base*. The base is at or below the snapshot's index, because some entries
+that the snapshot covers stay. So a follower that is slightly behind needs no snapshot.
 """
 
 import json
@@ -15,15 +15,20 @@ MEMBER_BYTES_MAX: Final = 128
 
 
 class EntryKind:
+    """The kinds of log entries."""
+
     NOTHING: Final = 0
-    """What a new leader appends: with it, everything before it is committed."""
+    """The no-op that a new leader appends. Its commit commits everything before it."""
     COMMAND: Final = 1
+    """A command for the state machine."""
     MEMBERS: Final = 2
-    """A Membership; in force where it is appended, committed or not."""
+    """A Membership. It is in force from where it is appended, committed or not."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
+    """One entry of the Raft log, named by its index and term."""
+
     index: int
     term: int
     kind: int
@@ -32,27 +37,31 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class Membership:
-    """Ids of members. Learners get the log and have no vote."""
+    """The ids of all peers of the Raft. Learners receive the log and have no vote."""
 
     voters: tuple[str, ...] = ()
     learners: tuple[str, ...] = ()
 
     @property
     def members(self) -> tuple[str, ...]:
+        """All peers: voters, then learners."""
         return self.voters + self.learners
 
     @property
     def majority(self) -> int:
+        """The number of votes that win."""
         return len(self.voters) // 2 + 1
 
     def with_learner(self, member: str) -> "Membership":
-        """Joined anew, or demoted."""
+        """The membership with this peer as a learner, whether it joins or is demoted."""
         return Membership(_without(self.voters, member), _with(self.learners, member))
 
     def with_voter(self, member: str) -> "Membership":
+        """The membership with this peer as a voter."""
         return Membership(_with(self.voters, member), _without(self.learners, member))
 
     def without(self, member: str) -> "Membership":
+        """The membership without this peer."""
         return Membership(_without(self.voters, member), _without(self.learners, member))
 
     def encode(self) -> bytes:
@@ -60,7 +69,10 @@ class Membership:
 
     @classmethod
     def decode(cls, data: bytes) -> "Membership":
-        """Raises BadFrame."""
+        """The membership in the data of an entry.
+
+        Raises `BadFrame` if the data is invalid.
+        """
         try:
             content = json.loads(data)
         except ValueError:
@@ -92,7 +104,7 @@ def _names(content: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class RaftSnapshot:
-    """What the entries up to `index` have led to."""
+    """The state that the entries up to `index` define."""
 
     index: int
     term: int
@@ -102,12 +114,12 @@ class RaftSnapshot:
 
 @dataclass
 class RaftState:
-    """What is on the disk of one member."""
+    """The state on the disk of one peer."""
 
     term: int = 0
     vote: str = ""
     commit: int = 0
-    """At least so much is committed; a hint that lets a restarted member know its cluster."""
+    """A lower bound of the commit index; a hint that lets a restarted peer know its cluster."""
     snapshot: RaftSnapshot | None = None
     base_index: int = 0
     base_term: int = 0
@@ -115,6 +127,8 @@ class RaftState:
 
 
 class RaftLog:
+    """The log in memory, with the membership that each of its entries puts in force."""
+
     def __init__(self, state: RaftState) -> None:
         self.snapshot = state.snapshot
         self.base_index = state.base_index
@@ -123,7 +137,7 @@ class RaftLog:
         first = (0, Membership())
         if state.snapshot is not None:
             first = (state.snapshot.index, state.snapshot.membership)
-        # (index, membership) as far back as a truncation may reach, in order.
+        # (index, membership) in order, as far back as a truncation may reach.
         self._memberships = [first]
         for entry in self._entries:
             if entry.kind == EntryKind.MEMBERS and entry.index > first[0]:
@@ -131,6 +145,7 @@ class RaftLog:
 
     @property
     def last_index(self) -> int:
+        """The index of the last entry, or the base without entries."""
         return self.base_index + len(self._entries)
 
     @property
@@ -139,22 +154,23 @@ class RaftLog:
 
     @property
     def membership(self) -> Membership:
+        """The membership in force, committed or not."""
         return self._memberships[-1][1]
 
     @property
     def membership_index(self) -> int:
-        """Where it was appended."""
+        """The index at which the membership in force was appended."""
         return self._memberships[-1][0]
 
     def membership_at(self, index: int) -> Membership:
-        """The one in force for an index not below the snapshot's."""
+        """The membership in force at an index that is not below the snapshot's."""
         for since, membership in reversed(self._memberships):
             if since <= index:
                 return membership
         return self._memberships[0][1]
 
     def term_at(self, index: int) -> int:
-        """-1 if it is not here (any more)."""
+        """The term of the entry `index`; -1 if the log does not have it, or no longer has it."""
         at = index - self.base_index
         if at == 0:
             return self._base_term
@@ -163,7 +179,8 @@ class RaftLog:
         return -1
 
     def entries(self, start: int, end: int, bytes_max: int = 1 << 62) -> list[LogEntry]:
-        """[start, end), of at most `bytes_max` but at least one; all must be here."""
+        """The entries [start, end), at most `bytes_max` bytes but at least one entry. All must be
+        in the log."""
         found = self._entries[start - self.base_index - 1 : end - self.base_index - 1]
         size = 0
         for count, entry in enumerate(found):
@@ -173,6 +190,7 @@ class RaftLog:
         return found
 
     def append(self, entry: LogEntry) -> None:
+        """Append the entry; a membership is in force at once."""
         if entry.index != self.last_index + 1:
             raise ValueError(f"entry {entry.index} does not follow {self.last_index}")
         if entry.kind == EntryKind.MEMBERS:
@@ -180,21 +198,22 @@ class RaftLog:
         self._entries.append(entry)
 
     def truncate(self, index: int) -> None:
-        """Drop that entry and those after it."""
+        """Drop that entry and those after it, and the memberships that they put in force."""
         del self._entries[index - self.base_index - 1 :]
         while self._memberships[-1][0] >= index:
             self._memberships.pop()
 
     def agreeing(self, index: int, term: int) -> int:
-        """The last index at or below `index` whose term is not above `term`: nothing between the
-        two can be the same in a log that has `term` at `index`."""
+        """The last index at or below `index` whose term is not above `term`. No entry between the
+        two can be equal in a log that has `term` at `index`, because terms never fall along a
+        log."""
         index = min(index, self.last_index)
         while index > self.base_index and self.term_at(index) > term:
             index -= 1
         return index
 
     def restore(self, snapshot: RaftSnapshot) -> None:
-        """Begin anew with what another member has."""
+        """Restart the log after another peer's snapshot."""
         self.snapshot = snapshot
         self.base_index = snapshot.index
         self._base_term = snapshot.term
@@ -202,7 +221,7 @@ class RaftLog:
         self._memberships = [(snapshot.index, snapshot.membership)]
 
     def compact(self, snapshot: RaftSnapshot, keep: int) -> None:
-        """Drop what the snapshot covers, but for the last `keep` entries of it."""
+        """Drop the entries that the snapshot covers, except the last `keep` of them."""
         self.snapshot = snapshot
         base = max(self.base_index, snapshot.index - keep)
         self._base_term = self.term_at(base)

@@ -1,5 +1,6 @@
-"""What the members of a Raft say to one another. `term` is the sender's, but where it is said
-otherwise. The receiver drops what is not addressed to it: see `raft_wire`."""
+"""The messages between Raft peers. `term` is the sender's unless its description differs. The
+receiver drops a message that is addressed to another peer: see `codec`.
+"""
 
 from dataclasses import dataclass
 
@@ -8,20 +9,24 @@ from holdfast.cluster.raft.log import LogEntry, RaftSnapshot
 
 @dataclass(frozen=True)
 class VoteRequest:
+    """A candidate's request for a vote, or for the promise of one."""
+
     term: int
-    """`is_trial`: the one it would stand for."""
+    """The candidate's term; in a trial, the term that it would stand for."""
     last_index: int
     last_term: int
     is_trial: bool = False
-    """PreVote: would you vote for me? Nobody's term changes."""
+    """PreVote: "would you vote for me?" No term changes."""
     is_transfer: bool = False
-    """The leader asked for it, so that it lives is no reason to refuse."""
+    """The leader asked for this election, so a live leader is no reason to refuse."""
 
 
 @dataclass(frozen=True)
 class VoteReply:
+    """The reply to a VoteRequest."""
+
     term: int
-    """The one that was asked for if it is granted, else the sender's."""
+    """The requested term if the vote is granted, else the sender's."""
     is_granted: bool
     is_trial: bool = False
 
@@ -39,19 +44,21 @@ class Append:
 
 @dataclass(frozen=True)
 class AppendReply:
+    """The reply to an Append or an Install."""
+
     term: int
     is_accepted: bool
     index: int
-    """Accepted: the sender's log equals the leader's up to there, and durably. Else: the `prev`
-    that it does not have."""
+    """Accepted: the logs agree up to there, durably. Refused: the `prev` that the follower does not
+    have."""
     hint_index: int = 0
     hint_term: int = 0
-    """Not accepted: the logs may be equal up to there."""
+    """Refused: the logs may agree up to this index and term."""
 
 
 @dataclass(frozen=True)
 class Install:
-    """A snapshot instead of entries that the leader does not have any more; answered by
+    """A snapshot in place of entries that the leader no longer has. The follower replies with
     AppendReply."""
 
     term: int
@@ -60,7 +67,7 @@ class Install:
 
 @dataclass(frozen=True)
 class TimeoutNow:
-    """Stand for election at once: the leader wants to be followed by the receiver."""
+    """The leader's request to stand for election at once, because it hands over to the receiver."""
 
     term: int
 

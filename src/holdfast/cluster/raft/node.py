@@ -1,4 +1,4 @@
-"""One member of a Raft, without I/O: messages and time in, Readies out.
+"""One Raft peer without I/O: messages and time in, Readies out.
 
 The driver's part, in this order:
 
@@ -6,14 +6,15 @@ The driver's part, in this order:
 2. Send `Ready.messages`; apply `installed`, then `committed`.
 3. Carry out `Ready.write` behind the writes of earlier Readies. One may be taken while others are
    still being written; the queue is first in, first out.
-4. When a Ready and all before it are written (durably where `must_sync`), send its
-   `messages_after` and call `persisted`. A Ready without a write is written when those before
-   it are.
+4. When a Ready and all before it are written (durably where `must_sync`), send its `messages_after`
+   and call `persisted`. A Ready without a write is written when those before it are.
 
-So nothing that rests on a term, a vote or an entry leaves before it is durable. What the leader
-sends may leave before its own disk has it: its own copy counts when it is durable, as everybody's.
+So no message that depends on a term, a vote or an entry leaves before that is durable. A leader's
+appends may leave before its own disk has them (Raft thesis, section 10.2.1). Its own copy counts
+when it is durable, like every other.
 
-Members are opaque ids. An id must never come back with another disk.
+Peer ids are opaque. An id must never come back with another disk: it would vote a second time in a
+term, or lack entries that were committed with its acknowledgement.
 """
 
 from collections.abc import Callable
@@ -49,12 +50,15 @@ from holdfast.cluster.raft.messages import (
 from holdfast.cluster.raft.state import LEADER, Raft, RaftFailure, RaftTiming, Ready, Write
 
 UNCOMMITTED_MAX: Final = 1024
-"""Entries; a leader that has so many takes no more."""
+"""The most uncommitted entries of a leader; beyond it, it refuses proposals."""
 KEEP_ENTRIES: Final = 128
-"""Of those that a snapshot covers: a follower that lacks no more needs no snapshot."""
+"""The number of entries that stay although a snapshot covers them. A follower that lacks no more
+needs no snapshot."""
 
 
 class RaftNode:
+    """One Raft peer. It does no I/O and reads no clock, so a driver or a simulation can run it."""
+
     def __init__(
         self,
         member: str,
@@ -63,7 +67,8 @@ class RaftNode:
         now: float,
         timing: RaftTiming | None = None,
     ) -> None:
-        """`state`: as it was loaded from the disk. `random`: uniform in [0, 1)."""
+        """Start with `state`, as loaded from the disk. `random` returns uniform values in [0,
+        1)."""
         self._raft = Raft(member, state, timing or RaftTiming(), random)
         self._raft.arm_election(now)
         if self._raft.log.membership.voters == (member,):
@@ -89,12 +94,12 @@ class RaftNode:
 
     @property
     def leader(self) -> str:
-        """The leader's member id, "" if it is not known."""
+        """The leader's peer id; "" if it is not known."""
         return self._raft.leader
 
     @property
     def membership(self) -> Membership:
-        """The one in force, committed or not."""
+        """The membership in force, committed or not."""
         return self._raft.log.membership
 
     @property
@@ -107,37 +112,40 @@ class RaftNode:
 
     @property
     def durable(self) -> tuple[int, int]:
-        """The term, and the last entry that is committed, on the disk: neither ever falls there."""
+        """The term and the last committed entry on the disk. Neither ever falls there."""
         raft = self._raft
         return raft.durable_term, min(raft.durable_index, raft.commit)
 
     @property
     def durable_end(self) -> tuple[int, int]:
-        """The same with the last entry, committed or not."""
+        """The term and the last entry on the disk, committed or not."""
         return self._raft.durable_term, self._raft.durable_index
 
     @property
     def is_new(self) -> bool:
-        """It has never heard of a cluster."""
+        """True if this peer has never belonged to a cluster."""
         return not (self._raft.term or self.last_index or self.membership.members)
 
     @property
     def may_change_members(self) -> bool:
+        """True if this leader may change the membership now."""
         return may_change_members(self._raft)
 
     @property
     def is_transferring(self) -> bool:
+        """True while this leader hands over to another voter."""
         return self._raft.transfer_to != ""
 
     def has_majority(self, now: float) -> bool:
-        """As leader: it has heard of a majority lately. Else: it has heard of a leader."""
+        """A leader: it has heard from a majority lately. Any other peer: it has heard from a leader
+        lately."""
         raft = self._raft
         if raft.followers is not None:
             return now - raft.followers.majority_contact(now) < raft.timing.election_max_s
         return raft.leader != "" and now - raft.heard < raft.timing.election_max_s
 
     def is_caught_up(self, member: str, now: float) -> bool:
-        """As leader: the member has everything that is committed, and answers."""
+        """True if this is the leader and the peer has every committed entry and replies."""
         raft = self._raft
         if raft.followers is None:
             return False
@@ -151,7 +159,10 @@ class RaftNode:
     # Inputs
 
     def bootstrap(self, command: bytes, now: float) -> None:
-        """Found a cluster of this one member. Raises ValueError if it has ever been in one."""
+        """Found a cluster with this peer alone.
+
+        Raises `ValueError` if the peer has ever been in a cluster.
+        """
         if not self.is_new:
             raise ValueError("this node belongs to a cluster already")
         raft = self._raft
@@ -161,7 +172,10 @@ class RaftNode:
         raft.election_at = now
 
     def handle_message(self, sender: str, message: Message, now: float) -> None:
-        """Raises RaftFailure."""
+        """Process one message.
+
+        Raises `RaftFailure` if it shows a state that Raft excludes.
+        """
         raft = self._raft
         if isinstance(message, Append):
             handle_append(raft, sender, message, now)
@@ -187,13 +201,14 @@ class RaftNode:
             start_trial(raft, now)
 
     def timer(self) -> float:
-        """When to call handle_timers."""
+        """The time at which to call handle_timers."""
         raft = self._raft
         return raft.heartbeat_at if raft.role == LEADER else raft.election_at
 
     def propose(self, data: bytes, now: float) -> int | None:
-        """The index of the entry; None if this is not the leader, hands over, or has too much that
-        is not committed. Whether it is committed shows when it is handed out."""
+        """Append a command and return the index of its entry. Returns None if this is not the
+        leader, or it hands over, or too many entries are uncommitted. The entry is committed when
+        it is handed out."""
         raft = self._raft
         if (
             raft.role != LEADER
@@ -204,8 +219,8 @@ class RaftNode:
         return raft.append(EntryKind.COMMAND, data).index
 
     def change_members(self, membership: Membership, now: float) -> int | None:
-        """Add or remove one voter, and learners at will. None if it may not be, now. The leader
-        cannot make itself a learner: it hands over first."""
+        """Add or remove at most one voter, and any learners. Returns the index, or None if that is
+        not allowed now. The leader cannot make itself a learner; it hands over first."""
         raft = self._raft
         if not may_change_members(raft) or raft.transfer_to:
             return None
@@ -215,7 +230,7 @@ class RaftNode:
         return append_membership(raft, membership, now)
 
     def transfer(self, member: str, now: float) -> bool:
-        """Hand over to another voter. False if it is not possible now."""
+        """Hand over to another voter. Returns False if that is not possible now."""
         raft = self._raft
         if raft.role != LEADER or raft.transfer_to or member == raft.member:
             return False
@@ -225,17 +240,17 @@ class RaftNode:
         return True
 
     def set_may_lead(self, may_lead: bool) -> None:
-        """False: its disk does not answer, so it stands for no election."""
+        """Allow or forbid elections. A peer whose disk does not respond must not stand."""
         self._raft.may_lead = may_lead
 
     def leader_gone(self, now: float) -> None:
-        """The leader's process is dead, for sure: do not wait until it was silent for long."""
+        """Start the election early, because the leader's process is known to be dead."""
         raft = self._raft
         if raft.role != LEADER and raft.leader:
             lost_leader(raft, now)
 
     def compact(self, data: bytes) -> None:
-        """`data` is the state that everything handed out so far has led to."""
+        """Take a snapshot: `data` is the state that all entries handed out so far define."""
         raft = self._raft
         index = raft.handed
         snapshot = RaftSnapshot(index, raft.log.term_at(index), raft.log.membership_at(index), data)
@@ -243,6 +258,7 @@ class RaftNode:
         raft.snapshot_to_write = snapshot
 
     def persisted(self, ready: Ready, now: float) -> None:
+        """Note that this Ready and all before it are written."""
         raft = self._raft
         write = ready.write
         if write is None:
@@ -255,7 +271,7 @@ class RaftNode:
     # Outputs
 
     def take_ready(self, now: float) -> Ready | None:
-        """None: there is nothing to do."""
+        """The outputs since the last call; None if there are none."""
         raft = self._raft
         send_appends(raft, now)
         write = raft.take_write()

@@ -1,6 +1,6 @@
-"""The state of one member of a Raft, and what its parts share: becoming a follower, the commit
-index, what must be written. `raft.RaftNode` is what others use; `raft_election`, `raft_following`
-and `raft_leading` are functions over this state.
+"""The state of one Raft peer, with the steps that all its parts need: to become a follower, to move
+the commit index, to collect what must be written. `raft.node.RaftNode` is the public face. The
+modules `election`, `follower` and `leader` are functions over this state.
 """
 
 from collections.abc import Callable
@@ -13,42 +13,47 @@ from holdfast.cluster.raft.messages import Message
 
 FOLLOWER: Final = "follower"
 TRIAL: Final = "trial"
-"""Asks whether it would be elected (PreVote)."""
+"""The role of a peer that asks whether it would be elected (PreVote)."""
 CANDIDATE: Final = "candidate"
 LEADER: Final = "leader"
 
 Addressed = tuple[str, Message]
-"""(member, message)"""
+"""A receiver's peer id and the message for it."""
 
 
 class RaftFailure(Exception):
-    """What Raft excludes has happened: a damaged log, or two nodes under one name. The node must
-    stop before it does harm; the text says what was found."""
+    """A state that Raft excludes: a damaged log, or two nodes under one name. The node must stop
+    before it does harm; the text describes the finding."""
 
 
 class RaftDiverged(RaftFailure):
-    """The leader has another entry in the place of one that is committed here. A majority of the
-    voters has lost what it had: disks were put back from older copies. They have gone on, so this
-    member cannot."""
+    """The leader has another entry in the place of one that is committed here. So a majority of the
+    voters lost entries, because disks were restored from older copies. They have continued without
+    those entries, so this peer cannot."""
 
 
 @dataclass(frozen=True)
 class RaftTiming:
+    """The times of elections and heartbeats, in seconds."""
+
     heartbeat_s: float = 0.05
     election_min_s: float = 0.3
-    """A follower that heard of its leader within this time elects no other."""
+    """A follower that received a message of its leader within this time elects no other."""
     election_max_s: float = 0.6
-    """A leader that has not heard of a majority for so long is none any more."""
+    """A leader steps down if it has not heard from a majority for this time."""
     gone_step_s: float = 0.03
-    """When all know that the leader is gone, each voter waits so long for those before it."""
+    """When the leader is known to be down, each voter waits this long for each voter before it. The
+    steps keep the voters from splitting the vote."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """For the disk. Carried out whole and in order, durable before it is reported if `must_sync`.
+    """A change for the disk. The driver carries it out completely and in order, and makes it
+    durable before it reports it if `must_sync`.
 
-    Without `snapshot`: `entries` follow the log, or replace it from the first one's index on. With
-    it: first the snapshot is made durable, then `entries` are all there are after the base.
+    Without `snapshot`, `entries` follow the log, or replace it from the first entry's index on.
+    With `snapshot`, the snapshot is made durable first, and `entries` are then all entries after
+    the base.
     """
 
     term: int
@@ -63,20 +68,23 @@ class Write:
 
 @dataclass(frozen=True)
 class Ready:
-    """What has come of the inputs since the last one; see RaftNode for the order."""
+    """The outputs since the last Ready; RaftNode describes the order in which they apply."""
 
     write: Write | None
     messages: tuple[Addressed, ...]
-    """May leave at once."""
+    """Messages that may leave at once."""
     messages_after: tuple[Addressed, ...]
-    """May leave when this Ready and those before it are written."""
+    """Messages that may leave when this Ready and those before it are written."""
     installed: RaftSnapshot | None
-    """The state machine begins anew with it, before `committed`."""
+    """The snapshot with which the state machine restarts, before `committed`."""
     committed: tuple[LogEntry, ...]
-    """To apply, in order. Each entry is handed out once."""
+    """Entries to apply, in order. Each entry is handed out once."""
 
 
 class Raft:
+    """The state of one Raft peer: term, vote, role, log and pending outputs. The commit index never
+    falls, and no entry at or below it is ever cut."""
+
     def __init__(
         self, member: str, state: RaftState, timing: RaftTiming, random: Callable[[], float]
     ) -> None:
@@ -117,7 +125,7 @@ class Raft:
         self.messages: list[Addressed] = []
         self.messages_after: list[Addressed] = []
         self.installed: RaftSnapshot | None = None
-        # What was handed to the disk so far.
+        # The values in the writes handed out so far.
         self.written_term = state.term
         self.written_vote = state.vote
         self.written_commit = state.commit
@@ -126,13 +134,17 @@ class Raft:
 
     @property
     def is_voter(self) -> bool:
+        """True if this peer votes under the membership in force, committed or not."""
         return self.member in self.log.membership.voters
 
     @property
     def may_stand(self) -> bool:
-        """Whoever votes may, if its disk answers. So may who is not to vote any more until that is
-        committed: it may be the only one to have the entry that says so, and the others cannot do
-        without its vote."""
+        """True if this peer may stand for election: it votes and its disk responds.
+
+        A peer whose removal is not committed yet may stand too. Smallest counter-example: A and B
+        vote. B leads, sends "A is no voter" to A, and crashes before its own disk has that entry.
+        B's log is then older, so only A can win; and B needs A's vote.
+        """
         if not self.may_lead:
             return False
         return self.is_voter or self.member in self.log.membership_at(self.commit).voters
@@ -143,7 +155,7 @@ class Raft:
         self.election_at = now + timing.election_min_s + self.random() * span
 
     def become_follower(self, term: int, leader: str, now: float) -> None:
-        """Of `leader`, or, if it is empty, of one that is not known yet."""
+        """Follow `leader`; if it is empty, the leader is not known yet."""
         if term > self.term:
             self.term = term
             self.vote = ""
@@ -156,7 +168,7 @@ class Raft:
             self.arm_election(now)
 
     def hears_leader(self, now: float) -> bool:
-        """Whether it has no reason to elect another."""
+        """True if this peer has no reason to elect another leader."""
         return self.leader != "" and (
             self.role == LEADER or now - self.heard < self.timing.election_min_s
         )
@@ -167,7 +179,10 @@ class Raft:
         return entry
 
     def require_same(self, index: int, term: int) -> None:
-        """An entry of the leader in the place of one that is committed here."""
+        """Check the leader's entry against the one that is committed here.
+
+        Raises `RaftDiverged` if they differ.
+        """
         if index >= self.log.base_index and self.log.term_at(index) != term:
             raise RaftDiverged(
                 f"the others have another change {index} of the metadata than this node, where all"
@@ -175,6 +190,10 @@ class Raft:
             )
 
     def truncate(self, index: int) -> None:
+        """Cut the log from the entry `index` on.
+
+        Raises `RaftFailure` if that entry is committed.
+        """
         if index <= self.commit:
             raise RaftFailure(f"entry {index} is committed, up to {self.commit}, and shall be cut")
         self.log.truncate(index)
@@ -182,6 +201,10 @@ class Raft:
         self.durable_index = min(self.durable_index, index - 1)
 
     def commit_to(self, index: int) -> None:
+        """Move the commit index up to `index`.
+
+        Raises `RaftFailure` if the log is shorter.
+        """
         if index > self.log.last_index:
             raise RaftFailure(
                 f"entry {index} is committed, and the log ends at {self.log.last_index}"
@@ -189,6 +212,7 @@ class Raft:
         self.commit = max(self.commit, index)
 
     def restore(self, snapshot: RaftSnapshot) -> None:
+        """Replace log and state by the leader's snapshot."""
         self.log.restore(snapshot)
         self.commit = self.handed = snapshot.index
         self.durable_index = 0
@@ -196,6 +220,8 @@ class Raft:
         self.snapshot_to_write = self.installed = snapshot
 
     def take_write(self) -> Write | None:
+        """The change for the disk since the last one, or None. A commit index alone needs no sync,
+        because it is only a hint after a restart."""
         log = self.log
         snapshot = self.snapshot_to_write
         is_hard = (self.term, self.vote) != (self.written_term, self.written_vote)
@@ -221,13 +247,15 @@ class Raft:
         return write
 
     def take_committed(self) -> tuple[LogEntry, ...]:
+        """The committed entries that were not handed out yet."""
         entries = tuple(self.log.entries(self.handed + 1, self.commit + 1))
         self.handed = self.commit
         return entries
 
     def note_written(self, write: Write) -> None:
-        """What is on the disk may have been replaced in memory meanwhile, by entries that are
-        written after it: only what is the same counts."""
+        """Count a finished write as durable. Its last entry may have been replaced in memory
+        meanwhile, by an entry whose write comes later. So it counts only if the log still has the
+        same term there."""
         self.durable_term = max(self.durable_term, write.term)
         if write.entries:
             last = write.entries[-1]
