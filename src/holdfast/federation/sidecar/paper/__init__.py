@@ -1,1 +1,1 @@
-"""A member of the published protocol at work: a client of its own broker and its neighbours'."""
+"""The federator of the published protocol: a client of its own and its neighbours' brokers."""

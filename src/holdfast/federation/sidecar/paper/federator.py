@@ -1,10 +1,10 @@
-"""A federator of the published protocol at work: a client of its own broker and of its neighbours'.
+"""The federator of the published protocol, a client of its own and its neighbours' brokers.
 
     asyncio.run(run(PaperSettings.from_environment(os.environ)))
 
-`federation.paper` decides, what it wants done is done here, in the event loop. Whatever is away
-(the manager, a broker) is tried again for ever, and told once a minute: only wrong settings are an
-error.
+`holdfast.federation.paper` decides, and this module carries out its effects in the event loop. It
+retries an unreachable manager or broker forever and logs that once a minute. Only wrong settings
+are an error.
 """
 
 import asyncio
@@ -47,15 +47,15 @@ from holdfast.server.peers.complaints import Complaints
 logger = logging.getLogger("holdfast")
 
 CHECK_S: Final = 30.0
-"""Between questions to the manager; after the own broker was away, there is one at once."""
+"""The interval in seconds of requests to the manager. A reconnect of the broker adds one."""
 CORE_ANN_INTERVAL_S: Final = 10.0
-"""Without a manager and a setting, as the two that follow."""
+"""The intervals in seconds and the redundancy without a manager and settings."""
 BEACON_INTERVAL_S: Final = 10.0
 REDUNDANCY: Final = 2
 
 
 async def run(settings: PaperSettings) -> None:
-    """Until SIGTERM or SIGINT. Raises SettingsError."""
+    """Run a federator until SIGTERM or SIGINT. Raises `SettingsError` for unusable settings."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,9 +77,15 @@ async def run(settings: PaperSettings) -> None:
 
 
 class PaperFederator:
+    """A member of the published protocol with its clients.
+
+    It has at most one member at a time. When the manager assigns another id or configuration, it
+    ends the member and starts a new one with a higher epoch.
+    """
+
     def __init__(self, settings: PaperSettings) -> None:
         self.settings = settings
-        # Messages that were lost on their way to a broker, by reason.
+        # Messages lost on their way to a broker, by reason.
         self.lost: Counter[str] = Counter()
         self._member: PaperMember | None = None
         self._manager: PaperManager | None = None
@@ -90,12 +96,12 @@ class PaperFederator:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._changes = 0
-        """Of neighbours, as they are announced."""
+        """The number of announced changes of neighbours."""
 
-    # Beginning and end
+    # Start and stop
 
     async def start(self) -> None:
-        """Returns before it is a member; `status` tells. Raises SettingsError."""
+        """Begin to join and return at once. Raises `SettingsError` for unusable settings."""
         loop = asyncio.get_running_loop()
         self._check = asyncio.Event()
         self._complaints = Complaints(loop.time, "federation:")
@@ -112,13 +118,13 @@ class PaperFederator:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
-        """Others find out by its silence; the protocol has no word for it."""
+        """Stop. The protocol has no message for leaving, so others notice the silence."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def wait(self) -> None:
-        """Until it is stopped. Raises what ended it otherwise, which is a mistake in here."""
+        """Wait until `stop`. Raises the error that ended the federator otherwise, a bug."""
         assert self._task is not None, "not started"
         await asyncio.wait({self._task})
         if not self._task.cancelled():
@@ -145,7 +151,7 @@ class PaperFederator:
         return AssignedMember(settings.id, config, dict(settings.neighbours))
 
     async def _be(self, standing: AssignedMember) -> AssignedMember:
-        """The member that the manager says it is, until it says otherwise."""
+        """Be the assigned member until the manager assigns another, and return that."""
         now = self._now()
         self._epoch = max(self._epoch + 1, self.settings.epoch or time.time_ns() // 1_000_000)
         self._member = PaperMember(
@@ -162,7 +168,7 @@ class PaperFederator:
         try:
             await asyncio.wait({serving, checking}, return_when=asyncio.FIRST_COMPLETED)
             if serving.done():
-                # It never returns, so it has failed.
+                # `_serve_broker` never returns, so it has failed.
                 await serving
             return await checking
         finally:
@@ -178,10 +184,10 @@ class PaperFederator:
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.stop() for link in links), *self._ending)
 
-    # What may be asked
+    # Status
 
     def status(self) -> dict[str, object]:
-        """Plain values that JSON can have."""
+        """Return the status as plain values that JSON can express."""
         member, client = self._member, self._client
         return {
             "mode": "paper",
@@ -207,15 +213,15 @@ class PaperFederator:
         }  # fmt: skip
 
     def view(self, topic: str) -> TopicView | None:
-        """What this member knows of the topic's mesh; None before it is one."""
+        """Return what the member knows of a topic's mesh, or None before it has joined."""
         return None if self._member is None else self._member.view(topic, self._now())
 
-    # The own broker
+    # The federator's own broker
 
     async def _serve_broker(self, id: int) -> None:
         name = f"broker {self.settings.broker}"
         subscriptions = [
-            # Neither what we publish there, nor what is retained: neither is new.
+            # No Local and Retain Handling 2: own publications and retained messages are not new.
             SubscriptionRequest(filter, 2, no_local=True, retain_handling=2)
             for filter in SUBSCRIPTIONS
         ]
@@ -243,7 +249,7 @@ class PaperFederator:
             await asyncio.sleep(PAUSE_S)
 
     def _connected(self, session_present: bool, server: Server) -> None:
-        # What was announced meanwhile was not heard.
+        # Announcements during the interruption were missed, so the manager is asked.
         self._check.set()
 
     def _connection_lost(self, error: ClientError) -> None:
@@ -256,7 +262,7 @@ class PaperFederator:
             member.handle(message.topic, message.payload, self._now())
             self._carry_out()
 
-    # Effects and time
+    # Effects and timers
 
     def _carry_out(self) -> None:
         member = self._member
@@ -265,7 +271,7 @@ class PaperFederator:
         for effect in member.take_effects():
             self._do(effect)
         at = member.timer()
-        # One that comes too early only sets a new one: cheaper than one per message.
+        # A timer that rings early sets the next one. That costs less than one per message.
         if at < inf and (self._timer is None or at < self._timer.when()):
             if self._timer is not None:
                 self._timer.cancel()
@@ -320,7 +326,7 @@ class PaperFederator:
     # The manager
 
     async def _look_after(self, standing: AssignedMember) -> AssignedMember:
-        """Returns what this member is from now on, if it is another."""
+        """Ask the manager regularly, and return the new assignment when it differs."""
         if self._manager is None:
             await asyncio.Event().wait()
         while True:
@@ -353,7 +359,8 @@ class PaperFederator:
         if neighbours is None:
             return None
         if changes != self._changes:
-            # Announced while the answer was on its way: which of them is newer?
+            # A neighbour was announced while the request was in progress. The response may be older
+            # than the announcement, so the manager is asked again.
             self._check.set()
         else:
             member.set_neighbours(neighbours)

@@ -1,9 +1,8 @@
-"""A member of the published protocol and its topology manager: it joins, and asks now and then
-whether it still is a member and has heard of all its neighbours.
+"""The client of the topology manager in the published protocol: joins, then checks regularly.
 
-The published manager is only ever joined: it knows no other question, and would take a second join
-for another member. `holdfast federation manager` answers the question, and gives a member that
-joins again its id.
+A check asks whether the member is still registered, and for all its neighbours. The published
+manager has no request except the join, and treats a second join as another member. `holdfast
+federation manager` supports the check, and returns the same id to a member that joins again.
 """
 
 import asyncio
@@ -24,29 +23,31 @@ from holdfast.federation.sidecar.settings import SettingsError
 from holdfast.server.peers.complaints import Complaints
 
 TIMEOUT_S: Final = 15.0
-"""Of a request; a join waits for the manager's probe."""
+"""The time in seconds for a request. A join includes the manager's probe of the broker."""
 RETRY_S: Final = 0.5
-"""Doubled up to RETRY_S_MAX."""
+"""The first delay in seconds between attempts. It doubles up to RETRY_S_MAX."""
 RETRY_S_MAX: Final = 30.0
 NO_SUCH_MEMBER: Final = 404
 
 
 @dataclass(frozen=True)
 class AssignedMember:
-    """What the manager says a member is."""
+    """The identity, configuration and neighbours that the manager assigns."""
 
     id: int
     config: PaperConfig
     neighbours: dict[int, str]
-    """Where the broker of each is."""
+    """The addresses of the neighbours' brokers by member id."""
 
     def is_same_member(self, other: "AssignedMember") -> bool:
         return (self.id, self.config) == (other.id, other.config)
 
 
 class PaperManager:
+    """The member's client of its topology manager."""
+
     def __init__(self, settings: PaperSettings, complaints: Complaints) -> None:
-        """Raises SettingsError and TlsError: a file cannot be used."""
+        """Raises `SettingsError` or `TlsError` when a file of the settings cannot be used."""
         self.is_reached = False
         self._settings = settings
         self._http = ManagerHttp(
@@ -59,7 +60,7 @@ class PaperManager:
         self._complaints = complaints
 
     async def join(self) -> AssignedMember:
-        """Again and again until it answers."""
+        """Join, repeating the request until the manager replies."""
         wait_s = RETRY_S
         while True:
             try:
@@ -71,8 +72,10 @@ class PaperManager:
             wait_s = min(2 * wait_s, RETRY_S_MAX)
 
     async def neighbours(self, id: int) -> dict[int, str] | None:
-        """Of the member with this id; None where the manager cannot be asked. Raises
-        ManagerRefuses: 404 if there is no such member."""
+        """Return the neighbours of a member, or None while the manager is unreachable.
+
+        Raises `ManagerRefuses`, with status 404 if there is no such member.
+        """
         path = f"/api/v1/watch?since=0&timeout=0&node={id}"
         try:
             data = await self._http.ask("GET", path, None, self._token, TIMEOUT_S)
@@ -106,7 +109,7 @@ class PaperManager:
 
 
 def _as_ours(data: Any) -> Any:
-    """The published manager writes `Id` and `Ip`, and null for no neighbours."""
+    """Convert a response of the published manager: `Id`, `Ip`, and null for no neighbours."""
     if not isinstance(data, dict) or not isinstance(data.get("neighbors"), list | None):
         return data
     neighbours = [

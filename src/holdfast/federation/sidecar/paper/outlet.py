@@ -1,7 +1,7 @@
-"""What a federator of the published protocol publishes on one broker: its own, or a neighbour's.
+"""The publications of a federator of the published protocol on one broker.
 
-Nobody waits for a broker: what does not fit goes, the oldest first, and is counted. So no message
-comes late for long, and a broker that hangs holds up nothing but what is for it.
+The broker is its own or a neighbour's. A full queue drops its oldest messages and counts them. So
+no message is late for long, and a broker that hangs delays only its own messages.
 """
 
 import asyncio
@@ -17,20 +17,20 @@ from holdfast.server.peers.complaints import Complaints
 QUEUE_MESSAGES_MAX: Final = 10_000
 QUEUE_BYTES_MAX: Final = 16 << 20
 INFLIGHT_MAX: Final = 100
-"""Without an acknowledgement, and as many again in the client while it reconnects."""
+"""The most unacknowledged messages; the client queues as many again while it reconnects."""
 STALE_S: Final = 5.0
-"""What was sent and not acknowledged is sent again to a broker that is back within so long."""
+"""The time in seconds of an interruption after which unacknowledged messages are not repeated."""
 PAUSE_S: Final = 1.0
-"""Between attempts to connect, after STALE_S of them, and after a refusal."""
+"""The pause in seconds before connecting again, after STALE_S of attempts or a refusal."""
 KEEP_ALIVE_S: Final = 10
 STOP_S: Final = 2.0
 
 Item = tuple[str, bytes, int]
-"""Topic, payload, QoS."""
+"""A topic, a payload and a QoS."""
 
 
 def options(client_id: str, username: str | None, password: bytes | None) -> Options:
-    """A client that begins anew with each connection: nothing waits for it at the broker."""
+    """Make the options of a client without a session, so that no message waits at the broker."""
     return Options(
         client_id=client_id,
         username=username,
@@ -42,10 +42,10 @@ def options(client_id: str, username: str | None, password: bytes | None) -> Opt
 
 
 class Outlet:
-    """Messages on their way to a broker, in order."""
+    """The queue of messages to one broker, in order."""
 
     def __init__(self, counts: Counter[str], complaints: Complaints, name: str) -> None:
-        """`counts`: of what is lost, by reason. `name`: of the broker, for the log."""
+        """`counts`: receives lost messages by reason. `name`: the broker's name for the log."""
         self._counts = counts
         self._complaints = complaints
         self._name = name
@@ -65,13 +65,13 @@ class Outlet:
         self._arrival.set()
 
     def clear(self) -> None:
-        """There is no connection, and none is coming soon."""
+        """Drop all messages, because there is no connection and none is expected soon."""
         self._counts["broker away"] += len(self._queue)
         self._queue.clear()
         self._queue_bytes = 0
 
     async def pump(self, client: Client) -> None:
-        """Publish what is put here, until the connection is over."""
+        """Publish queued messages until the connection ends."""
         while True:
             while not self._queue:
                 self._arrival.clear()
@@ -84,7 +84,7 @@ class Outlet:
                 self._counts["broker away"] += 1
                 return
             except ClientError as error:
-                # As QueueFull, or more than the broker takes.
+                # For example QueueFull, or a message larger than the broker accepts.
                 self._lost(error)
             else:
                 future.add_done_callback(self._settled)
@@ -103,7 +103,7 @@ class Outlet:
 
 
 class NeighbourLink:
-    """The connection to a neighbour's broker: only for publishing there."""
+    """The connection to a neighbour's broker, used only to publish there."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class NeighbourLink:
         counts: Counter[str],
         complaints: Complaints,
     ) -> None:
-        """Starts at once. Raises ValueError: that is no address."""
+        """Begin to connect at once. Raises `ValueError` if the address is malformed."""
         self.id = id
         self.address = address
         self.is_up = False
@@ -161,7 +161,7 @@ class NeighbourLink:
 
 
 async def serve(client: Client, outlet: Outlet) -> None:
-    """Until the connection is over for good. Raises its ClientError."""
+    """Publish until the connection ends for good. Raises the `ClientError` that ended it."""
     pumping = watched(outlet.pump(client))
     try:
         error = await client.wait_closed()
@@ -173,7 +173,7 @@ async def serve(client: Client, outlet: Outlet) -> None:
 
 
 async def close(client: Client) -> None:
-    """Says goodbye, if the broker takes it."""
+    """Send DISCONNECT and close, or abort after STOP_S."""
     try:
         async with asyncio.timeout(STOP_S):
             await client.disconnect()

@@ -1,4 +1,4 @@
-"""How a federator of the published protocol is configured: by the published environment."""
+"""The settings of a federator of the published protocol, from the published environment."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,44 +13,52 @@ from holdfast.federation.sidecar.settings import SettingsError
 Text = TypeVar("Text", str, bytes)
 
 JOIN_PATH = "/api/v1/join"
-"""Of the manager; some configurations name it in the URL."""
+"""The manager's path for joining. Some configurations include it in the URL."""
 MANAGER_FILES_PREFIX = "HOLDFAST_FEDERATION__"
-"""What the published environment has no names for is named as for other members."""
+"""The prefix of variables that the published environment lacks, as for other members."""
 _MANAGER_FILES = ("manager_token_file", "manager_ca", "manager_certificate", "manager_key")
 
 
 @dataclass(frozen=True)
 class PaperSettings:
+    """The validated settings of a federator of the published protocol."""
+
     broker: str = "tcp://127.0.0.1:1883"
-    """The own one. It must speak MQTT 5."""
+    """The URL of the member's own broker, which must speak MQTT 5."""
     advertised: str = ""
-    """Where other federators reach it. With a manager."""
+    """The URL at which other federators reach the broker. Required with a manager."""
     manager: str = ""
-    """Its URL. Empty: `id` and `neighbours` say what it would."""
+    """The URL of the manager. Empty: `id` and `neighbours` are used instead."""
     manager_token_file: str = ""
-    """Whose first line is sent as a bearer token."""
+    """The file whose first line is sent as a bearer token."""
     manager_ca: str = ""
-    """PEM file, for https."""
+    """The PEM file of the authority, for https."""
     manager_certificate: str = ""
-    """PEM file to show the manager; `manager_key` goes with it."""
+    """The PEM file to present to the manager; it needs `manager_key`."""
     manager_key: str = ""
     id: int | None = None
     neighbours: Mapping[int, str] = field(default_factory=dict)
-    """Where the broker of each is. Only without a manager."""
+    """The addresses of the neighbours' brokers by id, only without a manager."""
     core_ann_interval_s: float | None = None
-    """None, as for the two that follow: as the manager says, or as `PaperConfig`."""
+    """The interval in seconds.
+
+    None, here and in the next two: the manager's value, or the default of `PaperConfig`.
+    """
     beacon_interval_s: float | None = None
     redundancy: int | None = None
     qos: int = 2
     username: str | None = None
-    """At all brokers."""
+    """The user name at all brokers."""
     password_file: str = ""
     epoch: int | None = None
-    """Above that of every start before. None: milliseconds since 1970, so a clock that was set back
-    makes the first messages count as old ones."""
+    """A number higher than at every earlier start.
+
+    None: milliseconds since 1970. A clock that was set back then makes the first messages count as
+    old ones.
+    """
 
     def __post_init__(self) -> None:
-        """Raises SettingsError."""
+        """Raises `SettingsError` when settings are missing or contradict each other."""
         for name in ("broker", "advertised"):
             _check_url(name, getattr(self, name))
         for address in self.neighbours.values():
@@ -80,8 +88,10 @@ class PaperSettings:
     def from_environment(
         cls, environ: Mapping[str, str], overrides: Mapping[str, object] | None = None
     ) -> "PaperSettings":
-        """`overrides` (of the command line) win; they are named by the fields. Raises
-        SettingsError."""
+        """Read the environment. `overrides`, by field name, take precedence.
+
+        Raises `SettingsError` when a value is not allowed.
+        """
         values: dict[str, object] = {}
         if url := environ.get("TOPOLOGY_MANAGER_URL"):
             url = url.removesuffix("/").removesuffix(JOIN_PATH)
@@ -109,7 +119,10 @@ class PaperSettings:
     def config(
         self, core_ann_interval_s: float, beacon_interval_s: float, redundancy: int
     ) -> PaperConfig:
-        """With what the manager says; what is set here wins. Raises SettingsError."""
+        """Combine the manager's values with the settings, which take precedence.
+
+        Raises `SettingsError` when the result is not allowed.
+        """
         interval_s = self.core_ann_interval_s or core_ann_interval_s
         try:
             return PaperConfig(
@@ -123,11 +136,11 @@ class PaperSettings:
             raise SettingsError(str(error)) from None
 
     def password(self) -> bytes | None:
-        """Raises SettingsError."""
+        """Read the password, or return None without one. Raises `SettingsError`."""
         return _read(first_line, self.password_file) if self.password_file else None
 
     def manager_token(self) -> str:
-        """Raises SettingsError."""
+        """Read the manager's token, "" without one. Raises `SettingsError`."""
         return _read(first_word, self.manager_token_file) if self.manager_token_file else ""
 
 
