@@ -1,1 +1,1 @@
-"""The disk's side: the journal's writer thread, Raft's files, the lease of a shared directory."""
+"""The disk: the journal's writer thread, Raft's files, and the lease of a shared directory."""

@@ -1,11 +1,11 @@
-"""What kind of file system a shared directory is on, and whether a lease can be trusted there."""
+"""The type of a shared directory's file system, and whether a lease is safe there."""
 
 import os
 from pathlib import Path
 from typing import Final
 
 NETWORK: Final = frozenset({"nfs4", "cephfs", "ceph", "glusterfs", "fuse.glusterfs", "lustre"})
-"""Seen by several machines, so a write must be sent to the server to be seen."""
+"""File systems of several machines: a write must reach the server before others see it."""
 REFUSED: Final = {
     "nfs": "NFS version 3 has no locks that end with their holder: mount it with vers=4.1",
     "cifs": "SMB has no hard links and locks as this needs them: use NFS 4.1",
@@ -17,7 +17,7 @@ _RECOVER_LOST_LOCKS: Final = Path("/sys/module/nfs/parameters/recover_lost_locks
 
 
 def file_system_type(path: Path, mounts: str | None = None) -> str:
-    """As in /proc/self/mountinfo (`mounts`: its text); "" if it cannot be told."""
+    """Return the type named in /proc/self/mountinfo (`mounts`: its text), "" if unknown."""
     if mounts is None:
         try:
             mounts = Path("/proc/self/mountinfo").read_text()
@@ -33,7 +33,7 @@ def file_system_type(path: Path, mounts: str | None = None) -> str:
             continue
         point = fields[4].encode().decode("unicode_escape")
         inside = wanted == point or wanted.startswith(point.rstrip("/") + "/")
-        # Of two mounts on one place the later one covers the earlier.
+        # The later of two mounts on one point covers the earlier one.
         if inside and len(point) >= longest:
             longest = len(point)
             found = after.split()[0]
@@ -41,7 +41,7 @@ def file_system_type(path: Path, mounts: str | None = None) -> str:
 
 
 def objection(kind: str) -> str:
-    """Why a file system of this type cannot be shared; "" if it can."""
+    """Return why a file system of this type cannot be shared, "" if it can."""
     if kind == "nfs4":
         try:
             recovers = _RECOVER_LOST_LOCKS.read_text().strip() in ("Y", "1")

@@ -1,8 +1,8 @@
-"""The disk's side of the journal: the thread that writes groups, and the worker for the rest.
+"""The threads of the journal: one writes groups, a worker does the rest.
 
-`JournalWriter` writes one group after the other and, with durability "fsync", reports each only
-after fdatasync. What a group should not wait for (indexes, reading) runs in a `Worker`. Callbacks
-run on the event loop.
+`JournalWriter` writes one group after the other. With durability "fsync" it reports a group only
+after fdatasync. Work that a group must not wait for (indexes, reads) runs in a `Worker`. Callbacks
+run in the event loop.
 """
 
 import errno
@@ -22,28 +22,28 @@ from holdfast.storage.journal.segment import Segment, WriteGroup
 logger = logging.getLogger("holdfast")
 
 SPACE_POLL_S: Final = 0.2
-"""How often a full disk is looked at again."""
+"""The interval in seconds at which a full disk is checked."""
 CLOSE_TIMEOUT_S: Final = 30.0
 ALLOCATE_BYTES: Final = 4 << 20
-"""Space allocated in advance at a time. It counts as used, so it is not much."""
+"""The bytes allocated in advance at a time. They count as used, so the number is small."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 CallSoon = Callable[..., object]
-"""loop.call_soon_threadsafe"""
+"""The function `loop.call_soon_threadsafe`."""
 Work = Callable[[], object]
 Done = Callable[[object, BaseException | None], None]
 
 
 class DiskFullError(Exception):
-    """Nothing of the group is in the file; it may be written again when there is space."""
+    """The disk is full. The file contains nothing of the group, so it may be written again."""
 
 
 class NoDescriptorError(Exception):
-    """The same, for want of a file descriptor: the disk is as it was."""
+    """No file descriptor is free. The file contains nothing of the group."""
 
 
 class GroupWriter:
-    """Executes write groups, in the order they were taken; in whatever thread calls."""
+    """Executes write groups in order, in the calling thread."""
 
     def __init__(
         self,
@@ -53,20 +53,27 @@ class GroupWriter:
         shared: bool = False,
         allocate_bytes: int = ALLOCATE_BYTES,
     ) -> None:
-        """`shared`: another node may have taken over without our knowledge, and what is in the
-        file then counts as it is: what was written of a group is never cut off."""
+        """`shared`: another node may have taken over unnoticed, so the file is never truncated.
+
+        Counter-example: this node fails to write a group, the next holder seals the journal behind
+        its part, and a truncation here would cut off sealed bytes.
+        """
         self._directory = directory
         self._durable = durable
         self._shared = shared
         self._allocate_bytes = allocate_bytes
         self._file: WriteFile | None = None
         self._segment = -1
-        # Where in the file the groups end, and the space allocated in advance.
+        # The end of the groups in the file, and the end of the space allocated in advance.
         self._end = 0
         self._allocated = 0
 
     def write(self, group: WriteGroup) -> None:
-        """Raises DiskFullError, NoDescriptorError, or OSError: then the file's state is unknown."""
+        """Write a group; it is durable on return if configured so.
+
+        Raises `DiskFullError` or `NoDescriptorError`, after which the group may be written again.
+        After another `OSError` the state of the file is unknown.
+        """
         try:
             file = self._file_for(group)
         except OSError as error:
@@ -85,7 +92,7 @@ class GroupWriter:
                 raise
             if not self._shared:
                 file.truncate(group.position)
-            # What was written of the group stays, whatever comes: see `close`.
+            # In a shared directory the partial group stays, so `close` must not truncate either.
             self._allocated = 0
             raise DiskFullError from error
         self._end = end
@@ -93,12 +100,12 @@ class GroupWriter:
             file.sync()
 
     def close(self) -> None:
-        """Syncs too. Raises OSError."""
+        """Sync and close the file. Raises `OSError`."""
         file, self._file = self._file, None
         if file is None:
             return
         try:
-            # Only space that was allocated: nobody can have taken that for records.
+            # Only with allocated space: no other holder can have appended records there.
             if self._allocated > self._end:
                 file.truncate(self._end)
             file.sync()
@@ -106,11 +113,11 @@ class GroupWriter:
             file.close()
 
     def _allocate(self, file: WriteFile, end: int) -> None:
-        """A sync that need not change the size of the file takes a fifth less time."""
+        """Extend the file, because a sync that need not change its size takes a fifth less time."""
         try:
             file.allocate(end + self._allocate_bytes)
         except OSError:
-            # Too full, or a file system that cannot: the write itself will tell.
+            # The disk is too full or the file system cannot allocate. The write itself reports it.
             self._allocated = sys.maxsize
             return
         self._allocated = end + self._allocate_bytes
@@ -118,13 +125,13 @@ class GroupWriter:
     def _file_for(self, group: WriteGroup) -> WriteFile:
         if self._file is not None and self._segment == group.segment:
             return self._file
-        # Durable whatever the durability: only the last segment may have a torn end.
+        # Synced with any durability: recovery accepts a torn end only in the last segment.
         self.close()
         if group.starts_segment:
             try:
                 file = self._directory.create_segment(group.segment)
             except FileExistsError:
-                # Created by an attempt that found no space for the rest.
+                # An earlier attempt created it and found no space for the group.
                 self._directory.sync_journal()
                 file = self._directory.append_to_segment(group.segment)
         else:
@@ -137,8 +144,10 @@ class GroupWriter:
 
 
 class Worker:
-    """One thread that does work in the order it is given. Whoever submits bounds the queue: each
-    reader has one read under way."""
+    """One thread that does work in the order of submission.
+
+    Callers bound the queue: each reader has one read in progress.
+    """
 
     def __init__(self, name: str, call_soon: CallSoon) -> None:
         self._call_soon = call_soon
@@ -147,11 +156,11 @@ class Worker:
         self._runs_in.start()
 
     def submit(self, work: Work, done: Done | None = None) -> None:
-        """Call `work` in the thread, then `done(result, error)` on the loop."""
+        """Call `work` in the thread, then `done(result, error)` in the loop."""
         self._queue.put((work, done))
 
     def close(self) -> None:
-        """Return when everything submitted has run."""
+        """Wait until all submitted work has run, at most CLOSE_TIMEOUT_S."""
         self._queue.put(None)
         self._runs_in.join(CLOSE_TIMEOUT_S)
 
@@ -171,18 +180,24 @@ class Worker:
                 _report(self._call_soon, done, result, error)
             elif error is not None:
                 logger.error("work_failed error=%r", str(error), exc_info=error)
-            # Not kept while waiting for the next.
+            # Releases memory while the thread waits for the next item.
             del item, work, done, result, error
 
 
 class LogReadPool(Worker):
-    """The worker for LogReader calls."""
+    """The worker for `LogReader` calls."""
 
     def __init__(self, call_soon: CallSoon) -> None:
         super().__init__("log-reader", call_soon)
 
 
 class JournalWriter:
+    """The thread that writes the journal's groups in order, and its housekeeping worker.
+
+    It reports a group only after all earlier groups. After an error it writes nothing more: the
+    node must stop.
+    """
+
     def __init__(
         self,
         directory: DataDirectory,
@@ -195,10 +210,13 @@ class JournalWriter:
         on_full: Callable[[], None],
         on_space: Callable[[], None],
     ) -> None:
-        """`confirm`, for a shared directory: returns when what is durable by now may be promised,
-        or raises. `on_written`: the group is in the file, and if `durable` on the disk.
-        `on_failed`: nothing more will be written; the node must stop. `on_full`, `on_space`: the
-        disk is full, groups wait; it is not any more."""
+        """`confirm`: in a shared directory, returns when durable records may be promised, or
+        raises.
+
+        `on_written`: called when the group is in the file, and on disk if `durable`. `on_failed`:
+        called when no group will be written any more. `on_full`, `on_space`: called when a full
+        disk makes groups wait, and when it does no longer.
+        """
         self._directory = directory
         self._call_soon = call_soon
         self._on_written = on_written
@@ -208,27 +226,28 @@ class JournalWriter:
         self._confirm = confirm
         self._writer = GroupWriter(directory, durable=durable, shared=confirm is not None)
         self.free_bytes = self.space()
-        """After the last group; what is allocated in advance is not counted as free."""
+        """The free bytes after the last group, without those allocated in advance."""
         self._groups: SimpleQueue[WriteGroup | None] = SimpleQueue()
         self._closing = threading.Event()
         self.is_full = False
-        """A group waits for space."""
+        """Whether a group waits for space."""
         self.housekeeping = Worker("journal-keeper", call_soon)
         self._runs_in = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._runs_in.start()
 
     def submit(self, group: WriteGroup) -> None:
-        """Groups are written in this order. The caller takes a group only when the one before is
-        reported, so the queue needs no bound of its own."""
+        """Queue a group.
+
+        The caller submits a group only after the report of the one before, so the queue is bounded.
+        """
         self._groups.put(group)
 
     def space(self) -> int:
-        """Bytes that may still be written, now."""
+        """Return the bytes that may still be written now."""
         return self._directory.files.free_bytes()
 
     def close(self) -> None:
-        """Return when everything submitted is written and durable; groups that wait for space are
-        given up."""
+        """Write all submitted groups durably and stop. Groups that wait for space are dropped."""
         self._closing.set()
         self._groups.put(None)
         self._runs_in.join(CLOSE_TIMEOUT_S)
@@ -244,18 +263,18 @@ class JournalWriter:
                     continue
                 if self._confirm is not None:
                     self._confirm()
-                # Looked at for every group: at full speed a small disk is full in no time.
+                # Checked after every group: at full speed a small disk is full within a moment.
                 self.free_bytes = self.space()
                 _report(self._call_soon, self._on_written, group)
                 if group.sealed is not None:
                     self.housekeeping.submit(partial(self._write_index, group.sealed))
             self._writer.close()
         except Exception as error:  # noqa: BLE001
-            # An fsync that failed may have dropped what it should have written: never retried.
+            # Never retried: a failed fsync may have dropped the pages it should have written.
             _report(self._call_soon, self._on_failed, error)
 
     def _write(self, group: WriteGroup) -> bool:
-        """Waits for space if need be; False when closing came first."""
+        """Write a group, waiting for space if needed. Returns False if `close` came first."""
         while True:
             try:
                 self._writer.write(group)
@@ -267,7 +286,7 @@ class JournalWriter:
                     return False
                 continue
             except NoDescriptorError as error:
-                # Promises wait, and publishers with them (limits.pending_bytes_max).
+                # Promises wait, and limits.pending_bytes_max makes publishers wait too.
                 logger.error("journal_waits_for_descriptor error=%r", str(error.__cause__))
                 if self._closing.wait(SPACE_POLL_S):
                     return False
@@ -284,20 +303,20 @@ class JournalWriter:
         try:
             self._directory.write_index(segment.sequence, index.encode(_let_others_run))
         except OSError as error:
-            # It is made anew when it is missed.
+            # A missing index is built again when it is needed.
             logger.warning("index_not_written segment=%d error=%r", segment.sequence, str(error))
             return
-        # From here on readers load what they need of it.
+        # From here on readers load the parts of the index that they need.
         segment.index = None
 
 
 def _let_others_run() -> None:
-    """See ActiveIndex.encode."""
+    """Do nothing; `ActiveIndex.encode` calls it so that other threads may run."""
 
 
 def _report(call_soon: CallSoon, callback: Callable[..., object], *args: object) -> None:
     try:
         call_soon(callback, *args)
     except RuntimeError:
-        # The loop is closed: nobody is left to tell.
+        # The loop is closed, so there is no receiver for the report.
         return

@@ -1,12 +1,13 @@
-"""The lease of a shared directory, driven: a thread that watches and takes over, and a second one
-that renews once we hold it.
+"""The threads that acquire and renew the lease of a shared directory.
 
-    watching ──(holder gone)──▶ taking over ──▶ holding ──▶ released, or lost
+One thread watches and takes over. A second one renews the lease while this node holds it.
+
+    watching ──(holder down)──▶ taking over ──▶ holding ──▶ released, or lost
         ▲                            │
-        └──(somebody was faster)─────┘
+        └──(another node was faster)─┘
 
-Watching and taking over happen in one thread, with everything that reads or writes the directory;
-nothing here blocks the event loop. What the loop must do is handed to it with `call_soon`.
+Watching and taking over share one thread with everything that reads or writes the directory, so the
+event loop never blocks. Callbacks reach the loop through `call_soon`.
 """
 
 import logging
@@ -44,27 +45,32 @@ from holdfast.storage.journal.tailing import FollowError
 logger = logging.getLogger("holdfast")
 
 CallSoon = Callable[..., object]
-"""loop.call_soon_threadsafe"""
+"""The function `loop.call_soon_threadsafe`."""
 CLAIM_PAUSE_S: Final = 0.2
-"""After a takeover that failed."""
+"""The pause in seconds after a failed takeover."""
 TAKEOVER_TIMEOUT_S: Final = 120.0
-"""A takeover that takes longer has hung: its beats end, so that another node may try."""
+"""The longest takeover in seconds. After it the beats end, so that another node may try."""
 OLD_EPOCHS_KEPT_S: Final = 60.0
-"""How long readers may go on in the folder of the epoch before."""
+"""The time in seconds that readers may still use the folder of the epoch before."""
 EXIT_TIMEOUT_S: Final = 10.0
-"""How long the event loop has to end the process after the lease was lost."""
+"""The time in seconds for the event loop to end the process after the lease was lost."""
 EXIT_HANGING: Final = 70
 ERROR_REPEAT_S: Final = 10.0
-"""Between two log lines about the same trouble."""
+"""The shortest time in seconds between two log lines about the same problem."""
 
 
 def clock() -> float:
-    """Monotonic, and goes on while the machine sleeps: a lease runs out then, too."""
+    """Return a monotonic time that includes suspension, because the lease expires then too."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Renewal:
-    """The thread of a holder: beats, looks for a newer epoch and for a wish to hand over."""
+    """The holder's thread: writes beats, looks for newer claims and for handover requests.
+
+    A beat counts as renewal only after a check that finds no newer claim. Counter-example: the
+    process stops after its check and another node claims the lease. The process resumes and beats,
+    and would believe that it still holds the lease.
+    """
 
     def __init__(
         self,
@@ -76,7 +82,10 @@ class Renewal:
         on_lost: Callable[[LeaseLost], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """`syncs`: beats must be sent to a server to be seen. The callbacks come in the thread."""
+        """`syncs`: a beat must be synced before other machines see it.
+
+        The callbacks run in this thread.
+        """
         self.tenure = Tenure(directory, taken.epoch, times, clock())
         self._directory = directory
         self._taken = taken
@@ -88,18 +97,23 @@ class Renewal:
         self._counter = 0
         self._stopping = threading.Event()
         self._handover_told = False
-        # Until when the event loop has shown that it runs; beats go out no longer than that.
+        # The time until which the event loop has proved that it runs. Beats end after it.
         self._alive_until = clock() + TAKEOVER_TIMEOUT_S
         self._thread = threading.Thread(target=self._run, name="lease-renewal", daemon=True)
         self._thread.start()
 
     def loop_is_alive(self) -> None:
-        """Call from the event loop every `heartbeat_s`: a broker that hangs must lose its lease."""
+        """Extend the beats; the event loop calls this every `heartbeat_s`.
+
+        A node whose loop hangs must lose its lease, because its clients receive nothing.
+        """
         self._alive_until = clock() + self._times.timeout_s / 2
 
     def confirm(self) -> None:
-        """Return when what is durable by now may be promised; in the journal's thread. Raises
-        LeaseLost."""
+        """Wait until durable records may be promised. Called in the journal's thread.
+
+        Raises `LeaseLost` if another node has claimed the lease.
+        """
         while True:
             now = clock()
             try:
@@ -107,13 +121,17 @@ class Renewal:
                 if self.tenure.may_promise(now):
                     return
             except OSError:
-                # Nothing is known, so nothing is promised. Renewals fail, too, if it lasts.
+                # An unreadable directory proves nothing, so no promise is made. If that lasts,
+                # renewals fail too.
                 pass
             self._stopping.wait(self._times.heartbeat_s / 4)
 
     def release(self) -> None:
-        """Everything promised is in the journal, and nothing will be promised any more: let
-        another node take over at once. Raises OSError."""
+        """Let another node take over at once.
+
+        The caller guarantees that every promise is in the journal and that it makes no more. Raises
+        `OSError` if the beat cannot be written.
+        """
         self.stop()
         write_beat(self._beat, self._counter + 1, RELEASED_FLAG)
         if self._syncs:
@@ -136,7 +154,7 @@ class Renewal:
                     os._exit(EXIT_HANGING)
                 return
             except OSError as error:
-                # Whether it lasts is for the tenure to say.
+                # The tenure decides when missing renewals mean that the lease is lost.
                 logger.warning("lease_not_renewed error=%r", str(error))
             self._stopping.wait(self._times.heartbeat_s)
 
@@ -148,7 +166,8 @@ class Renewal:
             write_beat(self._beat, self._counter, 0)
             if self._syncs:
                 self._beat.sync()
-            # Only now: a newer claim that came before is seen, and this was no renewal.
+            # Checked after the beat: a newer claim made before it is visible now, and the beat then
+            # was no renewal.
             self.tenure.check_fence()
             self.tenure.renewed(began_at)
         if not self._handover_told and self._directory.handover_requested(self.tenure.epoch):
@@ -157,6 +176,12 @@ class Renewal:
 
 
 class Mastership:
+    """Takes part in the lease of one shared directory, as standby and then as holder.
+
+    A node becomes holder once. A holder that loses the lease must end its process, because its
+    memory may contain records that the new holder does not have.
+    """
+
     def __init__(
         self,
         root: FileSystem,
@@ -174,15 +199,18 @@ class Mastership:
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """`info`: without role and process. The callbacks come on the loop: `on_holding` once,
-        with a node to be started; `on_failed` when the lease is lost or the directory fails."""
+        """`info`: without role and process.
+
+        The callbacks run in the loop. `on_holding` is called once, with a node that is ready to
+        start, and `on_failed` when the lease is lost or the directory fails.
+        """
         self.directory = LeaseDirectory(root)
         self.standby = Standby(root, path, manifest, segment_bytes, new_node)
         self.times = times
         self.renewal: Renewal | None = None
         self.took_over_because = ""
         self.takeover_s = 0.0
-        """From the decision to the handing over of the node to the loop."""
+        """The seconds from the decision to take over until the loop received the node."""
         self._root = root
         self._manifest = manifest
         self._info = replace(
@@ -206,7 +234,7 @@ class Mastership:
 
     @property
     def epoch(self) -> int:
-        """Ours if we hold the lease, else the newest that we have seen count."""
+        """The epoch that this node holds, else the newest valid one it has seen."""
         renewal = self.renewal
         return self._counting.number if renewal is None else renewal.tenure.epoch
 
@@ -215,7 +243,10 @@ class Mastership:
         return self.renewal is not None
 
     def start(self) -> None:
-        """Raises OSError, and ValueError if a node of the same id runs on the directory."""
+        """Begin to watch.
+
+        Raises `OSError`, and `ValueError` if a node with the same id runs on the directory.
+        """
         lock = self.directory.lock_node(self._info.node_id)
         if lock is None:
             raise ValueError(
@@ -227,7 +258,7 @@ class Mastership:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; a lease that is held is released: see `Renewal.release`."""
+        """Stop watching, and release the lease if it is held: see `Renewal.release`."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -241,12 +272,14 @@ class Mastership:
             self._node_lock.release()
 
     def other_nodes(self) -> list[HolderInfo]:
-        """That run on the directory. Raises OSError."""
+        """Return the other nodes that run on the directory. Raises `OSError`."""
         return [each for each in self.directory.nodes() if each.node_id != self._info.node_id]
 
     def forget_old_epochs(self) -> None:
-        """Remove what was before ours: the folders keep space that retention has given up. Raises
-        OSError."""
+        """Remove the folders of earlier epochs, which still occupy space that retention freed.
+
+        Raises `OSError`, or `LeaseLost` if a newer claim exists.
+        """
         renewal = self.renewal
         if renewal is None:
             return
@@ -271,7 +304,7 @@ class Mastership:
             self._report(self._on_failed, error)
 
     def _step(self) -> bool:
-        """One look, and what follows from it; True if we hold the lease now."""
+        """Look once and act on it. Returns True if this node holds the lease now."""
         pause_s = self.times.poll_s
         try:
             began_at = clock()
@@ -284,7 +317,7 @@ class Mastership:
             else:
                 self._follow()
         except (OSError, CorruptEpoch) as error:
-            # The directory may come back; until then we promise nothing anyway.
+            # The directory may come back. A node without the lease makes no promises meanwhile.
             self._complain(error)
             pause_s = CLAIM_PAUSE_S
         self._stopping.wait(pause_s)
@@ -322,7 +355,7 @@ class Mastership:
             logger.error("lease_directory_failed error=%r", str(error))
 
     def _take_over(self, reason: str) -> bool:
-        """False if somebody else was faster, or newer."""
+        """Try to take over. Returns False if another node was faster or claimed later."""
         started = clock()
         taken = claim(self.directory, replace(self._info, since_us=time.time_ns() // 1000))
         if taken is None:
@@ -385,11 +418,11 @@ class Mastership:
         return self.standby.finish(), storage
 
     def _kill_stale_holder(self, epoch: int) -> None:
-        """Its clients would wait for a process that only seems to live."""
+        """Kill a local holder that hangs, so that its clients notice and reconnect."""
         if not self._kills:
             return
         holder = self.directory.read_claim(self._counting.number)
-        # Whoever stands by again, under the same process id, has let go of its lock.
+        # A former holder that is a standby again, in the same process, has released its lock.
         hangs = self._counting.number < epoch and self.directory.is_locked(self._counting.number)
         if holder is not None and hangs and kill_if_same(holder):
             logger.warning("stale_holder_killed node=%s pid=%d", holder.node_id, holder.pid)
@@ -398,5 +431,5 @@ class Mastership:
         try:
             self._call_soon(callback, *args)
         except RuntimeError:
-            # The loop is closed: nobody is left to tell.
+            # The loop is closed, so there is no receiver for the report.
             return

@@ -1,12 +1,15 @@
-"""A node that was put back from an older copy of its disk begins anew as another Raft member.
+"""The new start of a node whose disk was restored from an older copy.
 
-Its votes and the entries that it acknowledged are lost, as with an empty disk, so it takes another
-incarnation: it leaves all in-sync sets and the voters, and joins again. Its journal is kept: what
-is in it is the beginning of what the others have, and only the rest is fetched. Should it be the
-last that was in sync for a partition, its journal is the best there is.
+The copy lacks votes and acknowledged entries, so the node takes another incarnation, as with an
+empty disk. It leaves all in-sync sets and the voters, and joins again as another Raft peer.
+Counter-example: a node that voted for A is restored to before the vote. Under its old name it votes
+for B in the same term, and two leaders are elected.
 
-`mark` decides it, the next start carries it out (`begin_anew`), however often it is interrupted.
-Blocking; may raise OSError.
+Its journal stays. It is a prefix of what the others have, so the node fetches only the rest. If the
+node was the last one in sync for a partition, its journal is also the best one left.
+
+`mark` decides, and the next start carries it out (`begin_anew`), however often it is interrupted.
+All functions block and may raise `OSError`.
 """
 
 import logging
@@ -26,12 +29,15 @@ MARK: Final = "older-copy"
 
 
 def mark(files: FileSystem, incarnation: str) -> None:
-    """Durable on return. `incarnation`: the one to go on under."""
+    """Store the decision durably. `incarnation`: the name that the node continues under."""
     write_whole(files, MARK, [incarnation.encode()])
 
 
 def begin_anew_at(root: Path) -> bool:
-    """As `begin_anew`, of a directory that nobody serves. Raises DataDirectoryError."""
+    """Carry out the decision for a directory that no process serves.
+
+    Raises `DataDirectoryError` if one does.
+    """
     if not (root / MARK).exists():
         return False
     lock = DirectoryLock(root / LOCK)
@@ -42,8 +48,10 @@ def begin_anew_at(root: Path) -> bool:
 
 
 def begin_anew(files: FileSystem, root: Path) -> bool:
-    """Take another incarnation, if that was decided; False if not. `root`: for the text of an
-    error. Raises DataDirectoryError."""
+    """Take the new incarnation if that was decided; returns whether it was.
+
+    `root`: for error texts. Raises `DataDirectoryError` if the manifest cannot be used.
+    """
     names = files.list("")
     if MARK not in names:
         return False

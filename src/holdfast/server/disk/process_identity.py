@@ -1,4 +1,4 @@
-"""Processes of this machine: naming one for good, and ending a holder that hangs."""
+"""Identifies processes of this machine, and kills a holder that hangs."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from holdfast.cluster.lease.directory import HolderInfo
 
 
 def machine_identity() -> str:
-    """Equal for processes that see one another's process ids: same boot, same pid namespace."""
+    """Return a name shared by processes that see one another's pids: same boot and namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -17,15 +17,17 @@ def machine_identity() -> str:
 
 
 def process_start(pid: int) -> int:
-    """Clock ticks from boot to the start of a process. Raises OSError if there is none."""
-    # The name in the second field may contain anything, blanks and parentheses too.
+    """Return the clock ticks from boot to a process's start. Raises `OSError` without one."""
+    # The name in the second field may contain blanks and parentheses.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[19])
 
 
 def kill_if_same(info: HolderInfo) -> bool:
-    """SIGKILL the process of `info`, if it runs on this machine and is that very process. So its
-    clients learn at once that it is gone. Whether it was killed."""
+    """Kill the process of `info` if it still runs on this machine; returns whether it did.
+
+    SIGKILL closes its connections, so its clients notice at once.
+    """
     if not info.pid or not info.machine or info.machine != machine_identity():
         return False
     try:
@@ -33,7 +35,7 @@ def kill_if_same(info: HolderInfo) -> bool:
     except OSError:
         return False
     try:
-        # From here on the descriptor means one process, whatever becomes of the number.
+        # From here on the descriptor names this process even if its pid is reused.
         if process_start(info.pid) != info.process_start:
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)

@@ -1,9 +1,9 @@
-"""A replica's data directory that is damaged is put aside, and the node begins with an empty one.
+"""Sets aside a replica's damaged data directory, so that the node starts with an empty one.
 
-`mark` decides it, the next start carries it out (`begin_anew`), however often it is interrupted.
-What was there is kept under DIR/damaged until the node has everything again (`forget`); so there
-is never more than one of these, and while there is one no second may follow: a disk that damages
-what has just been written is to be replaced. Blocking; may raise OSError.
+`mark` decides, and the next start carries it out (`begin_anew`), however often it is interrupted.
+The old content is kept under DIR/damaged until the node has everything again (`forget`). While it
+exists no second directory may be set aside, because a disk that damages fresh data must be
+replaced. All functions block and may raise `OSError`.
 """
 
 import os
@@ -18,25 +18,29 @@ from holdfast.storage.files.layout import ASIDE, LOCK, QUARANTINE
 MARK: Final = "begin-anew"
 _STAYS: Final = frozenset({ASIDE, MARK, LOCK, QUARANTINE, "lost+found"})
 KEPT: Final = "diverged"
-"""Committed records that the other nodes have gone on without: for an operator to look at."""
+"""The name for committed records that the other nodes dropped. An operator may examine them."""
 _KEEP: Final = b"diverged: to be put aside and kept, and fetched anew from the other nodes\n"
 _TEXT: Final = b"damaged: to be put aside, and fetched anew from the other nodes of the cluster\n"
 
 
 def exists(root: Path) -> bool:
-    """Something was put aside, and the node does not have everything since."""
+    """Return whether a directory is set aside and the node is not complete since."""
     return (root / ASIDE).exists()
 
 
 def mark(root: Path, *, keep: bool = False) -> None:
-    """Durable on return: the directory is put aside at the next start. `keep`: it is whole, and not
-    removed by `forget`."""
+    """Store the decision durably; the next start sets the directory aside.
+
+    `keep`: the content is undamaged, so `forget` must not remove it.
+    """
     write_whole(OsFileSystem(root), MARK, [_KEEP if keep else _TEXT])
 
 
 def begin_anew(root: Path) -> bool:
-    """Put aside what is there, if that was decided; False if not. Raises DataDirectoryError when
-    another process serves the directory."""
+    """Set the content aside if that was decided; returns whether it was.
+
+    Raises `DataDirectoryError` when another process serves the directory.
+    """
     if not (root / MARK).exists():
         return False
     lock = DirectoryLock(root / LOCK)
@@ -48,7 +52,7 @@ def begin_anew(root: Path) -> bool:
                 (root / name).rename(aside / name)
         if (root / MARK).read_bytes() == _KEEP:
             write_whole(OsFileSystem(aside), KEPT, [_KEEP])
-        # The new names first: nothing may be in neither place.
+        # The new names are synced first, so a crash leaves every file in at least one place.
         OsFileSystem(aside).sync_folder("")
         OsFileSystem(root).sync_folder("")
         (root / MARK).unlink()
@@ -59,8 +63,7 @@ def begin_anew(root: Path) -> bool:
 
 
 def forget(root: Path) -> Path | None:
-    """What was put aside is removed; where it is to be kept, it gets another name, which is
-    returned."""
+    """Remove what was set aside. Content to keep is renamed instead, and its path returned."""
     aside = root / ASIDE
     if not (aside / KEPT).exists():
         shutil.rmtree(aside)

@@ -1,6 +1,6 @@
-"""The metadata's Raft on disk, under DIR/raft.
+"""The files of the metadata's Raft, under DIR/raft.
 
-    log         groups, one per write: what was durable before it, term, vote, commit index, entries
+    log         groups, one per write: durable length before it, term, vote, commit index, entries
     snapshot    written whole, then renamed
 
 All integers are little-endian::
@@ -8,14 +8,17 @@ All integers are little-endian::
     group       magic 4s b"HFRG" · length u32 · crc u32 · synced u64 · content
     content     is_base u8 · term u64 · vote u8 length, text · commit u64 ·
                 member u8 length, text · base index u64 · base term u64      (of the first group)
-                first index u64 · entries (raft_wire)
-    snapshot    magic 4s b"HFRS" · crc u32 · snapshot (raft_wire)
+                first index u64 · entries (cluster.raft.codec)
+    snapshot    magic 4s b"HFRS" · crc u32 · snapshot (cluster.raft.codec)
 
-An entry replaces those from its index on. `synced` is the length of the log that was durable when
-the group was written: a group that cannot be read, behind which there is one that says it was
-durable, is damage, and not the torn end of a write that nobody was told of.
+An entry replaces all entries from its index on. `member` is the Raft peer that owns the log.
 
-A member that lost its votes or entries must not go on as if it had them: damage is an error.
+`synced` is the length of the log that was durable when the group was written. It distinguishes
+damage from a torn end: an unreadable group is damage if a later group declares it durable.
+Otherwise it is the rest of a write that was never reported, and recovery drops it.
+
+A peer without its votes or entries must not continue. Counter-example: it votes for A, loses the
+vote, and votes for B in the same term, so two leaders are elected. Damage is therefore an error.
 """
 
 import errno
@@ -67,11 +70,16 @@ class DamagedRaft(Exception):
 
 
 class RaftFiles:
-    """Blocking; for one thread at a time. Every method may raise OSError."""
+    """The log and the snapshot of one Raft peer.
+
+    All methods block, may raise `OSError`, and must not run at the same time.
+    """
 
     def __init__(self, files: FileSystem, member: str, *, is_new: bool) -> None:
-        """Read what is there, into `state`. `is_new`: the data directory was made just now, so
-        there need be nothing. Raises DamagedRaft."""
+        """Read the files into `state`. `is_new`: the data directory was just created.
+
+        Only then the files may be missing. Raises `DamagedRaft` if they cannot be trusted.
+        """
         self._files = files
         self._member = member
         self._file: WriteFile | None = None
@@ -90,21 +98,24 @@ class RaftFiles:
         self._file = files.open_write(LOG, create=False)
         if files.open_read(LOG).size() > self._end:
             self._file.truncate(self._end)
-        # What was read need not be durable yet, and the next group says that it is. If a sync had
-        # failed it is in the page cache alone, and the system takes it for written: so write it
-        # once more. Counter-example: a vote is read, a power cut takes it, and it is given again.
+        # The log just read may be in the page cache only, if an earlier sync failed, and the next
+        # group declares it durable. So it is written and synced again. Counter-example: a vote is
+        # read, a power cut removes it, and the peer votes again in the same term.
         self._file.write(0, [self._read])
         self._read = b""
         self._file.sync()
 
     def write(self, write: Write) -> None:
-        """Durable on return if it must be. Raises DiskFullError: the write may be tried again.
-        After another error the files' state is unknown."""
+        """Write; durable on return if the write requires it.
+
+        Raises `DiskFullError`, after which the write may be repeated. After another error the state
+        of the files is unknown.
+        """
         if write.snapshot is not None:
             try:
                 self._write_snapshot(write, write.snapshot)
             except OSError as error:
-                # Both files are written under other names first.
+                # Both files are first written under other names, so nothing has changed.
                 _raise_if_full(error)
                 raise
             return
@@ -212,7 +223,7 @@ def _raise_if_full(error: OSError) -> None:
 
 
 def _match_snapshot(state: RaftState) -> None:
-    """A crash may have come between a snapshot and the log that goes with it."""
+    """Reset the log if a crash came between the snapshot and the log that follows it."""
     snapshot = state.snapshot
     if snapshot is None:
         return
@@ -268,7 +279,7 @@ def _group(synced: int, content: bytes) -> bytes:
 
 
 def _read_group(data: bytes, at: int) -> tuple[bytes | None, int]:
-    """(content, end), or None if there is no whole group."""
+    """Return (content, end), with None as content if there is no complete group."""
     if at + _GROUP.size > len(data):
         return None, at
     magic, length, crc, synced = _GROUP.unpack_from(data, at)
@@ -282,7 +293,7 @@ def _read_group(data: bytes, at: int) -> tuple[bytes | None, int]:
 
 
 def _was_durable(data: bytes, position: int) -> bool:
-    """Whether a group behind says that what is at the position was durable."""
+    """Return whether a later group declares the bytes at `position` durable."""
     at = data.find(GROUP_MAGIC, position + 1)
     while at >= 0:
         content, _ = _read_group(data, at)

@@ -1,5 +1,7 @@
-"""The thread that writes the metadata's Raft. MetaStore bounds the queue: it takes nothing more in
-when too many writes are under way."""
+"""The thread that writes Raft's files.
+
+`MetaStore` bounds its queue: it accepts no input while too many writes are in progress.
+"""
 
 import logging
 import threading
@@ -17,6 +19,12 @@ CLOSE_TIMEOUT_S: Final = 30.0
 
 
 class RaftWriter:
+    """Writes in the order of submission and reports each write once.
+
+    A message of Raft that depends on a write waits for the report. Otherwise a crash could undo a
+    vote that others have counted.
+    """
+
     def __init__(
         self,
         files: RaftFiles,
@@ -25,9 +33,12 @@ class RaftWriter:
         on_written: Callable[[], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """`on_written`: the oldest write that was not reported is done. `on_failed`: nothing more
-        will be written; the node must stop. Both run on the loop (`call_soon_threadsafe`). While
-        the disk is full, writes wait: the node has no voice, and the others go on without it."""
+        """`on_written`: called when the oldest unreported write is done.
+
+        `on_failed`: called when nothing will be written any more; the node must stop. Both run in
+        the loop (`call_soon_threadsafe`). While the disk is full, writes wait: the node neither
+        votes nor acknowledges, and the others continue without it.
+        """
         self._files = files
         self._call_soon = call_soon
         self._on_written = on_written
@@ -35,7 +46,7 @@ class RaftWriter:
         self._writes: SimpleQueue[Write | None] = SimpleQueue()
         self._closing = threading.Event()
         self.is_full = False
-        """A write waits for space."""
+        """Whether a write waits for space."""
         self._thread = threading.Thread(target=self._run, name="raft-writer", daemon=True)
         self._thread.start()
 
@@ -43,7 +54,7 @@ class RaftWriter:
         self._writes.put(write)
 
     def close(self) -> None:
-        """Return when everything submitted is written; what waits for space is given up."""
+        """Write everything submitted and stop. Writes that wait for space are dropped."""
         self._closing.set()
         self._writes.put(None)
         self._thread.join(CLOSE_TIMEOUT_S)
@@ -56,11 +67,11 @@ class RaftWriter:
                 self._report(self._on_written)
             self._files.close()
         except Exception as error:  # noqa: BLE001
-            # An fsync that failed may have dropped what it should have written: never retried.
+            # Never retried: a failed fsync may have dropped the pages it should have written.
             self._report(self._on_failed, error)
 
     def _write(self, write: Write) -> bool:
-        """Waits for space if need be; False when closing came first."""
+        """Write, waiting for space if needed. Returns False if `close` came first."""
         while True:
             try:
                 self._files.write(write)
@@ -78,5 +89,5 @@ class RaftWriter:
         try:
             self._call_soon(callback, *args)
         except RuntimeError:
-            # The loop is closed: nobody is left to tell.
+            # The loop is closed, so there is no receiver for the report.
             return

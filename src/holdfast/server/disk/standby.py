@@ -1,5 +1,8 @@
-"""A standby's warm state: the journal followed and the node's state rebuilt from it as it grows, so
-that a takeover has only the last few batches to apply. Used by one thread."""
+"""A standby's warm state: the followed journal and the node's state rebuilt from it.
+
+The state grows with the journal, so a takeover has only the last few batches to apply. One thread
+uses this module.
+"""
 
 import logging
 import secrets
@@ -28,13 +31,16 @@ from holdfast.storage.record import ATTRIBUTE_STATE, Batch
 logger = logging.getLogger("holdfast")
 
 SETTLE_SESSIONS = 1000
-"""Made ready between two looks at the journal: some milliseconds of work."""
+"""The sessions made ready between two polls of the journal: some milliseconds of work."""
 TIDY_INTERVAL_S = 2.0
-"""How often segments and snapshots that came and went are looked at."""
+"""The interval in seconds of checks for removed segments and new snapshots."""
 
 
 class Standby:
-    """Of one node on one epoch; `load` and `follow` may be called again after they raised."""
+    """The state of one node, following one epoch at a time.
+
+    After `load` or `follow` has raised, either may be called again.
+    """
 
     def __init__(
         self,
@@ -44,7 +50,7 @@ class Standby:
         segment_bytes: int,
         new_node: Callable[[Journal], Node],
     ) -> None:
-        """`new_node`: a node over the journal, configured, with its clock set."""
+        """`new_node`: makes a configured node over a journal, with its clock set."""
         self._root = root
         self._path = path
         self._manifest = manifest
@@ -55,7 +61,7 @@ class Standby:
         self.records_followed = 0
         self._recovery: Recovery | None = None
         self._follower: JournalFollower | None = None
-        # Snapshots that could be read, oldest first.
+        # Readable snapshots, oldest first.
         self._snapshots: list[int] = []
         self._tidied_at = 0.0
 
@@ -64,8 +70,11 @@ class Standby:
         return self._follower is not None
 
     def load(self, epoch: Epoch) -> None:
-        """Rebuild everything from an epoch's files. Raises OSError; FileNotFoundError if retention
-        removed what was being read: then once more."""
+        """Rebuild everything from an epoch's files.
+
+        Raises `OSError`, and `FileNotFoundError` if retention removed a file meanwhile. The caller
+        then tries again.
+        """
         self._load(epoch, DataDirectory(epoch.files(self._root), self._manifest, epoch))
 
     def _load(self, epoch: Epoch, directory: DataDirectory) -> OpenedJournal:
@@ -100,7 +109,8 @@ class Standby:
                     recovery.apply_snapshot_entry(kind, data)
                 offsets = snapshot.offsets
         if failure is not None and max(self._snapshots, default=0) < first:
-            # The journal does not reach back to what could be read; it may be another time.
+            # The journal begins behind the newest readable snapshot, so records would be missing. A
+            # later attempt may read the newer snapshot.
             raise failure
         for record in replay(opened, offsets):
             recovery.apply(record)
@@ -119,8 +129,10 @@ class Standby:
         return opened
 
     def follow(self, epoch: Epoch) -> None:
-        """Apply what was added, a bounded piece of it. `epoch`: the newest that counts. Raises
-        FollowError and OSError: load again."""
+        """Apply a bounded number of new records. `epoch`: the newest valid one.
+
+        Raises `FollowError` or `OSError`, after which the caller must load again.
+        """
         follower = self._follower
         assert follower is not None
         if epoch.number != self.epoch.number:
@@ -139,7 +151,7 @@ class Standby:
         recovery = self._recovery
         if node is not None and recovery is not None and recovery.touched:
             node.tick(time.monotonic(), time.time_ns() // 1000)
-            # As it will be after a takeover here.
+            # The same values that a takeover would set.
             node.state.delivered[:] = node.state.journal.high_watermark
             recovery.settle(SETTLE_SESSIONS)
 
@@ -161,8 +173,10 @@ class Standby:
                     recovery.apply(record)
 
     def take_over(self, old: Epoch, directory: DataDirectory, lock: Lock) -> Storage:
-        """Apply the rest of the old epoch's journal, which is in our own folder by now; it ends
-        there. Raises OSError."""
+        """Apply the rest of the old epoch's journal, which is linked into this node's folder.
+
+        Nothing is appended to it any more. Raises `OSError` if it cannot be read.
+        """
         follower = self._follower
         if follower is not None:
             try:
@@ -183,7 +197,8 @@ class Standby:
         journal = follower.journal
         self._drop_empty_segment(journal, directory)
         if journal.segments:
-            # The old holder's last sync may have failed, and the system not try again.
+            # The old holder's last sync may have failed. The kernel then counts the pages as clean
+            # and never writes them again, so they are written again here.
             last = journal.segments[-1]
             write_again(directory, last, last_group_start(directory, last, journal.tag))
         opened = OpenedJournal(
@@ -196,18 +211,21 @@ class Standby:
         return storage
 
     def _drop_empty_segment(self, journal: Journal, directory: DataDirectory) -> None:
-        """Begun by the old holder and never filled: ours would have the same name."""
+        """Remove the segment that the old holder began and left empty.
+
+        This node's first segment would have the same name.
+        """
         if journal.segments and not journal.segments[-1].head.records:
             directory.files.remove(segment_name(journal.segments[-1].sequence))
             directory.sync_journal()
             journal.segments.pop()
 
     def forget(self) -> None:
-        """After a takeover that came to nothing: what it left of the state is of no use."""
+        """Drop the state after a failed takeover, which may have changed part of it."""
         self._follower = None
 
     def finish(self) -> Node:
-        """The node, ready to serve."""
+        """Return the node, ready to serve."""
         node = self.node
         recovery = self._recovery
         assert node is not None

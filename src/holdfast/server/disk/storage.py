@@ -1,4 +1,4 @@
-"""A node's data directory, opened: the journal recovered, the state replayed."""
+"""An opened data directory: recovers the journal and replays the node's state."""
 
 import logging
 import os
@@ -26,15 +26,18 @@ from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 logger = logging.getLogger("holdfast")
 
 SNAPSHOTS_KEPT = 2
-"""The older one serves if the newer cannot be read, so the log keeps what it needs."""
+"""The number of snapshots kept. If the newest is unreadable, the one before it serves.
+
+The log keeps the records that the older one needs.
+"""
 
 
 class StorageError(Exception):
-    """The data directory cannot be used; the text says why and what to do."""
+    """The data directory cannot be used. The text says why and what to do."""
 
 
 def now_text() -> str:
-    """ISO 8601, UTC."""
+    """Return the current time in ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -49,11 +52,11 @@ def report_damage(damage: Damage) -> None:
 
 
 def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
-    """None, and a line in the log, if it cannot be read whole."""
+    """Read a snapshot. If it is damaged or unreadable, log that and return None."""
     try:
         return whole_snapshot(directory, sequence)
     except FileNotFoundError:
-        # A newer one has replaced it.
+        # A newer snapshot has replaced it.
         return None
     except OSError as error:
         logger.error("snapshot_unreadable sequence=%020d error=%r", sequence, str(error))
@@ -61,7 +64,7 @@ def usable_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
 
 
 def whole_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
-    """None, and a line in the log, if it is damaged. Raises OSError."""
+    """Read a snapshot. If it is damaged, log that and return None. Raises `OSError`."""
     file = directory.open_snapshot(sequence)
     try:
         snapshot = Snapshot(file.read, file.size())
@@ -73,20 +76,22 @@ def whole_snapshot(directory: DataDirectory, sequence: int) -> Snapshot | None:
 
 
 class Storage:
+    """The locked data directory of a running node, with its journal and readers."""
+
     def __init__(
         self, path: Path, directory: DataDirectory, lock: Lock, opened: OpenedJournal
     ) -> None:
-        """`lock` is released by `close`."""
+        """`lock`: released by `close`."""
         self._path = path
         self.directory = directory
         self.opened = opened
         self.journal: Journal = opened.journal
         self.reader = LogReader(opened.journal, opened.store, threading.Lock())
-        # Sequences of the snapshots that recovery relies on, oldest first.
+        # The sequences of the snapshots that recovery relies on, oldest first.
         self.snapshots: list[int] = []
-        # What a replica recovers from; found when it is opened, because it says what is committed.
+        # A replica's newest snapshot. It is read at opening, because it proves what is committed.
         self._snapshot: Snapshot | None = None
-        # Per partition where the records begin that were applied over the snapshot.
+        # Per partition, the first offset that was replayed over the snapshot.
         self._replayed_from: list[int] = [0] * opened.journal.partitions
         self._lock = lock
 
@@ -94,8 +99,10 @@ class Storage:
     def open(
         cls, path: Path, node_id: str, partitions: int, segment_bytes: int, incarnation: str = ""
     ) -> "Storage":
-        """Lock, open and repair. `incarnation`: of a cluster node's directory, if it is made now;
-        "" for a node without a cluster. Raises StorageError."""
+        """Lock, open and repair a data directory. Raises `StorageError` if that fails.
+
+        `incarnation`: for a cluster node's new directory; "" for a node without a cluster.
+        """
         try:
             directory, lock = create_or_open(path, node_id, partitions, now_text(), incarnation)
         except DataDirectoryError as error:
@@ -110,7 +117,7 @@ class Storage:
     def recover(
         cls, path: Path, directory: DataDirectory, lock: Lock, segment_bytes: int
     ) -> "Storage":
-        """Open and repair a directory that is locked. Raises OSError."""
+        """Open and repair a locked directory. Raises `OSError`."""
         started = time.monotonic()
         tag = secrets.randbits(32)
         opened = open_journal(directory, segment_bytes, on_damage=report_damage, tag=tag)
@@ -141,22 +148,27 @@ class Storage:
         return storage
 
     def _advance_to_snapshot(self) -> None:
-        """What a snapshot contains was committed, and the checkpoint of the watermarks may be
-        older."""
+        """Raise the high watermarks to the newest snapshot.
+
+        A snapshot contains only committed records, and the checkpoint of the watermarks may be
+        older.
+        """
         snapshot = self._snapshot = self._newest_snapshot()
         if snapshot is not None:
             for partition, offset in enumerate(snapshot.offsets):
                 self.journal.advance(partition, offset)
 
     def recover_into(self, state: NodeState) -> None:
-        """Rebuild sessions, retained messages and QoS 2 ids. The state's clock is set."""
+        """Rebuild sessions, retained messages and QoS 2 ids. The state's clock must be set."""
         recovery = Recovery(state)
         self.replay_into(recovery)
         recovery.finish()
 
     def replay_into(self, recovery: Recovery) -> None:
-        """Apply the newest snapshot and what follows it: of a replica what is known to be
-        committed, up to the journal's high watermarks."""
+        """Apply the newest snapshot and the records after it.
+
+        A replica applies only records known to be committed: those below the high watermarks.
+        """
         started = time.monotonic()
         state = recovery.state
         replica = self.directory.manifest.is_replica
@@ -180,8 +192,10 @@ class Storage:
         )
 
     def lacking(self) -> list[int]:
-        """Of a replica, after replay_into: partitions whose log begins behind what the snapshot
-        has, so that what was derived from the records between is not known here."""
+        """Return a replica's partitions whose log begins behind the snapshot.
+
+        The state derived from the records in between is unknown. Call it after `replay_into`.
+        """
         pairs = zip(self._replayed_from, self.journal.start_offsets, strict=True)
         return [partition for partition, (known, start) in enumerate(pairs) if known < start]
 
@@ -197,13 +211,15 @@ class Storage:
         return found
 
     def total_bytes(self) -> int:
-        """Size of the file system under the data directory."""
+        """Return the size in bytes of the file system with the data directory."""
         usage = os.statvfs(self._path)
         return usage.f_blocks * usage.f_frsize
 
     def superseded(self, policy: RetentionPolicy) -> int:
-        """How many of the oldest segments hold only messages that have `per_topic_last` newer ones
-        of their topic. Reads indexes: not for the loop."""
+        """Count the oldest segments whose messages all have `per_topic_last` newer ones.
+
+        Newer messages count per topic. The function reads indexes, so it must not run in the loop.
+        """
         if policy.per_topic_last is None:
             return 0
         newest_first = reversed(list(self.journal.segments))
@@ -211,9 +227,11 @@ class Storage:
         return count_superseded(counts, policy.per_topic_last)
 
     def compact_next(self, settled: int, per_topic_last: int) -> tuple[Segment, Segment] | None:
-        """Empty what `per_topic_last` does not keep in the oldest of the first `settled` segments
-        where that is worth it: (old, new), to be exchanged in the journal. For the reader's
-        thread."""
+        """Compact the oldest worthwhile segment among the first `settled` ones.
+
+        Compaction empties messages beyond `per_topic_last`. Returns (old, new) for exchange in the
+        journal, or None. Runs in the reader's thread.
+        """
         segments = list(self.journal.segments)
         counts = [self._message_counts(segment) for segment in reversed(segments)]
         beyond = list(messages_beyond(counts, per_topic_last))
@@ -232,7 +250,7 @@ class Storage:
         return None
 
     def _message_counts(self, segment: Segment) -> dict[bytes, int]:
-        """Messages per topic that count: in a replica those that are committed."""
+        """Count a segment's messages per topic; in a replica only the committed ones."""
         index = self._index(segment)
         journal = self.journal
         if not journal.replicated:
@@ -247,10 +265,13 @@ class Storage:
         return self.opened.store.load_index(segment) if index is None else index
 
     def remove_segments(self, removed: list[Segment]) -> None:
-        """The files of segments that the journal has forgotten: first the new start becomes
-        durable, so that an interruption leaves no hole."""
+        """Remove the files of segments that the journal has dropped.
+
+        The new start is made durable first. In the opposite order, a crash would leave a log with
+        missing segments.
+        """
         oldest = self.journal.segments[0]
-        # The segment's own: what later ones override in it, they say themselves.
+        # The segment's own epochs: a later segment that overrides them contains its own.
         self.directory.write_start(
             oldest.sequence, oldest.head.start_offsets, self.journal.start_epochs()
         )
