@@ -1,10 +1,14 @@
-"""The side of the node that a client has come to: become the owner of its session, and know when
-this node is it no longer.
+"""The acquisition of sessions for the clients that connect to this node.
 
-A resumed session begins only when this node has applied everything that was committed anywhere
-before (`barriers`): what the owner before has acknowledged is then known here too. None that a
-record tells of begins while this node is in doubt (`doubt`): the others may have closed it already,
-and even ended it, and a client that is told that it has a session must find it again.
+This node requests the ownership of a session from the coordinator, and releases it when the
+connection ends.
+
+Invariants
+- A resumed session begins only after this node has passed a read barrier (`reads.read_barrier`).
+  Everything that the previous owner has acknowledged is then applied here too.
+- A session that a record names does not begin while this node is unsure of its ownership
+  (`ownership_lease`). The other nodes may have closed or even ended the session already. A client
+  that receives Session Present must find its session.
 """
 
 import base64
@@ -28,14 +32,19 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
 ASK_AFTER_S: Final = 0.001
-"""After a CONNECT: the end of its connection, if that has come already, is seen first. A node that
-was held up finds CONNECTs of clients that have gone elsewhere, and must not take their sessions."""
+"""The delay in seconds between a CONNECT and the SESSION_OPEN for it.
+
+An end of the connection that has already arrived is seen first. A node that was stopped for a while
+finds CONNECTs of clients that have connected elsewhere, and must not take their sessions.
+"""
 ASKING_MAX: Final = 100_000
-"""CONNECTs that wait for their session; one that was asked for stays until that is answered."""
+"""The most CONNECTs that may wait for a session. An entry that was sent to the coordinator stays
+until the reply."""
 ASK_AGAIN_S: Final = 0.3
-"""After a SESSION_OPEN without an answer."""
+"""The interval in seconds after which a SESSION_OPEN without a reply is sent again."""
 REFUSED_AFTER_S: Final = 2.0
-"""So long a CONNECT waits for a majority, or for the end of doubt."""
+"""The longest time in seconds that a CONNECT waits for a majority, or for the end of the doubt
+about ownership."""
 
 NEVER: Final = float("inf")
 NOTHING: Final = -1
@@ -51,27 +60,36 @@ class PendingOpen:
         self.connection = connection
         self.client_id = client_id
         self.opening = opening
-        # When to ask, or to ask again.
+        # When to send SESSION_OPEN, first or again.
         self.ask_at = 0.0
         self.refused_at = 0.0
-        # Then there will be an answer, and a session to close if the client has gone.
+        # True once SESSION_OPEN was sent. A reply follows, and a session to close if the client has
+        # disconnected.
         self.is_asked = False
-        # Once it is ours.
+        # The fields of SESSION_OPENED, or None before the reply.
         self.answer: dict[str, object] | None = None
-        # What must be passed first; NOTHING: it need not wait.
+        # The read barrier that must be passed first. NOTHING: none.
         self.barrier = NOTHING
-        # Where the session goes on.
+        # The (partition, offset) pairs of the session's cursor.
         self.positions: list[tuple[int, int]] = []
 
     @property
     def is_recorded(self) -> bool:
-        """Has a record told that this node has the session? Known with the answer."""
+        """True if a record names this node as owner of the session. It is valid only after the
+        reply."""
         assert self.answer is not None
         is_new = not self.answer["present"]
         return not is_new or self.opening.expiry_s > 0 or self.opening.will is not None
 
 
 class SessionAcquisition:
+    """The requests of this node for sessions, from CONNECT until the session begins.
+
+    Invariant: this node has at most one request per client under way. Counter-example: two
+    connections of one client both request the session. The repeated request of the earlier
+    connection takes the session from the later one.
+    """
+
     def __init__(
         self,
         state: NodeState,
@@ -85,15 +103,20 @@ class SessionAcquisition:
         self._homes = homes
         self._number = 0
         self.asking: dict[int, PendingOpen] = {}
-        # The same by client, in the order of their CONNECTs.
+        # The same entries by client id, in the order of their CONNECTs.
         self._of_clients: dict[str, list[PendingOpen]] = {}
 
     def begin_at(self, number: int) -> None:
-        """Requests are numbered after this one, so that answers to an earlier process of this node
-        are not taken for answers to this one."""
+        """Numbers the requests from `number` + 1.
+
+        The caller passes a random number. A reply to an earlier process of this node then does not
+        match a request of this one.
+        """
         self._number = number
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
+        """Queues the CONNECT of `connection` for its session, and closes earlier connections of the
+        client."""
         assert isinstance(opening, AcceptedConnect)
         if len(self.asking) >= ASKING_MAX:
             refuse(
@@ -108,12 +131,13 @@ class SessionAcquisition:
         of_client = self._of_clients.setdefault(client_id, [])
         of_client.append(asking)
         for earlier in of_client[:-1]:
-            # The home says whose the session is; until then another user's waits for its turn.
+            # Only the coordinator knows which user owns the session. An earlier CONNECT of another
+            # user is therefore not refused here and keeps its turn.
             if earlier.connection.username in (None, connection.username):
                 self._supersede(earlier)
 
     def _supersede(self, asking: PendingOpen) -> None:
-        """Its client has connected again. [MQTT-3.1.4-3]"""
+        """Refuses the older CONNECT because the client has connected again. [MQTT-3.1.4-3]"""
         if asking.connection.state == OPENING:
             text = "another connection uses this client id"
             refuse(self._state, asking.connection, reasons.SERVER_BUSY, text)
@@ -134,7 +158,8 @@ class SessionAcquisition:
     def _ask(self, asking: PendingOpen) -> None:
         asking.ask_at = self._state.now + ASK_AGAIN_S
         if self._of_clients[asking.client_id][0] is not asking:
-            # One after the other: an earlier one, asked again, would take the session from it.
+            # An earlier CONNECT of the same client is first. Its repeated request would take the
+            # session from this one.
             return
         opening = asking.opening
         fields: dict[str, object] = {
@@ -145,10 +170,11 @@ class SessionAcquisition:
             "username": asking.connection.username,
         }
         if proves_names(self._state):
-            # Older versions do not tell: from them a session is opened by whoever comes.
+            # Older versions send no user. The coordinator then does not check the user of the
+            # session.
             fields["user"] = asking.connection.username
         if asking.connection.state == CLOSED:
-            # It is not to be opened any more, if it was not yet.
+            # The coordinator withdraws the request unless the session is already open.
             fields["gone"] = True
         if opening.will is not None:
             fields["will"] = will_fields(opening.will)
@@ -161,13 +187,16 @@ class SessionAcquisition:
             self._fabric.send_fields(leader, SESSION_OPEN, fields)
 
     def handle_opened(self, payload: bytes) -> None:
+        """Takes a SESSION_OPENED frame. Raises BadFrame when it is malformed."""
         self.opened(fields_of(payload, "request", "client", "epoch", "present", "lost", "session"))
 
     def opened(self, fields: dict[str, object]) -> None:
+        """Takes the coordinator's reply to a request of this node."""
         asking = self.asking.get(number_of(fields, "request"))
         client_id = text_of(fields, "client")
         if asking is None or asking.client_id != client_id or asking.answer is not None:
-            # Asked twice, answered twice: the later epoch is the one that counts, and is ours.
+            # The request was sent twice and got two replies. Both epochs are this node's; the
+            # higher one counts.
             if not fields["lost"]:
                 self._renew(client_id, number_of(fields, "epoch"))
             return
@@ -188,14 +217,18 @@ class SessionAcquisition:
         self._finish_if_ready(asking)
 
     def _is_in_log(self, asking: PendingOpen) -> bool:
-        """Has a record told that this node has the session? Then its home was led by whoever has
-        answered; else that may be a node that leads it no longer, and that does not know a session
-        which is there to be resumed."""
+        """True if a record names this node as owner, or the client wants a clean start.
+
+        Otherwise the reply may come from a deposed leader that does not know of an existing
+        session. Its `open` record would not have been committed. Such a reply waits for a read
+        barrier.
+        """
         opening = asking.opening
         return opening.clean_start or opening.expiry_s > 0 or opening.will is not None
 
     def _give_up(self, asking: PendingOpen) -> None:
-        """The others have taken this node for lost, and closed what it had just opened."""
+        """Refuses the CONNECT: the other nodes counted this node as down and closed the new
+        session."""
         self._done(asking)
         if asking.connection.state == OPENING:
             text = "the cluster has closed the session"
@@ -214,13 +247,16 @@ class SessionAcquisition:
             self._tell_closed(client_id, epoch)
 
     def applied(self) -> None:
-        """Records were applied, or a barrier was passed."""
+        """Begins the sessions that waited for applied records or for a barrier."""
         for asking in list(self.asking.values()):
             if asking.answer is not None:
                 self._finish_if_ready(asking)
 
     def doubt_is_over(self) -> None:
-        """What was decided about the sessions meanwhile is to be known before they begin."""
+        """Makes the waiting sessions wait for a new read barrier.
+
+        While this node was unsure of its ownership the others may have closed or reassigned them.
+        """
         for asking in self.asking.values():
             if asking.answer is not None and asking.is_recorded:
                 asking.barrier = self._barriers.begin(is_patient=True)
@@ -241,7 +277,8 @@ class SessionAcquisition:
         epoch = number_of(answer, "epoch")
         image = self._homes.image(asking.client_id)
         if image is None:
-            # Behind a barrier its `open` record is applied, and so is an end.
+            # After the barrier the `open` record is applied, and so is the end of the session if it
+            # has ended.
             is_lost = asking.barrier != NOTHING and asking.is_recorded
         else:
             is_unknown_there = not answer["present"] and not self._is_in_log(asking)
@@ -254,14 +291,15 @@ class SessionAcquisition:
         self._done(asking)
         session = self._session(answer)
         if answer["present"]:
-            # What was released and stored since is known here, but not to whoever answered.
+            # This node may have applied later PUBRELs and QoS 2 messages than the coordinator had
+            # when it replied.
             session.inbound = self._homes.inbound(asking.client_id) or None
         session.epoch = number_of(answer, "epoch")
         present = bool(answer["present"])
         finish_open(self._state, asking.connection, session, present, asking.opening)
 
     def _close_unused(self, asking: PendingOpen) -> None:
-        """The client has gone meanwhile."""
+        """Closes the session that was opened for a client that has disconnected meanwhile."""
         assert asking.answer is not None
         session = Session(asking.client_id, asking.client_id.encode())
         session.epoch = number_of(asking.answer, "epoch")
@@ -269,7 +307,8 @@ class SessionAcquisition:
         session.expiry_s = asking.opening.expiry_s
         if session.expiry_s > 0 or session.will is not None:
             resumed = asking.answer["session"]
-            # It was sent nothing here.
+            # This node has delivered nothing, so only an earlier owner may have sent inflight
+            # messages.
             maybe_sent = isinstance(resumed, dict) and bool(resumed.get("maybe_sent"))
             log_close(self._state, session, maybe_sent=maybe_sent)
         self._tell_closed(session.client_id, session.epoch)
@@ -286,7 +325,8 @@ class SessionAcquisition:
         return Session(client_id, client_id.encode())
 
     def detached(self, session: Session) -> None:
-        """Its connection is gone. What it leaves is in the log, or on its way there."""
+        """Releases the session of a closed connection. Its progress is in the log or queued for
+        it."""
         if self._state.sessions.get(session.client_id) is session:
             log_progress(self._state)
             drop_session(self._state, session)
@@ -301,11 +341,16 @@ class SessionAcquisition:
             self._fabric.send_fields(leader, SESSION_CLOSED, fields)
 
     def handle_close(self, payload: bytes) -> None:
+        """Takes a SESSION_CLOSE frame. Raises BadFrame when it is malformed."""
         fields = fields_of(payload, "client", "epoch")
         self.close(text_of(fields, "client"), number_of(fields, "epoch"))
 
     def close(self, client_id: str, epoch: int) -> None:
-        """Another node is to have the session."""
+        """Closes the connection of the session, or confirms that it is closed: another node takes
+        the session.
+
+        A session with a higher epoch stays open, because the order concerns an earlier ownership.
+        """
         session = self._state.sessions.get(client_id)
         if session is not None and session.epoch <= epoch and session.connection is not None:
             self._state.stats.sessions_taken_over += 1
@@ -319,7 +364,7 @@ class SessionAcquisition:
         self._tell_closed(client_id, epoch)
 
     def session_changed(self, record: Record) -> None:
-        """A SESSION record was applied: is a session of ours somebody else's by it?"""
+        """Closes this node's session if the applied SESSION record gives it to another owner."""
         client_id = record.client_id.decode()
         session = self._state.sessions.get(client_id)
         if session is None or session.connection is None:
@@ -330,19 +375,25 @@ class SessionAcquisition:
         elif record.sequence > session.epoch:
             self._lose(session, reasons.SESSION_TAKEN_OVER, "another connection has the session")
         elif record.sequence == session.epoch and session.recorded:
-            # The others have taken this node for lost.
+            # The other nodes counted this node as down and closed the session under its own epoch.
             self._lose(session, reasons.SERVER_BUSY, "the cluster has closed the session")
 
     def _lose(self, session: Session, reason: int, text: str) -> None:
-        """What is appended for it from here on counts for nothing, by its epoch."""
+        """Closes the connection of a session that has another owner.
+
+        Records that this node still appends for it have a stale epoch, so every node ignores them.
+        """
         connection = session.connection
         assert connection is not None
         self._state.stats.sessions_taken_over += 1
         close_connection(self._state, connection, reason, text)
 
     def tell_owned(self, leader: str, partitions: list[int]) -> None:
-        """`leader` leads these home partitions, newly or at a new link: it should know what lives
-        here."""
+        """Reports to `leader` the sessions and requests of this node whose home is one of
+        `partitions`.
+
+        It is called when `leader` begins to lead them, or when its link is new.
+        """
         wanted = set(partitions)
         owned: list[tuple[str, int]] = []
         for session in self._state.sessions.values():
@@ -364,14 +415,15 @@ class SessionAcquisition:
         self._fabric.send_fields(leader, SESSION_OWNED, fields)
 
     def leader_changed(self, partition: int) -> None:
-        """Ask the new one what the old one has not answered."""
+        """Sends the requests that have no reply to the new leader of `partition`."""
         soon = self._state.now + ASK_AFTER_S
         for asking in self.asking.values():
             if asking.answer is None and self._homes.home(asking.client_id) == partition:
                 asking.ask_at = min(asking.ask_at, soon)
 
     def take_local(self) -> None:
-        """Answers and orders of this node's own homes, and what others' homes ask."""
+        """Takes the replies, close orders and report requests that this node's own coordinator has
+        queued."""
         self._homes.flush()
         while self._homes.answers.local:
             local = self._homes.answers.local
@@ -387,6 +439,7 @@ class SessionAcquisition:
                     self.opened(fields)
 
     def handle_timers(self) -> None:
+        """Sends requests that are due, and refuses CONNECTs that have waited too long."""
         for asking in list(self.asking.values()):
             if asking.connection.state == CLOSED and not asking.is_asked:
                 self._done(asking)
@@ -408,13 +461,15 @@ class SessionAcquisition:
             self._finish_if_ready(asking)
 
     def timer(self) -> float | None:
+        """Returns the time at which the next request is due, or None."""
         if not self.asking:
             return None
         return min(asking.ask_at for asking in self.asking.values())
 
 
 def _positions(session: object) -> list[tuple[int, int]]:
-    """Of the session in an answer: (partition, offset) each. Raises BadFrame."""
+    """Returns the (partition, offset) pairs of a session's cursor. Raises BadFrame when it is
+    malformed."""
     if not isinstance(session, dict):
         return []
     try:

@@ -1,24 +1,27 @@
-"""At the leader of a session's home partition: who owns the session.
+"""The coordinator of sessions, at the leader of their home partition: it decides the owner of each.
 
-A node that has a CONNECT asks here. The owner before it closes its connection and leaves what it
-knows in the log; then an `open` record with a higher epoch makes the asker the owner, and the
-session as the log has it goes to it. A record of an owner before, with a lower epoch, counts for
-nothing from there on, on every node: the log itself is the fence.
+A node that has received a CONNECT requests the session here. The previous owner closes its
+connection and appends what it knows of the session to the log. Then an `open` record with a higher
+epoch makes the requesting node the owner, and it receives the session as the log defines it. Every
+node ignores later records of a previous owner because of their lower epoch: the log itself is the
+fence.
 
-The leader also closes a session whose owner is lost, and does what nobody else can for one without
-a connection (`endings`).
+The leader also closes a session whose owner is down. It publishes the will and appends the end of a
+session without a connection (`expiry`).
 
 Invariants
-- An epoch of a session that a record tells of is given to one owner. A new leader may give the
-  epoch of another session once more, to a client that comes before all nodes have announced what
-  they have. Of two nodes that have a session one must release it, also if their epochs are equal.
-- A session is opened for one asker at a time; the next waits.
-- SESSION_OPENED leaves after the `open` record is committed and in the images, if there is one.
-- An open session whose node does not have it is closed, unless a client asks for it at that node.
-  Then the node is asked again until one of the two is over. Counter-example: the client goes, its
-  request is withdrawn, and the session stays open for a node that never had it.
-- A new leader decides nothing before it has applied what leaders before it have appended: an epoch
-  may have been given in there.
+- An epoch of a recorded session is given to one owner. A new leader may give the epoch of an
+  unrecorded session again. This happens when a client connects before all nodes have reported their
+  sessions. Of two nodes that have a session one must release it, also if their epochs are equal.
+- A session is opened for one request at a time; the next request waits.
+- SESSION_OPENED is sent after the `open` record is committed and applied here, if there is one.
+- An open session that its node does not have is closed, unless a client waits for it at that node.
+  Then the node receives the report request again until one of the two is over. Counter-example: the
+  client disconnects, its request is withdrawn, and the session stays open for a node that never had
+  it.
+- A new leader decides nothing before it has applied what earlier leaders have appended. One of
+  those records may contain a given epoch. Counter-example: it gives epoch 8 again, and two nodes
+  own the session with equal epochs.
 """
 
 from collections import deque
@@ -43,16 +46,25 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 CLOSE_WAIT_S: Final = 1.0
-"""How long the owner before has to let go of a session; then it goes without its last words. A lost
-link does not make it shorter: the node may live, and hand out messages for as long as it may take
-itself for the owner (`doubt`), which must be less."""
+"""The time in seconds that the previous owner has to release a session. After it the session is
+reassigned without the owner's last records.
+
+A lost link does not shorten it: the node may be alive and deliver messages until its ownership
+lease ends (`ownership_lease`). That lease must be shorter than this time.
+"""
 
 ASK_OWNED_AGAIN_S: Final = 1.0
-"""After a node has announced that it does not have an open session, and that a client asks for
-it."""
+"""The interval in seconds between report requests to a node that lacks an open session for which a
+client waits there."""
 
 
 class SessionCoordinator:
+    """The decisions about the owners of all sessions whose home partition this node leads.
+
+    Its own state need not survive. A new leader rebuilds it from the replicated state and from the
+    reports of the nodes.
+    """
+
     def __init__(
         self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, barriers: Barriers
     ) -> None:
@@ -61,40 +73,45 @@ class SessionCoordinator:
         self._images = images
         self.owners = Owners(state, images)
         self.answers = HomeAnswers(fabric, images)
-        # Askers per client, the first one being served.
+        # The requests per client id. The first one is being served.
         self._requests: dict[str, deque[SessionRequest]] = {}
-        # Partitions that this node leads newly: what must be applied before it decides, and what it
-        # is asked and told meanwhile. Of what is said again, the last.
+        # Per newly led partition: the offset that must be applied before this node decides, and the
+        # calls that arrive meanwhile. Of repeated calls only the last is kept.
         self._begins_at: dict[int, int] = {}
         self._early: dict[int, dict[tuple[str, str, int], Callable[[], None]]] = {}
         self.endings = Endings(state, images, barriers, self.decides, self.is_opening)
-        # Partitions whose owners are to be asked what they have.
+        # Partitions for which the nodes must report their sessions.
         self._asks: set[int] = set()
-        # Open sessions that their node does not have, because a client asks for them there: the
-        # node and the epoch; and when those nodes are asked again.
+        # Open sessions that their node lacks while a client waits for them there: node and epoch.
+        # `_spared_at` is the time of the next report request to those nodes.
         self._spared: dict[str, tuple[str, int]] = {}
         self._spared_at = 0.0
         self.taken_over = 0
         self.close_wait_s = CLOSE_WAIT_S
 
     def home(self, client_id: str) -> int:
+        """Returns the home partition of a client."""
         return self.owners.home(client_id)
 
     def image(self, client_id: str) -> Session | None:
+        """Returns the session as the committed records define it, or None."""
         return self._images.state.sessions.get(client_id)
 
     def inbound(self, client_id: str) -> dict[int, int]:
-        """QoS 2 packet ids of the client that are stored and not released, with the partitions."""
+        """Returns the QoS 2 packet ids that are stored and not released, each with its
+        partition."""
         return self._images.inbound_ids(client_id)
 
     def handle_open(self, node: str, payload: bytes) -> None:
+        """Takes a SESSION_OPEN frame of `node`. Raises BadFrame when it is malformed."""
         self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
 
     def open(self, node: str, fields: dict[str, object]) -> None:
+        """Queues the request of `node` for a session, or withdraws it."""
         request = SessionRequest(node, fields)
         home = self.home(request.client_id)
         if not self._fabric.leads(home):
-            # It asks again when it knows who does.
+            # The node repeats its request once it knows the leader.
             return
         if home in self._begins_at:
             self._keep(home, ("open", node, request.number), partial(self.open, node, fields))
@@ -111,13 +128,16 @@ class SessionCoordinator:
             self._begin(request)
 
     def _withdraw(self, request: SessionRequest) -> None:
-        """Its client has gone. What was opened for it is closed by the asker; else nothing is
-        opened: the client may have the session elsewhere by now, or have left another will."""
+        """Removes the request of a client that has disconnected.
+
+        If the session is already open, the requesting node closes it. Otherwise nothing is opened,
+        because the client may have connected elsewhere or left another will.
+        """
         queue = self._requests.get(request.client_id)
         for other in queue or ():
             if other.node == request.node and other.number == request.number:
                 if other.is_opening:
-                    # The answer comes with the record.
+                    # The reply is sent when the `open` record is committed.
                     return
                 request = other
                 break
@@ -127,8 +147,11 @@ class SessionCoordinator:
             self.opened(request, 0, False, is_lost=True)
 
     def _keep(self, home: int, key: tuple[str, str, int], again: Callable[[], None]) -> None:
-        """For when this node may decide. What is said again replaces what was
-        said before: askers repeat themselves for as long as the replicas are away."""
+        """Postpones a call until this node may decide for the partition `home`.
+
+        A repeated call replaces the earlier one with the same key, because nodes repeat requests as
+        long as the replicas are away. Without this the queue would grow without limit.
+        """
         early = self._early[home]
         early.pop(key, None)
         early[key] = again
@@ -147,20 +170,24 @@ class SessionCoordinator:
             return
         if self._fabric.is_gone(owner.node):
             if not owner.recorded:
-                # No record will end what it may have: it may live, but for its disk.
+                # No record ends the session of that node. The node may be alive with a faulty disk.
                 self.answers.order_close(owner.node, request.client_id, owner.epoch)
             self._go_without(request)
             return
         request.waits_for = owner.node
         request.deadline = self._state.now + self.close_wait_s
         if owner.node == request.node:
-            # What it had before is on its way into the log.
+            # The node's records of its previous connection are queued for the log.
             return
         self.taken_over += 1
         self.answers.order_close(owner.node, request.client_id, owner.epoch)
 
     def _was_answered(self, request: SessionRequest) -> bool:
-        """Asked twice. It is at work already, or was taken for lost, or has been and gone."""
+        """Replies to a repeated request, and returns True if it was one.
+
+        The request is already served, or its session was closed meanwhile because its node seemed
+        down.
+        """
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
         requests = self._images.requests(client_id)
@@ -178,11 +205,13 @@ class SessionCoordinator:
         return False
 
     def handle_closed(self, node: str, payload: bytes) -> None:
+        """Takes a SESSION_CLOSED frame of `node`. Raises BadFrame when it is malformed."""
         fields = fields_of(payload, "client", "epoch")
         self.closed(node, text_of(fields, "client"), number_of(fields, "epoch"))
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
-        """The node does not have the session any more; what it left in the log came before."""
+        """Marks the session as released by `node`. The records that the node appended for it came
+        before."""
         home = self.home(client_id)
         if home in self._begins_at:
             again = partial(self.closed, node, client_id, epoch)
@@ -191,21 +220,21 @@ class SessionCoordinator:
         self.owners.closed(node, client_id, epoch)
         queue = self._requests.get(client_id)
         if queue and queue[0].waits_for == node:
-            # Its record is on its way, if there is one.
+            # If the session is recorded, its `close` record has been appended and will be applied.
             self._go_on(client_id)
 
     def _go_without(self, request: SessionRequest) -> None:
-        """The owner before says nothing."""
+        """Opens the session although the previous owner has not released it."""
         request.waits_for = ""
         image = self._images.state.sessions.get(request.client_id)
         if image is not None and image.owner:
-            # `applied` goes on.
+            # `applied` opens the session once the `close` record is applied.
             self._close(image)
         else:
             self._open(request)
 
     def _go_on(self, client_id: str) -> None:
-        """What a request has waited for may have come."""
+        """Opens the session for the first request of the client if it has no owner any more."""
         queue = self._requests.get(client_id)
         if not queue or queue[0].is_opening:
             return
@@ -215,7 +244,7 @@ class SessionCoordinator:
             self._open(queue[0])
 
     def _open(self, request: SessionRequest) -> None:
-        """Nobody has the session."""
+        """Gives a session that has no owner to the node of `request`."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
         if image is not None and self.endings.will_comes_first(image, request.clean_start):
@@ -243,19 +272,21 @@ class SessionCoordinator:
         self._state.hold(HeldOpened(committed, partial(self.done, request)))
 
     def _open_committed(self, request: SessionRequest, epoch: int, present: bool) -> None:
+        """Replies to the request now that its `open` record is committed."""
         image = self.image(request.client_id)
         if image is None or image.owner != request.node or image.epoch != epoch:
-            # Another leader has decided otherwise. It asks again.
+            # A later record, perhaps of another leader, has changed the owner. The node repeats its
+            # request.
             self.done(request)
         elif request.is_orphan:
-            # The session is open for nobody.
+            # The process that requested the session has ended, so no client uses the session.
             self._close(image)
             self.done(request)
         else:
             self.opened(request, epoch, present)
 
     def will_applied(self, record: Record) -> None:
-        """A will is in the log: its session may end, or be opened again."""
+        """Continues with the end or the opening of a session whose will is now in the log."""
         client_id = record.client_id.decode()
         if self.decides_for(client_id):
             self.endings.will_applied(client_id, record.sequence)
@@ -264,17 +295,18 @@ class SessionCoordinator:
     def opened(
         self, request: SessionRequest, epoch: int, present: bool, *, is_lost: bool = False
     ) -> None:
-        """`is_lost`: the session was closed again meanwhile, and its will published."""
+        """Sends the reply to a request. `is_lost`: the session was closed again and its will
+        published."""
         self.answers.opened(request, epoch, present, is_lost)
         self.done(request)
 
     def is_opening(self, client_id: str) -> bool:
-        """The client is back: that is on its way into the log."""
+        """True if an `open` record for the client is appended and not yet committed."""
         queue = self._requests.get(client_id)
         return queue is not None and len(queue) > 0 and queue[0].is_opening
 
     def done(self, request: SessionRequest) -> None:
-        """The next one, please."""
+        """Removes a served request and begins the next one of the client."""
         queue = self._requests.get(request.client_id)
         if queue and queue[0] is request:
             queue.popleft()
@@ -284,6 +316,10 @@ class SessionCoordinator:
                 del self._requests[request.client_id]
 
     def handle_owned(self, node: str, payload: bytes) -> None:
+        """Takes a SESSION_OWNED frame: a node's report, or a request for the report of this node.
+
+        Raises BadFrame when it is malformed.
+        """
         fields = fields_of(payload, "partitions", "owned", "asking")
         owned = fields["owned"]
         partitions = fields["partitions"]
@@ -302,8 +338,11 @@ class SessionCoordinator:
         self.owned(node, partitions, epochs, asking, users if isinstance(users, dict) else {})
 
     def connected(self, node: str) -> None:
-        """It may have told what it has when we did not lead yet, and not have heard what it is to
-        let go of."""
+        """Repeats close orders to `node`, and requests its report.
+
+        The node may have reported its sessions before this node led, and may have missed a close
+        order.
+        """
         for client_id, queue in self._requests.items():
             owner = self.owners.owner(client_id)
             if owner is not None and owner.node == node == queue[0].waits_for:
@@ -313,7 +352,7 @@ class SessionCoordinator:
         )
 
     def flush(self) -> None:
-        """End of a turn."""
+        """Requests the due reports from all connected nodes, at the end of a turn."""
         if self._asks:
             partitions = sorted(self._asks)
             self._asks.clear()
@@ -327,8 +366,11 @@ class SessionCoordinator:
         asking: list[str],
         users: Mapping[str, object] | None = None,
     ) -> None:
-        """Everything of these home partitions that a node has; of `asking` it does not know yet.
-        What it does not have any more is closed. `users`: whose sessions they are, if a user's."""
+        """Takes a node's report of all its sessions with these home partitions.
+
+        `asking` lists the clients that wait there for a session. `users` names the user of each
+        session that belongs to one. A session that the report lacks is closed.
+        """
         for partition in partitions:
             if partition in self._begins_at:
                 again = partial(self.owned, node, [partition], owned, asking, users)
@@ -340,7 +382,7 @@ class SessionCoordinator:
             user = "" if users is None else str(users.get(client_id, ""))
             older = self.owners.told(node, client_id, epoch, user)
             if older is not None:
-                # It was not to be reached when the session was given away.
+                # The node could not be reached when the session was reassigned.
                 self.answers.order_close(older[0], client_id, older[1])
         self.owners.forget(node, led, {*owned, *asking})
         self._forget_requests(node, led, {*owned, *asking})
@@ -369,7 +411,7 @@ class SessionCoordinator:
             self.answers.ask_owned([node], sorted(partitions))
 
     def _forget_requests(self, node: str, led: set[int], known: set[str]) -> None:
-        """A process before has asked for what this one does not know."""
+        """Removes requests that `node` does not know: an earlier process of the node sent them."""
         for client_id, queue in list(self._requests.items()):
             if client_id in known or self.home(client_id) not in led:
                 continue
@@ -382,11 +424,12 @@ class SessionCoordinator:
                     queue.remove(request)
 
     def disconnected(self, node: str) -> None:
+        """Forgets the unrecorded sessions of a node that is down and whose link has ended."""
         if self._fabric.is_gone(node):
             self.owners.forget_node(node)
 
     def node_gone(self, node: str) -> None:
-        """By the metadata; the sessions that records tell of are without a connection."""
+        """Closes the recorded sessions of a node that is down by the metadata."""
         if node not in self._fabric.connected:
             self.owners.forget_node(node)
         for session in list(self._images.open):
@@ -400,22 +443,28 @@ class SessionCoordinator:
                 self._go_without(queue[0])
 
     def _close(self, session: Session) -> None:
-        """In place of an owner that is lost. Its will follows when the record has come back."""
+        """Closes the session in place of its owner, which is down. Its will follows once the record
+        is applied."""
         log_close(self._state, session, maybe_sent=True)
 
     def decides(self, partition: int) -> bool:
+        """True if this node leads `partition` and has applied everything that earlier leaders
+        appended."""
         return self._fabric.leads(partition) and partition not in self._begins_at
 
     def decides_for(self, client_id: str) -> bool:
+        """True if this node decides for the client (`decides`)."""
         return self.decides(self.home(client_id))
 
     def start_leading(self, partition: int) -> None:
+        """Begins to coordinate the sessions of `partition`, once the log up to its present end is
+        applied."""
         self._begins_at[partition] = self._fabric.journal.next_offset[partition]
         self._early[partition] = {}
         self.committed(partition)
 
     def committed(self, partition: int) -> None:
-        """More of the partition is applied."""
+        """Begins to decide for `partition` if enough of it is applied."""
         begins_at = self._begins_at.get(partition)
         if begins_at is None or self._state.delivered[partition] < begins_at:
             return
@@ -429,7 +478,7 @@ class SessionCoordinator:
         self._asks.add(partition)
 
     def stop_leading(self, partition: int) -> None:
-        """The askers ask again, at the next leader."""
+        """Drops everything of the partition. The nodes repeat their requests at the next leader."""
         self._begins_at.pop(partition, None)
         self._early.pop(partition, None)
         self._asks.discard(partition)
@@ -443,15 +492,18 @@ class SessionCoordinator:
         self.endings.stop_deciding(partition)
 
     def applied(self, record: Record) -> None:
-        """A SESSION record is in the images: a session without a connection has its will and its
-        end before it."""
+        """Acts on an applied SESSION record.
+
+        A session without a connection gets its timers for will and expiry. A waiting request
+        continues.
+        """
         client_id = record.client_id.decode()
         session = self._images.state.sessions.get(client_id)
         if session is None or session.owner:
             self.endings.forget(client_id)
         if session is not None and session.owner:
             if self._fabric.is_gone(session.owner) and self.decides(record.partition):
-                # It went while it was given the session.
+                # The node went down between the request and the commit of the `open` record.
                 self._close(session)
         elif session is not None and not self._images.settle_one(session):
             self.endings.due(session, SESSION_EXPIRY)
@@ -459,6 +511,8 @@ class SessionCoordinator:
             self._go_on(client_id)
 
     def handle_timers(self) -> None:
+        """Reassigns the sessions whose owner has not replied in time, and repeats report
+        requests."""
         now = self._state.now
         for queue in list(self._requests.values()):
             if queue and queue[0].waits_for and queue[0].deadline <= now:
@@ -467,6 +521,7 @@ class SessionCoordinator:
             self._ask_about_spared()
 
     def timer(self) -> float | None:
+        """Returns the time at which `handle_timers` has something to do, or None."""
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
         if self._spared:
             due.append(self._spared_at)

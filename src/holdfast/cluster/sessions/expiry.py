@@ -1,11 +1,13 @@
-"""At the leader of a session's home partition: the will and the end of a session without a
-connection. Timers of the images tell when they are due, on every node; whoever decides acts.
+"""The wills and ends of sessions without a connection, at the leader of their home partition.
+
+The timers of the replicated state fire on every node. Only the node that decides for the home
+partition acts on them; the others note that the session is overdue.
 
 Invariant: a session has at most one timer of each kind that has not fired, and the session refers
-to it. Counter-example: a session is due while another node decides; its node closes it once more,
-which arms a timer; this node decides now, finds the session overdue and arms a second timer in
-place of the first. The client comes and goes again, which cancels the second one. The first one
-ends the session before its interval has passed.
+to it. Counter-example: a session is due while another node decides, and its node closes it again,
+which arms a timer. This node decides now, finds the session overdue and arms a second timer in
+place of the first. The client connects and disconnects again, which cancels the second timer only.
+The first timer ends the session before its interval has passed.
 """
 
 from collections.abc import Callable
@@ -20,6 +22,9 @@ from holdfast.storage.partition import partition_of
 
 
 class Endings:
+    """The delayed wills and the expiry of sessions, for the home partitions that this node decides
+    for."""
+
     def __init__(
         self,
         state: NodeState,
@@ -28,19 +33,19 @@ class Endings:
         decides: Callable[[int], bool],
         is_opening: Callable[[str], bool],
     ) -> None:
-        """`decides`: is this node the one that decides for the clients of a home partition?
-        `is_opening`: is the session of a client on its way to an owner?"""
+        """`decides`: does this node decide for the clients of a home partition? `is_opening`: is an
+        `open` record of the client under way?"""
         self._state = state
         self._images = images
         self._barriers = barriers
         self._decides = decides
         self._is_opening = is_opening
-        # Sessions whose will or end was due while another node led.
+        # Client ids whose will or end was due while another node decided, with the kind of timer.
         self._overdue: dict[str, int] = {}
-        # Of those whose will is on its way into the log, the epoch; and those that end behind it.
+        # Client ids whose will is appended and not yet applied, with the epoch.
         self._published: dict[str, int] = {}
-        # Of those whose delayed will is due: epoch, and the barrier after which it is known whether
-        # the client has come back in time.
+        # Client ids whose delayed will is due: the epoch, and a read barrier. Once the barrier is
+        # passed, this node knows whether the client has connected again in time.
         self._confirming: dict[str, tuple[int, int]] = {}
         self._ending: set[str] = set()
 
@@ -48,7 +53,8 @@ class Endings:
         return partition_of(client_id.encode(), self._state.config.partitions)
 
     def due(self, session: Session, kind: int) -> None:
-        """A timer of an image has fired."""
+        """Acts on a timer of the replicated state that has fired: publishes the will or ends the
+        session."""
         client_id = session.client_id
         if self._images.state.sessions.get(client_id) is not session or session.owner:
             return
@@ -56,7 +62,8 @@ class Endings:
             self._overdue[client_id] = kind
             return
         if self._is_armed(session, kind):
-            # It was closed again since it was overdue.
+            # The session was opened and closed again since it became overdue, which armed a new
+            # timer.
             return
         left_s = self._left_s(session, kind)
         if left_s > 0:
@@ -69,7 +76,8 @@ class Endings:
             return
         will = session.will
         if will is not None and not self._images.has_fired(client_id, session.epoch):
-            # The end is logged behind it: it must not be lost between the two.
+            # The end is appended only after the will is applied. Counter-example: both are
+            # appended, the leader changes between them, the end is committed and the will is lost.
             if kind == SESSION_EXPIRY:
                 self._ending.add(client_id)
             if will.delay_s == 0 or self._is_confirmed(session):
@@ -84,11 +92,14 @@ class Endings:
         return isinstance(timer, Timer) and timer.when > self._images.state.now
 
     def _left_s(self, session: Session, kind: int) -> float:
-        """Until it is due by the clock that the cluster agrees on: the timer was armed by another
-        one, if this node had just started then, and its own was wrong. Both must be over: the timer
-        has waited for the whole interval wherever the clocks may differ (`images.CLOCK_SLACK_S`). 0
-        also where the session ended after now: whoever wrote that was ahead, and the timer is all
-        there is to go by."""
+        """Returns the remaining time in seconds by the cluster clock.
+
+        The timer may have been armed by a wrong clock: this node had just started and did not know
+        the cluster clock yet. So both must be over: the timer waits for the whole interval wherever
+        clocks may differ (`replicated.CLOCK_SLACK_S`). The result is 0 also if the session ended in
+        the future. The node that wrote that time had a fast clock, so only the timer is left to go
+        by.
+        """
         if session.expiry_s == 0:
             return 0.0
         will = session.will
@@ -100,9 +111,12 @@ class Endings:
         return left_s if gone_s >= 0 else 0.0
 
     def _is_confirmed(self, session: Session) -> bool:
-        """Nobody had the session when its will was due, as far as anybody knew then. A node that
-        was held up finds its timers due, though others may have led the home meanwhile.
-        [MQTT-3.1.3-9]"""
+        """True if the session still has no owner after a read barrier that began when its will was
+        due.
+
+        A node that was stopped for a while finds its timers due. Another node may have led the home
+        partition and opened the session meanwhile. [MQTT-3.1.3-9]
+        """
         client_id = session.client_id
         epoch, barrier = self._confirming.get(client_id, (-1, 0))
         if epoch == session.epoch and self._barriers.has_passed(barrier):
@@ -114,7 +128,7 @@ class Endings:
         return False
 
     def advance(self) -> None:
-        """A barrier was passed."""
+        """Acts on the delayed wills whose barrier is passed."""
         for client_id, (epoch, barrier) in list(self._confirming.items()):
             if not self._barriers.has_passed(barrier):
                 continue
@@ -124,9 +138,13 @@ class Endings:
             self._confirming.pop(client_id, None)
 
     def will_comes_first(self, image: Session, is_clean: bool) -> bool:
-        """Before a session is opened. One that is over publishes its will, also if a clean start
-        ends it [MQTT-3.1.2-8]; one that is resumed, if the will was not delayed. `will_applied` and
-        `applied` go on."""
+        """Publishes the will that must precede the opening of a session, and returns True if
+        opening must wait.
+
+        An ended session publishes its will, also if a clean start ends it [MQTT-3.1.2-8]. A resumed
+        session publishes a will that was not delayed. `will_applied` and `applied` continue with
+        the opening.
+        """
         if image.owner:
             return False
         if image.expiry_s == 0:
@@ -140,12 +158,13 @@ class Endings:
         return True
 
     def _publish(self, image: Session, will: Will) -> None:
-        """Once, as long as this node decides."""
+        """Publishes the will, at most once while this node decides."""
         if self._published.get(image.client_id) != image.epoch:
             self._published[image.client_id] = image.epoch
             publish_will(self._state, image, will)
 
     def will_applied(self, client_id: str, epoch: int) -> None:
+        """Appends the end of a session that has waited for its will."""
         if self._published.get(client_id, -1) <= epoch:
             self._published.pop(client_id, None)
         image = self._images.state.sessions.get(client_id)
@@ -153,12 +172,13 @@ class Endings:
             self.due(image, SESSION_EXPIRY)
 
     def forget(self, client_id: str) -> None:
-        """The session is gone, or has a connection."""
+        """Drops what is due for a session that has ended or has a connection."""
         self._overdue.pop(client_id, None)
         self._ending.discard(client_id)
         self._confirming.pop(client_id, None)
 
     def start_deciding(self, partition: int) -> None:
+        """Acts on the sessions of `partition` that became due while another node decided."""
         for client_id, kind in list(self._overdue.items()):
             if self._home(client_id) == partition:
                 del self._overdue[client_id]
@@ -167,7 +187,8 @@ class Endings:
                     self.due(session, kind)
 
     def stop_deciding(self, partition: int) -> None:
-        """What is on its way may never get there."""
+        """Marks the sessions of `partition` as overdue again: their records may never be
+        committed."""
         for client_id in list(self._published):
             if self._home(client_id) == partition:
                 del self._published[client_id]

@@ -1,7 +1,7 @@
-"""Who owns the sessions whose home this node leads, and which epoch the next owner gets.
+"""The owners of sessions that no committed record names, and the epochs of the next owners.
 
-A session that the log knows has its owner in the images. Here are the owners that no record tells,
-or not yet, as nodes tell them and as this one has given them.
+The replicated state has the owner of every recorded session. This module adds the owners that no
+record names, or not yet: those that nodes have reported and those that this leader has appointed.
 """
 
 from collections import OrderedDict
@@ -15,16 +15,22 @@ from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 EPOCH_ORIGIN_S: Final = 1_577_836_800
-"""2020. Epochs of a session that nobody remembers begin with the seconds since then, or behind the
-newest epoch of any session, so that they lie above those of an earlier life."""
+"""The start of 2020 in Unix seconds, from which the first epoch of a forgotten session counts.
+
+The epoch of a session without any known epoch is the seconds since then. It is at least one above
+the newest epoch of any session. It therefore lies above the epochs of an earlier life of the
+session.
+"""
 SECONDS_MAX: Final = 1 << 31
-"""A clock beyond 2088 counts as this one. Records have 32 bits for an epoch, and it only grows."""
+"""The highest epoch that comes from a clock, in seconds: clocks after 2088 count as this one.
+Records have 32 bits for an epoch, and epochs only grow."""
 GIVEN_MAX: Final = 20_000
-"""Clients whose newest epoch is remembered though no record tells it."""
+"""The most clients whose newest epoch is kept although no record contains it."""
 
 
 class Owner:
-    """`recorded`: the log knows."""
+    """The owner of one session and its epoch. `recorded`: a record of the log names, or will name,
+    the owner."""
 
     def __init__(
         self, node: str, epoch: int, recorded: bool, request: int = 0, user: str = ""
@@ -32,13 +38,18 @@ class Owner:
         self.node = node
         self.epoch = epoch
         self.recorded = recorded
-        # With which it asked.
+        # The number of the request that the node was made owner for.
         self.request = request
-        # Whose the session is, "" if it is no user's, or nobody has told.
+        # The user of the session; "" if no user owns it or none was reported.
         self.user = user
 
 
 class Owners:
+    """The unrecorded owners of the sessions whose home this node leads.
+
+    Invariant: a given epoch is higher than every epoch of the session that this node knows.
+    """
+
     def __init__(self, state: NodeState, images: ReplicatedState) -> None:
         self._state = state
         self._images = images
@@ -47,13 +58,16 @@ class Owners:
         self._given: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Clients with an owner that no record tells, or not yet."""
+        """Returns the number of clients with an owner that no record names, or not yet."""
         return len(self._owners)
 
     def home(self, client_id: str) -> int:
+        """Returns the home partition of a client."""
         return partition_of(client_id.encode(), self._state.config.partitions)
 
     def owner(self, client_id: str) -> Owner | None:
+        """Returns the owner with the highest epoch, recorded or not; None if the session has
+        none."""
         owner = self._owners.get(client_id)
         image = self._images.state.sessions.get(client_id)
         if image is not None and image.owner and (owner is None or image.epoch >= owner.epoch):
@@ -61,7 +75,7 @@ class Owners:
         return owner
 
     def user(self, client_id: str) -> str:
-        """Whose the session is, "" if it is no user's."""
+        """Returns the user that the session belongs to, or "" if it belongs to none."""
         owner = self._owners.get(client_id)
         image = self._images.state.sessions.get(client_id)
         if image is not None and (owner is None or image.epoch >= owner.epoch):
@@ -69,14 +83,16 @@ class Owners:
         return "" if owner is None else owner.user
 
     def unrecorded_epoch(self, client_id: str, request: int) -> int:
-        """Given for this request, for a session that no record tells of; -1 if none was."""
+        """Returns the epoch given for this request to an unrecorded session, or -1 if there is
+        none."""
         owner = self._owners.get(client_id)
         if owner is None or owner.recorded or owner.request != request:
             return -1
         return owner.epoch
 
     def give(self, request: SessionRequest, image: Session | None) -> int:
-        """Make the asker the owner; its epoch, above all that there were."""
+        """Makes the node of `request` the owner, and returns its epoch, which is above all known
+        ones."""
         client_id = request.client_id
         owner = self._owners.get(client_id)
         known = max(
@@ -84,13 +100,15 @@ class Owners:
             0 if owner is None else owner.epoch,
             self._images.fired.get(client_id, 0),
             self._images.ended.get(client_id, 0),
-            # No record may tell of the session itself, so another leader's is known by these.
+            # The session itself may be unrecorded. The epoch that another leader gave is then known
+            # only from its QoS 2 packet ids.
             self._images.inbound_epoch(client_id),
             self._given.get(client_id, 0),
         )
         epoch = known + 1
         if not known:
-            # Above what was forgotten of the client, also if the clock was set back since.
+            # The epoch must be above all forgotten epochs of the client, also if the clock was set
+            # back.
             seconds = self._state.wall_us // 1_000_000 - EPOCH_ORIGIN_S
             epoch = max(1, min(seconds, SECONDS_MAX), self._images.newest_epoch + 1)
         self._given[client_id] = epoch
@@ -103,26 +121,30 @@ class Owners:
         return epoch
 
     def told(self, node: str, client_id: str, epoch: int, user: str = "") -> tuple[str, int] | None:
-        """A node announces that it has a session. If another node has it as well, returns the node
-        that must release it, and its epoch: the one with the lower epoch. Epochs are equal if this
-        leader gave its own before it had heard of the other, of which no record tells; then the
-        session that was announced is the older one."""
+        """Takes a node's report that it has a session.
+
+        If another node has the session as well, returns the node that must release it, and its
+        epoch: the one with the lower epoch. Epochs are equal if this leader gave its own before it
+        received the report. Then the reported session is the older one and must be released.
+        """
         known = self.owner(client_id)
         if known is not None and known.epoch >= epoch:
             return None if known.node == node else (node, epoch)
         self._owners[client_id] = Owner(node, epoch, False, user=user)
         if known is None or known.node == node or known.recorded:
-            # A record that is on its way ends one that is recorded.
+            # A queued record ends the ownership of a recorded owner, so no order is needed.
             return None
         return known.node, known.epoch
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
+        """Removes the owner if it is `node` with an epoch of at most `epoch`."""
         owner = self._owners.get(client_id)
         if owner is not None and owner.node == node and owner.epoch <= epoch:
             del self._owners[client_id]
 
     def forget(self, node: str, homes: Container[int], but: Container[str]) -> None:
-        """It has no session with these home partitions but those of the clients `but`."""
+        """Removes the unrecorded sessions of `node` with these home partitions, except those of the
+        clients `but`."""
         for client_id, owner in list(self._owners.items()):
             if (
                 owner.node == node
@@ -133,12 +155,13 @@ class Owners:
                 del self._owners[client_id]
 
     def forget_node(self, node: str) -> None:
-        """It tells what it has when it is back."""
+        """Removes the unrecorded sessions of `node`. It reports them again when it is connected."""
         for client_id, owner in list(self._owners.items()):
             if owner.node == node and not owner.recorded:
                 del self._owners[client_id]
 
     def stop_leading(self, partition: int) -> None:
+        """Removes all owners of the partition: the next leader rebuilds them from reports."""
         for client_id in list(self._owners):
             if self.home(client_id) == partition:
                 del self._owners[client_id]

@@ -1,18 +1,23 @@
-"""Whether this node still knows whose its sessions are.
+"""The ownership lease: it decides whether this node may still act as owner of its sessions.
 
-The others may give them away when they have not heard this node for `held_s`: it was stopped, held
-up or cut off. So a node takes itself for the owner only for so long after it has sent a heartbeat
-that has demonstrably come, at every other node that is not down. After a longer gap with any of
-them it is *in doubt*: it hands no message at QoS 1 or 2 to its clients (`NodeState.is_unsure`)
-before it is heard by all of them again and has then applied everything that was decided and
-committed anywhere (`barriers`). What was given away is closed by that, and no session that a record
-tells of is begun before (`opening`).
+The other nodes may reassign the sessions of this node after they have received no heartbeat from it
+for `held_s`. The node may have been stopped or cut off. So a node acts as owner for `held_s` after
+it has sent a heartbeat whose receipt every other node that is not down has confirmed. After a
+longer gap with any of them it is *unsure of ownership*. It then delivers no message of QoS 1 or 2
+(`NodeState.is_unsure`), and begins no recorded session (`acquisition`).
 
-The same goes for a node that others hear, and yet take for down, because of its disk.
+The lease counts from when the heartbeat was sent, not from its confirmation. Counter-example: a
+confirmation is delayed by 3 s, and the other nodes' time for this node began 3 s earlier.
 
-One node that is neither down nor heard does not matter as long as it decides nothing: it leads no
-partition, nor the metadata. If nothing helps for `GIVE_UP_S`, though a majority is there, the
-clients are sent away: other nodes may serve them better.
+The state ends when all of those nodes confirm heartbeats again, and this node has then passed a
+read barrier (`reads.read_barrier`). Sessions that were reassigned meanwhile are closed by the
+records that the barrier waits for.
+
+The same holds for a node that the others receive, and yet count as down because of its disk.
+
+One silent node that is not marked down does not matter while it decides nothing: it leads neither a
+partition nor the metadata. If the state lasts for `GIVE_UP_S` although a majority is connected, the
+node disconnects its clients: other nodes may serve them better.
 """
 
 from collections.abc import Callable
@@ -30,14 +35,23 @@ from holdfast.storage.partition import partition_of
 NOTHING: Final = -1
 FOREVER: Final = float("inf")
 LEADERLESS_S: Final = 5.0
-"""So long in doubt a node waits for leaders of partitions; then the sessions whose homes have none
-are closed, and the others go on."""
+"""The time in seconds that an unsure node waits for leaders of partitions. After it the node closes
+the sessions whose home partitions have no leader, and resumes the others."""
 GIVE_UP_S: Final = 15.0
+"""The time in seconds after which an unsure node that reaches a majority disconnects all its
+clients."""
 IDLE_MAX: Final = 1
-"""Nodes that are neither down nor heard, and do not matter. Two of them could find each other."""
+"""The most silent nodes, not marked down, that are ignored. Two of them could decide together
+without this node: B and C of three."""
 
 
 class OwnershipLease:
+    """The time until which this node may act as owner, and the way back when that time has passed.
+
+    Invariant: while `NodeState.is_unsure` is False, a recorded session of this node is reassigned
+    only after this node has released it.
+    """
+
     def __init__(
         self,
         state: NodeState,
@@ -49,7 +63,8 @@ class OwnershipLease:
         held_s: float,
         now: float,
     ) -> None:
-        """`acknowledged_at(node)`: see Detector. `is_asking`: clients wait for their sessions."""
+        """`acknowledged_at(node)`: see Detector. `is_asking`: do clients wait for their
+        sessions?"""
         self._state = state
         self._fabric = fabric
         self._barriers = barriers
@@ -58,20 +73,26 @@ class OwnershipLease:
         self._is_asking = is_asking
         self._held_s = held_s
         self._ticked_at = now
-        # The newest doubt, or the start; the others are heard out from then on.
+        # The begin of the present lease: the start of the node, or the last time that it became
+        # unsure. Only confirmations from then on count.
         self._began_at = now
         self._doubted_at = now
         self._sure_until = FOREVER
         self._counted: frozenset[str] = frozenset()
         self._idle: set[str] = set()
         self._barrier = NOTHING
-        # The gap goes on: what could be learned now would be too old when it ends.
+        # True while some node does not confirm. A read barrier that began now would be too old at
+        # the end of the gap.
         self._is_cut_off = False
         self._is_ill = False
         self.count = 0
 
     def tick(self, now: float) -> None:
-        """The clock is set, before anything that came meanwhile is looked at."""
+        """Checks the lease, before anything that has arrived meanwhile is processed.
+
+        Counter-example: the process was stopped for 10 s. If it first processed a client's packets,
+        it would deliver messages of a session that has another owner.
+        """
         is_unnoticed = self._is_ill and not self._state.is_unsure
         if is_unnoticed or now > self._sure_until or now > self._ticked_at + self._held_s:
             self._lose(now)
@@ -90,18 +111,18 @@ class OwnershipLease:
         self._sure_until = FOREVER
 
     def set_ill(self, is_ill: bool, now: float) -> None:
-        """The others may give away what this node has, though they hear it, because of its disk; or
-        they have no reason to any more."""
+        """Takes whether the other nodes count this node's disk as unhealthy and may reassign its
+        sessions."""
         if is_ill != self._is_ill:
             self._is_ill = is_ill
             self._lose(now)
 
     def renew(self) -> None:
-        """Somebody was heard, or the metadata has changed."""
+        """Extends the lease after a heartbeat has arrived or the metadata has changed."""
         if not self._is_cut_off and self._fabric.is_gone(self._fabric.node_id):
             self._lose(self._state.now)
         present = self._members()
-        # Who comes has decided nothing before.
+        # A node that has just joined has decided nothing before.
         self._idle.update(node for node in present - self._counted if not self._decides(node))
         self._counted = present
         self._idle.intersection_update(present)
@@ -139,8 +160,10 @@ class OwnershipLease:
         return until
 
     def ask(self) -> None:
-        """End of a turn, before barriers advance: once everybody who matters hears this node again,
-        learn what was decided."""
+        """Begins the read barrier once every node that matters confirms heartbeats again.
+
+        It runs at the end of a turn, before the barriers advance.
+        """
         if not self._is_cut_off or self._is_ill or self._fabric.is_gone(self._fabric.node_id):
             return
         silent = {node for node in self._counted if not self._is_heard(node)}
@@ -153,7 +176,10 @@ class OwnershipLease:
         self._sure_until = self._heard_until()
 
     def advance(self) -> bool:
-        """End of a turn, after that. True if the doubt is over by it."""
+        """Ends the unsure state if everything is confirmed, and returns True if it did.
+
+        It runs at the end of a turn, after the barriers have advanced.
+        """
         if not self._state.is_unsure:
             return False
         now = self._state.now
@@ -174,7 +200,12 @@ class OwnershipLease:
         return True
 
     def _do_without_leaders(self, now: float) -> bool:
-        """Nobody decides anything in partitions that nobody leads, but somebody may have."""
+        """Closes the sessions of partitions without a leader, and returns True if nothing else is
+        missing.
+
+        A partition without a leader decides nothing now, but an earlier leader may have reassigned
+        its sessions.
+        """
         if now < self._began_at + LEADERLESS_S:
             return False
         lacking = self._barriers.lacking(self._barrier)
@@ -184,7 +215,7 @@ class OwnershipLease:
         return True
 
     def _send_away(self, homes: set[int] | None, text: str) -> None:
-        """`homes`: the clients of these; None: of all."""
+        """Disconnects the clients of these home partitions, or all clients if `homes` is None."""
         state = self._state
         for session in list(state.sessions.values()):
             if homes is None or self._home(session) in homes:
@@ -206,5 +237,5 @@ class OwnershipLease:
                 proceed(state, session)
 
     def timer(self) -> float | None:
-        """While in doubt: when to call `advance`, if nothing else happens."""
+        """Returns the time of the next call of `advance` while this node is unsure, or None."""
         return self._state.now + self._held_s if self._state.is_unsure else None

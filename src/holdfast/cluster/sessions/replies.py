@@ -1,4 +1,4 @@
-"""What the leader of a home partition tells nodes of sessions; itself, too: `local`."""
+"""The replies and orders of a coordinator to nodes, this one included (`local`)."""
 
 from holdfast.cluster.context import ClusterContext
 from holdfast.cluster.frame_kinds import SESSION_CLOSE, SESSION_OPENED, SESSION_OWNED
@@ -7,14 +7,19 @@ from holdfast.cluster.state.replicated import ReplicatedState
 
 
 class HomeAnswers:
+    """The outbound side of the coordinator: SESSION_OPENED, SESSION_CLOSE and report requests."""
+
     def __init__(self, fabric: ClusterContext, images: ReplicatedState) -> None:
         self._fabric = fabric
         self._images = images
-        # Answers and orders to this node itself; opening.Opener takes them.
+        # Replies and orders to this node itself; SessionAcquisition takes them.
         self.local: list[dict[str, object]] = []
 
     def denied(self, request: SessionRequest) -> None:
-        """The session is another user's. An older version takes it for lost."""
+        """Refuses a request because the session belongs to another user.
+
+        The reply also has `lost`, which is all that an older version understands.
+        """
         self._send_opened(
             request,
             {
@@ -29,7 +34,8 @@ class HomeAnswers:
         )
 
     def opened(self, request: SessionRequest, epoch: int, present: bool, is_lost: bool) -> None:
-        """`is_lost`: the session was closed again meanwhile, and its will published."""
+        """Sends the reply to a request. `is_lost`: the session was closed again and its will
+        published."""
         client_id = request.client_id
         image = self._images.state.sessions.get(client_id)
         fields: dict[str, object] = {
@@ -51,7 +57,7 @@ class HomeAnswers:
             self._fabric.send_fields(request.node, SESSION_OPENED, fields)
 
     def order_close(self, node: str, client_id: str, epoch: int) -> None:
-        """The node is to let go of a session that it has with this epoch."""
+        """Orders the node to release a session that it has with this epoch."""
         fields: dict[str, object] = {"client": client_id, "epoch": epoch}
         if node == self._fabric.node_id:
             self.local.append({"close": True, **fields})
@@ -59,7 +65,7 @@ class HomeAnswers:
             self._fabric.send_fields(node, SESSION_CLOSE, fields)
 
     def ask_owned(self, nodes: list[str], partitions: list[int]) -> None:
-        """These nodes are to tell which sessions with these homes they have."""
+        """Requests from these nodes a report of their sessions with these home partitions."""
         fields = {"ask": True, "partitions": partitions, "owned": [], "asking": []}
         for node in nodes if partitions else ():
             if node == self._fabric.node_id:

@@ -1,4 +1,4 @@
-"""Who asks for a session, as the leader of its home partition knows them."""
+"""The requests for sessions, as the coordinator keeps them."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,8 @@ from holdfast.cluster.frame_kinds import BadFrame
 
 
 class SessionRequest:
+    """The request of one node for one session, decoded from SESSION_OPEN."""
+
     def __init__(self, node: str, fields: dict[str, object]) -> None:
         self.node = node
         self.number = number_of(fields, "request")
@@ -17,8 +19,8 @@ class SessionRequest:
         self.expiry_s = number_of(fields, "expiry_s")
         username = fields["username"]
         self.username = None if username is None else str(username)
-        # The user it has proved to be, "" for none; None: its node does not tell, or nobody can
-        # prove a name there.
+        # The authenticated user, or "" for none. None: the node does not report it, because it is
+        # older or cannot authenticate users.
         self.user: str | None = None
         if "user" in fields:
             user = fields["user"]
@@ -28,21 +30,22 @@ class SessionRequest:
             self.will = will_from(will) if isinstance(will, dict) else None
         except (KeyError, ValueError, TypeError) as error:
             raise BadFrame(f"will: {error!r}") from None
-        # Until when the owner before is waited for.
+        # The time until which the request waits for the previous owner, `waits_for`.
         self.deadline = 0.0
         self.waits_for = ""
-        # Its `open` record is on its way.
+        # True while its `open` record is appended and not committed.
         self.is_opening = False
-        # Its node does not know it any more: another process runs there.
+        # True if its node does not know it: another process runs there.
         self.is_orphan = False
 
     @property
     def recorded(self) -> bool:
+        """True if the session needs an `open` record: it outlives its connection, or has a will."""
         return self.expiry_s > 0 or self.will is not None
 
 
 class HeldOpened(Held):
-    """SESSION_OPENED of a session that the log must know first."""
+    """The promise of a SESSION_OPENED that waits for the commit of its `open` record."""
 
     def __init__(self, committed: Callable[[], None], refused: Callable[[], None]) -> None:
         super().__init__()
@@ -53,5 +56,6 @@ class HeldOpened(Held):
         self._committed()
 
     def refuse(self, state: NodeState, reason: int, text: str) -> None:
-        """This node does not lead the home any more, or not since then."""
+        """Drops the request: this node does not lead the home partition any more, or leads it in a
+        later epoch."""
         self._refused()
