@@ -1,1 +1,1 @@
-"""The event loop's side of a node: turns, timers, descriptors, unexpected exceptions."""
+"""The event loop of a node: turns, timers, descriptors and unexpected exceptions."""

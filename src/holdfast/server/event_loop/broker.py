@@ -1,8 +1,8 @@
-"""The event loop's side of a node: one turn per loop iteration.
+"""The turns of a node: one per iteration of the event loop.
 
-Sockets hand their bytes to the node as they arrive; the first one schedules a turn. The turn then
-carries out everything the iteration produced at once: due timers, one write group to the journal,
-the node's effects, and one write per touched connection.
+Sockets hand their bytes to the node as they arrive, and the first one schedules a turn. The turn
+carries out everything that the iteration produced at once: due timers, one write group to the
+journal, the node's effects, and one write per changed connection.
 """
 
 import asyncio
@@ -46,6 +46,13 @@ PASSWORD_THREADS: Final = 2
 
 
 class Broker:
+    """Connects a `Node` to sockets, the journal's writer, the log's reader and password checks.
+
+    Everything runs in the loop except the threads it owns, whose results come back as calls in the
+    loop. Each call into the node is preceded by `touch`, which sets the clock and schedules the
+    turn that carries out the effects.
+    """
+
     def __init__(
         self,
         node: Node,
@@ -56,13 +63,15 @@ class Broker:
         on_failed: Callable[[BaseException], None],
         confirm: Callable[[], None] | None = None,
     ) -> None:
-        """`on_failed`: the journal or the log's reader failed; the node must stop. `confirm`: see
-        JournalWriter."""
+        """`on_failed`: called when the journal or the log's reader failed; the node must stop.
+
+        `confirm`: see `JournalWriter`.
+        """
         self.node = node
         self.loop = loop
         self.reader: LogReader = storage.reader
         self.on_failed = on_failed
-        # Free space below which QoS > 0 publishes are refused; maintenance sets it.
+        # The free bytes below which publishes of QoS 1 and 2 are refused. Maintenance sets it.
         self.reserve_bytes = 0
         self.writer = JournalWriter(
             storage.directory,
@@ -80,18 +89,19 @@ class Broker:
         self.passwords = ThreadPoolExecutor(PASSWORD_THREADS, "password")
         self.password_queue: PasswordQueue[CheckPassword] = PasswordQueue()
         self.password_checks = 0
-        """Those that the threads have."""
+        """The number of checks that the threads have."""
         self.turn_scheduled = False
         self.has_failed = False
-        """The process is about to stop: no turn runs any more, so nothing is promised."""
+        """Whether the process is about to stop. No turn runs any more, so no promise is
+        resolved."""
         self.timer: asyncio.TimerHandle | None = None
         self.timer_at = 0.0
         self.group_in_flight = False
         self.group_began_at = 0.0
         self.flush_timer: asyncio.TimerHandle | None = None
-        # False: what is read may lack what damage has taken, and nobody shall get it.
+        # False after damage: a read may lack records, so its result must not reach any client.
         self.believes_disk = True
-        # Reads of what is not in the file yet.
+        # Reads of records that are not in the file yet.
         self.deferred: list[Effect] = []
         self.nobody_left: asyncio.Future[None] | None = None
         self.idle_waiters: deque[asyncio.Future[None]] = deque()
@@ -100,7 +110,7 @@ class Broker:
         self.node.tick(self.loop.time(), time.time_ns() // 1000)
 
     def touch(self) -> None:
-        """Call before handing anything to the node: sets its clock, schedules the turn."""
+        """Set the node's clock and schedule a turn. Call it before handing anything to the node."""
         if not self.turn_scheduled:
             self.turn_scheduled = True
             self.set_clock()
@@ -143,25 +153,25 @@ class Broker:
             self.timer = self.loop.call_at(when, self.fire)
 
     def advance(self) -> None:
-        """For what has a part in each turn besides the node."""
+        """Advance what takes part in each turn besides the node."""
 
     def finish_turn(self) -> None:
-        """The last of a turn, with everything handed out."""
+        """Finish the turn after all effects and writes."""
 
     def next_timer(self) -> float | None:
         return self.node.timer()
 
     def recorded_state(self) -> NodeState:
-        """What the log's committed records say."""
+        """Return the state that the log's committed records define."""
         return self.node.state
 
     def snapshot_offsets(self) -> list[int]:
-        """Of a snapshot that is begun now: where the records begin that it does not have."""
-        # What was appended after it is not in the state yet (NodeState.hold): it is replayed.
+        """Return the offsets at which replay begins after a snapshot begun now."""
+        # Later records are not in the state yet (`NodeState.hold`), so they are replayed.
         return list(self.node.state.journal.high_watermark)
 
     def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
-        """See node.recovery.snapshot_entries."""
+        """Return the entries of a snapshot: see `state_records.snapshot_entries`."""
         return snapshot_entries(self.node.state)
 
     def fire(self) -> None:
@@ -169,9 +179,11 @@ class Broker:
         self.touch()
 
     def write_journal(self, at_once: bool) -> None:
-        """Hand the pending records to the writer if it is free: what arrives while it works makes
-        the next group. With durability "memory" nobody waits for the file, so records gather for
-        `memory_flush_s` (or until there are many)."""
+        """Hand the pending records to the writer if it is free.
+
+        Records that arrive while it works form the next group. With durability "memory" no promise
+        waits for the file. Records then gather for `memory_flush_s`, or until there are 1 MiB.
+        """
         state = self.node.state
         journal = state.journal
         if state.memory:
@@ -192,20 +204,20 @@ class Broker:
         self.writer.submit(group)
 
     def waits_s(self) -> float:
-        """How long the oldest promise has been waiting to be kept; 0.0: none waits."""
+        """Return the age in seconds of the oldest waiting promise, 0.0 without one."""
         if not self.group_in_flight or self.node.state.memory:
             return 0.0
         return self.loop.time() - self.group_began_at
 
     def group_taken(self, group: WriteGroup) -> None:
-        """The group goes to the writer."""
+        """Note that the writer receives the group."""
 
     def flush_due(self) -> None:
         self.flush_timer = None
         self.write_journal(True)
 
     def group_written(self, group: WriteGroup) -> None:
-        """The writer is done with a group: it is in the file, and durable unless "memory"."""
+        """Commit a group that is in the file, and on disk unless durability is "memory"."""
         self.group_in_flight = False
         self.touch()
         state = self.node.state
@@ -221,7 +233,7 @@ class Broker:
         self.wake_waiters()
 
     def writer_full(self) -> None:
-        """The group in flight waits for space, and so do all the promises behind it."""
+        """Refuse publishes: the group in flight, and every promise behind it, waits for space."""
         self.touch()
         self.refuse_publishes()
         logger.error("journal_waits_for_space")
@@ -240,7 +252,7 @@ class Broker:
             )
 
     def accept_publishes(self) -> None:
-        """There is space again."""
+        """Accept publishes again, because there is space."""
         state = self.node.state
         if state.disk_full:
             state.disk_full = False
@@ -252,7 +264,7 @@ class Broker:
             waiter.set_result(None)
 
     async def settle(self) -> None:
-        """Take nothing more from clients, and answer everything that was taken."""
+        """Read no more from clients, and acknowledge everything that was received."""
         for session in self.node.state.sessions.values():
             connection = session.connection
             if connection is not None and connection.transport is not None:
@@ -263,13 +275,13 @@ class Broker:
         self.turn()
 
     async def wait_for_disconnects(self, timeout_s: float) -> None:
-        """Return when no connection is left, or the time is over."""
+        """Wait until no connection is left, at most `timeout_s`."""
         if self.node.state.connections:
             self.nobody_left = self.loop.create_future()
             await asyncio.wait([self.nobody_left], timeout=timeout_s)
 
     async def drain_journal(self) -> None:
-        """Return once everything appended so far is with the disk."""
+        """Wait until everything appended so far is written."""
         state = self.node.state
         journal = state.journal
         target = journal.sequence
@@ -302,7 +314,7 @@ class Broker:
             if not connection.input_paused:
                 transport.resume_reading()
         elif isinstance(effect, Note):
-            # The values stay arguments: the log's handler cuts each of them.
+            # The values stay arguments, because the log's handler truncates each of them.
             text = " ".join([effect.event, *(f"{key}=%r" for key in effect.fields)])
             logger.log(LEVELS[effect.level], text, *effect.fields.values())
         elif isinstance(effect, FetchInflight):
@@ -350,15 +362,17 @@ class Broker:
         self.read_pool.submit(work, done)
 
     def may_read_again(self, error: BaseException) -> bool:
-        """True if only a file descriptor was missing, which says nothing about the disk."""
+        """Return True if only a file descriptor was missing, which says nothing of the disk."""
         if is_scarce(error):
             logger.error("log_read_waits_for_descriptor error=%r", str(error))
             return True
         return False
 
     def defer(self, effect: Effect) -> None:
-        """With durability "memory" what is committed may not be in the file yet: carry the effect
-        out after the next group."""
+        """Carry out the effect after the next group.
+
+        With durability "memory", committed records may not be in the file yet.
+        """
         self.deferred.append(effect)
         self.write_journal(True)
 
@@ -398,7 +412,7 @@ class Broker:
         self.read_pool.submit(work, done)
 
     async def in_reader_thread(self, work: Callable[[], T]) -> T:
-        """Run `work` where nothing else reads the log at the same time."""
+        """Run `work` in the thread that reads the log, so that no read runs at the same time."""
         future: asyncio.Future[T] = self.loop.create_future()
 
         def done(result: object, error: BaseException | None) -> None:
@@ -416,7 +430,7 @@ class Broker:
         file = self.password_file
         assert file is not None
         if file.is_remembered(effect.username, effect.password):
-            # Clients that were here before never wait behind strangers.
+            # Returning clients never wait behind unknown ones.
             self.node.handle_password_checked(effect.connection, True)
         elif self.password_queue.offer(address_of(effect.connection.remote), effect):
             self.check_passwords(file)
@@ -424,7 +438,7 @@ class Broker:
             self.node.handle_password_unchecked(effect.connection)
 
     def check_passwords(self, file: PasswordFile) -> None:
-        """Give the threads what they can have: one check each, and the next."""
+        """Give each thread one check, and one to follow."""
         while self.password_checks < 2 * PASSWORD_THREADS:
             effect = self.password_queue.take()
             if effect is None:
@@ -434,7 +448,7 @@ class Broker:
                 continue
             transport = connection.transport
             if isinstance(transport, ClientTransport) and transport.has_left():
-                # It gets no answer: its password is worth no hash.
+                # The client cannot receive the result, so the costly hash is saved.
                 self.node.handle_left(connection)
                 continue
             self.password_checks += 1
@@ -442,7 +456,7 @@ class Broker:
             future.add_done_callback(partial(self.password_arrived, effect))
 
     def password_arrived(self, effect: CheckPassword, done: Future[bool]) -> None:
-        """In the thread."""
+        """Pass the result to the loop. Runs in the thread."""
         if not done.cancelled():
             self.loop.call_soon_threadsafe(self.password_checked, effect, done)
 
@@ -457,14 +471,17 @@ class Broker:
         self.node.handle_password_checked(effect.connection, error is None and done.result())
 
     def fail(self, event: str, error: BaseException) -> None:
-        """Something that must not happen, and must not be hidden: stop the node."""
+        """Stop the node after an error that must not happen and must not be hidden."""
         logger.critical("%s error=%r", event, str(error), exc_info=error)
         self.has_failed = True
         self.on_failed(error)
 
     def contain(self, connection: Connection, error: Exception) -> None:
-        """A packet of this client made the node fail. All that can be half done is the client's
-        own: its connection is cut, and its session goes on from the log."""
+        """Log that a packet of this client made the node fail.
+
+        Only the client's own state can be incomplete. Its connection is cut, and its session
+        continues from the log.
+        """
         self.node.state.stats.internal_errors += 1
         logger.error(
             "client_failed remote=%r client=%r error=%r",
@@ -475,7 +492,7 @@ class Broker:
         )
 
     def close(self) -> None:
-        """Stop the threads; what was submitted is written first."""
+        """Write everything submitted and stop the threads."""
         if self.timer is not None:
             self.timer.cancel()
         if self.flush_timer is not None:

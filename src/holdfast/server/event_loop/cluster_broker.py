@@ -1,5 +1,4 @@
-"""The event loop's side of a node of a cluster: a broker whose turns also carry frames between
-the nodes, and the metadata's writes."""
+"""The turns of a cluster node, which also carry frames between nodes and Raft's writes."""
 
 import asyncio
 import logging
@@ -27,11 +26,15 @@ from holdfast.storage.reading.scan import Damage
 logger = logging.getLogger("holdfast")
 
 WATERMARKS_S: Final = 1.0
-"""How often the high watermarks are written down."""
+"""The interval in seconds at which the high watermarks are written."""
 
 
 class ClusterBroker(Broker):
-    """A PeerHandler. `links` and `raft` are set before the first turn."""
+    """The `Broker` of a cluster node and the `PeerHandler` of its links.
+
+    `links` and `raft` are set before the first turn. A turn sends the frames of the cluster before
+    it submits Raft's writes. Frames that depend on a write are produced only after `raft_written`.
+    """
 
     def __init__(
         self,
@@ -44,9 +47,12 @@ class ClusterBroker(Broker):
         on_turn: Callable[[], None],
         disk_stall_s: float,
     ) -> None:
-        """`on_turn`: after a turn in which the cluster's nodes may have changed, or proposals have
-        come back, or a snapshot is wanted, or the disk stalls or does so no more, or this node was
-        removed; after every one while `is_watched`. `disk_stall_s`: how long one write may take."""
+        """`on_turn`: called after a turn with news for the server.
+
+        News are: the cluster's nodes changed, proposals are decided, a snapshot is wanted, the disk
+        stalls or responds again, or this node was removed. While `is_watched`, it is called after
+        every turn. `disk_stall_s`: the longest normal write in seconds.
+        """
         super().__init__(
             member.node,
             loop,  # type: ignore[arg-type]
@@ -64,22 +70,22 @@ class ClusterBroker(Broker):
         storage.opened.store.on_damage = self._found_damage
         self.disk = DiskWatch(disk_stall_s)
         self.is_damaged = False
-        """The log has lost, or changed, what was in it. It stays like that."""
-        # Damage was found before it was known whether there are others.
+        """Whether the log has lost or changed records. It never becomes False again."""
+        # Damage was found before the metadata said whether there are other replicas.
         self._is_undecided = False
         self.is_removed = False
-        """From the cluster, and for good: the others have said so."""
+        """Whether the other nodes have reported that this node was removed for good."""
         self.older_copy = ""
-        """What another node misses on the disk here, which had it once."""
+        """The report of another node that this disk has lost something that it had once."""
         self.may_begin_anew = False
-        """Because of that: the others can do without this node."""
+        """Whether the other nodes form a majority without this node, so that it may start again."""
         self._standing_changed = False
         self.is_watched = True
-        # When the member's timers are due, as it said last.
+        # The time at which the cluster's timers are due.
         self._member_at = 0.0
         self._watermarks_at = 0.0
         self._written_watermarks: Checkpoint | None = None
-        # The last attempt failed, and that was logged.
+        # Whether the last attempt to write the watermarks failed, which was logged.
         self._is_unwritten = False
 
     def set_clock(self) -> None:
@@ -125,7 +131,7 @@ class ClusterBroker(Broker):
             self._tell_disk(now)
 
     def _tell_disk(self, now: float) -> None:
-        """It stalls, or does not any more."""
+        """Report that the disk stalls, or that it responds again."""
         is_stalled = self.disk.is_stalled
         self._standing_changed = True
         if is_stalled:
@@ -180,7 +186,7 @@ class ClusterBroker(Broker):
             self.writer.housekeeping.submit(partial(self._write_watermarks, watermarks))
 
     async def write_watermarks(self) -> None:
-        """The last ones, behind those that are being written."""
+        """Write the last watermarks behind those in progress, and wait for that."""
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(result: object, error: BaseException | None) -> None:
@@ -195,7 +201,7 @@ class ClusterBroker(Broker):
         await written
 
     def _write_watermarks(self, watermarks: Checkpoint) -> None:
-        """In another thread. The older ones serve as well: a start takes a little longer."""
+        """Write the watermarks, in another thread. Older ones only make a start slower."""
         try:
             self.directory.write_watermarks(watermarks)
         except OSError as error:
@@ -295,7 +301,8 @@ class ClusterBroker(Broker):
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
         self.touch()
-        # The process may have been stopped since the turn began, and have read this afterwards.
+        # The process may have been stopped after the turn began, so the turn's clock may be old.
+        # Ownership and heartbeats are judged by the present time.
         now = self.loop.time()
         self.member.tick(now)
         if kind != HEARTBEAT:
@@ -316,21 +323,26 @@ class ClusterBroker(Broker):
         self._link_changed(partial(self.member.handle_refused, node_id, self.node.state.now))
 
     def _link_changed(self, tell_member: Callable[[], None]) -> None:
-        """A failure of the member must not end in the link's callback, which would only cut the
-        link: the same would fail on the next one, while this node seems to live."""
+        """Change a link, and stop the node if that fails.
+
+        An exception in the link's callback would only close the link. The next link would fail in
+        the same way, while the node seems to work.
+        """
         try:
             tell_member()
         except Exception as error:  # noqa: BLE001
             self.fail("link_failed", error)
 
     def _found_damage(self, damage: Damage) -> None:
-        """In the thread that reads, before it reports what it has read."""
+        """Report damage, in the reading thread, before it reports what it has read."""
         report_damage(damage)
         self.loop.call_soon_threadsafe(self.distrust_disk)
 
     def distrust_disk(self) -> None:
-        """The log is damaged. Nothing that is read from it is given to anybody any more, unless
-        there is nobody else who could have it."""
+        """Give no read result to anyone any more, if other nodes have replicas of the log.
+
+        Without other replicas the node continues, because the rest of its log is the only copy.
+        """
         metadata = self.member.fabric.metadata
         self._is_undecided = metadata is None
         if self.is_damaged or metadata is None or not _has_other_replicas(self.member, metadata):
@@ -356,7 +368,7 @@ class ClusterBroker(Broker):
             self.older_copy = text
             logger.error("older_copy text=%r", text)
             if self.links is not None:
-                # It has lost votes and acknowledgements: it must not give others.
+                # The disk has lost votes and acknowledgements, so the node must give no new ones.
                 self.links.isolate("the disk of this node is an older copy")
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The process's file descriptors: how many it may have, and who may use them.
+"""The file descriptors of the process: their number, and the share of the clients.
 
-Clients get all but a reserve. The reserve is the broker's own: segments, snapshots, reads of the
-log, other nodes, and the admin port. Without it, silent connections could take the descriptor that
-the next segment needs.
+Clients may use all but a reserve. The reserve belongs to the broker: segments, snapshots, reads of
+the log, other nodes and the admin port. Without it, silent connections could take the descriptor
+that the next segment needs.
 """
 
 import logging
@@ -16,16 +16,19 @@ from holdfast.storage.files.filesystem import DESCRIPTORS
 logger = logging.getLogger("holdfast")
 
 RESERVE_MAX: Final = 512
-"""Enough for 32 open segments, 64 readers of the log, 64 requests on the admin port, 64 nodes that
-introduce themselves, a federation's links, and the broker's own files."""
+"""The largest reserve in descriptors.
+
+It is enough for 32 open segments, 64 readers of the log, 64 requests on the admin port, 64 nodes in
+the handshake, a federation's links, and the broker's own files.
+"""
 RESERVE_MIN: Final = 64
 UNLIMITED: Final = 1 << 30
 
 
 def raise_limit() -> int:
-    """Raise the soft limit to the hard one. Returns the descriptors that the process may have."""
+    """Raise the soft limit to the hard one and return the descriptors that are allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems have a limit of their own below "unlimited".
+    # Some systems have a lower limit of their own below "unlimited".
     for wanted in (hard, 1 << 20, 10_240):
         if soft in (hard, resource.RLIM_INFINITY) or soft >= wanted > 0:
             break
@@ -39,32 +42,35 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """Of this process, by now."""
+    """Return the current limit of this process."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return UNLIMITED if soft == resource.RLIM_INFINITY else soft
 
 
 def reserve() -> int:
-    """Descriptors that clients never get: a quarter, but at least 64 and at most 512. Below 128 it
-    is half."""
+    """Return the number of descriptors that clients never use.
+
+    It is a quarter of the limit, but at least 64 and at most 512. Below a limit of 128 it is half.
+    """
     total = limit()
     return min(RESERVE_MAX, max(total // 4, min(RESERVE_MIN, total // 2)))
 
 
 def for_clients() -> int:
-    """Connections of clients that the process can have."""
+    """Return the number of client connections that the process allows."""
     return limit() - reserve()
 
 
 def share(count: int) -> int:
-    """At most `count` connections of one kind that the reserve serves, an eighth of it if that is
-    less."""
+    """Limit connections of one kind that use the reserve to `count` or an eighth of it."""
     return min(count, max(2, reserve() // 8))
 
 
 def watch_files() -> None:
-    """From now on whoever opens one of the log's files waits for a descriptor, except the event
-    loop, in the main thread: while it waits, no connection is closed."""
+    """Make threads that open a file of the log wait for a free descriptor.
+
+    The event loop in the main thread does not wait, because while it waits no connection closes.
+    """
     DESCRIPTORS.may_wait = _may_wait
 
 

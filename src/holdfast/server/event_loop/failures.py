@@ -1,16 +1,16 @@
-"""Exceptions that no code expected, and what each of them means for the process.
+"""The handling of unexpected exceptions.
 
-There are two answers. An exception is *contained* where all that it may have left half done
-belongs to one connection, which is then cut: its session goes on from the log. Everything else
-*stops* the process: a turn that ended in the middle may have handed a record to one session and
-not to the next, and only recovery, which reads the log again, makes up for that. Nothing is logged
-and then carried on with.
+There are two ways. An exception is *contained* if everything that may be incomplete belongs to one
+connection. The connection is cut, and its session continues from the log. Every other exception
+*stops* the process. A turn that ended in the middle may have handed a record to one session and not
+to the next. Only recovery, which reads the log again, repairs that. No exception is logged and then
+ignored.
 
-| where | answer |
+| where | handling |
 |---|---|
-| a packet of a client (`drivers.tcp`) | contained: the connection is cut |
-| the HTTP and TLS libraries' own protocols | contained: the loop has cut the connection |
-| snapshots, retention, the watch on free space (`api.maintenance`) | contained: tried again, told |
+| a packet of a client (`sockets.tcp`) | contained: the connection is cut |
+| protocols of the HTTP and TLS libraries | contained: the loop has cut the connection |
+| snapshots, retention, the check of free space (`maintenance`) | contained: logged, repeated |
 | a turn, a commit, a timer, a result of a thread, a frame of a peer | stops the process |
 | a task that lives as long as the process | stops the process |
 """
@@ -28,12 +28,12 @@ _OWN: Final = "holdfast"
 def stop_on_unexpected(
     loop: asyncio.AbstractEventLoop, stop: Callable[[BaseException], None]
 ) -> None:
-    """Make the loop call `stop` with each exception that must not be carried on with."""
+    """Make the loop call `stop` with each exception that is not contained."""
 
     def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, Exception):
-            # No failure: a task that the end of the process has overtaken, for instance.
+            # No failure, for example a task that was still running when the process ended.
             logger.error("event_loop text=%r", context.get("message"))
         elif is_contained(context):
             logger.error(
@@ -50,7 +50,7 @@ def stop_on_unexpected(
 
 
 def first_unexpected(loop: asyncio.AbstractEventLoop) -> asyncio.Future[BaseException]:
-    """The first exception of the loop that must not be carried on with, once there is one."""
+    """Return a future of the first exception of the loop that is not contained."""
     found: asyncio.Future[BaseException] = loop.create_future()
 
     def keep(error: BaseException) -> None:
@@ -62,24 +62,26 @@ def first_unexpected(loop: asyncio.AbstractEventLoop) -> asyncio.Future[BaseExce
 
 
 def is_contained(context: dict[str, Any]) -> bool:
-    """Is it the failure of one connection, in a library, which the loop has cut? `context`: as the
-    loop hands it to its exception handler."""
+    """Return whether one connection failed in a library and the loop has cut it.
+
+    `context`: the argument of the loop's exception handler.
+    """
     protocol = context.get("protocol")
     if protocol is not None:
         return type(protocol).__module__.partition(".")[0] != _OWN
-    # An accept that found no descriptor: the loop tries again.
+    # An accept found no free descriptor. The loop tries again.
     return "socket" in context and isinstance(context.get("exception"), OSError)
 
 
 def watched(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-    """A task of `work` that nobody waits for: its failure goes to the loop's exception handler."""
+    """Start a task whose failure goes to the loop's exception handler."""
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(report)
     return task
 
 
 def report(task: "asyncio.Task[None]") -> None:
-    """Hand what a task failed of, if it did, to the loop's exception handler."""
+    """Pass the failure of a finished task, if any, to the loop's exception handler."""
     if not task.cancelled() and task.exception() is not None:
         context = {"message": "a task failed", "exception": task.exception()}
         task.get_loop().call_exception_handler(context)

@@ -1,5 +1,7 @@
-"""What a process that serves runs on: uvloop where it is installed, asyncio's own loop otherwise,
-and a garbage collector that keeps out of the way."""
+"""The event loop and the garbage collector of a serving process.
+
+The loop is uvloop if it is installed, else asyncio's.
+"""
 
 import asyncio
 import gc
@@ -18,8 +20,11 @@ def is_uvloop(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def spare_the_collector() -> None:
-    """Once everything is loaded. What is kept lives long, and what a message allocates is freed by
-    its reference count: full collections would only cost pauses that grow with what is kept."""
+    """Make full collections rare. Call it once everything is loaded.
+
+    Long-lived objects stay anyway, and reference counts free what a message allocates. A full
+    collection would only cost a pause that grows with the number of objects.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

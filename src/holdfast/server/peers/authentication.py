@@ -1,5 +1,7 @@
-"""What a node shows its peers and asks of them: a secret, certificates, both or (on loopback)
-neither."""
+"""The credentials of a node and its requirements for peers.
+
+These are a secret, certificates, both, or (on loopback) neither.
+"""
 
 import ssl
 from dataclasses import dataclass
@@ -11,8 +13,10 @@ from holdfast.security.tls import TlsError, server_context
 
 
 class Credentials(Protocol):
-    """Names of files, empty where there is none; `certificate`, `key` and `ca` go together. The
-    tables [cluster] and [federation] are ones."""
+    """The names of the credential files, empty where there is none.
+
+    `certificate`, `key` and `ca` go together. The tables [cluster] and [federation] implement this.
+    """
 
     @property
     def secret_file(self) -> str: ...
@@ -26,13 +30,15 @@ class Credentials(Protocol):
 
 @dataclass(frozen=True)
 class PeerAuth:
+    """The loaded secret, and the TLS contexts for accepting and dialling."""
+
     secret: bytes = b""
     server: ssl.SSLContext | None = None
     client: ssl.SSLContext | None = None
 
     @classmethod
     def load(cls, files: Credentials) -> "PeerAuth":
-        """From the files the configuration names. Raises SecretError and TlsError."""
+        """Load the configured files. Raises `SecretError` or `TlsError` if they cannot be used."""
         secret = read_secret(Path(files.secret_file)) if files.secret_file else b""
         if not files.ca:
             return cls(secret)
@@ -41,7 +47,7 @@ class PeerAuth:
         server.minimum_version = ssl.TLSVersion.TLSv1_3
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.minimum_version = ssl.TLSVersion.TLSv1_3
-        # Nodes are known by their ids, which certificate_names has; addresses may change.
+        # A certificate names the node's id (`certificate_names`), because addresses may change.
         client.check_hostname = False
         try:
             client.load_cert_chain(certificate, key)

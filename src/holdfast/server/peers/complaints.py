@@ -1,4 +1,4 @@
-"""Log lines about what happens again and again, as long as it does."""
+"""Log lines about repeated problems, limited in rate."""
 
 import logging
 from collections.abc import Callable
@@ -8,10 +8,12 @@ logger = logging.getLogger("holdfast")
 
 INTERVAL_S: Final = 60.0
 COMPLAINTS_MAX: Final = 256
-"""The oldest is forgotten, and may be said again."""
+"""The most problems in memory. The oldest is forgotten, and may then be logged again."""
 
 
 class Complaints:
+    """Logs a problem once per INTERVAL_S and key, unless it changes."""
+
     def __init__(self, clock: Callable[[], float], subject: str = "peer") -> None:
         """`subject`: the first word of each line."""
         self._clock = clock
@@ -19,8 +21,7 @@ class Complaints:
         self._said: dict[str, tuple[str, float]] = {}
 
     def say(self, key: str, what: str, text: str, level: int = logging.WARNING) -> None:
-        """Log `text`, unless the last that was said about `key` was the same `what` and that is
-        less than INTERVAL_S ago."""
+        """Log `text`, unless the same `what` was logged for `key` less than INTERVAL_S ago."""
         now = self._clock()
         what_before, at = self._said.pop(key, ("", 0.0))
         if what_before == what and now - at < INTERVAL_S:
@@ -32,5 +33,5 @@ class Complaints:
         logger.log(level, "%s %s", self._subject, text)
 
     def forget(self, key: str) -> None:
-        """All is well with `key`: what comes next is news."""
+        """Forget a solved problem, so that the next one is logged at once."""
         self._said.pop(key, None)

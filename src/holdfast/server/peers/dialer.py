@@ -1,4 +1,4 @@
-"""Connecting to the addresses of other nodes, again and again."""
+"""Connects to the addresses of other nodes, repeatedly."""
 
 import asyncio
 import errno
@@ -13,7 +13,7 @@ from holdfast.server.event_loop.failures import report
 DELAY_S_MIN: Final = 0.02
 DELAY_S_MAX: Final = 1.0
 USER_TIMEOUT_MS: Final = 5000
-"""Sent and not acknowledged by the other machine for so long: the connection is dead."""
+"""The time in milliseconds without an acknowledgement after which a connection is dead."""
 KEEPALIVE_IDLE_S: Final = 2
 KEEPALIVE_INTERVAL_S: Final = 1
 KEEPALIVE_PROBES: Final = 3
@@ -22,7 +22,7 @@ KEEPALIVE_PROBES: Final = 3
 class PeerDialer:
     """Dials one address while `needed` is set: at once, then after growing, jittered delays.
 
-    `attempt` makes one connection and returns when it is settled, one way or the other.
+    `attempt` makes one connection and returns when it is established or has failed.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class PeerDialer:
         attempt: Callable[["PeerDialer"], Awaitable[None]],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """`node_id`: who must answer, "" for whoever does."""
+        """`node_id`: the node expected at the address, "" for any."""
         self.address = address
         self.node_id = node_id
         self.answered = node_id
-        """The node that was found there last."""
+        """The node that was last found at the address."""
         self.needed = asyncio.Event()
         self._attempt = attempt
         self._failures = 0
@@ -45,12 +45,12 @@ class PeerDialer:
         self._task.add_done_callback(report)
 
     def at_once(self) -> None:
-        """A link that had lasted is gone: forget the delays."""
+        """Dial without a delay, because a link that had lasted was lost."""
         self._failures = 0
         self._urgent.set()
 
     def stop(self) -> "asyncio.Task[None]":
-        """Returns what ends soon."""
+        """Cancel the dialer and return its task, which ends soon."""
         self._task.cancel()
         return self._task
 
@@ -59,7 +59,7 @@ class PeerDialer:
             await self.needed.wait()
             if self._failures:
                 await self._pause()
-            # It may have been cleared since.
+            # It may have been cleared during the pause.
             if self.needed.is_set():
                 self._failures += 1
                 await self._attempt(self)
@@ -80,8 +80,10 @@ async def connect(
     protocol: asyncio.BaseProtocol,
     context: ssl.SSLContext | None,
 ) -> None:
-    """Connect a protocol to host:port, with TLS if there is a context. Raises OSError, of which
-    ssl.SSLError is one; ConnectionRefusedError only if nobody listens at any address of the host.
+    """Connect a protocol to host:port, with TLS if there is a context.
+
+    Raises `OSError`, which includes `ssl.SSLError`. `ConnectionRefusedError` means that no address
+    of the host has a listener.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -92,8 +94,9 @@ async def connect(
     failure: OSError | None = None
     for family, _, _, _, target in found:
         try:
-            # Not with a socket of our own: uvloop 0.22 and 0.23 close it twice if the connection
-            # ends before create_connection returns, the second time as somebody else's.
+            # create_connection gets an address, not a socket: uvloop 0.22 and 0.23 close a given
+            # socket twice if the connection ends before the call returns. The second time its
+            # number may belong to another file.
             await loop.create_connection(
                 lambda: protocol,
                 str(target[0]),
@@ -110,7 +113,7 @@ async def connect(
 
 
 def configure(transport: asyncio.BaseTransport) -> None:
-    """No delay for small frames; a machine that is gone is noticed within seconds."""
+    """Send small frames without delay, and notice a dead machine within seconds."""
     one: socket.socket = transport.get_extra_info("socket")
     for level, name, value in (
         (socket.IPPROTO_TCP, "TCP_NODELAY", 1),

@@ -1,7 +1,7 @@
 """Frames between nodes: u32 length of the payload, u8 kind, payload.
 
-The reader hands out its buffer to be read into (asyncio.BufferedProtocol), so that a payload is
-copied once: out of that buffer.
+The socket is read directly into the reader's buffer (asyncio.BufferedProtocol), so a payload is
+copied once, out of that buffer.
 """
 
 import struct
@@ -10,9 +10,9 @@ from typing import Final
 HEADER: Final = struct.Struct(">IB")
 READ_BYTES: Final = 262_144
 READ_BYTES_MIN: Final = 65_536
-"""With less room behind them, bytes are moved to the front of the buffer."""
+"""The room in bytes below which unparsed bytes are moved to the front of the buffer."""
 KEPT_BYTES: Final = 4_194_304
-"""A buffer that grew beyond this for one frame is given back after it."""
+"""The size in bytes above which a buffer that grew for one frame is released after it."""
 
 
 class FrameTooLong(Exception):
@@ -20,7 +20,10 @@ class FrameTooLong(Exception):
 
 
 class PeerFrameReader:
-    """Invariant: 0 <= start <= end < capacity; the bytes between are not parsed yet."""
+    """Splits received bytes into frames.
+
+    Invariant: 0 <= start <= end < capacity, and the bytes from start to end are not parsed yet.
+    """
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._payload_bytes_max = payload_bytes_max
@@ -29,16 +32,19 @@ class PeerFrameReader:
         self._end = 0
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; `filled` tells how many they were."""
+        """Return the buffer for the next bytes; `filled` reports how many they were."""
         return self._view[self._end :]
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """For what was read elsewhere before: at most READ_BYTES."""
+        """Parse bytes that were read elsewhere before, at most READ_BYTES."""
         self._view[: len(data)] = data
         return self.filled(len(data))
 
     def filled(self, count: int) -> list[tuple[int, bytes]]:
-        """The frames that are complete now, kind and payload. Raises FrameTooLong."""
+        """Return the kinds and payloads of the complete frames.
+
+        Raises `FrameTooLong` for a payload above the limit.
+        """
         self._end += count
         view, start, end = self._view, self._start, self._end
         frames: list[tuple[int, bytes]] = []
@@ -61,9 +67,11 @@ class PeerFrameReader:
         return frames
 
     def _make_room(self, needed: int) -> None:
-        """For a whole frame from `start`, and for a read that is worth it. A view that was handed
-        out may still be in use: bytes move within the buffer or into a new one, it is never
-        resized."""
+        """Make room for a whole frame from `start`, and for a worthwhile read.
+
+        A view that was handed out may still be in use. So bytes move within the buffer or into a
+        new one, and the buffer is never resized.
+        """
         view, start, end = self._view, self._start, self._end
         capacity = max(needed, READ_BYTES)
         too_large = len(view) > KEPT_BYTES >= capacity

@@ -1,7 +1,7 @@
 """One connection to another node: the handshake, then frames both ways.
 
-Duck-typed rather than derived from asyncio.BufferedProtocol, so that it compiles to a native class;
-asyncio's own loop takes it for a Protocol then.
+It has the methods of asyncio.BufferedProtocol without the base class, so that it compiles to a
+native class. asyncio's own loop then treats it as a Protocol.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from holdfast.server.peers.frames import HEADER, FrameTooLong, PeerFrameReader
 
 HANDSHAKE_READ_BYTES: Final = 4096
 JOINED_BYTES: Final = 65_536
-"""Up to here one copy into one buffer is cheaper than handing the pieces to the socket."""
+"""The size in bytes up to which one copy costs less than passing pieces to the socket."""
 CLOSE_TIMEOUT_S: Final = 1.0
-"""How long an orderly close may take to send what is queued."""
+"""The time in seconds that an orderly close has to send queued frames."""
 
 
 @dataclass(slots=True)
 class PeerMetrics:
-    """Counters since the start."""
+    """The counters of a node's links since the start."""
 
     frames_in: int = 0
     frames_out: int = 0
@@ -38,12 +38,15 @@ class PeerMetrics:
     overflows: int = 0
     """Links closed because the peer did not read."""
     refused: dict[str, int] = field(default_factory=dict)
-    """Connections that did not become a link, by `Refusal.reason`. "nobody": nobody listened at
-    the address that was dialled; "linked", "self" and "reset" may well be in order."""
+    """Connections that did not become a link, by `Refusal.reason`.
+
+    "nobody" means that no process listens at the dialled address. "linked", "self" and "reset" also
+    occur in normal operation.
+    """
 
 
 class LinkOwner(Protocol):
-    """What a link asks and tells; all calls come from the event loop."""
+    """The receiver of a link's events. All calls come from the event loop."""
 
     metrics: PeerMetrics
 
@@ -52,24 +55,24 @@ class LinkOwner(Protocol):
     def established(self, link: "PeerLink") -> None: ...
 
     def received(self, link: "PeerLink", kind: int, payload: bytes) -> None:
-        """May raise BadFrame: the link is closed."""
+        """Process a frame. `BadFrame` from it closes the link."""
 
     def broken_off(self, link: "PeerLink", text: str) -> None:
-        """The peer did what it must not; the link is being closed."""
+        """Report that the peer violated the protocol. The link is being closed."""
 
     def opened(self, link: "PeerLink") -> None:
-        """There is a socket, before everything else."""
+        """Report that there is a socket. This is the first call for a link."""
 
     def closed(self, link: "PeerLink") -> None:
-        """The socket is closed, after everything else."""
+        """Report that the socket is closed. This is the last call for a link."""
 
 
 def failure(error: Exception | None) -> Refusal:
-    """What an error of a socket means before there is a link."""
+    """Convert a socket's error before the link is established into a refusal."""
     if isinstance(error, ConnectionRefusedError):
         return Refusal("nobody", "refuses connections")
     if isinstance(error, ConnectionResetError):
-        # As a process that ends does to connections that it has not accepted yet.
+        # A process that ends does this to connections that it has not accepted.
         return Refusal("reset", "reset the connection")
     if isinstance(error, ssl.SSLError):
         reason = (error.reason or "no reason").replace("_", " ").lower()
@@ -80,6 +83,12 @@ def failure(error: Exception | None) -> Refusal:
 
 
 class PeerLink:
+    """The protocol of one connection, from the handshake to the close.
+
+    `settled` is done exactly once: when the handshake has succeeded, or when the connection has
+    ended without that. Only an established link passes frames to its owner.
+    """
+
     def __init__(
         self,
         owner: LinkOwner,
@@ -96,11 +105,13 @@ class PeerLink:
         disk: Callable[[], str] | None = None,
         known: Known | None = None,
     ) -> None:
-        """`remote`: the other end for the log; `expected`: the node id that was dialled, "" for
-        whoever is there. `disk`: see Handshake; `known`: of the disks of others, until now."""
+        """`remote`: the other end, for the log. `expected`: the dialled node id, "" for any.
+
+        `disk`: see `Handshake`. `known`: what was known of the disks of others at this moment.
+        """
         self.known: Known = known or {}
         self.identity = identity
-        """What this end says of itself."""
+        """The identity that this end announces."""
         self.remote = remote
         self.expected = expected
         self.dials = dials
@@ -108,11 +119,11 @@ class PeerLink:
         self.established_at = 0.0
         self.closing = False
         self.refusal: Refusal | None = None
-        """Why it did not become a link."""
+        """The reason why the connection did not become a link, or None."""
         self.settled: asyncio.Future[None] = loop.create_future()
-        """Done when it is established, or closed before that."""
+        """Done when the link is established, or closed before that."""
         self.queued = False
-        """Whether the owner has it on its list of links to flush."""
+        """Whether the owner's list of links to flush contains this one."""
         self._owner = owner
         self._loop = loop
         self._handshake: Handshake | None = Handshake(
@@ -126,12 +137,16 @@ class PeerLink:
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._unsent_bytes = 0
-        """In the transport's buffer after the last flush; no less than there is now."""
+        """The bytes in the transport's buffer after the last flush, an upper bound of the
+        present."""
         self._is_joined = False
-        """The writelines of asyncio's own transports does not call pause_writing in Python 3.12
-        and 3.13: a peer that does not read would never count as busy."""
+        """Whether frames are joined before the write, as on asyncio's own transports.
 
-    # asyncio's side
+        Their writelines does not call pause_writing in Python 3.12 and 3.13. A peer that does not
+        read would then never count as busy.
+        """
+
+    # BufferedProtocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -157,7 +172,7 @@ class PeerLink:
             self._take_frames(nbytes)
 
     def data_received(self, data: bytes) -> None:
-        """From a loop that does not ask for a buffer."""
+        """Accept bytes from a loop that does not ask for a buffer."""
         view = memoryview(data)
         while view:
             buffer = self.get_buffer(len(view))
@@ -167,7 +182,7 @@ class PeerLink:
             self.buffer_updated(count)
 
     def pause_writing(self) -> None:
-        """What is unsent is bounded by `send`."""
+        """Do nothing: `send` bounds the unsent bytes."""
 
     def resume_writing(self) -> None:
         pass
@@ -188,7 +203,7 @@ class PeerLink:
         self._owner.closed(self)
 
     def identified(self) -> str:
-        """The id of the node at the other end, "" as long as it has not proved to be one."""
+        """Return the authenticated node id of the other end, "" before that is proved."""
         peer = self.peer if self._handshake is None else self._handshake.peer
         return "" if peer is None else peer.node_id
 
@@ -227,7 +242,7 @@ class PeerLink:
         except FrameTooLong as error:
             self.break_off(str(error))
         except BadFrame as bad:
-            # Another name: compiled, a name has one type.
+            # A separate name, because a name has one type in compiled code.
             self.break_off(f"sent a frame of kind {kind} that cannot be read: {bad}")
 
     def _judge(self, peer: PeerIdentity, last: bool) -> Refusal | None:
@@ -247,8 +262,11 @@ class PeerLink:
     # Sending
 
     def send(self, kind: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue a frame; False: the link is being closed. More than `send_bytes_max` unsent
-        closes it: a peer that does not read must not eat memory."""
+        """Queue a frame; returns False if the link is being closed.
+
+        More than `send_bytes_max` unsent bytes close it. Otherwise a peer that does not read would
+        fill the memory.
+        """
         if self.closing:
             return False
         if self._out_bytes + self._unsent_bytes > self._send_bytes_max:
@@ -281,7 +299,7 @@ class PeerLink:
         self._unsent_bytes = transport.get_write_buffer_size()
 
     def pending_bytes(self) -> int:
-        """Queued and not yet taken by the system."""
+        """Return the queued bytes that the system has not accepted yet."""
         if self._transport is None or self.closing:
             return 0
         self._unsent_bytes = self._transport.get_write_buffer_size()
@@ -295,18 +313,18 @@ class PeerLink:
     # Ending
 
     def refuse(self, refusal: Refusal) -> None:
-        """End a connection that is no link yet."""
+        """End a connection that is not a link yet."""
         self.refusal = refusal
         self.close()
         self._settle()
 
     def break_off(self, text: str) -> None:
-        """The peer did what it must not: cut the link."""
+        """Close the link at once, because the peer violated the protocol."""
         self._owner.broken_off(self, text)
         self.abort()
 
     def close(self) -> None:
-        """After what is queued has been sent, or CLOSE_TIMEOUT_S."""
+        """Close the link after its queued frames were sent, or after CLOSE_TIMEOUT_S."""
         if self.closing:
             return
         self.flush()

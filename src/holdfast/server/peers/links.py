@@ -1,7 +1,7 @@
-"""The links of a node to all other nodes of its cluster: one TCP connection per pair of nodes.
+"""The links of a node to the other nodes of its cluster: one TCP connection per pair.
 
-Both ends dial; `security.peer_handshake` says how they agree on one connection. `PeerHandler` is
-told what happens, always from the event loop, and may send from within its methods.
+Both ends dial, and `holdfast.security.peer_handshake` decides which connection stays. A
+`PeerHandler` receives the events in the event loop, and may send from within its methods.
 """
 
 import asyncio
@@ -33,38 +33,48 @@ __all__ = ["PeerAuth", "PeerHandler", "PeerIdentity", "PeerLinks", "PeerMetrics"
 logger = logging.getLogger("holdfast")
 
 FRAME_BYTES_MAX: Final = 268_435_460 + (1 << 20)
-"""Payload of a frame: the largest MQTT packet as a record, and what is around it."""
+"""The most bytes of a frame's payload: the largest MQTT packet as a record, with its frame."""
 SEND_BYTES_MAX: Final = FRAME_BYTES_MAX + 67_108_864
-"""Unsent to one peer; one frame more than that may be queued."""
+"""The most unsent bytes for one peer. One more frame may be queued beyond it."""
 _NOBODY_THERE: Final = ("nobody", "reset", "unreachable", "timeout", "cancelled")
-"""Reasons of a dial that say nothing about what a node there thinks."""
+"""The reasons of a failed dial that do not come from a node at the address."""
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 STOP_TIMEOUT_S: Final = 2 * CLOSE_TIMEOUT_S
 LASTING_S: Final = 1.0
-"""After a link that lasted so long the peer is dialled without a delay."""
+"""The age in seconds of a lost link after which its peer is dialled without a delay."""
 
 
 class PeerHandler(Protocol):
+    """The receiver of events of the links."""
+
     def on_connected(self, identity: PeerIdentity) -> None: ...
 
     def on_frame(self, node_id: str, kind: int, payload: bytes) -> None:
-        """In the order in which they were sent. May raise BadFrame: the link is closed."""
+        """Process a frame. Frames come in the order of sending. `BadFrame` closes the link."""
 
     def on_disconnected(self, node_id: str) -> None:
-        """Once per `on_connected`, and before the next one of the same node."""
+        """Report a lost node, once per `on_connected` and before its next one."""
 
     def on_refused(self, node_id: str) -> None:
-        """The node is not connected and nobody listens at its address. Each time it is dialled."""
+        """Report after each dial that a node is not connected and its address has no listener."""
 
     def on_removed(self) -> None:
-        """Another node knows that this one was removed from the cluster. Each time it says so."""
+        """Report that another node says that this node was removed. Repeated each time."""
 
     def on_older_copy(self, text: str, may_begin_anew: bool) -> None:
-        """Another node knows that the disk here had more once. Each time it says so.
-        `may_begin_anew`: the others are a majority without this node."""
+        """Report that another node remembers more on this disk. Repeated each time.
+
+        `may_begin_anew`: whether the others are a majority without this node.
+        """
 
 
 class PeerLinks:
+    """All links of one node, its listener and its dialers.
+
+    At most one link per node id exists. `on_connected` and `on_disconnected` alternate for each
+    node, so the handler never sees two links to one node.
+    """
+
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
@@ -77,7 +87,7 @@ class PeerLinks:
         send_bytes_max: int = SEND_BYTES_MAX,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
-        """`port` 0: the system chooses; `start` sets `port`."""
+        """`port` 0: the system chooses one, and `start` sets `port`."""
         self.metrics = PeerMetrics()
         self.identity = replace(identity, process=os.urandom(8).hex())
         self.port = port
@@ -90,7 +100,7 @@ class PeerLinks:
         self._handshake_timeout_s = handshake_timeout_s
         self._links: dict[str, PeerLink] = {}
         self._open: set[PeerLink] = set()
-        """All connections, links or not yet."""
+        """All connections, including those in the handshake."""
         self._all_closed = asyncio.Event()
         self._unflushed: list[PeerLink] = []
         self._join: list[str] = []
@@ -111,18 +121,19 @@ class PeerLinks:
         self._isolated = ""
         self.memory = DiskMemory()
         self.own_disk: Callable[[], str] | None = None
-        """See Handshake."""
+        """The description of this node's disk: see `Handshake`."""
         self.objection: Callable[[PeerIdentity, Known], Refusal | None] | None = None
-        """Why a peer, by what was known of disks when the connection was opened, is refused."""
+        """Returns why a peer is refused, given what was known of disks when the connection
+        began."""
         self.refused_by: dict[str, Refusal] = {}
-        """By address: why the dial before did not become a link although a node was there."""
+        """By address, why the last dial failed although a node was there."""
 
     async def start(self) -> None:
-        """Listen. Raises OSError."""
+        """Begin to listen. Raises `OSError` if the address cannot be used."""
         self.port = await self._listener.start(self._bind, self.port)
 
     async def stop(self) -> None:
-        """Send what is queued and close everything. The handler hears nothing more."""
+        """Send queued frames and close all connections. The handler receives no more calls."""
         self._stopped = True
         dialling = [dialer.stop() for dialer in self._dialers.values()]
         self._dialers.clear()
@@ -138,18 +149,24 @@ class PeerLinks:
             except TimeoutError:
                 logger.warning("peers: %s connections do not close", len(self._open))
 
-    # Who is to be connected
+    # Dials
 
     def set_join(self, addresses: Sequence[str]) -> None:
-        """Addresses of nodes that are not known by name. They are dialled while `set_peers` has
-        named nobody, and later while no link is left: then the names' addresses may be old."""
+        """Set the addresses of nodes with unknown ids.
+
+        They are dialled while `set_peers` has named no node. Later they are dialled while no link
+        is left, because the peers' addresses may then be outdated.
+        """
         self._join = list(addresses)
         self._arrange()
 
     def set_peers(self, peers: Mapping[str, str]) -> None:
-        """Node ids and addresses; this node may be among them. Links to nodes that were among
-        them and are not any more are closed: on_disconnected is called before this returns.
-        Others may connect, as they must to join."""
+        """Set the ids and addresses of the cluster's nodes; this node may be included.
+
+        Links to nodes that are no longer included are closed, with on_disconnected called before
+        this returns. Nodes that are not included may still connect, because a new node must connect
+        to join.
+        """
         gone = self._peers.keys() - peers.keys()
         self._peers = {
             node_id: address
@@ -161,8 +178,10 @@ class PeerLinks:
         self._arrange()
 
     def set_cluster(self, cluster_id: str) -> None:
-        """This node has become one of a cluster: links to nodes of others are closed, and
-        on_disconnected is called before this returns."""
+        """Set the cluster that this node has joined, and close links to nodes of others.
+
+        on_disconnected is called before this returns.
+        """
         self.identity = replace(self.identity, cluster_id=cluster_id)
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
@@ -170,8 +189,10 @@ class PeerLinks:
                 self.close(node_id, f"belongs to the cluster {link.peer.cluster_id}")
 
     def review(self) -> None:
-        """More is known than when the links were made: those to whom there is an objection now are
-        closed, and on_disconnected is called before this returns."""
+        """Close the links that `objection` refuses now, because more is known than before.
+
+        on_disconnected is called before this returns.
+        """
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
             objection = None if self.objection is None else self.objection(link.peer, {})
@@ -179,22 +200,26 @@ class PeerLinks:
                 self.close(node_id, objection.text)
 
     def isolate(self, text: str) -> None:
-        """From now on there is no link to anybody: on_disconnected is called for those that there
-        are before this returns. Others are still dialled, for what they say, and told that this
-        node stands apart."""
+        """Close all links and allow no new ones.
+
+        on_disconnected is called before this returns. The node still dials others, to receive their
+        reports and to announce that it stands apart.
+        """
         self._isolated = text
         features = f"{self.identity.features},{STANDS_APART}".lstrip(",")
         self.identity = replace(self.identity, features=features)
         for node_id in list(self._links):
             self.close(node_id, text)
         for link in list(self._open):
-            # It has not said so there, and the other end may decide that it is a link.
+            # This handshake did not announce it, so the other end could still make it a link.
             if link.peer is None and not link.closing:
                 link.refuse(Refusal("isolated", text, quiet=True))
 
     def set_removed(self, removed: Collection[tuple[str, str]]) -> None:
-        """Nodes that were members, each with its incarnation, and are not to come back: links to
-        them are closed, and on_disconnected is called before this returns."""
+        """Set the removed nodes with their incarnations, and close links to them.
+
+        They must not come back. on_disconnected is called before this returns.
+        """
         self._removed = frozenset(removed)
         for node_id, link in list(self._links.items()):
             assert link.peer is not None
@@ -202,7 +227,7 @@ class PeerLinks:
                 self.close(node_id, "was removed from the cluster")
 
     def _arrange(self) -> None:
-        """Make the dialers what peers, join addresses and links call for."""
+        """Start and stop dialers as peers, join addresses and links require."""
         if self._stopped:
             return
         wanted = [(node_id, address) for node_id, address in self._peers.items() if address]
@@ -224,8 +249,10 @@ class PeerLinks:
     # Frames
 
     def send(self, node_id: str, kind: int, payload: bytes | Sequence[bytes]) -> bool:
-        """Queue a frame; False: there is no link. What a turn of the loop queues for a peer goes
-        out in one write. Raises ValueError for a payload above the limit of frames."""
+        """Queue a frame; returns False if there is no link. One turn is one write per peer.
+
+        Raises `ValueError` for a payload above the limit of frames.
+        """
         link = self._links.get(node_id)
         if link is None or not link.send(kind, payload):
             return False
@@ -237,14 +264,14 @@ class PeerLinks:
         return True
 
     def flush(self) -> None:
-        """Write what is queued now, not after the loop's present turn."""
+        """Write queued frames now instead of after the present turn of the loop."""
         unflushed, self._unflushed = self._unflushed, []
         for link in unflushed:
             link.queued = False
             link.flush()
 
     def pending_bytes(self, node_id: str) -> int:
-        """Queued for a node and not yet taken by the system."""
+        """Return the bytes queued for a node that the system has not accepted yet."""
         link = self._links.get(node_id)
         return 0 if link is None else link.pending_bytes()
 
@@ -252,15 +279,17 @@ class PeerLinks:
         return [link.peer for link in self._links.values() if link.peer is not None]
 
     def close(self, node_id: str, text: str) -> None:
-        """Close the link to a node, if there is one: on_disconnected is called before this
-        returns. It is dialled again if it is one of the peers."""
+        """Close the link to a node, if there is one.
+
+        on_disconnected is called before this returns. A peer is dialled again afterwards.
+        """
         link = self._links.get(node_id)
         if link is not None:
             logger.info("peer closed node=%s address=%s: %s", node_id, link.remote, text)
             self._unlink(link)
             link.close()
 
-    # What links ask and tell
+    # LinkOwner
 
     def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
         own = self.identity
@@ -284,7 +313,8 @@ class PeerLinks:
             return Refusal("stopping", f"{own.node_id} is stopping", quiet=True)
         if self._isolated:
             if link.dials and not last and peer.answers_apart and link.identity.stands_apart:
-                # It shall hear that this node stands apart; it makes no link of this.
+                # The handshake continues until this node has announced that it stands apart. No
+                # link comes of it.
                 return None
             return Refusal("isolated", self._isolated)
         if self.objection is not None and not last:
@@ -366,7 +396,8 @@ class PeerLinks:
         await self._settle(link, connecting)
         refusal = self._failure(link)
         if refusal is not None:
-            # Whoever connects must not decide how much is logged.
+            # One line per host and reason: an unauthenticated peer must not control the log's
+            # volume.
             key = f"{remote.rpartition(':')[0]} {refusal.reason}"
             self._complaints.say(key, refusal.reason, f"at {remote} {refusal.text}")
 
@@ -398,7 +429,7 @@ class PeerLinks:
             self._complaints.say(name, refusal.text, text, level)
 
     async def _settle(self, link: PeerLink, connecting: Awaitable[object]) -> None:
-        """Until the connection is a link, refused, or too slow."""
+        """Wait until the connection is a link, is refused, or times out."""
         try:
             async with asyncio.timeout(self._handshake_timeout_s):
                 await connecting
@@ -412,11 +443,11 @@ class PeerLinks:
             raise
 
     def _give_up(self, link: PeerLink, refusal: Refusal) -> None:
-        """Unless it has become a link in this very moment."""
+        """Refuse the connection unless it became a link at the same moment."""
         if link.peer is None:
             link.refuse(refusal)
             link.abort()
-            # A loop that was interrupted while it made the connection does not say it is lost.
+            # A loop that was interrupted while connecting does not call `connection_lost`.
             self.closed(link)
 
     def _new_link(self, dials: bool, remote: str, expected: str) -> PeerLink:
@@ -436,7 +467,7 @@ class PeerLinks:
         )
 
     def _failure(self, link: PeerLink) -> Refusal | None:
-        """Why it is no link, counted; None too where that is as it should be."""
+        """Return and count the refusal, or None if there is none or it is a normal one."""
         refusal = link.refusal
         if refusal is None or self._stopped:
             return None

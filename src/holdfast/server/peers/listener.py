@@ -1,4 +1,4 @@
-"""Accepting the connections of other nodes, and of whoever else finds the port."""
+"""Accepts the connections of other nodes, and of strangers that find the port."""
 
 import asyncio
 import socket
@@ -10,15 +10,19 @@ from holdfast.server.event_loop.failures import report
 
 BACKLOG: Final = 128
 GREETINGS_MAX: Final = 64
-"""Accepted connections that are no links yet; the oldest one makes room for another. A node needs
-milliseconds, so strangers that only hold connections do not keep it out."""
+"""The most accepted connections in the handshake. A further one displaces the oldest.
+
+A node needs milliseconds for its handshake, so idle connections of strangers do not keep it out.
+"""
 ACCEPT_PAUSE_S: Final = 0.1
-"""After an error of accept, as when the process has no descriptors left."""
+"""The pause in seconds after an error of accept, for example without a free descriptor."""
 
 
 class PeerListener:
-    """`greet(socket, remote)` is run for each connection and owns the socket; it is cancelled when
-    there are too many, of which `crowded` is told."""
+    """Runs `greet(socket, remote)`, which owns the socket, for each connection.
+
+    With too many handshakes it cancels the oldest one and calls `crowded`.
+    """
 
     def __init__(
         self,
@@ -28,7 +32,7 @@ class PeerListener:
         failed: Callable[[OSError], None],
     ) -> None:
         self.greetings: dict[asyncio.Task[None], None] = {}
-        """The oldest first."""
+        """The handshakes in progress, the oldest first."""
         self._loop = loop
         self._greet = greet
         self._crowded = crowded
@@ -37,7 +41,7 @@ class PeerListener:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, bind: str, port: int) -> int:
-        """Listen on all addresses of a host; the port. Raises OSError."""
+        """Listen on all addresses of a host and return the port. Raises `OSError`."""
         found = await self._loop.getaddrinfo(
             bind.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -90,7 +94,7 @@ class PeerListener:
                 del self.greetings[oldest]
                 oldest.cancel()
                 self._crowded()
-            # While there are connections to accept, sock_accept does not wait.
+            # sock_accept does not wait while connections are ready, so others get a turn here.
             await asyncio.sleep(0)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:

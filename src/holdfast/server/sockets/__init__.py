@@ -1,1 +1,1 @@
-"""Client connections: listeners, TCP and TLS, WebSocket, and a transport without a socket."""
+"""The connections of clients: listeners, TCP, TLS, WebSocket, and one without a socket."""

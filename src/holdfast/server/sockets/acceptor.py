@@ -1,8 +1,9 @@
-"""Accepting connections one by one, so that each counts from accept() on.
+"""Accepts connections one by one, so that each counts from accept() on.
 
-asyncio's own server shows a connection only after its TLS handshake, so silent sockets could take
-every descriptor unseen. Without TLS it accepts all that wait before it shows the first, and pauses
-for a second when no descriptor is left. uvloop does neither without TLS, and is faster there.
+asyncio's own server reports a connection only after its TLS handshake, so silent sockets could take
+every descriptor unnoticed. Without TLS it accepts all waiting connections before it reports the
+first, and pauses for a second without a free descriptor. uvloop has neither problem without TLS,
+and is faster there.
 """
 
 import asyncio
@@ -21,11 +22,15 @@ logger = logging.getLogger("holdfast")
 
 BACKLOG: Final = 4096
 ACCEPT_PAUSE_S: Final = 0.1
-"""After an error of accept, as when the process has no descriptors left."""
+"""The pause in seconds after an error of accept, for example without a free descriptor."""
 
 
 class AcceptLoop:
-    """What of an asyncio.Server the broker uses, on one socket."""
+    """The part of `asyncio.Server` that the broker uses, on one socket.
+
+    Handshakes count as connections. At the limit, a new connection displaces the oldest handshake:
+    otherwise clients that never finish one would keep all others out.
+    """
 
     def __init__(
         self,
@@ -42,7 +47,7 @@ class AcceptLoop:
         self._sockets_max = sockets_max
         self._connection = connection
         self._context = context
-        # Of TLS: neither may be given without it.
+        # asyncio accepts these arguments only with TLS.
         self._timeouts: dict[str, float] = {}
         if context is not None:
             self._timeouts = {
@@ -50,16 +55,16 @@ class AcceptLoop:
                 "ssl_shutdown_timeout": CLOSE_TIMEOUT_S,
             }
         self._handshakes: dict[asyncio.Task[None], None] = {}
-        """The oldest first."""
+        """The handshakes in progress, the oldest first."""
         listener.listen(BACKLOG)
         self._accepting = watched(self._accept(listener))
 
     def close(self) -> None:
-        """Accept nothing more. Open connections stay."""
+        """Accept no more connections. Open ones stay."""
         self._accepting.cancel()
         for task in self._handshakes:
             task.cancel()
-        # Not before the loop has stopped watching it.
+        # Closed later, because the loop must stop watching the socket first.
         self._broker.loop.call_soon(self.sockets[0].close)
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -80,14 +85,14 @@ class AcceptLoop:
                 task.add_done_callback(self._ended)
             else:
                 accepted.close()
-            # While there are connections to accept, sock_accept does not wait.
+            # sock_accept does not wait while connections are ready, so others get a turn here.
             await asyncio.sleep(0)
 
     def _has_room(self, remote: str) -> bool:
         state = self._broker.node.state
         if state.connections + state.handshakes >= self._sockets_max and self._handshakes:
             oldest = next(iter(self._handshakes))
-            # `_ended` comes later, and another connection must find another one.
+            # Removed now: `_ended` runs later, and the next connection must displace another one.
             del self._handshakes[oldest]
             oldest.cancel()
             state.stats.connections_displaced += 1
@@ -104,7 +109,7 @@ class AcceptLoop:
                 **self._timeouts,
             )
         except (OSError, asyncio.IncompleteReadError) as error:
-            # ssl.SSLError is an OSError; so is a connection that is reset.
+            # ssl.SSLError is an OSError, and so is a connection reset.
             logger.info("tls_handshake_failed remote=%r error=%r", remote, str(error))
         finally:
             broker.node.state.handshakes -= 1
@@ -114,5 +119,5 @@ class AcceptLoop:
         with suppress(asyncio.CancelledError):
             error = task.exception()
             if error is not None:
-                # Contained: one connection's, and the library has closed it.
+                # Contained: it concerns one connection, and the library has closed it.
                 logger.error("tls_handshake_failed error=%r", str(error), exc_info=error)

@@ -15,8 +15,10 @@ from holdfast.server.sockets.websocket import UpgradeAdmission, WebSocketConnect
 
 
 def reserve(listener: Listener) -> list[socket.socket]:
-    """Sockets that have the listener's addresses and refuse connections until somebody listens on
-    them. Raises OSError."""
+    """Bind the listener's addresses; connections are refused until `listen`.
+
+    Raises `OSError` if an address cannot be used.
+    """
     sockets: list[socket.socket] = []
     found = socket.getaddrinfo(
         listener.bind.strip("[]"),
@@ -48,11 +50,11 @@ async def listen(
     context: ssl.SSLContext | None,
     sockets: list[socket.socket],
 ) -> list[asyncio.Server | AcceptLoop]:
-    """On what `reserve` has returned; with TLS if there is a context. Raises OSError."""
+    """Accept on reserved sockets, with TLS if there is a context. Raises `OSError`."""
     name = f"{listener.bind}:{listener.port}"
     sockets_max = descriptors.for_clients()
     accepts = context is not None or not is_uvloop(broker.loop)
-    # A connection of an AcceptLoop has had its place since it was accepted.
+    # A connection of an AcceptLoop is already counted when this check runs.
     count = ListenerCount(name, listener.max_connections, sockets_max + accepts)
     admission = UpgradeAdmission(listener.path, listener.allowed_origins)
 
@@ -60,7 +62,7 @@ async def listen(
         connection = TcpConnection(broker, count)
         if listener.transport == "websocket":
             return WebSocketConnection(connection, admission)
-        # Duck-typed.
+        # TcpConnection has the methods of a protocol, but not the base class.
         return cast(asyncio.BaseProtocol, connection)
 
     if accepts:

@@ -1,4 +1,4 @@
-"""The connection of a client that lives in the broker's process: bytes without a socket."""
+"""The transport of a client inside the broker's process, without a socket."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,10 @@ from holdfast.server.sockets.transport import ClientTransport
 
 
 class InProcessTransport(ClientTransport):
-    """What it is told goes to the node directly. Both callbacks run within a turn of the broker
-    and may only take note."""
+    """Passes the node's bytes to callbacks.
+
+    Both callbacks run within a turn of the broker, so they may only queue work.
+    """
 
     def __init__(self, on_data: Callable[[bytes], None], on_closed: Callable[[], None]) -> None:
         self.on_data = on_data
@@ -27,7 +29,7 @@ class InProcessTransport(ClientTransport):
             self.on_closed()
 
     def pause_reading(self) -> None:
-        """Nothing is read: what it wants, it calls."""
+        """Do nothing: the client calls the node directly, so there is no input to pause."""
 
     def resume_reading(self) -> None:
         pass

@@ -1,6 +1,7 @@
-"""Plain TCP and TLS connections: an asyncio protocol around `Connection`.
+"""TCP and TLS connections: an asyncio protocol around `Connection`.
 
-Duck-typed rather than derived from asyncio.Protocol, so that it compiles to a native class.
+It has the methods of asyncio.Protocol without the base class, so that it compiles to a native
+class.
 """
 
 import select
@@ -13,15 +14,18 @@ from holdfast.server.event_loop.broker import Broker
 from holdfast.server.sockets.transport import ClientTransport
 
 WRITE_BUFFER_BYTES: Final = 262_144
-"""Above it the transport says pause_writing and the node's own bounds take over."""
+"""The unsent bytes above which the transport calls pause_writing and the node's limits apply."""
 LEFT: Final = getattr(select, "POLLRDHUP", select.POLLHUP)
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a peer may take to accept the last bytes before the socket is cut."""
+"""The time in seconds that a client has to accept the last bytes before the socket is cut."""
 
 
 class ListenerCount:
-    """The connections of one listener; `connections_max` of 0: no limit of its own.
-    `sockets_max`: of all listeners together, TLS handshakes included."""
+    """The connections of one listener.
+
+    `connections_max` of 0: the listener has no limit of its own. `sockets_max`: the limit of all
+    listeners together, including TLS handshakes.
+    """
 
     def __init__(self, name: str, connections_max: int, sockets_max: int) -> None:
         self.name = name
@@ -31,6 +35,11 @@ class ListenerCount:
 
 
 class TcpConnection(ClientTransport):
+    """The socket of one client connection.
+
+    Reading pauses while the node has paused the connection's input.
+    """
+
     def __init__(self, broker: Broker, listener: ListenerCount) -> None:
         self.broker = broker
         self.listener = listener
@@ -80,7 +89,7 @@ class TcpConnection(ClientTransport):
             self.pause_reading()
 
     def buffer_upgrade(self, size_bytes: int) -> None:
-        """So many bytes of an HTTP request are kept in front of MQTT's."""
+        """Count the bytes of an HTTP request that are buffered before MQTT begins."""
         connection = self.connection
         if connection is not None:
             self.broker.touch()
@@ -115,7 +124,7 @@ class TcpConnection(ClientTransport):
         self.broker.node.handle_writable(connection)
 
     def cut(self) -> None:
-        # A TLS connection that is closed in good order waits for its peer.
+        # `abort`, because an orderly close of TLS waits for the peer.
         if self.transport is not None:
             self.transport.abort()
 
@@ -143,7 +152,7 @@ class TcpConnection(ClientTransport):
             transport.resume_reading()
 
     def flush(self, connection: Connection) -> None:
-        """Write what the node queued; close the socket after the last bytes if it says so."""
+        """Write what the node queued, and close the socket after it if the node asked for that."""
         transport = self.transport
         if transport is None or (connection.congested and not connection.closing):
             return
@@ -155,7 +164,8 @@ class TcpConnection(ClientTransport):
             self.broker.node.state.stats.bytes_sent += len(data)
             transport.write(data)
             if len(data) > self.broker.node.state.config.outbox_bytes and not connection.congested:
-                # What had no room in `out` is waiting, and the socket will not say that it has.
+                # The node stopped at the limit of `out`, and below the transport's limit
+                # resume_writing is never called. So the node continues here.
                 self.broker.node.handle_writable(connection)
         if connection.closing and not self.close_called:
             self.close_called = True

@@ -1,20 +1,20 @@
-"""What the broker's loop needs of a client's socket, whatever the transport."""
+"""The interface between the broker's loop and a client's socket."""
 
 from holdfast.broker.session.connection import Connection
 
 
 class ClientTransport:
-    """Base of the transports (TCP and TLS now)."""
+    """The base class of TCP, TLS and loopback transports."""
 
     def flush(self, connection: Connection) -> None:
-        """Write what the node queued; close the socket after the last bytes if it says so."""
+        """Write what the node queued, and close the socket after it if the node asked for that."""
         raise NotImplementedError
 
     def cut(self) -> None:
-        """Close the socket without waiting for anything."""
+        """Close the socket at once."""
 
     def has_left(self) -> bool:
-        """True if the peer has closed the connection, which nobody sees while reading is paused."""
+        """Return True if the peer has closed the connection, unnoticed while reading is paused."""
         return False
 
     def pause_reading(self) -> None:

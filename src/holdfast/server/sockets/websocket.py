@@ -1,7 +1,7 @@
-"""WebSocket listeners: the framing in front of the connections of `drivers.tcp`.
+"""WebSocket connections: the framing in front of `TcpConnection`.
 
-The connection exists for the node from the moment its socket is accepted, so that the limits on
-connections and on the time to CONNECT include the upgrade.
+The node has the connection from the moment its socket is accepted. Its limits on connections and on
+the time to CONNECT therefore include the upgrade.
 """
 
 import asyncio
@@ -19,27 +19,29 @@ from holdfast.protocol.websocket.stream import OPENING, WebSocketError, WebSocke
 from holdfast.server.sockets.tcp import TcpConnection
 
 SUBPROTOCOLS: Final = [Subprotocol("mqtt"), Subprotocol("mqttv3.1")]
-"""[MQTT-6.0.0-4]; the other is what clients of MQTT 3.1 ask for."""
+"""The accepted subprotocols: [MQTT-6.0.0-4], and the one of MQTT 3.1 clients."""
 
 TEXT_CHARACTERS_MAX: Final = 200
-"""What is logged of a refusal: a client chooses parts of the text."""
+"""The most characters of a refusal in the log, because the client chooses parts of the text."""
 
 logger = logging.getLogger("holdfast")
-# What the library has to say of each connection is no business of the broker's log.
+# The library's lines about single connections do not belong in the broker's log.
 _library_logger = logging.getLogger("holdfast.websocket")
 _library_logger.setLevel(logging.ERROR)
 
 
 class UpgradeAdmission:
-    """What an upgrade has to ask for. No `origins`: pages of any site are let in."""
+    """The required path and origins of an upgrade. Without `origins` every site is admitted."""
 
     def __init__(self, path: str, origins: Sequence[str]) -> None:
         self.path = path
-        # Only browsers send an Origin, and they always do.
+        # None admits requests without an Origin. Only browsers send one, and they always do.
         self.origins = [None, *(Origin(one) for one in origins)] if origins else None
 
 
 class WebSocketConnection(WebSocketStream):
+    """A client connection whose bytes travel in WebSocket frames."""
+
     def __init__(self, connection: TcpConnection, admission: UpgradeAdmission) -> None:
         super().__init__(connection, is_client=False)  # type: ignore[arg-type]
         self._connection = connection
