@@ -1,1 +1,1 @@
-"""A publish on its way through a cluster: forwarding, admission, commit, promise."""
+"""The path of a publish through a cluster: forwarding, admission, commit, promise."""

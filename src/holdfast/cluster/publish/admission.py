@@ -1,12 +1,13 @@
-"""The leader's side of appending: what is stored already is not stored again.
+"""The leader's admission of records: it stores a repeated record only once.
 
-Repetitions are QoS 2 packet ids, producer sequences and wills. What the committed records say of
-them is in the replicated state. What is appended and not committed yet is in a partition's
-`UncommittedState`, which is rebuilt from the log when this node becomes its leader, and forgotten
-when it stops.
+Repetitions are recognised by QoS 2 packet ids, producer sequences and the session epochs of wills.
+The replicated state has those of the committed records. `UncommittedState` has those of appended
+records that are not committed. It is rebuilt from the log when this node becomes leader of a
+partition, and dropped when it stops.
 
-A repetition is acknowledged only when everything appended before it is committed: the record that
-it repeats may be among that.
+Invariant: a repetition is acknowledged only when everything appended before it is committed.
+Counter-example: the original record is appended and not committed. The leader acknowledges the
+repetition and dies, and the next leader has no such record.
 """
 
 from collections import deque
@@ -29,22 +30,25 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, Record
 
 HOLES_MAX: Final = 10_000
-"""Producers of one partition that have a refused sequence to send again; more are refused."""
+"""The most producers of one partition with a refused sequence that must be sent again first.
+Sequences of further producers are refused."""
 
 NO_ATTEMPT: Final = -2
-"""Of this node's own records: it learns of a refusal at once."""
+"""The attempt number of this node's own records, which need none: this node sees a refusal at
+once."""
 STORE: Final = 0
 REPEATED: Final = 1
 REFUSED: Final = 2
 
 
 class UncommittedState:
-    """Of a partition that this node leads: what its uncommitted records say."""
+    """The packet ids, sequences and wills in the uncommitted records of one partition that this
+    node leads."""
 
     def __init__(self) -> None:
-        # (client id, packet id) -> (stored: True, released: False; offset)
+        # (client id, packet id) -> (True if stored, False if released; offset)
         self.inbound: dict[tuple[bytes, int], tuple[bool, int]] = {}
-        # client id -> (epoch of the newest session that told of packet ids, offset)
+        # client id -> (epoch of the newest session that stored or released a packet id, offset)
         self.sessions: dict[bytes, tuple[int, int]] = {}
         # producer id -> (epoch, sequence, offset)
         self.producers: dict[bytes, tuple[int, int, int]] = {}
@@ -52,16 +56,17 @@ class UncommittedState:
         self.wills: dict[bytes, tuple[int, int]] = {}
         # (offset, record kind or flag, key) in order.
         self._entries: deque[tuple[int, int, tuple[bytes, int]]] = deque()
-        # producer id -> (epoch, sequence) refused for want of replicas or space: nothing later of
-        # the producer is stored before it.
+        # producer id -> (epoch, sequence) that was refused for lack of replicas or space. No later
+        # sequence of the producer is stored before it.
         self.holes: dict[bytes, tuple[int, int]] = {}
-        # Per node, the attempt in which something of it was refused: nothing else of that is
-        # stored.
+        # Per node, the attempt in which one of its records was refused. No later record of that
+        # attempt is stored.
         self.refused: dict[str, int] = {}
-        # Repetitions that wait: (offset that must be committed, origin, ticket)
+        # Repetitions that wait for a commit: (offset, origin, ticket)
         self.repeated: deque[tuple[int, str, int]] = deque()
 
     def note(self, record: Record) -> None:
+        """Adds what the appended record says."""
         offset = record.offset
         kind = record.kind
         flags = record.flags
@@ -88,7 +93,7 @@ class UncommittedState:
             self._entries.append((offset, log_record.FLAG_PRODUCER, (record.producer, 0)))
 
     def forget_below(self, offset: int) -> None:
-        """The images know it."""
+        """Removes the records below `offset`, which the replicated state has now."""
         entries = self._entries
         while entries and entries[0][0] < offset:
             at, flag, key = entries.popleft()
@@ -105,6 +110,13 @@ class UncommittedState:
 
 
 class Admission(Appender):
+    """The decision on each record that reaches this leader: store it, skip a repetition, or refuse
+    it.
+
+    Invariant: once a message of a client is refused, no later message of it is stored before the
+    client sends the refused one again. Otherwise two messages of one publisher change their order.
+    """
+
     def __init__(
         self,
         state: NodeState,
@@ -121,16 +133,17 @@ class Admission(Appender):
         self._tails: dict[int, UncommittedState] = {}
         self._text = ""
         self._reason = 0
-        # Of the record at hand.
+        # The node and the attempt of the present record.
         self._origin = ""
         self._attempt = NO_ATTEMPT
-        # node -> answers that are to leave.
+        # node -> results to send at the end of the turn.
         self._results: dict[str, list[ForwardResult]] = {}
         self.repeated = 0
         self.refused = 0
         self.strayed = 0
 
     def start_leading(self, partition: int, uncommitted: list[Batch]) -> None:
+        """Rebuilds the uncommitted state of a partition from its uncommitted batches."""
         tail = UncommittedState()
         self._tails[partition] = tail
         for batch in uncommitted:
@@ -138,9 +151,11 @@ class Admission(Appender):
                 self._note(tail, record)
 
     def stop_leading(self, partition: int) -> None:
+        """Drops the uncommitted state of a partition."""
         self._tails.pop(partition, None)
 
     def committed(self, partition: int, offset: int) -> None:
+        """Acknowledges the repetitions that waited for the commit of `offset`."""
         tail = self._tails.get(partition)
         if tail is None:
             return
@@ -150,15 +165,18 @@ class Admission(Appender):
             self._answer(origin, partition, ticket, reasons.SUCCESS, "")
 
     def append(self, pending: PendingRecord) -> None:
-        """A record of this node."""
+        """Admits a record of this node."""
         self._origin = self._fabric.node_id
         self._attempt = NO_ATTEMPT
         self._append(self._fabric.node_id, pending.record)
 
     def forwarded(self, origin: str, epoch: int, attempt: int, batch: Batch) -> None:
-        """Records of another node; `attempt`: see Forwarding. Those for a partition that we do not
-        lead, or not under that epoch, are left lying: their node learns of the next leader as we
-        have."""
+        """Admits records of another node. `attempt`: see RecordForwarder.
+
+        Records for a partition that this node does not lead, or leads in another epoch, are
+        ignored. Their node receives the new metadata as this node does, and sends them to the next
+        leader.
+        """
         partition = batch.partition
         if partition >= len(self._fabric.leading) or self._fabric.leading[partition] != epoch:
             self.strayed += batch.count
@@ -167,7 +185,7 @@ class Admission(Appender):
         self._attempt = attempt
         is_plain = not batch.attributes & log_record.ATTRIBUTE_STATE
         if is_plain and not self._refusal(self._tails[partition], partition):
-            # None of them can be a repetition that is recognised.
+            # Plain records have no packet id or sequence, so none is a known repetition.
             self._fabric.journal.extend(batch)
             return
         for index in range(batch.count):
@@ -201,7 +219,8 @@ class Admission(Appender):
             tail.note(record)
 
     def _is_superseded(self, tail: UncommittedState, record: Record) -> bool:
-        """Has a later owner of the session told of packet ids in this partition?"""
+        """True if a later owner of the session has stored or released packet ids in this
+        partition."""
         epoch = record.producer_epoch
         known = tail.sessions.get(record.client_id)
         if known is not None:
@@ -219,8 +238,9 @@ class Admission(Appender):
         sequence = record.sequence
         if flags & log_record.FLAG_PACKET_ID:
             if self._is_superseded(tail, record):
-                # Its client has sent it again to the later owner, if it was not acknowledged; and
-                # may have got the acknowledgement, and released the id.
+                # The client has sent the message again to the later owner unless it was
+                # acknowledged. It may even have received that acknowledgement and released the id.
+                # Storing the message here would store it twice.
                 return self._refuse(reasons.SESSION_TAKEN_OVER, "another node has the session")
             known = tail.inbound.get((client_id, sequence))
             if known is not None:
@@ -240,7 +260,7 @@ class Admission(Appender):
                 return REPEATED
             if self._images.has_fired(client_id.decode(), sequence):
                 return REPEATED
-            # Nobody would send it again.
+            # A refused will would be lost, because no client sends it again.
             return STORE
         text = self._refusal(tail, record.partition)
         if text:
@@ -252,7 +272,8 @@ class Admission(Appender):
         return STORE
 
     def _refusal(self, tail: UncommittedState, partition: int) -> str:
-        """Why nothing of the origin is taken now; "": it is."""
+        """Returns the reason to refuse every new message of the origin now, or "" if there is
+        none."""
         if not self._may_append(partition):
             return "too few replicas are in sync"
         if self._state.disk_full:
@@ -262,7 +283,8 @@ class Admission(Appender):
         return ""
 
     def _admit_sequence(self, tail: UncommittedState, record: Record) -> int:
-        """See node.sequencing.admit."""
+        """Applies the rules of `producer_dedup.admit` to the committed and the uncommitted
+        state."""
         producer_id = record.producer
         epoch = record.producer_epoch
         sequence = record.sequence
@@ -300,7 +322,7 @@ class Admission(Appender):
         return STORE
 
     def _answer(self, origin: str, partition: int, ticket: int, reason: int, text: str) -> None:
-        """This node leads the partition."""
+        """Sends the result of a record in a partition that this node leads."""
         if not ticket:
             return
         if origin == self._fabric.node_id:
@@ -312,11 +334,11 @@ class Admission(Appender):
         self._results.setdefault(origin, []).append(answer)
 
     def drop_results(self, node: str) -> None:
-        """Its link is lost: see Fabric.drop_frames."""
+        """Drops the results for a node whose link has ended: see ClusterContext.drop_frames."""
         self._results.pop(node, None)
 
     def flush(self) -> None:
-        """End of a turn."""
+        """Sends the gathered results at the end of a turn."""
         if not self._results:
             return
         results = self._results

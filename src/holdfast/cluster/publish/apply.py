@@ -1,11 +1,14 @@
-"""From committed batches to the images and to live receivers.
+"""The application of committed batches to the replicated state and to connected subscribers.
 
-`ApplyingLog` is the journal as replication sees it; it keeps what is appended until it is
-committed, so that nothing has to be read back.
+`ApplyingLog` is the journal as replication uses it. It keeps appended batches in memory until they
+are committed, so that none is read back from the disk.
 
-Invariant: `delivered[p]` is the first offset of partition p that was not applied; it never passes
-the high watermark, and every record below it was applied once, in order. Images that came from
-another node (see transfer) may be ahead of it.
+Invariant: `delivered[p]` is the first offset of partition p that is not applied. It never passes
+the high watermark, and every record below it was applied once, in order. Counter-example: a record
+is applied before its commit, and truncated when the leader changes. A client has received a message
+that the log does not have.
+
+Replicated state that came from another node (`state.transfer`) may be ahead of it.
 """
 
 from collections import deque
@@ -23,8 +26,11 @@ from holdfast.storage.record import Batch, Record
 
 
 class ApplyingLog:
-    """See replication.replica_log.ReplicaLog. Batches that this node makes itself come by `built`,
-    those of other leaders through `append_batch`."""
+    """The journal as a `partitions.log.ReplicaLog`, with the uncommitted batches of each partition.
+
+    Batches that this node builds as leader arrive through `built`, those of other leaders through
+    `append_batch`.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -54,6 +60,7 @@ class ApplyingLog:
         self.uncommitted[batch.partition].append(batch)
 
     def built(self, batch: Batch) -> None:
+        """Adds a batch that this node has built as leader."""
         self.uncommitted[batch.partition].append(batch)
 
     def truncate(self, partition: int, offset: int) -> None:
@@ -77,6 +84,12 @@ class ApplyingLog:
 
 
 class Applier:
+    """The step from a committed batch to the replicated state, to subscribers and to promises.
+
+    Invariant: a record changes the replicated state before its promise is resolved. A client that
+    has its PUBACK then finds what it has published.
+    """
+
     def __init__(
         self,
         state: NodeState,
@@ -88,8 +101,8 @@ class Applier:
         on_retained: Callable[[Record], None],
     ) -> None:
         """`settle(ticket, partition, client id)`: a record with a ticket of `pending` was applied.
-        `on_session`: a SESSION record was, or a will. `on_retained`: one that sets or clears what
-        is retained, and it is."""
+        `on_session`: a SESSION record or a will was applied. `on_retained`: a record that sets or
+        clears a retained message was applied."""
         self._state = state
         self._images = images
         self._log = log
@@ -97,10 +110,12 @@ class Applier:
         self._settle = settle
         self._on_session = on_session
         self._on_retained = on_retained
-        # Per partition: what lies before is in the images, whatever was delivered here.
+        # Per partition: records below this offset are in the replicated state, although they were
+        # not delivered here.
         self.starts: list[int] = [0] * len(state.delivered)
 
     def apply_to(self, partition: int, high_watermark: int) -> None:
+        """Applies the batches of a partition up to its high watermark."""
         batches = self._log.uncommitted[partition]
         while batches and batches[0].base_offset < high_watermark:
             batch = batches[0]
@@ -148,7 +163,7 @@ class Applier:
             deliver(state, route, message_of(batch.record(index)))
 
     def tickets(self, partition: int) -> set[int]:
-        """Of the records that are in the log and not committed."""
+        """Returns the tickets of the uncommitted records of a partition."""
         found: set[int] = set()
         for batch in self._log.uncommitted[partition]:
             found.update(batch.tickets())

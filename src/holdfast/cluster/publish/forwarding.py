@@ -1,19 +1,20 @@
-"""Records on their way to the leaders of their partitions.
+"""The forwarding of records to the leaders of their partitions.
 
-A record gets a ticket, a number of this node, that stays with it in the log. It is done when it
-comes back committed, through the replication that every node takes part in: no answer is needed,
-and none can be lost. What a leader did not take or already had is told by FORWARD_RESULT.
+A record gets a ticket, a number of this node, which stays with it in the log. It is done when it is
+applied here as committed: every data node replicates every partition. A positive reply is therefore
+not needed, and none can be lost. FORWARD_RESULT reports only records that the leader refused or
+already had.
 
 Invariants
-- A record is `pending` until it is seen committed, or refused.
-- Per partition, records leave in the order they were appended, to one leader under one epoch.
-- A leader's answer counts only while the record is with that leader under that epoch. Counter-
-  example: n4 is deposed and has not heard of it, n5 leads and gets the record again. n4 refuses it,
-  the client uses the packet id for another message, and n5 commits the first one: it takes the
-  second for a repetition and acknowledges it without storing it.
-- When that leader, its epoch or the link to it is lost, nothing leaves until this node's log has
-  everything that the next leader has (`aligned`): what is in there is not sent again, the rest
-  is, in order. So a failover neither loses a record nor stores it twice.
+- A record is `pending` until it is applied as committed, or refused.
+- The records of a partition leave in append order, to one leader in one epoch.
+- A leader's result counts only while the record is with that leader in that epoch. Counter-example:
+  n4 is deposed and does not know it, n5 leads and receives the record again. n4 refuses it, and the
+  client uses the packet id for another message. n5 commits the first message, counts the second as
+  a repetition, and acknowledges it without storing it.
+- After a change of that leader, its epoch or the link, no record leaves at first. This node's log
+  must have everything that the next leader has (`aligned`). The records found there are not sent
+  again; the rest is, in order. So a failover neither loses a record nor stores it twice.
 """
 
 import struct
@@ -31,34 +32,41 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
 
 PENDING_BYTES_MAX: Final = 64 << 20
-"""Of records that wait to be committed; publishers are not read above it."""
+"""The size in bytes of uncommitted records above which publishers are not read."""
 WAIT_S: Final = 5.0
-"""How long a message waits for a leader before it is refused."""
+"""The longest time in seconds that a message waits for a leader before it is refused."""
 TICKET_MAX: Final = (1 << 32) - 1
+"""The highest ticket: records have 32 bits for it."""
 FORWARD_BYTES_MAX: Final = 8 << 20
-"""A FORWARD frame is closed before a record that would take it past this size; a single larger
-record makes one of its own. Counter-example: a frame closed behind the record holds 8 MiB and the
-largest record, more than peers take in one frame, and is built anew after every failure."""
+"""The size in bytes of a FORWARD frame: a record that would exceed it begins the next frame. A
+single larger record has a frame of its own.
+
+Counter-example: a frame closed after such a record is as large as 8 MiB and the largest record
+together. That is more than peers accept in one frame, and it is built again after every failure.
+"""
 
 REFUSED_MAX: Final = 1000
-"""Clients per partition that had a message refused, before those are sorted out that have nothing
-on its way any more."""
+"""The number of clients with a refused message, per partition, at which those without a pending
+record are removed."""
 
 _HEAD: Final = struct.Struct("<II")
-"""Of each batch of FORWARD: epoch, attempt."""
+"""The head of each batch in FORWARD: epoch, attempt."""
 _RESULT: Final = struct.Struct("<IBH")
 
 
 _GROUP: Final = SHARE_PREFIX.encode()
-"""So begin the keys of shared groups."""
+"""The prefix of the keys of shared groups."""
 
 RECOGNISED: Final = log_record.FLAG_PACKET_ID | log_record.FLAG_PRODUCER | log_record.FLAG_WILL
-"""Messages that are not stored twice, whoever sends them again."""
+"""The flags of messages that a leader recognises as repetitions, whichever node sends them."""
 
 
 class ForwardResult:
-    """What a leader says of a record that was forwarded to it. `epoch`: under which it led the
-    partition; 0: a node of an older version does not name it."""
+    """The result of a leader for one forwarded record.
+
+    `epoch`: the epoch in which the node led the partition. It is 0 if the node has an older version
+    that does not send it.
+    """
 
     def __init__(self, partition: int, epoch: int, ticket: int, reason: int, text: str) -> None:
         self.partition = partition
@@ -69,14 +77,16 @@ class ForwardResult:
 
 
 class PendingRecord:
+    """A record of this node that is neither committed nor refused yet."""
+
     def __init__(self, record: Record, number: int, since: float) -> None:
         self.record = record
         self.partition = record.partition
         self.ticket = record.ticket
-        # Grows with every record; tickets begin anew.
+        # The number of the record in append order. Tickets start again at 1.
         self.number = number
         self.since = since
-        # No less than it takes in a frame, with a batch of its own.
+        # At least the size of the record in a frame, in a batch of its own.
         self.size_bytes = (
             200
             + len(record.topic)
@@ -86,32 +96,35 @@ class PendingRecord:
             + len(record.payload)
             + len(record.audience)
         )
-        # A leader may have it: whether it does is known once this node is aligned.
+        # True if a leader may have the record. This node's log shows it once it is aligned.
         self.in_doubt = False
         self.promise: Promise | None = None
         self.afterwards: list[Callable[[], None]] | None = None
-        # Committed or refused; `reason` and `text` as in Promise.
+        # True if committed or refused; `reason` and `text` as in Promise.
         self.done = False
         self.reason = 0
         self.text = ""
 
     def is_promised(self) -> bool:
-        """Does anybody wait for it? Nobody does for a QoS 0 message or a will."""
+        """True if a promise waits for the record. None waits for a QoS 0 message or a will."""
         record = self.record
         if record.kind == log_record.MESSAGE:
             return bool(record.flags & log_record.FLAG_QOS_MASK) and not is_will(record)
         return record.kind != log_record.RETAINED
 
     def is_refusable(self) -> bool:
-        """Is it a message whose client may send it again?"""
+        """True if it is a message that its client can send again."""
         return self.record.kind == log_record.MESSAGE and not is_will(self.record)
 
 
 def _is_group_progress(record: Record) -> bool:
-    """Of a shared group, by its coordinator, under the epoch of the group's home. That of a deposed
-    coordinator does not go to the next leader, which coordinates the group now and has begun
-    without it. Counter-example: it comes after the next coordinator has begun, which then logs a
-    lower position. The nodes announce again what they have finished."""
+    """True if the record is the progress of a shared group, written by its coordinator.
+
+    Its epoch is that of the group's home partition. The record of a deposed coordinator is not sent
+    to the next leader, which is the coordinator now. Counter-example: it arrives after the next
+    coordinator has begun without it, and this one then logs a lower position. The nodes report
+    again what they have finished.
+    """
     return record.kind == log_record.CURSOR and record.client_id.startswith(_GROUP)
 
 
@@ -120,13 +133,21 @@ def is_will(record: Record) -> bool:
 
 
 class Appender:
-    """The leader's side, for records of this very node; see admission.Admission."""
+    """The interface of the leader's side for records of this node; Admission implements it."""
 
     def append(self, pending: PendingRecord) -> None:
         raise NotImplementedError
 
 
 class RecordForwarder:
+    """The queues of this node's pending records, one per partition, and their present leaders.
+
+    Invariant: the messages of one client are stored in the order in which it sent them, or refused.
+    The attempt number enforces it. Counter-example: a leader refuses message 1 for lack of
+    replicas, while message 2 is under way and arrives when the replicas are back. Without the
+    number it would be stored before the repeated message 1.
+    """
+
     def __init__(self, state: NodeState, fabric: ClusterContext, appender: Appender) -> None:
         self._state = state
         self._fabric = fabric
@@ -135,44 +156,50 @@ class RecordForwarder:
         self._number = 0
         self.pending: dict[int, PendingRecord] = {}
         self.pending_bytes = 0
-        # Per partition, in order.
+        # The pending records per partition, in append order, by ticket.
         self._queues: list[dict[int, PendingRecord]] = [
             {} for _ in range(fabric.journal.partitions)
         ]
-        # Per partition: to whom records leave, and under which epoch; "": they wait.
+        # Per partition: the leader that receives records, and its epoch. "": the records wait.
         self._targets: list[str] = [""] * fabric.journal.partitions
         self._epochs: list[int] = [0] * fabric.journal.partitions
-        # Per partition, how often its leaders have refused something for a reason of their own.
-        # They refuse all that is sent with the number of an earlier refusal: what a client sent
-        # behind a refused message must not be stored before that.
+        # Per partition, the number of refusals that its leaders had reasons of their own for. A
+        # leader refuses everything sent with the number of an earlier refusal. A message that a
+        # client sent after a refused one is therefore not stored before it.
         self._attempts: list[int] = [0] * fabric.journal.partitions
-        # Likewise, per partition and client id: messages up to this number do not leave again.
+        # Per partition and client id, for the same reason: messages up to this number are not sent
+        # again.
         self._refused: list[dict[bytes, int]] = [{} for _ in range(fabric.journal.partitions)]
-        # Appended since the last promise: that one is about them.
+        # Records appended since the last promise. The next promise waits for them.
         self._recent: list[PendingRecord] = []
-        # What leaves at the end of the turn: leader, attempt, and records of one partition each;
-        # and per partition the last of them, if more can be added to it.
+        # The batches that leave at the end of the turn: leader, attempt and records of one
+        # partition. `_open`: per partition the last batch, if more records can be added to it.
         self._outbound: list[tuple[str, int, BatchBuilder]] = []
         self._open: list[BatchBuilder | None] = [None] * fabric.journal.partitions
         self._outbound_bytes = 0
         self.forwarded = 0
         self.sent_again = 0
-        # Answers of leaders that the record is not with any more.
+        # The number of results from leaders that do not have the record any more.
         self.outdated = 0
 
     def waits_s(self, now: float) -> float:
-        """How long the oldest record that somebody waits for has been pending; 0.0: none is."""
+        """Returns the age in seconds of the oldest pending record with a promise, or 0.0 without
+        one."""
         for pending in self.pending.values():
             if pending.is_promised():
                 return max(0.0, now - pending.since)
         return 0.0
 
     def begin_at(self, ticket: int) -> None:
-        """Tickets start after this one. A random place: another process of this node, or another
-        node for the same client, may have used low ones shortly before."""
+        """Numbers the tickets from `ticket` + 1.
+
+        The caller passes a random number. An earlier process of this node may have used low tickets
+        shortly before, and so may another node for the same client.
+        """
         self._ticket = ticket
 
     def append(self, record: Record) -> None:
+        """Queues a record, and sends it if its leader is known."""
         ticket = self._ticket + 1
         if ticket > TICKET_MAX:
             ticket = 1
@@ -190,12 +217,14 @@ class RecordForwarder:
             self._dispatch(pending)
 
     def hold(self, held: Held, others: int = 0) -> Promise:
-        """Of everything appended since the last call. `others`: what else it waits for, each to be
-        `settled`."""
+        """Returns a promise for everything appended since the last call.
+
+        `others`: the number of further conditions, each resolved by `settled`.
+        """
         promise = Promise(held)
         promise.waiting = others
         for pending in self._recent:
-            # It may have been refused at once.
+            # This node may lead the partition and have refused the record already.
             if pending.done:
                 promise.refuse(pending.reason, pending.text)
             else:
@@ -206,7 +235,7 @@ class RecordForwarder:
         return promise
 
     def forget_recent(self) -> None:
-        """What was appended without a promise is no part of the next one."""
+        """Excludes records that were appended without a promise from the next one."""
         if self._recent:
             self._recent = []
 
@@ -230,7 +259,7 @@ class RecordForwarder:
         builder.add(pending.record)
 
     def flush(self) -> None:
-        """End of a turn: one frame for each leader."""
+        """Sends one frame to each leader, at the end of a turn."""
         self.forget_recent()
         self._send()
 
@@ -252,7 +281,10 @@ class RecordForwarder:
             self._fabric.send(target, FORWARD, b"".join(parts))
 
     def settle(self, ticket: int, partition: int, client_id: bytes) -> None:
-        """A record with this ticket is committed; whether it is ours shows here."""
+        """Marks the record with this ticket as committed, if it belongs to this node.
+
+        Tickets of several nodes can be equal, so the partition and the client id must match too.
+        """
         pending = self.pending.get(ticket)
         if pending is None or pending.partition != partition:
             return
@@ -260,7 +292,8 @@ class RecordForwarder:
             self._done(pending)
 
     def answered(self, node: str, answer: ForwardResult) -> None:
-        """By the leader of a partition, or by a node that was the leader."""
+        """Takes the result of a leader, and ignores it if the record is not with that leader any
+        more."""
         pending = self.pending.get(answer.ticket)
         if pending is None:
             return
@@ -275,7 +308,8 @@ class RecordForwarder:
             self.outdated += 1
 
     def refuse(self, ticket: int, reason: int, text: str) -> None:
-        """Below 0x80: the leader has it already. Else it is not stored, now or later."""
+        """Ends a record that is not stored, now or later. A reason below 0x80: the leader has it
+        already."""
         pending = self.pending.get(ticket)
         if pending is None:
             return
@@ -293,9 +327,12 @@ class RecordForwarder:
         self._done(pending)
 
     def _pass_down(self, pending: PendingRecord, afterwards: list[Callable[[], None]]) -> None:
-        """Those before it are not applied by its refusal. Counter-example: a message is refused,
-        and the cursor record before it, which names the QoS 2 record that a session has, is still
-        on its way. The group would take that record back and give it to another session."""
+        """Gives the callbacks of a refused record to the record before it in the queue.
+
+        The refusal does not apply the records before it. Counter-example: a message is refused, and
+        the cursor record before it is still under way. That record names the QoS 2 record that a
+        session has. The group would reclaim that QoS 2 record and give it to another session.
+        """
         before: PendingRecord | None = None
         for each in self._queues[pending.partition].values():
             if each is pending:
@@ -318,7 +355,7 @@ class RecordForwarder:
         refused[pending.record.client_id] = self._number
 
     def _follows_refused(self, pending: PendingRecord) -> bool:
-        """Was an earlier message of the client refused, which may send that again?"""
+        """True if an earlier message of the client was refused, which the client may send again."""
         if not pending.is_refusable():
             return False
         refused = self._refused[pending.partition]
@@ -339,16 +376,22 @@ class RecordForwarder:
             settled(self._state, pending.promise)
 
     def stop(self, partition: int) -> None:
-        """The leader of the partition, or the link to it, is lost: nothing leaves until the next
-        one is known and this node is aligned with it."""
+        """Stops sending to a partition because its leader, or the link to it, is lost.
+
+        Sending resumes once the next leader is known and this node is aligned with it.
+        """
         self._targets[partition] = ""
 
     def target(self, partition: int) -> str:
+        """Returns the leader that receives the records of the partition, or "" if they wait."""
         return self._targets[partition]
 
     def aligned(self, partition: int, leader: str, epoch: int, known: set[int]) -> None:
-        """This node's log has everything that `leader` had when it answered. `known`: tickets in
-        it that are not committed yet. The rest leaves now."""
+        """Sends the pending records that `leader` does not have.
+
+        This node's log has everything that the leader had when it replied. `known`: the tickets of
+        the uncommitted records in that log.
+        """
         self._targets[partition] = leader
         self._epochs[partition] = epoch
         self._open[partition] = None
@@ -358,11 +401,13 @@ class RecordForwarder:
                 continue
             record = pending.record
             if _is_group_progress(record) and record.sequence < epoch:
-                # No client waits for it: whoever appended after it in the same turn is not refused.
+                # No client waits for it. SUCCESS keeps the messages appended after it from being
+                # refused.
                 self.refuse(pending.ticket, reasons.SUCCESS, "")
                 continue
             if record.kind == log_record.SESSION and record.payload.startswith(SESSION_OPENED):
-                # Decided when this node led the home, by what it knew then.
+                # This node decided it as leader of the home partition. The next leader may have
+                # decided otherwise.
                 self.refuse(pending.ticket, reasons.UNSPECIFIED_ERROR, "no leader any more")
                 continue
             if self._follows_refused(pending):
@@ -374,7 +419,7 @@ class RecordForwarder:
             self._dispatch(pending)
 
     def after_newest(self, partition: int, do: Callable[[], None]) -> None:
-        """Once every record that was appended to the partition so far is applied, or refused."""
+        """Calls `do` once every record appended to the partition so far is applied or refused."""
         queue = self._queues[partition]
         if queue:
             newest = queue[next(reversed(queue))]
@@ -385,7 +430,7 @@ class RecordForwarder:
             do()
 
     def waiting_partitions(self) -> list[int]:
-        """Those with records that have no leader to go to."""
+        """Returns the partitions with records that have no leader to go to."""
         return [
             partition
             for partition, target in enumerate(self._targets)
@@ -393,8 +438,12 @@ class RecordForwarder:
         ]
 
     def give_up_doubtful(self, partition: int) -> None:
-        """This node will never see the records that would tell whether these are stored. Others
-        are told apart by their leader when they come a second time."""
+        """Refuses plain messages that a leader may have.
+
+        This node's log now begins after the records that would show whether they are stored.
+        Messages with a packet id or sequence need no refusal: their leader recognises them when
+        they are sent again.
+        """
         for pending in list(self._queues[partition].values()):
             record = pending.record
             is_plain = record.kind == log_record.MESSAGE and not record.flags & RECOGNISED
@@ -402,9 +451,11 @@ class RecordForwarder:
                 self.refuse(pending.ticket, reasons.SERVER_BUSY, "this node was away for too long")
 
     def refuse_overdue(self, now: float) -> None:
-        """Messages that no leader can have and that have waited too long, and what their clients
-        have sent behind them. Records of state wait on, and so do wills and what may be stored
-        already."""
+        """Refuses messages that have waited too long for a leader, and later messages of the same
+        clients.
+
+        Records of state and wills continue to wait, and so do records that may be stored already.
+        """
         for partition in self.waiting_partitions():
             refused: set[bytes] = set()
             for pending in list(self._queues[partition].values()):
@@ -418,7 +469,8 @@ class RecordForwarder:
 
 
 def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:
-    """(epoch, attempt, batch) each. Raises BadFrame."""
+    """Returns (epoch, attempt, batch) for each batch of a FORWARD frame. Raises BadFrame when it is
+    malformed."""
     found: list[tuple[int, int, Batch]] = []
     at = 0
     try:
@@ -433,9 +485,12 @@ def decode_forward(payload: bytes) -> list[tuple[int, int, Batch]]:
 
 
 def encode_result(answers: list[ForwardResult]) -> bytes:
-    """Entries of (ticket, reason, text). One with ticket 0, which no record has, precedes the
-    answers of a partition and has the partition and the epoch as its text. Nodes of an older
-    version find no record with that ticket and pass it over."""
+    """Encodes entries of (ticket, reason, text).
+
+    An entry with ticket 0, which no record has, precedes the results of a partition. Its text is
+    the partition and the epoch. Older versions find no record with that ticket and ignore the
+    entry.
+    """
     parts: list[bytes] = []
     partition = -1
     epoch = 0
@@ -454,7 +509,7 @@ def _result(ticket: int, reason: int, text: str) -> bytes:
 
 
 def decode_result(payload: bytes) -> list[ForwardResult]:
-    """Raises BadFrame."""
+    """Returns the results in a FORWARD_RESULT frame. Raises BadFrame when it is malformed."""
     found: list[ForwardResult] = []
     partition = 0
     epoch = 0

@@ -1,8 +1,13 @@
-"""Which partitions' leaders this node may send records to.
+"""The alignment of this node's log with the leader of each partition, before it sends records
+there.
 
-A record sent before may be in a leader's log, or lost with the leader or the link. So after each
-change of either, records wait until this node's own log has what the leader's had when it was
-asked: the question goes the same way as the records, behind them.
+A record sent earlier may be in the leader's log, or lost with the leader or the link. So after each
+change of the leader, its epoch or the link, records wait. They leave once this node's own log has
+everything that the leader's log had when it received the request for its end. The request takes the
+same link as the records, behind them.
+
+Counter-example: the link breaks after a FORWARD, and the records are sent again at once. The leader
+has stored them already, and plain QoS 1 messages are stored twice.
 """
 
 from typing import Final
@@ -14,10 +19,14 @@ from holdfast.cluster.publish.forwarding import RecordForwarder
 from holdfast.cluster.reads.read_barrier import ALIGNMENT, barrier_request
 
 ASK_AGAIN_S: Final = 0.03
-"""The next leader may know later than we that it is one."""
+"""The interval in seconds between requests: the next leader may apply the metadata later than this
+node."""
 
 
 class LeaderSync:
+    """The partitions whose leader may not receive records yet, and the log ends that leaders
+    reported."""
+
     def __init__(
         self, fabric: ClusterContext, forwarding: RecordForwarder, replication: Replication
     ) -> None:
@@ -25,35 +34,37 @@ class LeaderSync:
         self._forwarding = forwarding
         self._replication = replication
         self._waiting: set[int] = set(range(fabric.journal.partitions))
-        # Per partition what its leader has answered: leader, epoch, end of its log.
+        # Per partition the reply of its leader: leader, epoch, end of its log.
         self._ends: dict[int, tuple[str, int, int]] = {}
         self._asked_at = -1.0
 
     def lose(self, partition: int) -> None:
-        """Its leader, the leader's epoch or the link to it is another one."""
+        """Stops sending to the partition: its leader, the epoch or the link has changed."""
         self._forwarding.stop(partition)
         self._ends.pop(partition, None)
         self._waiting.add(partition)
         self._asked_at = -1.0
 
     def lose_node(self, node: str) -> None:
+        """Stops sending to the partitions that `node` leads."""
         for partition in range(len(self._fabric.leading)):
             if self._fabric.leader(partition) == node:
                 self.lose(partition)
 
     def lead(self, partition: int, epoch: int, known: set[int]) -> None:
-        """This node leads the partition itself."""
+        """Aligns the partition at once because this node leads it."""
         self._waiting.discard(partition)
         self._ends.pop(partition, None)
         self._forwarding.aligned(partition, self._fabric.node_id, epoch, known)
 
     def answered(self, node: str, entries: list[tuple[int, int, int]]) -> None:
+        """Takes the log ends of the partitions that `node` leads."""
         for partition, epoch, end in entries:
             if partition in self._waiting:
                 self._ends[partition] = (node, epoch, end)
 
     def take_aligned(self) -> list[tuple[int, str, int]]:
-        """(partition, leader, epoch) of those that records may be sent for from now on."""
+        """Returns (partition, leader, epoch) of the partitions that are aligned now."""
         if not self._waiting:
             return []
         found: list[tuple[int, str, int]] = []
@@ -75,7 +86,7 @@ class LeaderSync:
         return found
 
     def ask(self, now: float) -> None:
-        """Whoever has not answered yet, or not for the epoch that is known here."""
+        """Requests the log ends from leaders that have not reported one for the present epoch."""
         if not self._waiting or now < self._asked_at + ASK_AGAIN_S:
             return
         leaders: set[str] = set()
@@ -86,7 +97,7 @@ class LeaderSync:
                 continue
             if leader in self._fabric.connected and self._replication.followed_epoch(partition):
                 leaders.add(leader)
-        # With nobody to ask there is nothing to wait for but an event.
+        # Without a connected leader the next event, not a timer, triggers the request.
         self._asked_at = now if leaders else -1.0
         for leader in leaders:
             self._fabric.send(leader, BARRIER, barrier_request(ALIGNMENT))

@@ -1,7 +1,8 @@
-"""Promises to clients, kept in order.
+"""The promises to clients, resolved in order per connection.
 
-A promise waits for records, and behind what was promised to the same connection before. Other
-connections do not wait: a partition without a leader holds back only those who wrote to it.
+A promise waits for its records, and for the earlier promises of the same connection. MQTT requires
+acknowledgements in the order of the PUBLISH packets (MQTT 5.0, section 4.6). Other connections do
+not wait: a partition without a leader delays only the clients that publish to it.
 """
 
 from collections import deque
@@ -10,7 +11,11 @@ from holdfast.broker.state import Held, NodeState
 
 
 class Promise:
-    """`waiting`: for how many records. `reason` from 0x80 on: refused, with `text`."""
+    """An acknowledgement or delivery that waits for commits.
+
+    `waiting`: the number of records it still waits for. `reason` from 0x80 on: it is refused, with
+    `text`.
+    """
 
     def __init__(self, held: Held) -> None:
         self.held = held
@@ -19,7 +24,7 @@ class Promise:
         self.text = ""
 
     def refuse(self, reason: int, text: str) -> None:
-        """Or, below 0x80, release it as if what it waits for were committed."""
+        """Marks the promise as refused. With a reason below 0x80 it is released as if committed."""
         connection = self.held.connection
         if reason >= 0x80 > self.reason and connection is not None:
             connection.refusals_due += 1
@@ -27,6 +32,7 @@ class Promise:
         self.text = text
 
     def keep(self, state: NodeState) -> None:
+        """Releases or refuses what was promised."""
         if self.reason >= 0x80:
             if self.held.connection is not None:
                 self.held.connection.refusals_due -= 1
@@ -36,7 +42,8 @@ class Promise:
 
 
 def enqueue(state: NodeState, promise: Promise) -> None:
-    """Put it behind what its connection waits for, and keep what can be kept."""
+    """Queues the promise behind those of its connection, or resolves it at once if none is before
+    it."""
     connection = promise.held.connection
     if connection is None:
         if not promise.waiting:
@@ -56,7 +63,8 @@ def enqueue(state: NodeState, promise: Promise) -> None:
 
 
 def settled(state: NodeState, promise: Promise) -> None:
-    """One of the records that the promise waits for is committed, or refused."""
+    """Counts one condition of the promise as met, and resolves the promises of its connection that
+    are due."""
     promise.waiting -= 1
     if promise.waiting:
         return

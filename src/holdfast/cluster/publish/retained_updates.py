@@ -1,13 +1,13 @@
-"""Retained updates of QoS 0 that were delivered here and that the log does not have yet.
+"""The retained updates of QoS 0 that were delivered here before their records are committed.
 
-A QoS 0 message with RETAIN is delivered at once on every node, and retained on every node when its
-record is committed. A client that subscribes in between would get neither: it was no subscriber
-yet, and the store has the message before it. So what such a client has subscribed to is noted, and
-the message is sent to it as retained once its record is applied.
+A QoS 0 message with RETAIN is delivered at once on every node. It enters the retained store of
+every node when its record is committed. A client that subscribes in between would receive neither:
+it was not subscribed at the delivery, and the store still has the previous message. So its
+subscription is noted, and the message is sent to it as retained once its record is applied.
 
-The stores themselves stay what the committed records say, the same on all nodes. Everything here is
-bounded and best effort, like QoS 0: above the bounds, and for a record that does not come within
-UPDATE_S, a new subscriber gets what is retained by then.
+The retained stores themselves follow only committed records and are equal on all nodes. Everything
+here is bounded and best effort, as QoS 0 is. Above the bounds a new subscriber receives the message
+that is retained at that time. The same holds when the record does not arrive within UPDATE_S.
 """
 
 from collections import OrderedDict
@@ -22,17 +22,19 @@ from holdfast.protocol.topics.retained import RetainedTrie
 from holdfast.storage.record import Record
 
 UPDATE_S: Final = 5.0
-"""How long the record of an update is awaited."""
+"""The longest time in seconds that an update waits for its record."""
 UPDATES_MAX: Final = 1000
-"""Topics with an update whose record is awaited."""
+"""The most topics with an update that waits for its record."""
 SUBSCRIPTIONS_MAX: Final = 1000
-"""Subscriptions that wait for one update."""
+"""The most subscriptions that wait for one update."""
 VISITS_MAX: Final = 1000
-"""Topics that are looked at for the filters of one SUBSCRIBE."""
+"""The most topics that are visited for the filters of one SUBSCRIBE."""
 PAGE: Final = 50
 
 
 class Update:
+    """A delivered QoS 0 message with RETAIN whose record is not applied yet."""
+
     def __init__(self, message: Message, until: float) -> None:
         self.publisher = message.publisher
         self.digest = crc32(message.payload)
@@ -41,28 +43,32 @@ class Update:
 
 
 class RetainedUpdates:
+    """The updates that wait for their records, and the subscriptions that wait for each."""
+
     def __init__(self, state: NodeState) -> None:
         self._state = state
-        # By topic, the one that was delivered last at the end.
+        # By topic, ordered by delivery; the newest is the last.
         self._updates: OrderedDict[str, Update] = OrderedDict()
         self._topics = RetainedTrie()
 
     def __len__(self) -> int:
+        """Returns the number of updates that wait for their records."""
         return len(self._updates)
 
     def delivered(self, topic: str, message: Message) -> None:
-        """To the clients of this node."""
+        """Notes an update that was delivered to the clients of this node."""
         self._forget_overdue()
         if topic not in self._updates and len(self._updates) >= UPDATES_MAX:
             return
-        # Those that waited for an earlier one were subscribers by now.
+        # The subscriptions that waited for an earlier update existed when this one was delivered.
         update = Update(message, self._state.now + UPDATE_S)
         self._updates[topic] = update
         self._updates.move_to_end(topic)
         self._topics.set(topic, update)
 
     def wanted(self, subscriptions: list[Subscription]) -> None:
-        """Of one SUBSCRIBE; what is retained is being sent."""
+        """Notes the subscriptions of one SUBSCRIBE, while their retained messages are being
+        sent."""
         self._forget_overdue()
         visits = VISITS_MAX
         for subscription in subscriptions:
@@ -78,7 +84,7 @@ class RetainedUpdates:
                 visits -= 1 + scan.visits
 
     def applied(self, record: Record) -> None:
-        """A record with RETAIN: the store has it."""
+        """Sends the update to the noted subscriptions, now that the store has it."""
         if not self._updates:
             return
         topic = record.topic.decode()
@@ -86,7 +92,7 @@ class RetainedUpdates:
         if update is None or update.publisher != record.client_id:
             return
         if update.digest != crc32(record.payload):
-            # An earlier one of the same client; its later one is still to come.
+            # This is an earlier message of the same client; the record of the noted one follows.
             return
         self._forget(topic)
         message = self._state.retained.get(topic)

@@ -1,10 +1,12 @@
-"""Waiting until this node has applied everything that was committed anywhere before.
+"""The read barrier: a wait until this node has applied everything that was committed anywhere
+before.
 
-The leaders of all partitions are asked where their logs end, and this node applies them up to
-there. A node that leads no longer and does not know it yet would leave out what was committed
-without it: so the metadata is read as well (`metadata_reads`), and an answer counts only if its
-epoch is not below the one that is known then. Whoever is cut off from the majority together with
-such a leader waits.
+This node requests the log ends from the leaders of all partitions, and applies records up to those
+ends. A deposed leader that does not know of its successor would report too low an end. So the
+metadata is read as well (`read_index`). A reply counts only if its epoch is not below the one that
+the metadata then has. A node that is cut off from the majority together with such a leader waits.
+
+This is the read index of Raft (thesis, section 6.4), for partitions that do not use Raft.
 """
 
 import struct
@@ -16,38 +18,51 @@ from holdfast.cluster.frame_kinds import BARRIER, BadFrame
 from holdfast.cluster.reads.read_index import NOTHING, MetadataReads
 
 ASK_AGAIN_S: Final = 0.1
+"""The interval in seconds between requests to leaders that have not replied."""
 WAIT_S: Final = 5.0
-"""How long after the metadata is read an impatient barrier waits for what nobody leads."""
+"""The time in seconds that an impatient barrier waits for partitions without a leader, once the
+metadata is read."""
 ASKING_MAX: Final = 8
-"""Barriers that are under way; what begins meanwhile is one more, and waits for them."""
+"""The most barriers for which requests are under way. A barrier that begins later waits for one of
+them."""
 ALIGNMENT: Final = 0
-"""The number of questions that are asked by alignment.Alignment."""
+"""The question number of the requests of LeaderSync."""
 
 _REQUEST: Final = struct.Struct("<Q")
 _RESULT: Final = struct.Struct("<HIQ")
 
 
 class Barrier:
+    """One read barrier and the replies of the leaders so far."""
+
     def __init__(self, number: int, partitions: int, is_patient: bool) -> None:
         self.number = number
         self.is_patient = is_patient
-        # Questions and reads from these on were asked after it began; NOTHING: none was.
+        # Replies to questions and reads from these numbers on count, because they began after the
+        # barrier. NOTHING: none began.
         self.question = NOTHING
         self.read = NOTHING
-        # Of one that is not patient, once the metadata is read.
+        # The deadline of an impatient barrier, set once the metadata is read.
         self.deadline = 0.0
-        # Per partition, under which epoch its leader has said that its log ends where; -1: it has
-        # not.
+        # Per partition the epoch and the log end that its leader reported; an end of -1: no reply.
         self.epochs = [0] * partitions
         self.ends = [-1] * partitions
 
     def answer(self, partition: int, epoch: int, end: int) -> None:
+        """Takes a reported log end, unless one of a higher epoch is known."""
         if self.ends[partition] < 0 or epoch > self.epochs[partition]:
             self.epochs[partition] = epoch
             self.ends[partition] = end
 
 
 class Barriers:
+    """The read barriers of this node that are not passed yet.
+
+    Invariant: a reply counts for a barrier only if its request was sent after the barrier began.
+    Counter-example: a leader reports end 10, commits record 10, a barrier begins and takes that
+    reply. The node passes it without record 10.
+    """
+
     def __init__(self, state: NodeState, fabric: ClusterContext, reads: MetadataReads) -> None:
         self._state = state
         self._fabric = fabric
@@ -55,17 +70,23 @@ class Barriers:
         self._number = 0
         self._question = ALIGNMENT
         self._asked_at = 0.0
-        # Those that are not passed, oldest first.
+        # The barriers that are not passed, oldest first.
         self._waiting: dict[int, Barrier] = {}
 
     def begin_at(self, question: int) -> None:
-        """Questions are numbered after this one, so that an answer to an earlier process of this
-        node is not taken for one to this."""
+        """Numbers the questions from `question` + 1.
+
+        The caller passes a random number. A reply to an earlier process of this node then does not
+        match a question of this one.
+        """
         self._question = question
 
     def begin(self, *, is_patient: bool = False) -> int:
-        """What is begun in one turn is one barrier. Patient: a partition that nobody leads, or that
-        cannot be reached, stops it for as long as that lasts."""
+        """Returns the number of a barrier that begins now.
+
+        All barriers of one turn are one. A patient barrier waits for a partition without a
+        reachable leader for as long as that lasts; an impatient one waits `WAIT_S`.
+        """
         for barrier in reversed(self._waiting.values()):
             if barrier.question != NOTHING:
                 break
@@ -77,16 +98,19 @@ class Barriers:
         return barrier.number
 
     def has_passed(self, number: int) -> bool:
+        """True if the barrier is passed."""
         return number not in self._waiting
 
     def lacking(self, number: int) -> set[int]:
-        """Partitions that a barrier waits for, once it knows who leads them; before that none."""
+        """Returns the partitions that a barrier waits for, or none before it has read the
+        metadata."""
         barrier = self._waiting.get(number)
         if barrier is None or barrier.read == NOTHING or not self._reads.has_passed(barrier.read):
             return set()
         return {each for each in range(len(barrier.ends)) if not self._has_come(barrier, each)}
 
     def answered(self, question: int, entries: list[tuple[int, int, int]]) -> None:
+        """Takes the log ends in a reply to `question`."""
         for barrier in self._waiting.values():
             if NOTHING != barrier.question <= question:
                 for partition, epoch, end in entries:
@@ -94,7 +118,7 @@ class Barriers:
                         barrier.answer(partition, epoch, end)
 
     def advance(self) -> bool:
-        """End of a turn: ask whom there is to ask; True if a barrier was passed."""
+        """Sends due requests at the end of a turn. Returns True if a barrier was passed."""
         if not self._waiting:
             return False
         self._ask()
@@ -122,11 +146,12 @@ class Barriers:
         return 0 <= barrier.ends[partition] <= reached and not self._is_outdated(barrier, partition)
 
     def _is_outdated(self, barrier: Barrier, partition: int) -> bool:
-        """Was it answered by a leader that was not the last that is known here?"""
+        """True if the reply came from a leader with a lower epoch than the metadata has."""
         return barrier.epochs[partition] < self._fabric.epoch(partition)
 
     def _ask(self) -> None:
-        """Newly begun ones at once, the others now and then; one question for all of them."""
+        """Sends one question for all barriers: at once for new ones, repeated every
+        `ASK_AGAIN_S`."""
         asking = list(self._waiting.values())[:ASKING_MAX]
         is_begun = asking[-1].question == NOTHING
         if not is_begun and self._state.now < self._asked_at + ASK_AGAIN_S:
@@ -152,6 +177,7 @@ class Barriers:
             leaders[self._fabric.leader(partition)] = None
 
     def timer(self) -> float | None:
+        """Returns the time of the next request, or None if no barrier waits."""
         return self._asked_at + ASK_AGAIN_S if self._waiting else None
 
 
@@ -160,7 +186,8 @@ def barrier_request(question: int) -> bytes:
 
 
 def barrier_answer(fabric: ClusterContext, payload: bytes) -> bytes:
-    """Where the partitions end that this node leads. Raises BadFrame."""
+    """Encodes the log ends of the partitions that this node leads. Raises BadFrame when the request
+    is malformed."""
     if len(payload) != _REQUEST.size:
         raise BadFrame(f"barrier of {len(payload)} bytes")
     parts = [payload]
@@ -171,7 +198,8 @@ def barrier_answer(fabric: ClusterContext, payload: bytes) -> bytes:
 
 
 def decode_barrier(payload: bytes) -> tuple[int, list[tuple[int, int, int]]]:
-    """The question, and (partition, epoch, end) each. Raises BadFrame."""
+    """Returns the question, and (partition, epoch, end) of each partition. Raises BadFrame when the
+    reply is malformed."""
     try:
         (question,) = _REQUEST.unpack_from(payload)
         return question, list(_RESULT.iter_unpack(payload[_REQUEST.size :]))

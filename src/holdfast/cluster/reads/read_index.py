@@ -1,7 +1,10 @@
-"""Reading the metadata as of now: a change that changes nothing is proposed, and once it has come
-back, everything that was agreed before it was proposed is known here.
+"""Linearizable reads of the metadata.
 
-One proposal is under way at a time; whoever asks meanwhile waits for the next one.
+A read proposes a command without effect to Raft. Once it is applied here, everything that was
+committed before the proposal is applied here too. An idle cluster proposes nothing.
+
+One proposal is under way at a time. A read that begins meanwhile waits for the next one, because
+the present proposal may precede an entry that it must see.
 """
 
 from collections.abc import Callable
@@ -12,16 +15,17 @@ from holdfast.cluster.metadata.requests import Outcome, RequestRefused
 
 NOTHING: Final = -1
 ASK_AGAIN_S: Final = 0.1
-"""After a proposal that was not carried out."""
+"""The delay in seconds after a proposal that failed."""
 
 
 class MetadataReads:
+    """The reads of the metadata that this node waits for."""
+
     def __init__(self, propose: Callable[[float], int]) -> None:
-        """`propose`: the change that changes nothing; returns its request, or NOTHING if there is
-        nobody to send it to."""
+        """`propose` sends the command without effect. It returns its request number, or NOTHING if
+        no Raft leader is known."""
         self._propose = propose
-        # Proposals are counted: how many were sent, how many of them are wanted, and the newest
-        # that has come back.
+        # Counts of proposals: sent, wanted, and the newest that is applied here.
         self._sent = 0
         self._wanted = 0
         self._known = 0
@@ -29,15 +33,16 @@ class MetadataReads:
         self._ask_at = 0.0
 
     def begin(self) -> int:
-        """A read of everything that is agreed by now."""
+        """Returns the number of a read of everything that is committed by now."""
         self._wanted = self._sent + 1
         return self._wanted
 
     def has_passed(self, read: int) -> bool:
+        """True if the read is complete."""
         return read <= self._known
 
     def advance(self, now: float) -> None:
-        """End of a turn."""
+        """Sends the proposal of the waiting reads, at the end of a turn."""
         if self._wanted <= self._known or self._request != NOTHING or now < self._ask_at:
             return
         self._ask_at = 0.0
@@ -46,7 +51,7 @@ class MetadataReads:
             self._sent += 1
 
     def proposal_done(self, request: int, outcome: Outcome, now: float) -> bool:
-        """False if it was not for this."""
+        """Takes the outcome of a proposal. Returns False if it is not one of this class."""
         if request != self._request or request == NOTHING:
             return False
         self._request = NOTHING
@@ -57,6 +62,6 @@ class MetadataReads:
         return True
 
     def timer(self) -> float | None:
-        """When to call `advance`, if nothing else happens."""
+        """Returns the time at which to call `advance` if nothing else happens, or None."""
         is_late = self._request == NOTHING and self._wanted > self._known
         return self._ask_at if is_late and self._ask_at else None
