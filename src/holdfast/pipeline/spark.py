@@ -1,4 +1,4 @@
-"""The Spark session of a run: that of spark-submit, or one of our own."""
+"""The Spark session of a run: the one of spark-submit, or a local one."""
 
 import os
 from contextlib import suppress
@@ -9,26 +9,28 @@ from pyspark.sql import SparkSession
 from holdfast.pipeline.session import spark_session
 
 APP_NAME: Final = "holdfast-pipeline"
+"""The name of the run in Spark's user interface."""
 LOCAL: Final = "local[*]"
 
 SETTINGS: Final[dict[str, Any]] = {
-    # Bad values become null or quarantine; under ANSI rules one of them would end the job.
+    # Bad values become null or go to quarantine. Under ANSI rules one bad value would end the run.
     "spark.sql.ansi.enabled": "false",
-    # Many small files are listed by the driver itself: a job for it costs more.
+    # The driver lists many small files itself, because a Spark job for it costs more.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": 10_000,
-    # What fails is told in one line; `--conf spark.log.level=WARN` shows more.
+    # The run reports a failure in one line. `--conf spark.log.level=WARN` shows more.
     "spark.log.level": "FATAL",
     "spark.scheduler.mode": "FAIR",
 }
 
 
 def submitted() -> bool:
-    """Whether spark-submit has started this process: it has decided on the master then."""
+    """Return whether spark-submit has started this process. It has then chosen the master."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def lake_session(master: str | None = None, **conf: Any) -> SparkSession:
-    """`conf` wins over what is chosen here. Raises JavaError."""
+    """Return the Spark session of a run. `conf` overrides the settings chosen here. Raises
+    JavaError."""
     settings = {**SETTINGS, **conf}
     if not submitted():
         return spark_session(APP_NAME, master or LOCAL, **settings)
@@ -40,6 +42,6 @@ def lake_session(master: str | None = None, **conf: Any) -> SparkSession:
 
 
 def end_session(session: SparkSession) -> None:
-    """Also if its Java process has gone already."""
+    """Stop the session, even if its Java process has ended already."""
     with suppress(Exception):
         session.stop()

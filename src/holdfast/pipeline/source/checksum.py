@@ -1,5 +1,7 @@
-"""CRC-32 as batches have it, by zlib-ng where that is installed: up to ten times as fast as zlib,
-and every byte that is read needs it."""
+"""CRC-32 of batches, by zlib-ng if it is installed.
+
+zlib-ng is up to ten times as fast as zlib, and every byte that is read passes through it.
+"""
 
 try:
     from zlib_ng.zlib_ng import crc32

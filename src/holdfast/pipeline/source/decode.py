@@ -1,8 +1,8 @@
-"""Record batches to Arrow without a Python loop per record.
+"""The decoder from record batches to Arrow, without a Python loop per record.
 
-numpy gathers the fixed-size record heads of all batches of a chunk at once; Arrow copies the
-variable parts, which it is given as views (`binary_view`: buffer, position, length). About
-100 ns a record, so that reading the log is as fast as reading Parquet. Knows no Spark.
+numpy gathers the fixed-size record heads of all batches of a chunk at once. Arrow copies the
+variable parts from views (`binary_view`: buffer, position, length). A record takes about 100 ns, so
+reading the log is as fast as reading Parquet. The module imports no Spark.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,15 +25,15 @@ from holdfast.storage.record import (
 )
 
 Places = npt.NDArray[np.int32]
-"""Positions in a chunk, whose data is never 2 GiB."""
+"""Byte positions in a chunk. 32 bits are enough, because a chunk is always smaller than 2 GiB."""
 
 HEAD_DTYPE: Final = np.dtype(HEAD_FIELDS)
 ROWS_MAX: Final = 32_768
-"""Rows in one Arrow batch: between 10,000 and 50,000 Spark reads fastest."""
+"""The most rows in one Arrow batch. Spark reads fastest between 10,000 and 50,000."""
 PARTS: Final = ("topic", "client_id", "producer", "properties", "payload")
-"""Of a record's body, in order."""
+"""The variable parts of a record's body, in order."""
 VIEW_INLINE_BYTES: Final = 12
-"""A binary view of up to this many bytes carries the bytes themselves (Arrow's format)."""
+"""The most bytes that a binary view carries itself instead of a position (Arrow's format)."""
 
 PRODUCER_TYPE: Final = pa.struct(
     [("id", pa.string()), ("epoch", pa.int64()), ("sequence", pa.int64())]
@@ -52,20 +52,24 @@ SCHEMA: Final = pa.schema(
         ("producer", PRODUCER_TYPE),
     ]
 )
-"""Every column there is. `properties` is the raw MQTT 5 property block (see properties.py), empty
-if there is none; `producer` is null for a message without a producer sequence; `qos` and
-`retain` are as published."""
+"""Every column of the source.
+
+`properties` is the raw MQTT 5 property block (see properties.py), empty if there is none.
+`producer` is null for a message without a producer sequence. `qos` and `retain` are as published.
+"""
 
 
 def select(columns: Sequence[str]) -> pa.Schema:
-    """The schema of some of the columns, in the order given."""
+    """Return the schema of some columns, in the given order."""
     return pa.schema([SCHEMA.field(name) for name in columns])
 
 
 class Heads:
-    """The messages of one chunk, in the order of the bytes. Records of other kinds and offsets that
-    do not count are left out. Fields are made when asked for: what is in use at a time should fit
-    the processor's cache."""
+    """The record heads of the messages of one chunk, in byte order.
+
+    Records of other kinds and offsets that do not count are left out. Fields are computed on
+    request, so that the data in use at one time fits the processor's cache.
+    """
 
     def __init__(self, chunk: Chunk) -> None:
         data = chunk.data
@@ -74,7 +78,7 @@ class Heads:
         self._headers = headers_at(data, self._batches)
         self._starts = np.array(chunk.starts, np.int64)
         self._wanted = np.array(chunk.ends, np.int64) - self._starts
-        # Of each batch: how many messages are before its own.
+        # For each batch, the number of messages before its first one.
         self._before = np.cumsum(self._wanted) - self._wanted
         self._mask: npt.NDArray[np.bool_] | None = None
         skipped = self._starts - self._headers["base_offset"]
@@ -82,8 +86,9 @@ class Heads:
         words = HEAD_BYTES >> 3
         place = np.repeat(first - self._before * words, self._wanted)
         place += np.arange(0, len(place) * words, words)
-        # Batches are padded to 8 bytes, headers and heads are multiples of 8 long: seen as an
-        # array with a head at every eighth byte, one step gathers all.
+        # Batches are padded to 8 bytes, and headers and heads have lengths that are multiples of 8.
+        # So an array with one overlapping head at every eighth byte can be indexed once for all
+        # heads.
         room = max(0, (len(data) - HEAD_BYTES) // 8 + 1)
         anywhere: npt.NDArray[np.void] = np.ndarray((room,), f"V{HEAD_BYTES}", data, 0, (8,))
         self._heads = anywhere[place].view(HEAD_DTYPE)
@@ -93,10 +98,11 @@ class Heads:
 
     @property
     def count(self) -> int:
+        """The number of messages that are left."""
         return len(self._heads)
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Only these messages, of those that are left."""
+        """Keep only the messages of the mask. The mask has one value per message that is left."""
         if self._mask is None:
             self._mask = mask
         else:
@@ -104,25 +110,29 @@ class Heads:
         self._heads = self._heads[mask]
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """Of the heads, see HEAD_FIELDS."""
+        """Return a fixed-size field of the heads, see HEAD_FIELDS."""
         values: npt.NDArray[Any] = self._heads[name]
         return values
 
     def partition(self) -> npt.NDArray[np.int32]:
+        """Return the partition of each message."""
         return self._of_batch(self._headers["partition"].astype(np.int32))
 
     def offset(self) -> npt.NDArray[np.int64]:
+        """Return the offset of each message."""
         values = np.repeat(self._starts - self._before, self._wanted)
         values += np.arange(len(values))
         return values if self._mask is None else values[self._mask]
 
     def timestamp_us(self) -> npt.NDArray[np.int64]:
+        """Return the timestamp of each message, in microseconds since 1970."""
         values = self._of_batch(self._headers["base_timestamp_us"])
         values += self.field("timestamp_delta_us")
         return values
 
     def part(self, name: str) -> tuple[Places, Places]:
-        """Where the bytes of a part of the body begin, ascending, and how many there are."""
+        """Return the byte positions, ascending, and the lengths of one variable part of each
+        message."""
         body = self._batches + HEADER_BYTES + self._headers["count"].astype(np.int64) * HEAD_BYTES
         start = self._of_batch(body.astype(np.int32))
         start += self.field("body_start").astype(np.int32)
@@ -134,7 +144,7 @@ class Heads:
         return start, length
 
     def _of_batch(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """For each message what its batch has."""
+        """Repeat a value per batch for each of its messages."""
         repeated = np.repeat(values, self._wanted)
         return repeated if self._mask is None else repeated[self._mask]
 
@@ -142,8 +152,10 @@ class Heads:
 def decode(
     chunk: Chunk, schema: pa.Schema = SCHEMA, topics: TopicFilter | None = None
 ) -> pa.RecordBatch:
-    """The messages of a chunk, with the columns of `schema` (some of SCHEMA's, by name); those that
-    the filter matches, if one is given."""
+    """Decode the messages of a chunk that the filter matches.
+
+    The columns are those of `schema`, a selection of SCHEMA by name.
+    """
     heads = Heads(chunk)
     if topics and heads.count:
         mask = topics.mask(_text(heads, "topic"))
@@ -155,7 +167,7 @@ def decode(
 def decode_rows(
     chunk: Chunk, schema: pa.Schema = SCHEMA, topics: TopicFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """As `decode`, in slices of at most ROWS_MAX rows."""
+    """Decode a chunk like `decode`, in slices of at most ROWS_MAX rows."""
     if not chunk.positions:
         return
     batch = decode(chunk, schema, topics)
@@ -164,7 +176,7 @@ def decode_rows(
 
 
 def gather(buffer: pa.Buffer, starts: Places, lengths: Places) -> pa.Array:
-    """The byte strings at `starts`, which ascend, with `lengths` as one Arrow binary array."""
+    """Return the byte strings at `starts`, which ascend, as one Arrow binary array."""
     count = len(starts)
     if not lengths.any():
         offsets = np.zeros(count + 1, np.int32)
@@ -172,7 +184,8 @@ def gather(buffer: pa.Buffer, starts: Places, lengths: Places) -> pa.Array:
             pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(b"")]
         )
     if int(lengths.min()) <= VIEW_INLINE_BYTES:
-        # As every other one of strings that lie side by side: each, and what follows it.
+        # A view of a short string would have to carry its bytes. Instead this builds one array of
+        # strings that alternate with the gaps between them, and takes every other one.
         offsets = np.empty(2 * count + 1, np.int32)
         offsets[:-1:2] = starts
         offsets[1::2] = starts + lengths
@@ -181,8 +194,8 @@ def gather(buffer: pa.Buffer, starts: Places, lengths: Places) -> pa.Array:
         return array.take(pa.array(np.arange(0, 2 * count, 2, dtype=np.int32)))
     views = np.zeros((count, 4), np.uint32)
     views[:, 0] = lengths
-    # A long view holds length, first 4 bytes (only comparisons read them, so they stay zero),
-    # buffer number and position.
+    # A long view has length, first 4 bytes, buffer number and position. Only comparisons read the
+    # first bytes, so they stay zero.
     views[:, 3] = starts
     array = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), buffer])
     return array.cast(pa.binary())
@@ -193,7 +206,7 @@ def _bytes(heads: Heads, part: str) -> pa.Array:
 
 
 def _text(heads: Heads, part: str) -> pa.Array:
-    # The broker has verified that these are UTF-8, the checksum that they still are the same.
+    # The broker has verified that these are UTF-8, and the checksum proves that they are unchanged.
     return _bytes(heads, part).view(pa.string())
 
 

@@ -1,5 +1,8 @@
-"""Of a finished segment only the batches with messages of some topics, by the postings in its
-index: for a read that is about few of many topics."""
+"""Selective reads of a finished segment: only the batches with messages of some topics.
+
+The postings in the segment's index name those batches. The read pays off if it needs few of many
+topics.
+"""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +16,7 @@ from holdfast.storage.reading.index_file import CorruptIndex, SealedIndex, decod
 from holdfast.storage.reading.topic_postings import TopicChoice
 
 GAP_BYTES: Final = 64 << 10
-"""Unwanted bytes between two wanted batches that are cheaper to read than to leave out."""
+"""The most unwanted bytes between two wanted batches that are cheaper to read than to skip."""
 
 
 def chosen_pieces(
@@ -22,8 +25,11 @@ def chosen_pieces(
     ranges: Sequence[OffsetRange],
     choice: TopicChoice,
 ) -> list[Piece] | None:
-    """Pieces with every wanted batch of the ranges; None where the postings do not pay, or do not
-    tell. Raises FileNotFoundError."""
+    """Return pieces with every wanted batch of the ranges.
+
+    It returns None if the postings are missing or do not pay off; the caller then reads the whole
+    stretch. A missing file raises FileNotFoundError.
+    """
     if not segment.here(ranges):
         return []
     path, inode = str(segment.path), os.stat(segment.path).st_ino
@@ -59,7 +65,8 @@ def chosen_pieces(
     for partition, offset in covered.items():
         if offset < index.head.end_offsets[partition]:
             passed.append((partition, offset, index.head.end_offsets[partition]))
-    # The first one tells of all of them what was left out; there is one if there are none.
+    # The first piece carries the skipped ranges of all pieces. If no batch is wanted, an empty
+    # piece carries them.
     first, *rest = stretches or [[0, 0]]
     return [
         Piece(path, inode, first[0], first[1], passed=tuple(sorted(passed))),
@@ -68,8 +75,10 @@ def chosen_pieces(
 
 
 def _index(directory: DataDirectory, segment: SegmentMap) -> SealedIndex | None:
-    """Of the segment as it was mapped; None if there is none, or one that knows of damage or of
-    batches that do not count."""
+    """Return the index of the segment as it was mapped.
+
+    It returns None if there is none, or if the index notes damage or batches that do not count.
+    """
     try:
         data = directory.read_index(segment.sequence)
         index = decode(data) if data is not None else None

@@ -1,13 +1,17 @@
-"""A map of a data directory's journal, for the driver: what it holds, and where.
+"""The driver's map of the journal of a data directory: its offsets, and their positions in the
+files.
 
-Only reads, takes no lock. What counts of a live directory is every whole, valid batch. The journal
-has no mark of what the node has *committed* (fsynced and promised): that is known over the network
-only (reader_http.py). In its place the driver makes new records durable itself before it hands out
-their offsets, so nothing that Spark has read is lost in a power cut. What stays possible is that
-Spark reads a record a moment before its publisher is answered, or one whose publisher never is.
+The driver only reads, and takes no lock. In the directory of a running node every complete, valid
+batch counts. The journal has no mark of the records that the node has *committed*: only the network
+source (reader_http.py) knows those. So the driver makes new records durable before it hands out
+their offsets. No power failure can then remove a record that Spark has read.
 
-Of a cluster's replica only what its checkpoint of the watermarks says counts: the rest of the
-journal may still be cut off, and what was cut off lies between what counts.
+Two cases remain. Spark may read a record shortly before its publisher is acknowledged. It may also
+read a record whose publisher is never acknowledged.
+
+In the journal of a cluster's replica only the records below its checkpoint of the high watermarks
+count. The node may still truncate the rest, and truncated records stay in the file between valid
+ones.
 """
 
 import os
@@ -33,57 +37,68 @@ from holdfast.storage.reading.topic_postings import TopicChoice
 from holdfast.storage.record import HEAD_FIELDS, HEADER_BYTES, Batch, CorruptBatch
 
 CLAIM_LOOKS: Final = 100
+"""The most looks for the end of a takeover, CLAIM_PAUSE_S apart."""
 CLAIM_PAUSE_S: Final = 0.02
-"""A takeover goes on between a claim and the moment when the epoch counts."""
+"""The pause in seconds between two looks. A takeover needs some time from its claim until its epoch
+counts."""
 BATCH_SPAN_US: Final = 0x1_0000_0000
-"""No record is later than this after the first of its batch (a head keeps 32 bits)."""
+"""The most microseconds between the first record of a batch and a later one: a head keeps 32
+bits."""
 
 
 class JournalMap:
-    """The map; `refresh` brings it up to date."""
+    """The map of one journal. `refresh` brings it up to date, and the other methods use its last
+    state."""
 
     def __init__(self, path: str) -> None:
-        """Reads the manifest. Raises DataDirectoryError."""
+        """Read the manifest of the directory. Raises DataDirectoryError."""
         self.path = Path(path)
         self._root = OsFileSystem(self.path)
         self.directory = open_to_read(self.path)
         self.partitions = self.directory.manifest.partitions
         self._segments: list[SegmentMap] = []
         self._floor = array("q", [0] * self.partitions)
-        """Where the journal begins; NO_OFFSET where that is not known."""
+        """The offsets at which the journal begins. NO_OFFSET where that is not known."""
         self._committed: list[int] | None = None
-        """Of a replica."""
+        """The high watermarks of a replica. None in any other directory."""
 
     def refresh(self) -> None:
-        """Map what was added and forget what was removed since the last call. Raises
-        DataDirectoryError.
+        """Map the segments that were added and forget those that were removed since the last call.
 
-        Of a shared directory a deposed holder may still add to the newest epoch we know, and what
-        it adds will not count. So we do as a holder does: what was mapped, and made durable, before
-        a look that finds no newer claim, counts for good."""
+        In a shared directory a deposed holder may still append to the newest known epoch, and those
+        records will not count. So the driver does what a holder does: it maps the records, makes
+        them durable, and then looks for a newer claim. If there is none, the records count
+        permanently. Looking first is wrong: a claim between the look and the sync would drop
+        records that Spark has read.
+
+        Raises DataDirectoryError.
+        """
         for _ in range(CLAIM_LOOKS):
             directory = open_to_read(self.path)
             if directory.epoch != self.directory.epoch:
                 self.directory = directory
                 self._segments = []
             if directory.manifest.is_replica:
-                # Looked at first: all of it is in the files.
+                # The watermarks are read before the segments, so the segments contain every record
+                # below them.
                 self._committed = directory.read_watermarks()
             self._map_segments()
             if self._committed is not None and any(each.has_shrunk for each in self._segments):
-                # The end that was cut off had perhaps overridden what is there again.
+                # The node truncated the end of a segment. The truncated batches may have overridden
+                # records that count again, so everything is mapped again.
                 self._segments = []
                 self._map_segments()
             if self._newest_claimed() <= self.directory.epoch.number:
                 return
             time.sleep(CLAIM_PAUSE_S)
-        # Whoever claimed it has died, and so has the holder before: nobody adds anything now.
+        # The node that claimed the epoch is down, and so is the holder before it. No process
+        # appends now.
 
     def _newest_claimed(self) -> int:
         try:
             return newest_claimed(self._root)
         except FileNotFoundError:
-            return 0  # one node's own
+            return 0  # not a shared directory
 
     def _map_segments(self) -> None:
         sequences = self.directory.segments()
@@ -94,7 +109,7 @@ class JournalMap:
         ends = self._floor
         for sequence in sequences:
             if sequence < first:
-                continue  # about to be removed
+                continue  # retention is about to remove it
             last = sequence == sequences[-1]
             segment = known.get(sequence)
             try:
@@ -112,7 +127,7 @@ class JournalMap:
                 elif sequence >= newest_known:
                     segment.walk(last=last)
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # retention has removed it
             for partition, offset in segment.overrides.items():
                 for earlier in segments:
                     earlier.cut(partition, offset)
@@ -122,8 +137,11 @@ class JournalMap:
         self._segments = segments
 
     def bounds(self) -> dict[int, PartitionBounds]:
-        """What each partition has. A partition is left out while nothing is known of it, which
-        takes a damaged journal/start.json and no index."""
+        """Return the offsets that each partition has.
+
+        A partition of which nothing is known is left out. That needs both a damaged
+        journal/start.json and a missing index.
+        """
         result: dict[int, PartitionBounds] = {}
         starts = [self._floor, *(segment.start_ends for segment in self._segments)]
         ends = self._segments[-1].ends if self._segments else self._floor
@@ -139,8 +157,11 @@ class JournalMap:
         return result
 
     def _start_of(self, partition: int, start: int) -> int:
-        """Of a replica: where the partition began anew, or went on below where the journal begins,
-        which was void then."""
+        """Return the first offset of a partition of a replica.
+
+        A replica may have been reset, so that the partition begins again at a higher offset. It may
+        also go on below the start of the journal, if its old records were void.
+        """
         for segment in reversed(self._segments):
             if partition in segment.resets:
                 return segment.resets[partition]
@@ -148,8 +169,10 @@ class JournalMap:
         return start if own == NO_OFFSET else min(start, own)
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Per partition the first offset whose record is not older than the time; the end of the
-        partition if there is none."""
+        """Return per partition the first offset whose record is not older than the time.
+
+        A partition without such a record gets its end.
+        """
         found: Offsets = {}
         bounds = self.bounds()
         for segment in self._segments:
@@ -170,8 +193,10 @@ class JournalMap:
     def pieces(
         self, ranges: Sequence[OffsetRange], choice: TopicChoice | None = None
     ) -> list[Piece]:
-        """The stretches of the journal, in order, that hold every record of the ranges; with a
-        choice those of its topics."""
+        """Return the stretches of the journal, in order, that have every record of the ranges.
+
+        With `choice`, they need to have only the records of its topics.
+        """
         result = []
         for segment in self._segments:
             try:
@@ -182,17 +207,18 @@ class JournalMap:
                         continue
                 piece = segment.piece(ranges)
             except FileNotFoundError:
-                continue  # the task that misses its records says so
+                continue  # the task reports the missing records
             if piece is not None:
                 result.append(piece)
         return result
 
     def _start(self, sequences: Sequence[int]) -> tuple[int, "array[int]"]:
-        """Sequence and offsets at which the journal begins."""
+        """Return the journal sequence and the offsets at which the journal begins."""
         start = self.directory.read_start()
         if start is not None:
             return start[0], array("q", start[1])
-        # Never was anything removed, or start.json is damaged; then an index may tell.
+        # Either retention has not removed any segment, or start.json is damaged. Then an index may
+        # have the offsets.
         known = not sequences or sequences[0] == 0
         return 0, array("q", [0 if known else NO_OFFSET] * self.partitions)
 
@@ -200,11 +226,11 @@ class JournalMap:
         try:
             return self.directory.read_index_head(sequence)
         except CorruptIndex:
-            return None  # the node makes it anew; until then the segment is walked
+            return None  # the node rebuilds it; until then the driver walks the segment
 
 
 def _batches(piece: Piece) -> Iterator[tuple[int, Batch]]:
-    """All valid batches of a piece, and where they are."""
+    """Yield all valid batches of a piece with their byte positions."""
     descriptor = os.open(piece.path, os.O_RDONLY)
     try:
         position: int | None = piece.start
@@ -223,7 +249,8 @@ def _batches(piece: Piece) -> Iterator[tuple[int, Batch]]:
 
 
 def _first_index_at(batch: Batch, timestamp_us: int) -> int:
-    """Index of the first record that is not older; the batch's count if all are."""
+    """Return the index of the first record that is not older, or the batch's count if all are
+    older."""
     heads = np.frombuffer(batch.data, HEAD_FIELDS, batch.count, batch.start + HEADER_BYTES)
     late = heads["timestamp_delta_us"] >= timestamp_us - batch.base_timestamp_us
     return int(late.argmax()) if late.any() else batch.count

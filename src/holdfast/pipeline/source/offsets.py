@@ -1,8 +1,9 @@
-"""Offset arithmetic of the Spark source: ranges, start and end positions, admission, grouping.
+"""Offset arithmetic of the Spark source: ranges, positions, admission and grouping.
 
-Pure: it opens nothing and knows no Spark. A position in the whole log is a dict from log partition
-to the first offset that is *not* yet read; a partition that is missing begins at the first
-offset the log still has. In JSON (checkpoints, options) its keys are decimal strings.
+The functions are pure: they open no file and import no Spark. A position in the log is a dict from
+partition to the first offset that is *not* yet read. A partition that is missing from it begins at
+the first offset that the log still has. In JSON (checkpoints, options) the keys are decimal
+strings.
 """
 
 import json
@@ -13,23 +14,23 @@ from typing import Final
 Offsets = dict[int, int]
 
 SPLIT_RECORDS_MIN: Final = 100
-"""A task for fewer is not worth it."""
+"""The fewest records that are worth a task of their own."""
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
 
 class DataLossError(Exception):
-    """Offsets that were asked for are not in the log any more. The text says which, and what
-    to do."""
+    """The log does not have some of the requested offsets any more. The text names them and says
+    what to do."""
 
 
 class OffsetError(ValueError):
-    """A position that was given by the user cannot be used. The text says why."""
+    """A position that the user gave cannot be used. The text says why."""
 
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets `start` (included) to `end` (excluded) of one log partition."""
+    """The offsets `start` (included) to `end` (excluded) of one partition."""
 
     partition: int
     start: int
@@ -37,23 +38,26 @@ class OffsetRange:
 
     @property
     def records(self) -> int:
+        """The number of offsets in the range."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class PartitionBounds:
-    """What the log holds of one partition: `first` included, `end` excluded."""
+    """The offsets that the log has of one partition: `first` included, `end` excluded."""
 
     first: int
     end: int
 
 
 def to_json(offsets: Mapping[int, int]) -> dict[str, int]:
+    """Convert a position to the form of checkpoints, ordered by partition."""
     return {str(partition): offsets[partition] for partition in sorted(offsets)}
 
 
 def from_json(offsets: Mapping[str, object]) -> Offsets:
-    """The reverse of `to_json`. Raises OffsetError for anything else than offsets."""
+    """Convert the form of checkpoints to a position. Raises OffsetError when a value is no
+    offset."""
     result: Offsets = {}
     for key, value in offsets.items():
         if not (key.isascii() and key.isdecimal()):
@@ -65,7 +69,7 @@ def from_json(offsets: Mapping[str, object]) -> Offsets:
 
 
 def parse_position(option: str, text: str) -> str | Offsets:
-    """`earliest`, `latest` or JSON such as `{"0": 12, "1": 7}`. Raises OffsetError."""
+    """Parse `earliest`, `latest` or JSON such as `{"0": 12, "1": 7}`. Raises OffsetError."""
     word = text.strip().lower()
     if word in (EARLIEST, LATEST):
         return word
@@ -85,10 +89,11 @@ def parse_position(option: str, text: str) -> str | Offsets:
 
 
 def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> Offsets:
-    """A position as offsets. Given offsets stay as they are, even where the log lacks them
-    (`held` decides about that); partitions they leave out begin at the first offset.
+    """Resolve a position to one offset per partition.
 
-    Raises OffsetError when a partition is given that the log does not have.
+    Offsets that the user gave stay as they are, even if the log lacks them: `held` decides about
+    those. Partitions that the user left out begin at their first offset. A partition that the log
+    does not have raises OffsetError.
     """
     if isinstance(position, str):
         latest = position == LATEST
@@ -105,10 +110,11 @@ def resolve(position: str | Offsets, bounds: Mapping[int, PartitionBounds]) -> O
 def held(
     ranges: Iterable[OffsetRange], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> tuple[list[OffsetRange], list[OffsetRange]]:
-    """What the log has of some ranges, by partition, and what it has not.
+    """Divide ranges into those that the log has and those that it lacks, ordered by partition.
 
-    Raises DataLossError when some of it is below the first offset the log has, or above its end
-    (another log, or a log that lost its tail), unless `fail_on_data_loss` is false.
+    A part may be below the first offset, because retention deleted it. It may also be above the
+    end: then this is another log, or one that lost its tail. Either raises DataLossError, unless
+    `fail_on_data_loss` is false.
     """
     found, lost = [], []
     for item in sorted(ranges, key=lambda item: item.partition):
@@ -132,7 +138,7 @@ def held(
 
 
 def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """The same offsets in as few ranges as possible, by partition and offset."""
+    """Merge ranges that touch or overlap, ordered by partition and offset."""
     found: list[OffsetRange] = []
     for item in sorted(ranges, key=lambda item: (item.partition, item.start)):
         last = found[-1] if found else None
@@ -150,14 +156,14 @@ def ranges_between(
     *,
     fail_on_data_loss: bool,
 ) -> list[OffsetRange]:
-    """The non-empty ranges from `start` to `end`, as `held` finds them."""
+    """Return the non-empty ranges between two positions that the log has, as `held` finds them."""
     return held(wanted(start, end, bounds), bounds, fail_on_data_loss=fail_on_data_loss)[0]
 
 
 def wanted(
     start: Mapping[int, int], end: Mapping[int, int], bounds: Mapping[int, PartitionBounds]
 ) -> list[OffsetRange]:
-    """The ranges between two positions; a partition missing in `start` begins at its first
+    """Return the ranges between two positions. A partition missing from `start` begins at its first
     offset."""
     begins = {p: start.get(p, bounds[p].first if p in bounds else stop) for p, stop in end.items()}
     return [OffsetRange(p, begins[p], stop) for p, stop in end.items() if begins[p] < stop]
@@ -166,10 +172,11 @@ def wanted(
 def available(
     start: Mapping[int, int], bounds: Mapping[int, PartitionBounds], *, fail_on_data_loss: bool
 ) -> Offsets:
-    """How far a reader that stands at `start` may read: the log's end in every partition.
+    """Return the position up to which a reader at `start` may read: the end of every partition.
 
-    Never less than `start`: Spark must not see its position go back. Raises DataLossError when the
-    log ends below `start`, because the offsets between would be given to other records.
+    It is never below `start`, because Spark must not see a position decrease. If the log ends below
+    `start`, this raises DataLossError: the broker would give the offsets between to other records,
+    and the query would never read those.
     """
     result = dict(start)
     for partition, bound in bounds.items():
@@ -188,10 +195,11 @@ def available(
 def admit(
     start: Mapping[int, int], end: Mapping[int, int], floor: Mapping[int, int], records_max: int
 ) -> Offsets:
-    """The part of `start` to `end` that holds at most `records_max` offsets.
+    """Return an end between `start` and `end` that admits at most `records_max` offsets.
 
-    Every partition gets the same share, what it does not need goes to the others, so a busy one
-    cannot starve a quiet one. A partition missing in `start` begins at `floor`.
+    Every partition gets an equal share, and the rest of a share that is too large goes to the
+    others. So a busy partition cannot starve a quiet one. A partition missing from `start` begins
+    at `floor`.
     """
     begins = {p: start.get(p, floor.get(p, stop)) for p, stop in end.items()}
     lags = {p: max(0, end[p] - begins[p]) for p in end}
@@ -201,7 +209,8 @@ def admit(
     while waiting and left > 0:
         share = left // len(waiting)
         if share == 0:
-            # The longest lags take turns: each shrinks when it is served.
+            # Fewer offsets are left than partitions. The longest lags get one each, and another
+            # partition comes first when they have shrunk.
             for partition in waiting[-left:]:
                 result[partition] += 1
             break
@@ -219,8 +228,10 @@ def admit(
 
 
 def group(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRange]]:
-    """At most `tasks_max` groups of about as many records each. A partition stays whole, so the
-    records of a topic reach one task in order."""
+    """Divide ranges among at most `tasks_max` tasks with about equal numbers of records.
+
+    A partition stays whole, so one task reads the records of a topic, in order.
+    """
     groups: list[list[OffsetRange]] = [[] for _ in range(min(tasks_max, len(ranges)))]
     sizes = [0] * len(groups)
     for item in sorted(ranges, key=lambda item: (-item.records, item.partition)):
@@ -233,8 +244,11 @@ def group(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRang
 
 
 def split(ranges: Sequence[OffsetRange], tasks_max: int) -> list[list[OffsetRange]]:
-    """At most `tasks_max` groups: of each range the first has the first part, and so on. What was
-    written at the same time is read by the same task, in one go through the journal."""
+    """Divide every range into equal parts, one for each of at most `tasks_max` tasks.
+
+    The first task gets the first part of each range, and so on. Records that were written at the
+    same time lie together in the journal, so each task reads one stretch of it.
+    """
     total = sum(item.records for item in ranges)
     count = max(1, min(tasks_max, total // SPLIT_RECORDS_MIN)) if ranges else 0
     groups: list[list[OffsetRange]] = []

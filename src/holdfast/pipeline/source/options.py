@@ -64,15 +64,19 @@ NAMES: Final = (
     "columns",
 )
 TASKS_MAX: Final = 10_000
+"""The largest value of the option `tasks`."""
 
 
 class OptionError(ValueError):
-    """An option cannot be used. The text names it, its value and what is allowed."""
+    """An option cannot be used. The text names it, its value and the allowed values."""
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """None where the user has not said anything and the default depends on the kind of read."""
+    """The checked options of one read.
+
+    A field is None if the user did not give the option and its default depends on the kind of read.
+    """
 
     path: str | None
     servers: tuple[tuple[str, int], ...]
@@ -89,7 +93,7 @@ class SourceOptions:
 
 
 def parse(options: Mapping[str, str]) -> SourceOptions:
-    """Raises OptionError (OffsetError for offsets)."""
+    """Check the options of a read. Raises OptionError, or OffsetError for a position."""
     given = {name.lower(): value for name, value in options.items()}
     known = {name.lower() for name in NAMES}
     for name in given:
@@ -121,7 +125,7 @@ def parse(options: Mapping[str, str]) -> SourceOptions:
 
 
 def parse_timestamp_us(option: str, text: str) -> int:
-    """Microseconds since 1970. Raises OptionError."""
+    """Parse a time to microseconds since 1970. Raises OptionError."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
         return int(text) * 1000
@@ -210,5 +214,5 @@ def _columns(text: str | None) -> tuple[str, ...]:
 
 
 def _processors() -> int:
-    """Of the machine that plans the read: in local mode Spark's own default."""
+    """Return the number of processors of the driver, the default of Spark's local mode."""
     return os.cpu_count() or 1

@@ -1,9 +1,11 @@
-"""What Spark's filters say about where to look: partitions, offsets, times and topics.
+"""The part of Spark's filters that limits a read: partitions, offsets, times and topics.
 
-The source only reads less; all filters are left to Spark as well, so that the rows are the same
-whatever is understood here. But Spark (4.3) keeps the reader that one query's filters were pushed
-into with the DataFrame, and another query of it, whose filters say nothing, gets the same reader.
-So all this is an option; the option `topics` has no such trap.
+The source only reads less. Spark applies all filters itself as well, so the rows are the same
+whatever this module understands.
+
+Pushdown is an option because of a fault of Spark (4.3). Spark keeps the reader into which it pushed
+the filters of one query with the DataFrame. A second query of that DataFrame without filters gets
+the same reader, and would miss rows. The option `topics` has no such fault.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,23 +30,30 @@ from holdfast.pipeline.source.offsets import OffsetRange
 from holdfast.pipeline.source.topic_filter import Clause, TopicFilter
 
 OFFSET_MAX: Final = (1 << 63) - 1
+"""The largest offset, which stands for no upper bound."""
 
 
 @dataclass
 class PushedFilters:
-    """Of all rows those that may pass the filters: a superset."""
+    """The bounds that Spark's filters put on a read. They select a superset of the rows that
+    pass."""
 
     topics: list[Clause] = field(default_factory=list)
     partitions: set[int] | None = None
-    """None: all."""
+    """The partitions that may have such rows. None: all."""
     start: int = 0
     end: int = OFFSET_MAX
-    """Offsets, of every partition."""
+    """The offsets from `start` (included) to `end` (excluded), in every partition."""
     starting_timestamp_us: int | None = None
-    """Clocks may step back, so only the beginning of a time says anything about offsets: before
-    the first record of that time all are older, but behind the last one some may be, too."""
+    """The earliest timestamp, in microseconds since 1970.
+
+    Only a lower bound limits the offsets, because clocks may be set back. All records before the
+    first one of that time are older. Behind the last record of a time there may still be older
+    ones.
+    """
 
     def add(self, filters: Iterable[Filter]) -> None:
+        """Apply the filters that are understood, and ignore the others."""
         for each in filters:
             attribute = getattr(each, "attribute", None)
             if isinstance(attribute, tuple) and len(attribute) == 1:
@@ -53,7 +62,7 @@ class PushedFilters:
     def ranges(
         self, ranges: Iterable[OffsetRange], partitions: int, topics: TopicFilter
     ) -> list[OffsetRange]:
-        """The parts of the ranges that may hold such rows, and what the filter matches."""
+        """Return the parts of the ranges that may hold rows of these filters and of `topics`."""
         wanted = topics.partitions(partitions)
         if self.partitions is not None:
             wanted &= self.partitions
@@ -79,7 +88,8 @@ def _topic(found: PushedFilters, item: Filter, value: Any) -> None:
 
 
 def _exact(topics: Iterable[str]) -> Clause:
-    # A topic has neither of these characters, and a filter would take them for more.
+    # A topic contains neither `+` nor `#`. In an MQTT filter they are wildcards and would match
+    # more than Spark's equality.
     return Clause(tuple(each for each in topics if each and "+" not in each and "#" not in each))
 
 
@@ -111,7 +121,7 @@ def _timestamp(found: PushedFilters, item: Filter, value: Any) -> None:
     if not (wanted and isinstance(value, datetime)):
         return
     if value.tzinfo is None:
-        return  # in whose time it is only Spark knows
+        return  # only Spark knows its time zone
     elapsed = value - datetime(1970, 1, 1, tzinfo=UTC)
     start = (elapsed.days * 86_400 + elapsed.seconds) * 1_000_000 + elapsed.microseconds
     if start >= 0:
@@ -127,19 +137,21 @@ _ADDERS: Final[dict[str, Callable[[PushedFilters, Filter, Any], None]]] = {
 
 
 class PushFilters:
-    """`pushFilters` of a reader, whether `spark.sql.python.filterPushdown.enabled` is on or off.
+    """The method `pushFilters` of one reader, whether or not filterPushdown is enabled in Spark.
 
-    Spark refuses a reader whose class defines that method while the setting is off, which is its
-    default, and where it makes the reader nobody can ask for the setting. What it looks at is the
-    method's `__func__`.
+    Spark rejects a reader whose class defines that method while
+    `spark.sql.python.filterPushdown.enabled` is off, which is the default. The code that makes the
+    reader cannot read that setting. Spark compares the method's `__func__`, so this object carries
+    the one of the base class.
     """
 
     def __init__(self, found: PushedFilters) -> None:
         self.found = found
-        # Of the object: as an attribute of the class it would be bound, and so another one.
+        # An attribute of the object, not of the class: a class attribute would be bound, and the
+        # bound method is another object than the one Spark compares with.
         self.__func__ = DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """All are left to Spark as well."""
+        """Note the filters, and return all of them, so that Spark applies them as well."""
         self.found.add(filters)
         return filters

@@ -1,7 +1,8 @@
-"""What a Spark task does with `option("servers", ...)`: reads its ranges from one node, and goes on
-at another one, at the exact offset, when that one dies, lags, or has lost what is wanted.
+"""The network reader of a Spark task, for `option("servers", ...)`.
 
-The interface is `holdfast.api.log_sender`. While an answer is decoded the next one is under way.
+It reads its ranges from one node. If that node dies, lags or lacks the wanted records, it continues
+at another one, at the exact offset. The interface is `holdfast.api.log_sender`. The next response
+is already under way while one is decoded.
 """
 
 import json
@@ -24,11 +25,12 @@ from holdfast.storage.record import BATCH_BYTES_MAX
 
 PATH: Final = "/api/v1/log/read"
 FETCH_BYTES: Final = 4 << 20
-"""Asked for at a time: some 20,000 rows, as Spark reads fastest, and it fits the processor's
-cache."""
+"""The bytes that one request asks for. They are about 20,000 rows, the size that Spark reads
+fastest, and fit the processor's cache."""
 PATIENCE_S: Final = 30.0
-"""So long nothing may come from any server before the read fails."""
+"""The seconds without progress at any server after which the read fails."""
 PAUSE_S: Final = 0.05
+"""The first pause in seconds after a round over all servers. It doubles up to PAUSE_MAX_S."""
 PAUSE_MAX_S: Final = 1.0
 
 Positions = list[tuple[int, int]]
@@ -36,15 +38,17 @@ Positions = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class ReadResponse:
-    """The data is valid until the next answer is taken."""
+    """One response of a server. Its data is valid until the next response is read."""
 
     data: memoryview
     next: dict[int, int]
+    """The offset per partition up to which this response is complete."""
     passed: list[tuple[int, int, int]]
+    """The ranges (partition, start, end) that hold nothing of the wanted topics."""
 
 
 class LogMovedError(Exception):
-    """410: the log of this server begins at these offsets."""
+    """The server replied 410: its log begins only at these offsets."""
 
     def __init__(self, first_offsets: dict[int, int]) -> None:
         super().__init__("records were removed by retention")
@@ -52,8 +56,8 @@ class LogMovedError(Exception):
 
 
 class LogStream:
-    """The ranges from one server. A request is sent ahead as soon as it is known where the answer
-    before ends."""
+    """The responses of one server. It sends a request ahead as soon as it knows where the last
+    response ends."""
 
     def __init__(self, server: Server, topics: TopicFilter) -> None:
         self._connection = AdminConnection(server)
@@ -63,14 +67,20 @@ class LogStream:
 
     @property
     def name(self) -> str:
+        """The address of the server, for error texts."""
         return self._connection.name
 
     def close(self) -> None:
+        """Close the connection and forget the request that was sent ahead."""
         self._connection.close()
         self._asked = None
 
     def read(self, wanted: list[tuple[int, int, int]]) -> ReadResponse:
-        """Raises ConnectionFailed, LogMovedError, ServerError."""
+        """Read the next response for the wanted ranges (partition, start, end).
+
+        If the request sent ahead does not fit them, the connection is closed, because its response
+        would come first. Raises ConnectionFailed, LogMovedError or ServerError.
+        """
         if self._asked != wanted:
             if self._asked is not None:
                 self.close()
@@ -127,12 +137,18 @@ def read_ranges(
     coverage: Coverage,
     topics: TopicFilter = TopicFilter(),  # noqa: B008
 ) -> Iterator[Chunk]:
-    """The wanted batches. A chunk's data is valid until the next one is asked for. Raises
-    DataLossError when some are missing, ServerError."""
+    """Read the wanted batches from the servers.
+
+    The data of a chunk is valid until the next chunk is requested. Missing records raise
+    DataLossError, unusable servers ServerError.
+    """
     return _Reading(servers, ranges, coverage, topics).chunks()
 
 
 class _Reading:
+    """The state of one task's read: the current server, and the servers that lack the next
+    records."""
+
     def __init__(
         self,
         servers: Sequence[Server],
@@ -145,7 +161,7 @@ class _Reading:
         self._coverage = coverage
         self._topics = topics
         self._at = 0
-        # Places of servers that do not have what comes next, and why.
+        # The indexes of the servers that lack the next records, with the reason.
         self._refused: dict[int, str] = {}
         self._moved: dict[int, int] = {}
         self._pause_s = PAUSE_S
@@ -168,14 +184,16 @@ class _Reading:
                     self._silent_since = time.monotonic()
                 if chunk is not None and chunk.positions:
                     yield chunk
-                    # What is done with the rows may take its time.
+                    # The consumer of the rows may take long. That time does not count as silence of
+                    # the servers.
                     self._silent_since = time.monotonic()
         finally:
             if self._stream is not None:
                 self._stream.close()
 
     def _next(self) -> Chunk | None:
-        """Raises ConnectionFailed, DataLossError, ServerError."""
+        """Read one response and return its wanted batches. Raises ConnectionFailed, DataLossError
+        or ServerError."""
         coverage = self._coverage
         if self._stream is None:
             self._stream = LogStream(self._servers[self._at], self._topics)
@@ -210,8 +228,11 @@ class _Reading:
         return None
 
     def _scan(self, chunk: Chunk, answer: ReadResponse, *, is_last_word: bool) -> str:
-        """Returns what is wrong with the answer; "" if nothing is. `is_last_word`: all servers
-        have refused, so what is missing here is lost."""
+        """Scan a response, and return its fault, or "" if it has none.
+
+        `is_last_word` means that all servers have refused. Then the records that are missing here
+        are lost.
+        """
         coverage = self._coverage
         position, length = 0, len(answer.data)
         while True:
@@ -239,7 +260,8 @@ class _Reading:
         return ""
 
     def _note_moved(self, error: LogMovedError) -> None:
-        """What one server has removed another one may have still."""
+        """Note the offsets that one server has deleted. They are lost only if every server refuses,
+        because another server may still have them."""
         coverage = self._coverage
         assert self._stream is not None
         if not any(coverage.next.get(p, o) < o for p, o in error.first_offsets.items()):
@@ -264,7 +286,8 @@ class _Reading:
         self._at = (self._at + 1) % len(self._servers)
 
     def _turn(self, failure: str) -> None:
-        """To the next server; after all of them, with a pause. Raises ServerError."""
+        """Switch to the next server, with a pause after each round. Raises ServerError after
+        PATIENCE_S without progress."""
         self._leave()
         waited_s = time.monotonic() - self._silent_since
         if waited_s > PATIENCE_S:

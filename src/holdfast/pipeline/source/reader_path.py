@@ -1,7 +1,8 @@
-"""Reading stretches of segment files: what a Spark task does with `option("path", DIR)`.
+"""The file reader of a Spark task, for `option("path", DIR)`.
 
-Only reads, takes no lock. The stretches come from the driver's journal_map.py. Bytes that are no
-valid batch are passed by looking for the next one; `Coverage` then knows what they cost.
+It only reads, and takes no lock. The driver's journal_index.py plans the stretches. If bytes are no
+valid batch, the reader searches for the next one, and `Coverage` then determines which offsets are
+missing.
 """
 
 import os
@@ -18,29 +19,33 @@ from holdfast.storage.journal.epoch_folders import EPOCHS, newest_epoch
 from holdfast.storage.record import HEADER, HEADER_BYTES, MAGIC
 
 CHUNK_BYTES: Final = 4 << 20
-"""Read and decoded at a time; a longer batch is read whole."""
+"""The bytes that are read and decoded at a time. A longer batch is read whole."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Bytes `start` to `end` of a segment file; `start` is where a batch begins."""
+    """The bytes `start` to `end` of a segment file. A batch begins at `start`."""
 
     path: str
     inode: int
-    """Of the file that the positions are of: retention may put a shorter one in its place."""
+    """The inode of the file that the positions belong to. Retention may replace the file by a
+    shorter one."""
     start: int
     end: int
     cuts: tuple[tuple[int, int, int], ...] = ()
-    """Of a replica: (partition, place, offset): batches of the partition that begin before the
-    place count below the offset only."""
+    """The cuts of a replica (partition, byte position, offset): a batch of the partition that
+    begins before the position counts only below the offset."""
     passed: tuple[tuple[int, int, int], ...] = ()
-    """(partition, start, end): offsets that hold nothing of the wanted topics, and are in none of
-    the pieces."""
+    """The ranges (partition, start, end) that hold nothing of the wanted topics and are in no
+    piece."""
 
 
 def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
-    """The wanted batches in the pieces. A chunk's data is valid until the next one is asked for.
-    Raises DataLossError when some are missing."""
+    """Read the wanted batches of the pieces.
+
+    The data of a chunk is valid until the next chunk is requested. Missing records raise
+    DataLossError.
+    """
     buffer = bytearray(CHUNK_BYTES)
     for piece in pieces:
         coverage.note_passed(piece.passed)
@@ -50,11 +55,12 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
         try:
             descriptor = _open(piece.path)
         except FileNotFoundError:
-            continue  # removed by retention: `finish` tells what is missing
+            continue  # removed by retention: `finish` reports the missing offsets
         try:
             state = os.fstat(descriptor)
             if state.st_ino != piece.inode:
-                # Only where nothing was cut.
+                # Retention replaced the file, so the positions are void. It replaces only files
+                # without cuts.
                 piece = replace(piece, start=0, end=state.st_size, cuts=())
             yield from _read_piece(descriptor, piece, coverage, buffer)
         finally:
@@ -63,8 +69,10 @@ def read_pieces(pieces: Sequence[Piece], coverage: Coverage) -> Iterator[Chunk]:
 
 
 def _open(path: str) -> int:
-    """A segment, wherever it is by now: in a shared directory it moves with the epoch. Raises
-    FileNotFoundError."""
+    """Open a segment, even if it was moved: in a shared directory it moves with the epoch.
+
+    Raises FileNotFoundError.
+    """
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -81,7 +89,7 @@ def _read_piece(
     wanted = CHUNK_BYTES
     while position + HEADER_BYTES <= piece.end and not coverage.done:
         length = min(wanted, piece.end - position)
-        # Again and again the same memory: fresh one costs more than what is read into it.
+        # The buffer is reused, because fresh memory costs more than the data that is read into it.
         data = memoryview(buffer if length <= len(buffer) else bytearray(length))[:length]
         chunk = Chunk(data[: os.preadv(descriptor, [data], position)])
         stop = coverage.scan(chunk, 0, len(chunk.data), piece.cuts, position)
@@ -98,8 +106,10 @@ def _read_piece(
 
 
 def find_batch(descriptor: int, position: int, end: int) -> int | None:
-    """Where the first valid batch at or after `position` (a multiple of 8) begins, if there is
-    one that ends at `end` at most."""
+    """Return the position of the first valid batch at or after `position`, a multiple of 8.
+
+    The batch must end at `end` or before. Returns None if there is none.
+    """
     while position + HEADER_BYTES <= end:
         window = os.pread(descriptor, min(CHUNK_BYTES, end - position), position)
         inside = window.find(MAGIC)
@@ -113,7 +123,7 @@ def find_batch(descriptor: int, position: int, end: int) -> int | None:
 
 
 def is_batch(descriptor: int, position: int, end: int) -> bool:
-    """Whether a valid batch begins at `position` and ends at `end` at most."""
+    """Return whether a valid batch begins at `position` and ends at `end` or before."""
     header = os.pread(descriptor, HEADER_BYTES, position)
     if len(header) < HEADER_BYTES:
         return False

@@ -1,7 +1,8 @@
-"""Finding the batches of the wanted offsets in raw log bytes, and proving that none is missing.
+"""The search for the batches of wanted offsets in raw log bytes, and the proof that none is
+missing.
 
-`Coverage` is what makes a read exact: each wanted offset is handed out once, in order within its
-partition; a hole or a damaged batch raises DataLossError unless the reader may skip it.
+`Coverage` makes a read exact. It hands out each wanted offset once, in order within its partition.
+A hole or a damaged batch raises DataLossError, unless the reader may skip it.
 """
 
 import logging
@@ -36,30 +37,37 @@ HEADER_DTYPE = np.dtype(
 )
 _MAGIC_WORD = int.from_bytes(MAGIC, "little")
 LOST_MAX: Final = 10_000
-"""Holes of which a reader remembers the place."""
+"""The most holes that a reader remembers with their offsets."""
 _AT_ONCE_MIN = 8
-"""Fewer batches are looked at one by one."""
+"""The fewest batches for which the vectorised scan is faster than the loop."""
 
 Data = bytes | bytearray | memoryview
 
 
 @dataclass
 class Chunk:
-    """Raw bytes and where the wanted, checked batches begin in them, ascending. Of the batch at
-    `positions[i]` the offsets `starts[i]` to `ends[i]` count. Positions are multiples of 8."""
+    """Raw bytes, and the byte positions at which the wanted, verified batches begin in them,
+    ascending.
+
+    Of the batch at `positions[i]` the offsets `starts[i]` to `ends[i]` count. Byte positions are
+    multiples of 8.
+    """
 
     data: Data
     positions: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     records: int = 0
-    """Offsets that count, over all batches."""
+    """The number of offsets that count, over all batches."""
 
 
 @dataclass(frozen=True)
 class ScanStop:
-    """Where a scan ended, and why: `needed_bytes` is the length of a batch that goes beyond the
-    data (0: not even its header is there), `damage` says what is wrong at `position`."""
+    """The position at which a scan ended, and the reason.
+
+    `needed_bytes` is the length of a batch that goes beyond the data. It is 0 if not even the
+    header is in the data. `damage` describes the fault at `position`; it is empty if there is none.
+    """
 
     position: int
     needed_bytes: int
@@ -67,7 +75,12 @@ class ScanStop:
 
 
 class Coverage:
-    """The wanted ranges, and how much of each has been found."""
+    """The wanted ranges, and the part of each that was found.
+
+    Invariant: all wanted offsets below `next[p]` were handed out, skipped with a report, or passed
+    because they hold nothing wanted. `next` decreases only if a replica's batch overrides an
+    earlier batch of the same chunk, which has not been handed out yet.
+    """
 
     def __init__(self, ranges: Iterable[OffsetRange], *, fail_on_data_loss: bool) -> None:
         self.next: dict[int, int] = {}
@@ -77,21 +90,23 @@ class Coverage:
             self.end[item.partition] = item.end
         self.fail_on_data_loss = fail_on_data_loss
         self.skipped = 0
-        """Offsets that were not in the log (only with fail_on_data_loss false)."""
+        """The number of offsets that the log lacked. It stays 0 if `fail_on_data_loss` is set."""
         self.lost: list[OffsetRange] = []
-        """Which; of very many the first."""
+        """The ranges that the log lacked, at most the first LOST_MAX."""
         self.damage = ""
-        """What was wrong with the last bytes that were no batch."""
-        # Per partition, ascending: offsets that hold nothing of the wanted topics.
+        """The fault of the last bytes that were no valid batch."""
+        # Ranges of offsets per partition, ascending, that hold nothing of the wanted topics.
         self._passed: dict[int, list[tuple[int, int]]] = {}
 
     def note_passed(self, passed: Iterable[tuple[int, int, int]]) -> None:
-        """(partition, start, end): these offsets hold nothing wanted, and may be left out."""
+        """Note ranges (partition, start, end) that hold nothing wanted. The scan may leave them
+        out."""
         for partition, start, end in passed:
             self._passed.setdefault(partition, []).append((start, end))
 
     def skip_to(self, partition: int, offset: int, reason: str) -> None:
-        """The log has nothing before `offset`. Raises DataLossError unless that may be."""
+        """Skip the offsets before `offset`, because the log lacks them. Raises DataLossError unless
+        the reader may skip."""
         self.pass_to(partition, offset)
         start = self.next[partition]
         offset = min(offset, self.end[partition])
@@ -109,7 +124,7 @@ class Coverage:
         self.next[partition] = offset
 
     def pass_to(self, partition: int, offset: int) -> None:
-        """Go on over what may be left out, towards `offset`."""
+        """Advance towards `offset` over ranges that hold nothing wanted."""
         if partition in self._passed:
             end = min(offset, self.end[partition])
             for start, stop in self._passed[partition]:
@@ -117,15 +132,18 @@ class Coverage:
                     self.next[partition] = max(self.next[partition], min(stop, end))
 
     def forget_passed(self) -> None:
+        """Drop the ranges of `note_passed`. Another server may not have compared the same
+        topics."""
         self._passed.clear()
 
     def finish(self, reason: str) -> None:
-        """Every wanted offset must have been found by now."""
+        """Report every wanted offset that was not found as missing."""
         for partition, end in self.end.items():
             self.skip_to(partition, end, reason)
 
     @property
     def done(self) -> bool:
+        """True if every wanted offset was found or skipped."""
         return all(self.next[partition] >= end for partition, end in self.end.items())
 
     def scan(
@@ -141,10 +159,13 @@ class Coverage:
     ) -> ScanStop:
         """Add the wanted batches of `chunk.data[position:data_end]` to the chunk.
 
-        `cuts`: see Piece; `place`: where in the file the chunk's data begins. `limits`: below which
-        offsets what is in the data counts; a batch of it may then override the end of an earlier
-        one. Stops before a batch that is not whole or not valid, and if `stop_at_holes` before one
-        that leaves offsets out. Only wanted batches have their checksum verified.
+        `cuts` are those of a Piece, and `place` is the byte position of the chunk's data in the
+        file. `limits` are the offsets below which the data counts. With `limits`, a batch may
+        override the end of an earlier one.
+
+        The scan stops before a batch that is incomplete or not valid. With `stop_at_holes` it also
+        stops before a batch that leaves offsets out. It verifies the checksums of wanted batches
+        only.
         """
         ends = self.end
         if limits is not None:
@@ -193,8 +214,11 @@ class Coverage:
     def _override(
         self, chunk: Chunk, view: memoryview, partition: int, base: int, start: int
     ) -> int:
-        """Of a replica: earlier batches of the chunk hold nothing of the partition from `base` on.
-        Returns where it goes on."""
+        """Cut the earlier batches of the chunk at `base`, because a later batch of a replica
+        overrides them.
+
+        Returns the offset at which the partition goes on.
+        """
         for at in range(len(chunk.positions) - 1, -1, -1):
             header = HEADER.unpack_from(view, chunk.positions[at])
             if header[5] != partition or chunk.ends[at] <= base:
@@ -209,8 +233,11 @@ class Coverage:
     def _scan_at_once(
         self, chunk: Chunk, position: int, data_end: int, ends: Mapping[int, int]
     ) -> int:
-        """The same for a stretch where everything is in order, much faster: all or nothing of it.
-        Returns where that stretch ends."""
+        """Scan a stretch in which everything is in order, vectorised.
+
+        The stretch is taken completely or not at all, so that the loop in `scan` finds the exact
+        place of a fault. Returns the position at which the stretch ends.
+        """
         data = chunk.data
         found = walk(data, position, data_end)
         if len(found) < _AT_ONCE_MIN:
@@ -220,7 +247,8 @@ class Coverage:
         sound = _sound(headers)
         if not sound.all():
             return position
-        # Where each partition is in the lists of next and end; the last place is for the others.
+        # The index of each partition in the arrays of next and end. Partitions beyond the last one
+        # share index 0, and the next line leaves them out.
         known = np.array(sorted(self.next), np.int64)
         slot = np.searchsorted(known, headers["partition"])
         slot[slot == len(known)] = 0
@@ -262,7 +290,7 @@ class Coverage:
 
 
 def walk(data: Data, position: int, data_end: int) -> list[int]:
-    """Where batches begin, by their lengths alone, as long as they are whole."""
+    """Return the byte positions at which complete batches begin, by their lengths alone."""
     words = memoryview(data)[: len(data) & ~3].cast("I")
     found = []
     while position + HEADER_BYTES <= data_end:
@@ -275,7 +303,7 @@ def walk(data: Data, position: int, data_end: int) -> list[int]:
 
 
 def find_in(data: memoryview, position: int) -> int | None:
-    """Where the first valid batch at or after `position` (a multiple of 8) begins."""
+    """Return the position of the first valid batch at or after `position`, a multiple of 8."""
     place = bytes(data[position:]).find(MAGIC)
     while place >= 0:
         at = position + place
@@ -290,15 +318,15 @@ def find_in(data: memoryview, position: int) -> int | None:
 
 
 def headers_at(data: Data, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
-    """The batch headers at positions that are multiples of 8, as HEADER_DTYPE."""
+    """Return the batch headers at positions that are multiples of 8, as HEADER_DTYPE."""
     words = np.frombuffer(data, "<u8", len(data) // 8)
-    # Gathered as 8-byte words, which is faster than as structures.
+    # Gathering 8-byte words is faster than gathering structures.
     gathered = words[(positions >> 3)[:, None] + np.arange(HEADER_BYTES // 8)]
     return np.ascontiguousarray(gathered).view(HEADER_DTYPE).reshape(-1)
 
 
 def _sound(headers: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
-    """As `header_damage`, of many."""
+    """Apply the rules of `header_damage` to many headers."""
     length = headers["length"].astype(np.int64)
     heads = headers["count"].astype(np.int64) * HEAD_BYTES
     smallest = HEADER_BYTES + heads + headers["body_bytes"]
@@ -312,7 +340,7 @@ def _sound(headers: npt.NDArray[np.void]) -> npt.NDArray[np.bool_]:
 
 
 def header_damage(magic: bytes, length: int, layout: int, count: int, body_bytes: int) -> str:
-    """What is wrong with the fields of a batch header; empty if nothing is."""
+    """Return the fault of the fields of a batch header, or an empty text."""
     if magic != MAGIC:
         return f"no batch magic, found {magic!r}"
     if layout != FORMAT:

@@ -1,13 +1,16 @@
-"""What the driver knows of one segment: how far each partition has come, at marks in the file.
+"""The driver's map of one segment: the offsets that each partition has reached, at marks in the
+file.
 
-A segment that is finished is known by its index' head alone until a part of it is wanted. The one
-that is being written, or has no valid index, is walked batch by batch.
+A finished segment is known by the head of its index alone, until a query needs positions in it. A
+segment that is still written, or has no valid index, is walked batch by batch.
 
-Of the segment that is being written, only complete write groups are mapped: an incomplete one never
-counts, unless the rest of it is being written.
+Of the segment that is still written, only complete write groups are mapped. Recovery drops an
+incomplete group, so its offsets may belong to other records after a restart.
 
-In a replica's journal a batch may override what earlier ones of its partition hold from its first
-offset on. That is kept as *cuts*: batches before a place count below an offset only.
+In the journal of a replica a batch may override earlier records of its partition, from its first
+offset on. The map keeps that as *cuts*: a batch before a byte position counts only below an offset.
+Counter-example without cuts: a deposed leader's batch 5 to 9 stays in the file, the new leader's
+batch 7 to 8 follows it, and offset 8 would be read from the old batch.
 """
 
 import os
@@ -33,17 +36,23 @@ from holdfast.storage.record import (
 )
 
 WINDOW_BYTES: Final = 64 << 10
-"""Read at a time where only batch headers matter."""
+"""The bytes per read when only batch headers matter."""
 MARK_BYTES: Final = 1 << 20
+"""The least distance in bytes between two marks. More marks read less beside the wanted range, and
+take more memory."""
 NO_OFFSET: Final = -1
-"""In place of an offset: nothing is known of the partition so far."""
+"""A stand-in for an offset: nothing is known of the partition so far."""
 WHOLE: Final = sys.maxsize
-"""As the place of a cut: a later segment made it."""
+"""The byte position of a cut that a later segment made: it covers the whole file."""
 
 
 class SegmentMap:
-    """The map of one segment file. A vector of *ends* holds, per partition, the offset after its
-    last record before a place in the journal."""
+    """The map of one segment file.
+
+    A vector of *ends* has, per partition, the offset after its last record before some byte
+    position. Invariant: along the marks the ends never decrease, because `_lower` cuts earlier
+    marks too. `piece` relies on it for its binary search.
+    """
 
     def __init__(
         self,
@@ -54,49 +63,58 @@ class SegmentMap:
         *,
         replica: bool = False,
     ) -> None:
-        """`limit_bytes`: only so much of the file counts; None: all of it. `replica`: batches may
-        override others."""
+        """Make an empty map.
+
+        If `limit_bytes` is given, only that many bytes of the file count. With `replica`, batches
+        may override earlier ones.
+        """
         self.path = path
         self.sequence = sequence
         self._limit_bytes = sys.maxsize if limit_bytes is None else limit_bytes
         self.start_ends = start_ends
         self.ends = start_ends[:]
-        # The latest base timestamp; of a segment known by its index the latest timestamp.
+        # The latest base timestamp. If only the index was read, it is the latest timestamp of a
+        # record.
         self.time_us_max = 0
-        # Everything before it is known: whole batches, and damage that was passed.
+        # The byte position up to which the file is mapped: complete batches, and damage between
+        # them.
         self.position = 0
         self.is_indexed = False
-        # It had an index when it was mapped first.
+        # The segment had a valid index when it was first mapped.
         self.is_finished = False
         self.has_shrunk = False
-        # Per partition (place, offset), in the order they were made.
+        # Per partition (byte position, offset), in the order in which the cuts were made.
         self.cuts: dict[int, list[tuple[int, int]]] = {}
-        # Partitions that begin anew in here, and at which offset.
+        # Partitions that were reset in this segment, with the offset at which they begin again.
         self.resets: dict[int, int] = {}
-        # What batches in here override in earlier segments: from which offset on.
+        # The lowest offset, per partition, from which batches here override earlier segments.
         self.overrides: dict[int, int] = {}
         self._replica = replica
         self._inode = 0
-        # The journal's, see holdfast.storage.journal.journal; None: not known so far.
+        # The write-group tag of the journal, see holdfast.storage.journal.journal. None: not known
+        # so far.
         self._tag: int | None = None
-        # Of a write group that more batches must follow: position, `ends`, `time_us_max` and the
-        # number of marks before it.
+        # The state before an incomplete write group: byte position, `ends`, `time_us_max` and
+        # number of marks. None if no group is incomplete.
         self._open_group: tuple[int, array[int], int, int] | None = None
-        # Positions of batches, and `ends` and `time_us_max` before them.
+        # Marks: the byte position of a batch, with `ends` and `time_us_max` before it.
         self._mark_positions: list[int] = []
         self._mark_ends: list[array[int]] = []
         self._mark_times_us: list[int] = []
 
     def use_index(self, head: IndexHead) -> bool:
-        """Take over what the index says, without a walk. False if it is of another state of the
-        file. Raises FileNotFoundError."""
+        """Take the map from the head of the index, without a walk.
+
+        It returns False if the index belongs to another state of the file, or leaves out byte
+        positions that matter. A missing file raises FileNotFoundError.
+        """
         state = os.stat(self.path)
         if head.log_bytes != min(state.st_size, self._limit_bytes) or len(head.end_offsets) != len(
             self.ends
         ):
             return False
         if head.void or head.resets:
-            return False  # where, only the batches tell
+            return False  # the byte positions are in the batches only
         self._note_overrides(head.start_offsets)
         self.start_ends = array("q", head.start_offsets)
         self.ends = array("q", head.end_offsets)
@@ -108,10 +126,11 @@ class SegmentMap:
         return True
 
     def walk(self, *, last: bool) -> None:
-        """Map the batches that were added, and make them durable. Raises FileNotFoundError.
+        """Map the batches that were added, and make them durable.
 
-        In the last segment every batch is verified, because an unfinished group may end it. In
-        the others headers are enough: a task verifies what it reads.
+        In the last segment every batch is verified, because an incomplete write group may end it.
+        In the others headers are enough: a task verifies the batches that it reads. A missing file
+        raises FileNotFoundError.
         """
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
@@ -134,8 +153,8 @@ class SegmentMap:
                 following = find_batch(descriptor, stop + 8, size)
                 if following is None:
                     break
-                # Bytes are written in order, so whatever is no batch here is damage, now that a
-                # later batch is there; unless it was just being written at the first look.
+                # Bytes are written in order, and a later batch exists. So bytes here that are no
+                # batch are damage, unless the node was still writing them at the first look.
                 if not is_batch(descriptor, stop, size):
                     self.position = following
                     self._open_group = None
@@ -149,18 +168,18 @@ class SegmentMap:
                     self._lower(partition, offset)
 
     def cut(self, partition: int, offset: int) -> None:
-        """A later segment has what the partition holds from `offset` on."""
+        """Note that a later segment overrides the partition from `offset` on."""
         if self.ends[partition] > offset:
             self.cuts.setdefault(partition, []).append((WHOLE, offset))
             self._lower(partition, offset)
 
     def end_at(self, partition: int, position: int) -> int:
-        """Below which offset a batch of the partition at `position` counts."""
+        """Return the offset below which a batch of the partition at `position` counts."""
         offsets = [offset for place, offset in self.cuts.get(partition, ()) if position < place]
         return min(offsets, default=sys.maxsize)
 
     def here(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """Those of which it has something."""
+        """Return the ranges of which this segment has at least one record."""
         return [
             item
             for item in ranges
@@ -168,8 +187,10 @@ class SegmentMap:
         ]
 
     def piece(self, ranges: Sequence[OffsetRange]) -> Piece | None:
-        """The stretch that holds every record of the ranges that is in here; None if none is.
-        Raises FileNotFoundError."""
+        """Return the stretch of the file that has every record of the ranges in this segment.
+
+        It returns None if the segment has none. A missing file raises FileNotFoundError.
+        """
         here = self.here(ranges)
         if not here:
             return None
@@ -178,7 +199,8 @@ class SegmentMap:
         high = 0
         for item in here:
             partition = item.partition
-            # The last mark before which it has nothing, the first after which it has nothing.
+            # From the last mark before which the segment has no record of the range, to the first
+            # mark after which it has none.
             low = min(
                 low, bisect_right(self._mark_ends, item.start, key=lambda ends: ends[partition])
             )
@@ -190,21 +212,27 @@ class SegmentMap:
         return Piece(str(self.path), self._inode, start, end, self._cut_list())
 
     def piece_from(self, base_time_us: int) -> Piece:
-        """The end of the segment, from the last place before which every batch begins earlier.
-        Raises FileNotFoundError."""
+        """Return the end of the segment, from the last mark before which every batch begins
+        earlier.
+
+        A missing file raises FileNotFoundError.
+        """
         self._bring_up_to_date()
         mark = bisect_left(self._mark_times_us, base_time_us) - 1
         start = self._mark_positions[mark] if mark > 0 else 0
         return Piece(str(self.path), self._inode, start, self.position, self._cut_list())
 
     def _bring_up_to_date(self) -> None:
-        """Positions are needed: walk if only the index was read, or if the file was replaced by
-        one with emptied messages."""
+        """Walk the file if byte positions are not known.
+
+        That is so if only the index was read, or if compaction has replaced the file by one with
+        emptied messages.
+        """
         if self.is_indexed or os.stat(self.path).st_ino != self._inode:
             self.walk(last=False)
 
     def _map_batches(self, descriptor: int, size: int, *, checked: bool) -> None:
-        """Map up to the first batch that is not valid or goes beyond `size`."""
+        """Map batches up to the first one that is not valid or goes beyond `size`."""
         usual = CHUNK_BYTES if checked else WINDOW_BYTES
         needed = HEADER_BYTES
         while needed and self.position + needed <= size:
@@ -215,10 +243,11 @@ class SegmentMap:
             needed = self._enter(descriptor, data, size, checked=checked)
 
     def _enter(self, descriptor: int, data: bytes, size: int, *, checked: bool) -> int:
-        """Take note of the batches at the beginning of `data`, read at `position`, and pass them.
-        If `checked` each must be in there whole, else its header is enough.
+        """Map the batches at the beginning of `data`, which was read at `position`, and advance
+        past them.
 
-        Returns how many bytes of the next one are needed to go on; 0 if it is not valid.
+        With `checked`, a batch must be in `data` completely. Otherwise its header is enough.
+        Returns the number of bytes that the next batch needs, or 0 if it is not valid.
         """
         start = self.position
         inside = 0
@@ -249,7 +278,8 @@ class SegmentMap:
             if checked:
                 valid = valid and crc32(view[inside + 12 : inside + length]) == crc
             elif valid:
-                # Offsets are dense; where they jump, a header alone is not to be believed.
+                # Offsets are dense. If they jump, a header alone is not proof: random bytes may
+                # look like one. So the whole batch is verified.
                 dense = partition < len(ends) and base == ends[partition]
                 valid = position + length <= size if dense else is_batch(descriptor, position, size)
             if not valid:
@@ -284,7 +314,7 @@ class SegmentMap:
             self._tag = group
 
     def _leave_open_group(self) -> None:
-        """Nothing of it is mapped so far: look again when the file has grown."""
+        """Restore the state before the incomplete group. The next walk looks at it again."""
         if self._open_group is not None:
             self.position, self.ends, self.time_us_max, marks = self._open_group
             self._open_group = None
@@ -304,7 +334,8 @@ class SegmentMap:
                 self.overrides[partition] = start
 
     def _lower(self, partition: int, offset: int) -> None:
-        """Nothing so far counts from `offset` on. What is known of places stays in order."""
+        """Cut all known ends of the partition to `offset`, so that the ends along the marks stay in
+        order."""
         for ends in (self.start_ends, *self._mark_ends, self.ends):
             ends[partition] = min(ends[partition], offset)
 
@@ -321,8 +352,11 @@ class SegmentMap:
         self._mark_times_us.append(self.time_us_max)
 
     def _forget(self) -> None:
-        """Start over: the file was cut below what was mapped of it, was replaced, or was never
-        walked."""
+        """Start over. The file became shorter than the mapped part, was replaced, or was never
+        walked.
+
+        Cuts of later segments stay, because those segments are not walked again.
+        """
         self.ends = self.start_ends[:]
         self.time_us_max = 0
         self.position = 0
@@ -338,7 +372,7 @@ class SegmentMap:
 
 
 class _Descriptor:
-    """An open file, as is_later_group reads it."""
+    """An open file with the interface that is_later_group reads from."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -354,6 +388,6 @@ def _make_durable(descriptor: int) -> None:
     try:
         os.fdatasync(descriptor)
     except OSError:
-        # A read-only file system loses nothing; a disk that fails stops the node itself, and
+        # A read-only file system loses nothing. On a disk that fails, the node stops itself, and
         # recovery decides where its journal ends.
         return

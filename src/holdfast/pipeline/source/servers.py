@@ -1,8 +1,8 @@
-"""The driver's view of the log over the network: `option("servers", "host:adminport,...")`.
+"""The driver's view of the log over the network, for `option("servers", "host:adminport,...")`.
 
-All servers that were given are asked, so that a leader that died, or a follower that hears of
-commits late, changes nothing but who is asked. Of a cluster every node has all committed records;
-tasks get those that do not lead what they read, because leaders have work enough.
+The driver asks all given servers. So a dead leader, or a follower that learns of commits late, does
+not change the result. In a cluster every node has all committed records. Tasks read from nodes that
+do not lead the partitions, because leaders have more work.
 """
 
 import time
@@ -20,21 +20,24 @@ from holdfast.pipeline.source import offsets
 from holdfast.pipeline.source.offsets import OffsetRange, Offsets, PartitionBounds
 
 ROUNDS: Final = 5
+"""The most rounds over all servers for one request."""
 PAUSE_S: Final = 0.2
-"""Between the first two rounds over all servers; it doubles each time."""
+"""The pause in seconds between the first two rounds. It doubles each time."""
 PENALTY_S: Final = 5.0
-"""A server that did not answer is left alone for so long if others do."""
+"""The seconds for which a server that did not respond is left out of the first round."""
 LAG_WAIT_S: Final = 15.0
-"""How long records that were known before may be unknown to every server: after a restart or a
-failover each has to learn first what is committed."""
+"""The most seconds to wait for records that were seen before and that no server knows now. After a
+restart or a failover each server must first learn what is committed."""
 LAG_PAUSE_S: Final = 0.1
+"""The pause in seconds between two looks at lagging servers."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ServerLog:
-    """What one server says of the log."""
+    """The state of the log at one server: its name, offsets, and the partitions that the server
+    leads."""
 
     server: Server
     log: str
@@ -42,36 +45,44 @@ class ServerLog:
     leads: frozenset[int]
 
     def has(self, item: OffsetRange) -> bool:
+        """Return whether the server has the whole range."""
         bound = self.bounds[item.partition]
         return bound.first <= item.start and bound.end >= item.end
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one task reads, and from whom: the first is preferred."""
+    """The ranges of one task, and its servers in order of preference."""
 
     ranges: list[OffsetRange]
     servers: list[Server]
 
 
 class Servers:
+    """The connections to all given servers, and the state of the log at each as of the last
+    `bounds`."""
+
     def __init__(self, servers: Sequence[Server]) -> None:
         self._connections = [AdminConnection(server) for server in servers]
         self._penalties = [0.0] * len(servers)
         self._states: list[ServerLog] = []
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in self._connections:
             connection.close()
 
     @property
     def partitions(self) -> int:
-        """How many the log has; after `bounds`."""
+        """The number of partitions of the log. Valid after the first call of `bounds`."""
         return max((len(state.bounds) for state in self._states), default=0)
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
-        """What all of them together have. Waits, within LAG_WAIT_S, until the ends are `at_least`
-        those that were seen before. Raises ServerError."""
+        """Return the offsets that all servers together have.
+
+        The call waits at most LAG_WAIT_S until the ends reach `at_least`, the ends that were seen
+        before. Raises ServerError.
+        """
         deadline = time.monotonic() + LAG_WAIT_S
         while True:
             self._states = self._ask_all(_log_of)
@@ -84,8 +95,10 @@ class Servers:
             time.sleep(LAG_PAUSE_S)
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Per partition the first offset whose record is not older than the time; of what several
-        servers say the lowest."""
+        """Return per partition the first offset whose record is not older than the time.
+
+        If servers differ, the lowest offset counts.
+        """
 
         def of(connection: AdminConnection) -> list[int]:
             path = f"/api/v1/log/offsets?timestamp_us={timestamp_us}"
@@ -100,8 +113,11 @@ class Servers:
     def assign(
         self, ranges: Sequence[OffsetRange], tasks_max: int, *, whole: bool
     ) -> list[Assignment]:
-        """At most `tasks_max` tasks; as `bounds` found the servers. `whole`: a partition is not
-        divided."""
+        """Divide ranges among at most `tasks_max` tasks, by the state of the last `bounds`.
+
+        With `whole`, a partition is not divided. A range goes to a server that has it, preferably
+        not its leader, and then to the one with the least load.
+        """
         divide = offsets.group if whole else offsets.split
         states = self._states[:tasks_max]
         if len(states) < 2:
@@ -134,8 +150,10 @@ class Servers:
         return result
 
     def _order(self, preferred: list[Server], number: int) -> list[Server]:
-        """All servers, first the preferred ones, then those that answered, each task beginning
-        with another one."""
+        """Return all servers: the preferred ones, then those that responded, then the silent ones.
+
+        Each task begins its second group with another server, so that fallback spreads the load.
+        """
         alive = [state.server for state in self._states if state.server not in preferred]
         silent = [each.server for each in self._connections]
         turned = alive[number % len(alive) :] + alive[: number % len(alive)] if alive else []
@@ -162,7 +180,7 @@ class Servers:
         }
 
     def _ask_all(self, question: Callable[[AdminConnection], T]) -> list[T]:
-        """The answers of those that answer, at least one. Raises ServerError."""
+        """Return the replies of all servers that respond, at least one. Raises ServerError."""
         pause_s = PAUSE_S
         failure = ""
         for round_number in range(ROUNDS):

@@ -1,13 +1,14 @@
-"""`spark.read.format("holdfast")` and `spark.readStream.format("holdfast")`.
+"""The Spark data source `holdfast`, for `spark.read` and `spark.readStream`.
 
-See options.py for the options and SCHEMA in decode.py for the columns. One row is one message;
-records of other kinds (sessions, cursors) have offsets too, so offsets of rows may have gaps.
-A stream is exactly once as far as its sink is: its position is an offset per partition, only
-offsets whose records cannot change are handed out, and a range always gives the same rows.
+The options are in options.py, the columns are SCHEMA in decode.py. One row is one message. Records
+of other kinds (sessions, cursors) have offsets too, so the offsets of rows may have gaps.
 
-That needs a broker with `log.durability = "fsync"`. With `"memory"` an offset is shown when its
-record is written and not yet synced: after a power cut the broker may give the offset to another
-record, which a query that was further has passed.
+A stream is as exactly-once as its sink. Its position is one offset per partition, and a range of
+offsets always gives the same rows. The source hands out only offsets whose records cannot change.
+
+The last guarantee needs a broker with `log.durability = "fsync"`. With `"memory"` the broker shows
+an offset before its record is synced. Counter-example: a query reads offset 7, the power fails, and
+the broker gives offset 7 to another record. The query never reads that record.
 """
 
 import logging
@@ -50,8 +51,10 @@ from holdfast.storage.reading.topic_postings import TopicChoice
 logger = logging.getLogger("holdfast")
 
 LOST_SHOWN: Final = 20
+"""The most lost ranges that one warning lists."""
 TASK_RECORDS: Final = 20_000
-"""Of a stream's batch: fewer do not pay for a further task."""
+"""The offsets of a micro-batch for which a stream plans one more task. For fewer, the start of the
+task costs more than it saves."""
 _DDL_TYPES: Final = {
     "topic": "string",
     "payload": "binary",
@@ -64,21 +67,24 @@ _DDL_TYPES: Final = {
     "client_id": "string",
     "producer": "struct<id: string, epoch: bigint, sequence: bigint>",
 }
+"""-"""
 
 
 @dataclass
 class ReadWork(InputPartition):
-    """What one task reads: ranges of some log partitions, and where."""
+    """The input of one task: ranges of some partitions, and the files or servers to read them
+    from."""
 
     ranges: list[OffsetRange]
     pieces: list[Piece]
     servers: Sequence[Server] = ()
-    """The preferred one first; those of the options if there are none."""
+    """The servers in order of preference. If it is empty, the task uses those of the options."""
     topics: TopicFilter = TopicFilter()  # noqa: RUF009
 
 
 class LogAccess:
-    """The driver's view of the log, whichever way it is reached; opened when first used."""
+    """The driver's access to the log, through files or servers. It opens them when they are first
+    used."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -86,8 +92,11 @@ class LogAccess:
         self._http: Servers | None = None
 
     def bounds(self, at_least: Mapping[int, int] | None = None) -> dict[int, PartitionBounds]:
-        """`at_least`: ends that were seen before; servers that have not come as far again are
-        waited for."""
+        """Return the offsets that each partition has now.
+
+        `at_least` are ends that the query has seen before. The call waits for servers that do not
+        know these records yet, for example after a failover.
+        """
         if self.options.path is None:
             return self._servers().bounds(at_least)
         journal = self._journal()
@@ -95,13 +104,14 @@ class LogAccess:
         return journal.bounds()
 
     def offsets_at(self, timestamp_us: int) -> Offsets:
-        """Within the bounds that were read last."""
+        """Return per partition the first offset that is not older than the time, as of the last
+        `bounds`."""
         if self.options.path is None:
             return self._servers().offsets_at(timestamp_us)
         return self._journal().offsets_at(timestamp_us)
 
     def partitions(self) -> int:
-        """How many the log has; after `bounds`."""
+        """The number of partitions of the log. Valid after the first call of `bounds`."""
         if self.options.path is None:
             return self._servers().partitions
         return self._journal().partitions
@@ -114,8 +124,11 @@ class LogAccess:
         narrowing: PushedFilters | None = None,
         skipped: list[OffsetRange] | None = None,
     ) -> list[OffsetRange]:
-        """What is to be read between two positions. Raises DataLossError when some of it is not in
-        the log, or says what was skipped: in the process's log, and in `skipped`."""
+        """Return the ranges to read between two positions.
+
+        If the log lacks some of them, this raises DataLossError. With `failOnDataLoss=false` it
+        logs a warning instead and appends the missing ranges to `skipped`.
+        """
         options = self.options
         narrowing = narrowing or PushedFilters()
         topics = options.topics.plus(narrowing.topics)
@@ -143,8 +156,12 @@ class LogAccess:
         whole: bool = True,
         tasks: int | None = None,
     ) -> list[ReadWork]:
-        """For that many tasks at most. `whole`: the records of a partition, and so of a topic, stay
-        in one of them; otherwise each gets what was written in a part of the time."""
+        """Divide ranges among at most `tasks` tasks.
+
+        With `whole`, one task reads all records of a partition, so the records of a topic stay in
+        order. Otherwise each task reads the part of every partition that was written at about the
+        same time.
+        """
         tasks = tasks or self.options.tasks
         topics = topics or self.options.topics
         if self.options.path is None:
@@ -162,6 +179,7 @@ class LogAccess:
         ]
 
     def close(self) -> None:
+        """Close the connections to the servers."""
         if self._http is not None:
             self._http.close()
 
@@ -182,8 +200,10 @@ def read_work(
     schema: pa.Schema,
     skipped: list[OffsetRange] | None = None,
 ) -> Iterator[Any]:
-    """Run in a task: the rows of its ranges as Arrow batches. `skipped` gets what was damaged or
-    gone, at the end."""
+    """Read the ranges of one task and yield their rows as Arrow batches.
+
+    At the end it appends the damaged and missing ranges to `skipped`.
+    """
     if not isinstance(work, ReadWork):
         return  # Spark plans one empty task where a batch read has nothing to read
     coverage = Coverage(work.ranges, fail_on_data_loss=options.fail_on_data_loss)
@@ -199,40 +219,50 @@ def read_work(
 
 
 class HoldfastSource(DataSource):
-    """The data source `holdfast`."""
+    """The entry point of Spark: it makes the readers and writers of the format `holdfast`."""
 
     @classmethod
     def name(cls) -> str:
+        """The name that users pass to `format`."""
         return "holdfast"
 
     @cached_property
     def parsed(self) -> SourceOptions:
-        """For reading; writing has options of its own."""
+        """The options of a read, checked. A writer has options of its own."""
         return parse(self.options)
 
     def schema(self) -> str:
+        """The selected columns as DDL."""
         return ", ".join(f"{name} {_DDL_TYPES[name]}" for name in self.parsed.columns)
 
     def reader(self, schema: StructType) -> "HoldfastReader":
+        """Make the reader of a batch query."""
         return HoldfastReader(self.parsed, arrow_schema(schema))
 
     def streamReader(self, schema: StructType) -> "HoldfastStreamReader":
+        """Make the reader of a streaming query."""
         return HoldfastStreamReader(self.parsed, arrow_schema(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        # Imported here: who only reads needs no client.
+        """Make the writer of a batch query."""
+        # Imported here, because a process that only reads needs no MQTT client.
         from holdfast.pipeline.sink.sink import HoldfastWriter
 
         return HoldfastWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """Make the writer of a streaming query."""
         from holdfast.pipeline.sink.sink import HoldfastStreamWriter
 
         return HoldfastStreamWriter(self.options, schema, overwrite)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Of the columns Spark wants: ours, or some of them that the user gave by `.schema(...)`."""
+    """Return the Arrow schema of the columns that Spark wants.
+
+    With `.schema(...)` a user may select some of the source's columns. Any other column raises
+    OptionError.
+    """
     for name in schema.names:
         if name not in _DDL_TYPES:
             raise OptionError(
@@ -242,7 +272,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 class HoldfastReader(DataSourceReader):
-    """A batch read: the range is fixed when the query is planned."""
+    """The reader of a batch query. Its range is fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         if options.records_per_trigger_max is not None:
@@ -254,6 +284,7 @@ class HoldfastReader(DataSourceReader):
             self.pushFilters = PushFilters(self.narrowing)  # type: ignore[method-assign]
 
     def partitions(self) -> Sequence[InputPartition]:
+        """Plan the tasks of the query."""
         options = self.options
         access = LogAccess(options)
         try:
@@ -275,12 +306,16 @@ class HoldfastReader(DataSourceReader):
             access.close()
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read the rows of one task."""
         return read_work(self.options, partition, self.schema)
 
 
 class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. Spark keeps one of these on the driver as long as the query runs, and sends
-    another, unused one to the tasks."""
+    """The reader of a streaming query.
+
+    Spark keeps one on the driver while the query runs. It sends another copy to the tasks, which
+    open no LogAccess of their own.
+    """
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         for given, name in (
@@ -293,9 +328,10 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._access: LogAccess | None = None
         self._target: Offsets | None = None
-        """Where a run with Trigger.AvailableNow ends."""
+        """The end of a run with Trigger.AvailableNow. None for other triggers."""
 
     def initialOffset(self) -> dict[str, int]:
+        """Return the position at which a query without a checkpoint begins."""
         bounds = self._log().bounds()
         options = self.options
         return offsets.to_json(
@@ -309,10 +345,13 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of one micro-batch, from `maxRecordsPerTrigger`."""
         records_max = self.options.records_per_trigger_max
         return ReadAllAvailable() if records_max is None else ReadMaxRows(records_max)
 
     def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the end of the next micro-batch: committed, within the limit, and never below
+        `start`."""
         begin = offsets.from_json(start)
         bounds = self._log().bounds(begin)
         end = offsets.available(begin, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
@@ -328,30 +367,37 @@ class HoldfastStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.to_json(end)
 
     def reportLatestOffset(self) -> dict[str, int]:
+        """Return the end of the log, from which Spark computes how far the query is behind."""
         bounds = self._log().bounds()
         return offsets.to_json({partition: bound.end for partition, bound in bounds.items()})
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of the run at the current end of the log."""
         self._target = {p: bound.end for p, bound in self._log().bounds().items()}
 
     def partitions(
         self, start: Mapping[str, int], end: Mapping[str, int]
     ) -> Sequence[InputPartition]:
+        """Plan the tasks of one micro-batch."""
         access = self._log()
         begin, stop = offsets.from_json(start), offsets.from_json(end)
         ranges = access.ranges(begin, stop, access.bounds(stop))
         records = sum(each.records for each in ranges)
-        # The same for the same range: a batch that is run again has the same tasks.
+        # The number of tasks depends on the range only. So a micro-batch that Spark repeats has the
+        # same tasks.
         tasks = min(self.options.tasks, max(1, records // TASK_RECORDS))
         return [*access.work(ranges, tasks=tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read the rows of one task."""
         return read_work(self.options, partition, self.schema)
 
     def commit(self, end: Mapping[str, int]) -> None:
-        """Nothing: Spark calls it a batch late, or never, so no retention may hang on it."""
+        """Do nothing. Spark calls this one micro-batch late or never, so the broker must not delete
+        segments because of it."""
 
     def stop(self) -> None:
+        """Close the connections when the query ends."""
         if self._access is not None:
             self._access.close()
 
@@ -368,8 +414,10 @@ def _position(
     given: str | Offsets | None,
     default: str,
 ) -> Offsets:
+    """Resolve a time, or a position that the user gave, to one offset per partition."""
     if timestamp_us is None:
         return offsets.resolve(default if given is None else given, bounds)
     at = access.offsets_at(timestamp_us)
-    # Between the two questions retention may have removed records, or new ones may have come.
+    # Between the two requests retention may have deleted records, and new ones may have arrived. So
+    # the offsets are cut to the bounds.
     return {p: min(max(at.get(p, b.first), b.first), b.end) for p, b in bounds.items()}

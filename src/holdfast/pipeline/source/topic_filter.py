@@ -1,7 +1,8 @@
-"""Which topics a read is about: the option `topics`, and what Spark pushes down.
+"""The topics of a read: the option `topics`, and the topics that Spark pushes down.
 
-A filter is a conjunction of clauses; a clause is met by what any of its MQTT filters matches, or
-begins with any of its prefixes. Other rows may still come out of a scan: Spark filters again.
+A filter is a conjunction of clauses. A topic meets a clause if it matches one of its MQTT filters
+or begins with one of its prefixes. A scan may return other rows as well, because Spark filters
+again.
 """
 
 from collections.abc import Iterable
@@ -15,32 +16,40 @@ from holdfast.storage.partition import partition_of
 
 @dataclass(frozen=True)
 class Clause:
+    """A disjunction of MQTT filters and topic prefixes."""
+
     filters: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
 
     def matches(self, topic: str) -> bool:
+        """Return whether the topic meets the clause."""
         return topic.startswith(self.prefixes) or any(matches(f, topic) for f in self.filters)
 
     @property
     def is_exact(self) -> bool:
+        """True if the clause names whole topics only, without wildcards and prefixes."""
         return not self.prefixes and not any(has_wildcard(each) for each in self.filters)
 
 
 @dataclass(frozen=True)
 class TopicFilter:
+    """A conjunction of clauses. Without clauses it matches every topic."""
+
     clauses: tuple[Clause, ...] = field(default=())
 
     def __bool__(self) -> bool:
         return bool(self.clauses)
 
     def plus(self, clauses: Iterable[Clause]) -> "TopicFilter":
+        """Return this filter with further clauses."""
         return TopicFilter((*self.clauses, *clauses))
 
     def matches(self, topic: str) -> bool:
+        """Return whether the topic meets all clauses."""
         return all(clause.matches(topic) for clause in self.clauses)
 
     def partitions(self, count: int) -> set[int]:
-        """Of so many partitions those that can have such topics."""
+        """Return the partitions, out of `count`, that can have such topics."""
         found = set(range(count))
         for clause in self.clauses:
             if clause.is_exact:
@@ -48,13 +57,13 @@ class TopicFilter:
         return found
 
     def narrowest(self) -> Clause:
-        """The clause that says most, for who takes only one."""
+        """Return the most selective clause, for an interface that takes only one."""
         return min(
             self.clauses, key=lambda each: (not each.is_exact, len(each.filters + each.prefixes))
         )
 
     def mask(self, topics: pa.Array) -> pa.Array:
-        """Of an array of topics, which match."""
+        """Return for an array of topics which of them match."""
         encoded = topics.dictionary_encode()
         hits = pa.array(
             [self.matches(topic) for topic in encoded.dictionary.to_pylist()], pa.bool_()
