@@ -1,4 +1,4 @@
-"""What the stores in SQLite files have in common: transactions, and what an error means."""
+"""The common part of the stores in SQLite files: transactions and the meaning of errors."""
 
 import os
 import sqlite3
@@ -11,18 +11,20 @@ Result = TypeVar("Result")
 
 
 class Trouble(Enum):
+    """The kinds of errors that callers treat differently."""
+
     FULL = auto()
-    """Of the disk; nothing was stored."""
+    """The disk is full; nothing was stored."""
     IN_USE = auto()
-    """By another process or connection."""
+    """Another process or connection uses the file."""
     NO_DATABASE = auto()
-    """But some other file."""
+    """The file is not an SQLite database."""
     CANNOT_OPEN = auto()
     READ_ONLY = auto()
     DISK = auto()
-    """Reading or writing has failed, perhaps a sync: nobody knows what the disk has."""
+    """A read, a write or a sync failed, so the content of the disk is unknown."""
     DAMAGED = auto()
-    """Or anything else."""
+    """The database is damaged, or the error is of another kind."""
 
 
 _TROUBLES: Final = {
@@ -42,7 +44,10 @@ def trouble_of(error: sqlite3.Error) -> Trouble:
 
 
 def sync_directory(path: Path) -> None:
-    """Of a new file: SQLite syncs the file, but not the directory that names it. Raises OSError."""
+    """Sync the directory of a new file. Raises `OSError`.
+
+    SQLite syncs the file, but not the directory entry that names it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -51,15 +56,17 @@ def sync_directory(path: Path) -> None:
 
 
 def transaction(db: sqlite3.Connection, operation: Callable[[], Result]) -> Result:
-    """Of a connection without an isolation level. Raises sqlite3.Error, and what `operation`
-    raises."""
+    """Run `operation` in a transaction, on a connection without an isolation level.
+
+    Raises `sqlite3.Error`, and any error of `operation`, after a rollback.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
         result = operation()
         db.execute("COMMIT")
         return result
     except BaseException:
-        # Some errors have ended the transaction already.
+        # SQLite itself has rolled back after some errors.
         if db.in_transaction:
             db.execute("ROLLBACK")
         raise

@@ -1,9 +1,9 @@
 """The process: a broker put together from its data directory, its listeners and its peers.
 
-- Decides: what is opened in which order, what happens beside serving (`maintenance`), what an error
+- It decides what is opened in which order, the background work (`maintenance`), and what an error
   means for the process (`event_loop.failures`).
-- Never: decides what a packet leads to. The pure cores do.
-- Invariants: the event loop does not wait for a disk; an unexpected exception stops the process or
+- It never decides the effect of a packet. The pure cores do.
+- Invariants: the event loop does not wait for a disk. An unexpected exception stops the process or
   ends one connection, and is never only logged.
-- Data: `sockets` -> `event_loop`, one turn per loop iteration -> `disk` and `peers`.
+- Data flow: `sockets` -> `event_loop`, one turn per loop iteration -> `disk` and `peers`.
 """

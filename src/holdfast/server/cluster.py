@@ -1,5 +1,4 @@
-"""A node's part in a cluster: what is opened for it, when it is ready for clients, and how it
-leaves."""
+"""The membership of a node in a cluster: what it opens, when it is ready, how it leaves."""
 
 import asyncio
 import contextlib
@@ -53,15 +52,18 @@ from holdfast.storage.reading.scan import Damage
 logger = logging.getLogger("holdfast")
 
 LEAVE_S: Final = 3.0
-"""How long the others have, at shutdown, to take over what this node leads."""
+"""The time in seconds that other nodes have at shutdown to take over leaderships."""
 PENDING_BYTES: Final = 8 << 20
-"""Read at a time of what is above the high watermark, at the start."""
+"""The bytes of uncommitted batches read at a time at the start."""
 SAVE_AGAIN_S: Final = 1.0
-"""After a snapshot that could not be written."""
+"""The pause in seconds after a snapshot that could not be written."""
 
 
 class ClusterMembership:
-    """Opens the data directory; raises StorageError."""
+    """Opens the data directory of a cluster node and connects its parts.
+
+    The constructor raises `StorageError` if the directory or the credentials cannot be used.
+    """
 
     def __init__(
         self,
@@ -74,16 +76,16 @@ class ClusterMembership:
         cluster = config.cluster
         self._loop = asyncio.get_running_loop()
         self._ready = asyncio.Event()
-        # At the end: nobody waits any more for what this node leads.
+        # Set during `leave`; done when this node leads nothing or is connected to no other node.
         self._relieved: asyncio.Event | None = None
-        # Writes one, whether or not there is anything new in the log; raises OSError.
+        # Writes a snapshot even without new records. Raises OSError. The server sets it.
         self.take_snapshot: Callable[[], Coroutine[object, object, None]]
         self._saving: asyncio.Task[None] | None = None
         try:
             auth = PeerAuth.load(cluster)
         except (ValueError, OSError) as error:
             raise StorageError(str(error)) from error
-        # Starts the process anew; the server sets it.
+        # Restarts the process. The server sets it.
         self.start_anew: Callable[[], None]
         self._forgetting: asyncio.Task[None] | None = None
         self._begins_anew = False
@@ -184,7 +186,7 @@ class ClusterMembership:
         )
 
     async def start(self) -> None:
-        """Be reached by the others, and reach them. Raises OSError."""
+        """Listen for other nodes and dial them. Raises `OSError` if the address cannot be used."""
         await self.links.start()
         self.links.set_join(self.config.cluster.join)
         if self._replacement.has_aside:
@@ -195,8 +197,10 @@ class ClusterMembership:
             await self.operations.init()
 
     async def wait_until_ready(self) -> None:
-        """Return when this node can serve clients: it belongs to a cluster, and for each partition
-        it leads or follows whoever does."""
+        """Wait until this node can serve clients.
+
+        It then belongs to a cluster, and leads each partition or follows its leader.
+        """
         await self._ready.wait()
 
     def _is_ready(self) -> bool:
@@ -215,7 +219,7 @@ class ClusterMembership:
         return is_fit and member.meta.has_majority(self._loop.time())
 
     def _after_turn(self) -> None:
-        """See ClusterBroker."""
+        """Act on a turn's news: see `on_turn` of `ClusterBroker`."""
         member = self.member
         if member.nodes_changed:
             member.nodes_changed = False
@@ -256,7 +260,10 @@ class ClusterMembership:
             self._relieved.set()
 
     def _own_disk(self) -> str:
-        """For the handshake. What damage has taken away is no sign of an older copy."""
+        """Describe this node's disk for the handshake.
+
+        A damaged disk describes nothing: what damage has removed would look like an older copy.
+        """
         if self.broker.is_damaged or self.storage.journal.unsure:
             return ""
         return self.member.disk_claim().text()
@@ -286,7 +293,7 @@ class ClusterMembership:
         return None
 
     def _step_older_copy(self) -> None:
-        """Clears this node's disk once the other nodes no longer need what is on it."""
+        """Restart as another Raft peer once the other nodes are a majority without this one."""
         broker = self.broker
         if not broker.may_begin_anew or self._begins_anew:
             return
@@ -303,7 +310,7 @@ class ClusterMembership:
         await self._replacement.forget_aside(lambda: self.member.fabric.metadata)
 
     async def _save_images(self) -> None:
-        """What other nodes have sent counts once it is durable."""
+        """Write a snapshot of state received from other nodes, which counts once it is durable."""
         transfer = self.member.transfer
         covered = transfer.begin_save()
         try:
@@ -321,10 +328,10 @@ class ClusterMembership:
     def is_witness(self) -> bool:
         return self.config.cluster.witness
 
-    # The end
+    # Shutdown
 
     async def leave(self) -> str:
-        """Let the others take over what this node leads. Returns where its clients may go."""
+        """Let other nodes take over the leaderships; returns where the clients may go."""
         member = self.member
         metadata = member.fabric.metadata
         if metadata is None:
@@ -341,13 +348,13 @@ class ClusterMembership:
         return self._other_servers(metadata)
 
     def _other_servers(self, metadata: ClusterMetadata) -> str:
-        """Where clients may go instead, as in a Server Reference."""
+        """Return other nodes' client addresses in the form of a Server Reference."""
         is_removed = self.broker.is_removed
         addresses = [
             info.client_address
             for node, info in sorted(metadata.nodes.items())
             if node != self.config.node.id
-            # The others have no links to one that was removed.
+            # A removed node has no links, so the metadata alone decides.
             and (is_removed or node in self.member.fabric.connected)
             and info.state == StateOfNode.UP
             and info.role == DATA
@@ -356,8 +363,11 @@ class ClusterMembership:
         return " ".join(addresses)
 
     def _redirect(self) -> None:
-        """A node that is being drained, was removed, or has a disk that does not answer sends its
-        clients away."""
+        """Send clients to other nodes if this node should not serve them.
+
+        The reasons: it is drained or removed, or its disk is stalled, full, damaged or an older
+        copy.
+        """
         metadata = self.member.fabric.metadata
         if metadata is None or not self._ready.is_set():
             return
@@ -404,7 +414,7 @@ def member_config(config: Config, incarnation: str) -> ClusterNodeConfig:
 
 
 def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> ReplicatedState:
-    """`damage`: gets what is found to be damaged now."""
+    """Rebuild the replicated state. `damage`: receives the damage that is found now."""
 
     def note(found: Damage) -> None:
         report_damage(found)
@@ -420,7 +430,7 @@ def _recovered(storage: Storage, node: Node, damage: list[Damage]) -> Replicated
 
 
 def _load_uncommitted(member: ClusterNode, storage: Storage) -> None:
-    """What lies above the high watermark is kept in memory until it is committed, or cut off."""
+    """Load the records above the high watermarks until they are committed or truncated."""
     journal = storage.journal
     for partition, end in enumerate(journal.next_offset):
         start = journal.high_watermark[partition]

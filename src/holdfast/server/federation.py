@@ -1,8 +1,8 @@
-"""A broker's membership of a federation: a federator in the broker's loop, with its edge inside the
-broker and its state in the broker's data directory.
+"""A broker's membership of a federation: a federator in the broker's loop.
 
-Whatever becomes of the federator, the broker serves its clients: what they publish meanwhile waits
-in the log for the next start of the federator, which is tried until it succeeds.
+Its edge is inside the broker, and its state in the broker's data directory. A failure of the
+federator does not affect the broker's clients. Their messages wait in the log for the next start of
+the federator, which is repeated until it succeeds.
 """
 
 import asyncio
@@ -25,17 +25,21 @@ from holdfast.server.event_loop.failures import watched
 logger = logging.getLogger("holdfast")
 
 DIRECTORY: Final = "federation"
-"""In the data directory: what is shared with a standby is shared with it."""
+"""The folder in the data directory. A standby on a shared directory thus shares it."""
 AGAIN_S: Final = 1.0
-"""From a start that failed, or a federator that did, to the next start."""
+"""The delay in seconds before the next start after a failure."""
 COMPLAINT_S: Final = 30.0
-"""Between two lines in the log that tell the same reason."""
+"""The shortest time in seconds between two log lines with the same reason."""
 
 
 class BrokerFederation:
+    """Keeps a federator running and reports its status."""
+
     def __init__(self, config: Federation, broker: Broker, data: Path, created: str) -> None:
-        """`data`: the data directory; `created`: when it was, which no other log of this member
-        shares."""
+        """`data`: the data directory.
+
+        `created`: its time of creation, which distinguishes its log from other logs of this member.
+        """
         table = msgspec.to_builtins(config) | {"data": str(data / DIRECTORY)}
         self._settings = Settings.from_table(table)
         self._broker = broker
@@ -45,21 +49,27 @@ class BrokerFederation:
         self._watch: asyncio.Task[None] | None = None
         self.restarts = 0
         self.failure = ""
-        """Why there is no federator now."""
+        """The reason why no federator runs now, or ""."""
         self._complained_at = -COMPLAINT_S
 
     @property
     def federator(self) -> Federator | None:
-        """None while it does not run."""
+        """The running federator, or None."""
         return self._federator
 
     async def start(self) -> None:
-        """Raises FederatorError; `start_soon` would go on trying."""
+        """Start the federator once. Raises `FederatorError` if that fails.
+
+        `start_soon` would try again instead.
+        """
         await self._begin()
         self._watch = watched(self._keep_running())
 
     def start_soon(self) -> None:
-        """Try until it succeeds: on a shared directory the node before us may not be gone yet."""
+        """Start the federator, repeating until it succeeds.
+
+        On a shared directory the previous node may still have it open.
+        """
         self.failure = "not started yet"
         self._watch = watched(self._keep_running())
 
@@ -70,7 +80,7 @@ class BrokerFederation:
         await self._end()
 
     def status(self) -> dict[str, object]:
-        """For people and the API; plain values that JSON can have."""
+        """Return the status for people and the API, as plain values that JSON can express."""
         found: dict[str, object] = {
             "federation": self._settings.name,
             "running": self._federator is not None,
@@ -83,11 +93,11 @@ class BrokerFederation:
         return found
 
     def mesh(self, topic: str) -> dict[str, object]:
-        """Of a valid topic name, as this member sees it; empty while it does not run."""
+        """Return the mesh of a valid topic name, empty while no federator runs."""
         return {} if self._federator is None else mesh_fields(self._federator.mesh(topic))
 
     def sys_values(self) -> dict[str, str]:
-        """For $SYS/broker/."""
+        """Return the values under $SYS/broker/."""
         federator, edge = self._federator, self._edge
         if federator is None or edge is None:
             return {"federation/running": "0"}

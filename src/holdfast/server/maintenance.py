@@ -1,5 +1,7 @@
-"""What a running node does besides serving: watch the disk's free space, save snapshots, apply
-retention. Each in small pieces, so that no client waits for it."""
+"""The background work of a node: checks of free space, snapshots, retention.
+
+Each kind is done in small pieces, so that no client waits for it.
+"""
 
 import asyncio
 import logging
@@ -28,10 +30,15 @@ SPACE_INTERVAL_S = 0.5
 RETENTION_INTERVAL_S = 5.0
 RESERVE_BYTES_MAX = 256 << 20
 SLICE_ENTRIES = 200
-"""Snapshot entries made between two turns of the loop."""
+"""The snapshot entries made between two turns of the loop."""
 
 
 class Maintenance:
+    """Runs the periodic work of one node.
+
+    A failure of this work never stops the node: it is logged, kept in `failing` and tried again.
+    """
+
     def __init__(self, broker: Broker, storage: Storage, config: Config) -> None:
         self._broker = broker
         self._storage = storage
@@ -41,17 +48,17 @@ class Maintenance:
         self._snapshot_at = storage.journal.size_bytes()
         self._snapshot_lock = asyncio.Lock()
         self.failing: dict[str, str] = {}
-        """Work that failed when it was tried last, and of what."""
+        """The error of each kind of work that failed at its last attempt."""
         retention = config.log.retention
         self._policy = RetentionPolicy(
             retention.age_s or None, retention.bytes or None, retention.per_topic_last or None
         )
         self._held_back = False
-        # Journal bytes taken by retention since start: growth is counted over what is gone.
+        # Bytes removed by retention since the start. Without them, removal would hide growth.
         self._removed_bytes = 0
 
     def start_watching(self) -> None:
-        """Only the free space: a node of a cluster stores before it serves."""
+        """Start only the checks of free space: a cluster node stores records before it serves."""
         self._tasks.append(watched(self._repeat(self._watch_space, SPACE_INTERVAL_S)))
 
     def start(self) -> None:
@@ -74,16 +81,19 @@ class Maintenance:
             await asyncio.sleep(interval_s)
 
     async def attempt(self, work: Callable[[], object]) -> None:
-        """Do a piece of work. A failure is kept in `failing` until the same work succeeds: what was
-        begun is discarded, and serving does not depend on it, but a disk fills without retention
-        and a restart takes long without snapshots."""
+        """Do a piece of work, and keep its failure in `failing` until it succeeds.
+
+        The incomplete result is discarded, and serving does not depend on it. The failure must be
+        visible all the same: without retention a disk fills, and without snapshots a restart takes
+        long.
+        """
         name = work.__name__.strip("_")
         try:
             result = work()
             if asyncio.iscoroutine(result):
                 await result
         except Exception as error:
-            # A full disk, mostly; anything else comes with its traceback.
+            # OSError is mostly a full disk. Any other error is logged with its traceback.
             trace = None if isinstance(error, OSError) else error
             logger.error("maintenance_failed work=%s error=%r", name, str(error), exc_info=trace)
             self.failing[name] = str(error) or type(error).__name__
@@ -92,7 +102,7 @@ class Maintenance:
                 logger.warning("maintenance_goes_on work=%s", name)
 
     def _watch_space(self) -> None:
-        """Refuse QoS > 0 before the disk is full; take them again when there is some room more."""
+        """Refuse QoS 1 and 2 before the disk is full, and accept them with a quarter more room."""
         broker = self._broker
         state = broker.node.state
         free = self._storage.directory.files.free_bytes()
@@ -103,8 +113,10 @@ class Maintenance:
             broker.accept_publishes()
 
     def _automatic_reserve(self) -> int:
-        """A twentieth of the disk, at most RESERVE_BYTES_MAX: room for state records, indexes
-        and the group that is being written."""
+        """Return a twentieth of the disk, at most RESERVE_BYTES_MAX.
+
+        State records, indexes and the group in progress need that room.
+        """
         return min(RESERVE_BYTES_MAX, self._storage.total_bytes() // 20)
 
     def _grown_bytes(self) -> int:
@@ -115,8 +127,11 @@ class Maintenance:
             await self.take_snapshot()
 
     async def take_snapshot(self, *, always: bool = False) -> None:
-        """Write the derived state while it moves on (see node.recovery), a slice at a time.
-        `always`: it holds more than the records say, so even if there is one for all of them."""
+        """Write a snapshot of the derived state in slices, while the state changes.
+
+        See `holdfast.broker.recovery.state_records`. `always`: write it even if one exists for all
+        records, because the state contains more than they define.
+        """
         async with self._snapshot_lock:
             broker = self._broker
             state = broker.node.state
@@ -126,7 +141,8 @@ class Maintenance:
             newest = self._storage.snapshots[-1] if self._storage.snapshots else -1
             sequence = journal.committed_sequence
             if journal.replicated:
-                # Coarse, and with what is appended it may fall back; what was settled stays so.
+                # The settled sequence is coarse and may decrease when records are appended. What
+                # was settled stays settled, so the newest snapshot's sequence is a lower bound.
                 sequence = max(newest, journal.settled_sequence(journal.high_watermark))
             is_due = journal.replicated and grown >= self._config.log.snapshot_bytes
             if sequence == newest and not is_due and not always:
@@ -142,10 +158,11 @@ class Maintenance:
                         await asyncio.sleep(0)
                 await asyncio.to_thread(file.write, encoder.finish())
                 if not journal.replicated:
-                    # Groups are in the snapshot as of a later moment than their members. A record
-                    # that was handed out between must be inflight in the log, or nobody has it.
+                    # Groups are written after their sessions, so at a later moment. A record
+                    # assigned in between must be inflight in the log. Otherwise neither the group
+                    # nor a session would have it after a restart.
                     log_progress(state)
-                # Nothing in the snapshot may be newer than what the journal has for sure.
+                # The snapshot must not contain state whose records the journal could still lose.
                 await broker.drain_journal()
                 await asyncio.to_thread(file.finish)
             except BaseException:
@@ -197,7 +214,7 @@ class Maintenance:
             self._held_back = decision.bytes_held > 0
             logger.info("retention_held_back bytes=%d", decision.bytes_held)
         if decision.bytes_unsaved:
-            # Only a newer snapshot stands against removing more.
+            # Only the age of the newest snapshot prevents further removal.
             await self.take_snapshot()
         if decision.remove:
             await self._remove(decision)
@@ -207,7 +224,7 @@ class Maintenance:
             )
 
     async def _compact(self, settled: int, per_topic_last: int) -> None:
-        """One segment after the other, so that readers wait for no more than one."""
+        """Compact one segment at a time, so that readers wait for at most one."""
         while True:
             found = await self._broker.in_reader_thread(
                 lambda: self._storage.compact_next(settled, per_topic_last)

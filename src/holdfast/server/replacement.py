@@ -1,6 +1,8 @@
-"""What becomes of a cluster node's data directory that is damaged: it is put aside as soon as the
-node is in sync nowhere and its vote is not needed, so that the others have everything, and removed
-when the node has everything too."""
+"""The replacement of a cluster node's damaged data directory.
+
+The directory is set aside as soon as the node is in sync nowhere and its vote is not needed, so the
+others have everything. It is removed when the node has everything again.
+"""
 
 import asyncio
 import logging
@@ -17,16 +19,20 @@ from holdfast.storage.files.layout import ASIDE
 logger = logging.getLogger("holdfast")
 
 POLL_S: Final = 1.0
-"""How often a node that begins anew looks whether it has everything."""
+"""The interval in seconds in which a new node checks whether it has everything."""
 
 
 class Replacement:
+    """Decides once whether the damaged directory is set aside, and removes it afterwards."""
+
     def __init__(self, root: Path, node_id: str) -> None:
-        """Before the directory is opened: puts it aside, if that was decided. Raises
-        StorageError."""
+        """Set the directory aside if that was decided, before it is opened.
+
+        Raises `StorageError` if that fails.
+        """
         self._root = root
         self._node_id = node_id
-        # It is decided what is done, or that nothing can be.
+        # Set when the directory was marked, or when replacement is impossible.
         self._is_decided = False
         self._is_waiting = False
         try:
@@ -39,9 +45,12 @@ class Replacement:
     def step(
         self, metadata: ClusterMetadata | None, is_dispensable: bool, *, has_diverged: bool = False
     ) -> bool:
-        """The directory is damaged, or `has_diverged`: it has what the others went on without.
-        True, once: it is to be put aside at the next start, which
-        should be now. `is_dispensable`: see Member."""
+        """Decide about a damaged or diverged directory; returns True once.
+
+        True means that the process must restart now, so that the directory is set aside.
+        `has_diverged`: it contains committed records that the others dropped. `is_dispensable`: see
+        `ClusterNode`.
+        """
         if self._is_decided:
             return False
         if self.has_aside:
@@ -72,7 +81,7 @@ class Replacement:
             number for number, one in enumerate(metadata.partitions) if self._node_id in one.in_sync
         ]
         if not partitions:
-            # Only its vote is still needed.
+            # The node's vote alone is still needed.
             return
         self._is_waiting = True
         logger.critical(
@@ -83,9 +92,9 @@ class Replacement:
         )
 
     async def forget_aside(self, metadata: Callable[[], ClusterMetadata | None]) -> None:
-        """Return when the node is in sync wherever it is a replica, and what was put aside is
-        removed."""
-        # Nobody tells of each change of an in-sync set.
+        """Wait until the node is in sync wherever it is a replica, then remove what was set
+        aside."""
+        # Polled, because no event reports each change of an in-sync set.
         while not self._is_in_sync(metadata()):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
         try:

@@ -1,5 +1,7 @@
-"""One broker process put together: data directory, recovery, node, listeners, admin port,
-snapshots, retention; and its orderly end."""
+"""One broker process: data directory, recovery, node, listeners, admin port, maintenance.
+
+It also stops them in order.
+"""
 
 import asyncio
 import errno
@@ -46,23 +48,25 @@ logger = logging.getLogger("holdfast")
 T = TypeVar("T")
 
 SHUTDOWN_S = 5.0
-"""How long clients get to take their last bytes at shutdown, and the disk what is left."""
+"""The time in seconds at shutdown for clients to take their last bytes, and for the disk."""
 PORT_WAIT_S = 5.0
 PORT_PAUSE_S = 0.1
-"""How long a standby waits for a port that somebody has, and between two looks at it."""
+"""The time in seconds that a standby waits for an occupied port, and the pause between checks."""
 
 STAND_BY_AGAIN = -1
-"""Instead of an exit code: start this program anew, as a standby."""
+"""The result of `run` instead of an exit code: start the program again, as a standby."""
 START_ANEW = -2
-"""The same, because its data directory is to be put aside."""
+"""The result of `run`: start the program again, to set its data directory aside."""
 
 
 class StartError(Exception):
-    """The broker cannot start; the text says why and what to do."""
+    """The broker cannot start. The text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class SecurityFiles:
+    """The loaded files of passwords, access rules and SCRAM credentials."""
+
     passwords: PasswordFile | None
     acl: AclFile | None
     scram: ScramFile | None
@@ -109,13 +113,13 @@ def node_config(config: Config) -> NodeConfig:
 
 
 def admin_hosts(config: Config) -> list[str]:
-    """Names that the operator has given to this machine."""
+    """Return the host names that the operator has given to this machine."""
     advertised = (config.node.advertise, config.cluster.peer_advertise)
     return [*config.admin.hosts, *(each.rpartition(":")[0] for each in advertised if each)]
 
 
 def authenticates_users(config: Config) -> bool:
-    """Can a client prove a user name to this broker, on whichever listener?"""
+    """Return whether a client can prove a user name to this broker on any listener."""
     security = config.security
     return bool(security.password_file or security.scram_file) or any(
         listener.client_ca for listener in config.listeners
@@ -123,7 +127,7 @@ def authenticates_users(config: Config) -> bool:
 
 
 def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
-    """A node that has recovered nothing yet. In any thread."""
+    """Make a node without recovered state. It may run in any thread."""
     node = Node(node_config(config), journal)
     state = node.state
     state.acl = security.acl
@@ -131,14 +135,17 @@ def new_node(config: Config, security: SecurityFiles, journal: Journal) -> Node:
     state.client_id_prefix = f"auto-{secrets.token_hex(8)}-"
     if security.scram is not None:
         state.authenticators[METHOD] = scram_factory(security.scram.lookup)
-    # The loop's clock, which is not to be asked in another thread.
+    # The same clock as the loop's, which must not be used in another thread.
     node.tick(time.monotonic(), time.time_ns() // 1000)
     return node
 
 
 class Server:
-    """A broker process: on a directory of its own it serves at once, on a shared one (see
-    server/shared_directory.py) when it holds the lease."""
+    """A broker process.
+
+    On its own directory it serves at once, in a cluster when it is in line with the leaders. On a
+    shared directory (`holdfast.server.shared_directory`) it serves when it holds the lease.
+    """
 
     def __init__(self, config: Config) -> None:
         self.config = config
@@ -164,7 +171,7 @@ class Server:
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve, or begin to stand by. Raises StartError."""
+        """Begin to serve or to stand by. Raises `StartError` if that is impossible."""
         loop = asyncio.get_running_loop()
         stop_on_unexpected(loop, self.fail)
         self._watching = watched(Readiness(self).watch())
@@ -175,7 +182,7 @@ class Server:
         security = self._security = self._load_security()
         self._contexts = [self._tls_context(listener) for listener in config.listeners]
         try:
-            # At once: a standby should not learn only when it is needed that a port is taken.
+            # Ports are reserved now: a standby must not find out at takeover that one is taken.
             self._sockets = [
                 await self._when_free(partial(reserve, listener))
                 for listener in config.listeners
@@ -207,8 +214,11 @@ class Server:
         self._log_ready()
 
     async def _when_free(self, take: Callable[[], T]) -> T:
-        """What `take` returns. Raises OSError. A node that stands by anew has let go of its ports
-        for a moment, in which somebody's outgoing connection may have got one: that ends."""
+        """Return the result of `take`, waiting for an occupied port. Raises `OSError`.
+
+        A node that becomes a standby again has released its ports for a moment. Another process's
+        outgoing connection may have received one of them, and that ends soon.
+        """
         deadline: float | None = None
         while True:
             try:
@@ -248,7 +258,7 @@ class Server:
         self._serving = watched(self._serve_in_cluster(clustering))
 
     async def _serve_in_cluster(self, cluster: ClusterMembership) -> None:
-        """Once this node is in line with the others."""
+        """Serve clients once this node follows the leaders of all partitions."""
         await cluster.wait_until_ready()
         if cluster.is_witness:
             logger.info("ready witness=%s", self.config.node.id)
@@ -276,7 +286,7 @@ class Server:
         return sharing
 
     def _hold(self, node: Node, storage: Storage) -> None:
-        """We hold the lease of the shared directory."""
+        """Begin to serve as holder of the lease."""
         self.storage = storage
         self._serving = watched(self._serve_held(node, storage))
 
@@ -289,7 +299,7 @@ class Server:
         self._log_ready()
 
     async def _serve(self, node: Node, storage: Storage) -> None:
-        """Raises StartError."""
+        """Serve with a recovered node. Raises `StartError` if a port cannot be used."""
         config = self.config
         sharing = self.sharing
         broker = Broker(
@@ -306,7 +316,8 @@ class Server:
             sharing.serving()
 
     async def _open(self, broker: Broker, storage: Storage) -> None:
-        """Open the doors. Raises StartError."""
+        """Open the listeners and start maintenance. Raises `StartError` if a port cannot be
+        used."""
         config = self.config
         if self.maintenance is None:
             self.maintenance = Maintenance(broker, storage, config)
@@ -328,7 +339,7 @@ class Server:
             await self._federate(broker, storage)
 
     async def _federate(self, broker: Broker, storage: Storage) -> None:
-        """Raises StartError."""
+        """Start the configured federator. Raises `StartError` if it cannot start."""
         config = self.config
         if config.federation is None:
             if federating.end(broker.node.state):
@@ -409,8 +420,10 @@ class Server:
             raise StartError(str(error)) from error
 
     def fail(self, error: BaseException) -> None:
-        """Stop at once and for good: the journal cannot be trusted to take more, or the state of
-        the node is not what it should be. The first failure counts."""
+        """Stop at once, because the journal or the node's state cannot be trusted any more.
+
+        Only the first failure is reported.
+        """
         if self._failure is None:
             self._failure = error
         broker = self.broker if self._clustering is None else self._clustering.broker
@@ -419,20 +432,24 @@ class Server:
         self._stop.set()
 
     def hand_over(self) -> None:
-        """Let another node of the shared directory take over, and stand by from then on."""
+        """Let another node of the shared directory take over, and stand by afterwards."""
         self._hands_over = True
         self._stop.set()
 
     def start_anew(self) -> None:
-        """Stop in good order, and begin again as a new process."""
+        """Stop in order, and start again as a new process."""
         self._starts_anew = True
         self._stop.set()
 
     async def run(self) -> int:
-        """Until a signal, a failure or a hand-over; the exit code, STAND_BY_AGAIN or START_ANEW."""
+        """Run until a signal, a failure or a handover.
+
+        Returns the exit code, STAND_BY_AGAIN or START_ANEW.
+        """
         await self._stop.wait()
         if isinstance(self._failure, LeaseLost):
-            # Nothing is promised any more; there is nothing to save, and no time to lose.
+            # No promise can be made without the lease, so nothing needs saving. The new holder may
+            # already write, so this process must end at once.
             logger.critical("lease_lost error=%r", str(self._failure))
             return STAND_BY_AGAIN
         if self._failure is not None:
@@ -444,7 +461,7 @@ class Server:
         return STAND_BY_AGAIN if self._hands_over else 0
 
     async def _within_shutdown(self, writing: Coroutine[object, object, None]) -> bool:
-        """False if the disk does not take what is left, being full: nothing of it was promised."""
+        """Return False if a full disk does not accept the rest, of which nothing was promised."""
         try:
             async with asyncio.timeout(SHUTDOWN_S):
                 await writing
@@ -454,8 +471,10 @@ class Server:
         return True
 
     async def stop(self) -> None:
-        """Tell the clients, write everything; then let go of the directory, to a standby if there
-        is one, else with a last snapshot."""
+        """Disconnect the clients, write everything, and release the directory.
+
+        With a standby it hands over to it. Without one it writes a last snapshot.
+        """
         if self._watching is not None:
             self._watching.cancel()
         sharing = self.sharing
@@ -476,7 +495,7 @@ class Server:
                 await self.maintenance.stop()
             broker.touch()
             if reference:
-                # Everything that was taken is answered first, so that nothing is sent twice.
+                # Received packets are acknowledged first, so that clients do not send them again.
                 await self._within_shutdown(broker.settle())
             broker.node.shut_down(reference)
             broker.turn()
@@ -497,7 +516,7 @@ class Server:
         logger.info("stopped")
 
     async def _leave_cluster(self, cluster: ClusterMembership) -> None:
-        """Hand over what this node leads, then tell its clients where to go."""
+        """Hand over the leaderships, then tell the clients which nodes to use."""
         logger.info("shutting down")
         if self._serving is not None:
             self._serving.cancel()

@@ -1,4 +1,4 @@
-"""A node's part in a shared data directory: the lease, and what goes with it on the event loop."""
+"""The use of a shared data directory: the lease, and its part in the event loop."""
 
 import asyncio
 import gc
@@ -26,13 +26,19 @@ from holdfast.storage.journal.journal import Journal
 logger = logging.getLogger("holdfast")
 
 NETWORK_TIMEOUT_S: Final = 2.0
-"""Over a network a lease should last at least this long."""
+"""The recommended shortest lease in seconds over a network."""
 OPEN_ATTEMPTS: Final = 20
 OPEN_PAUSE_S: Final = 0.1
-"""Nodes that are started together create the directory one after the other."""
+"""The attempts to open the directory: nodes started together create it one by one."""
 
 
 class SharedDirectory:
+    """Takes part in the lease of a shared directory, in its threads and in the loop.
+
+    A holder whose loop stops beating, or whose directory hangs, must lose the lease. Both are
+    checked, because either one alone would leave clients with a broker that does not respond.
+    """
+
     def __init__(
         self,
         config: Config,
@@ -42,7 +48,7 @@ class SharedDirectory:
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """Raises StorageError: the directory cannot be shared. See Mastership for the callbacks."""
+        """Raises `StorageError` if the directory cannot be shared. Callbacks: see `Mastership`."""
         self._on_failed = on_failed
         path = Path(config.node.data)
         manifest = _open(path, config)
@@ -81,21 +87,21 @@ class SharedDirectory:
         )
 
     def start(self) -> None:
-        """Raises StorageError, OSError."""
+        """Begin to watch the lease. Raises `StorageError` or `OSError` if that is impossible."""
         try:
             self.mastership.start()
         except ValueError as error:
             raise StorageError(str(error)) from error
 
     def serving(self) -> None:
-        """The node that took over has opened its listeners."""
-        # What the standby has built up lives long: collections should not go through it.
+        """Begin to beat: the node that took over has opened its listeners."""
+        # The standby's state lives long, so the collector need not traverse it.
         gc.freeze()
         self._beat()
         self._tidying = watched(self._tidy())
 
     def confirm(self) -> None:
-        """See Renewal.confirm; in the journal's thread."""
+        """Wait for the right to promise: see `Renewal.confirm`. Runs in the journal's thread."""
         renewal = self.mastership.renewal
         assert renewal is not None
         renewal.confirm()
@@ -104,8 +110,10 @@ class SharedDirectory:
         return "holder" if self.mastership.is_holder else "standby"
 
     async def others(self) -> str:
-        """Addresses of the nodes that may take over from us if we hold the lease, for a Server
-        Reference."""
+        """Return the addresses of possible successors if this node holds the lease.
+
+        The form is that of a Server Reference.
+        """
         if not self.mastership.is_holder:
             return ""
         try:
@@ -116,7 +124,7 @@ class SharedDirectory:
         return " ".join(node.address for node in nodes if node.address)
 
     async def stop(self) -> None:
-        """Release the lease; nothing may be promised any more."""
+        """Release the lease. The caller makes no promises any more."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._tidying is not None:
@@ -127,8 +135,8 @@ class SharedDirectory:
         renewal = self.mastership.renewal
         assert renewal is not None
         if renewal.tenure.has_run_out(clock()):
-            # The directory hangs, and so does every thread that looks at it. Another node may
-            # serve by now, of which no look will come back to say so.
+            # The directory hangs, and so does every thread that uses it. Another node may serve by
+            # now, and no read will ever return to report that.
             timeout_s = self.mastership.times.timeout_s
             self._on_failed(LeaseLost(f"not renewed for {timeout_s:g} s: the directory hangs"))
             return
@@ -144,7 +152,7 @@ class SharedDirectory:
             except LeaseLost:
                 return  # the renewal tells
             except OSError as error:
-                # Their links keep space: until it succeeds.
+                # Their hard links occupy space, so this is repeated until it succeeds.
                 logger.warning("old_epochs_not_removed error=%r", str(error))
 
 
@@ -160,7 +168,7 @@ def _open(path: Path, config: Config) -> Manifest:
 
 
 def address_of(config: Config) -> str:
-    """Where clients reach this node; "" if that cannot be known from the configuration."""
+    """Return the address for clients, "" if the configuration does not determine it."""
     if config.node.advertise:
         return config.node.advertise
     listener = config.listeners[0]

@@ -1,8 +1,7 @@
-"""The process of `holdfast federation sidecar`: a federator, its edge to the broker beside it, and
-an admin port.
+"""The process of `holdfast federation sidecar`: a federator, its edge, and an admin port.
 
-- /healthz: this process runs. /readyz: the broker can be published to.
-- /metrics and /api/v1/federation: as a broker with [federation] has them.
+- /healthz: this process runs. /readyz: the broker accepts publishes.
+- /metrics and /api/v1/federation: the same as for a broker with [federation].
 """
 
 import asyncio
@@ -38,12 +37,12 @@ from holdfast.server.federation import mesh_fields
 logger = logging.getLogger("holdfast.federator")
 
 SHUTDOWN_S: Final = 2
-"""How long answers that are under way may take at the end."""
+"""The time in seconds for responses in progress at the end."""
 METRICS_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class SidecarFederation:
-    """What the routes and metrics of a broker's membership look at."""
+    """The federator as the routes and metrics of a broker's membership expect it."""
 
     def __init__(self, federator: Federator, edge: MqttEdge) -> None:
         self.federator = federator
@@ -62,7 +61,7 @@ class SidecarFederation:
 
 
 class SidecarPort:
-    """The admin port."""
+    """The application of the admin port."""
 
     def __init__(self, federation: SidecarFederation) -> None:
         self.federation = federation
@@ -95,7 +94,10 @@ class SidecarPort:
 
 
 async def run(settings: SidecarSettings) -> None:
-    """Until SIGTERM or SIGINT. Raises FederatorError: it cannot start, or go on."""
+    """Run until SIGTERM or SIGINT.
+
+    Raises `FederatorError` if the federator cannot start or continue.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -141,7 +143,7 @@ async def run(settings: SidecarSettings) -> None:
 
 
 async def _failed(federator: Federator, edge: MqttEdge) -> None:
-    """Raises FederatorError once one of them cannot go on."""
+    """Raise `FederatorError` once the federator or the edge cannot continue."""
     loop = asyncio.get_running_loop()
     waiting: set[asyncio.Task[Any]] = {
         loop.create_task(federator.failed()), loop.create_task(edge.failed()),
@@ -155,7 +157,7 @@ async def _failed(federator: Federator, edge: MqttEdge) -> None:
 
 
 def _listener(address: str) -> socket.socket | None:
-    """Raises FederatorError."""
+    """Bind the admin port, or return None. Raises `FederatorError` if it cannot be used."""
     if not address:
         return None
     host, _, port = address.rpartition(":")
