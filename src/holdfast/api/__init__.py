@@ -1,7 +1,7 @@
 """The admin port: health, readiness, metrics, cluster and federation, the log over HTTP.
 
-- Decides: what each request gets, and when a node counts as ready (`readiness`).
-- Never: changes state without the core's own checks.
-- Invariant: no request holds the event loop; reading much of the log has threads of its own
+- It decides the response to each request, and when a node counts as ready (`readiness`).
+- It never changes state without the checks of the core.
+- Invariant: no request blocks the event loop. Large reads of the log have threads of their own
   (`log_sender`).
 """

@@ -1,14 +1,15 @@
-"""HTTP on the admin port.
+"""The HTTP application and server of the admin port.
 
-- /healthz: the process lives. /readyz: it serves clients; 503 from a standby, with its role, and
-  from a node of a cluster that is not made yet, or whose majority it does not reach.
-  /metrics: Prometheus.
-- /api/v1/log...: committed records as raw batches, for Spark and other readers, see
+- /healthz: the process runs.
+- /readyz: the node serves clients. It returns 503 from a standby, with its role, and from a cluster
+  node before the cluster is initialised or without a majority.
+- /metrics: Prometheus.
+- /api/v1/log...: committed records as raw batches, for Spark and other readers. See
   `holdfast.api.log_routes` and `holdfast.api.log_sender`.
 - /cluster...: the cluster, see `holdfast.api.cluster_routes`.
 - /api/v1/federation: see `holdfast.api.federation_routes`.
 
-403 to web pages and to names that are not this port's, see `holdfast.security.http.requests`.
+Requests from web pages and for other host names receive 403, see `holdfast.security.http.requests`.
 """
 
 import asyncio
@@ -45,10 +46,10 @@ CONNECTIONS_MAX: Final = 64
 
 
 class Served(Protocol):
-    """The process that the admin port tells about."""
+    """The process behind the admin port."""
 
     broker: Broker | None
-    """None while it stands by."""
+    """The broker, or None while the node stands by."""
     sharing: SharedDirectory | None
     cluster: ClusterAdmin | None
     federation: BrokerFederation | None
@@ -57,6 +58,8 @@ class Served(Protocol):
 
 
 class AdminRoutes:
+    """The routes of a broker's admin port."""
+
     def __init__(self, server: Served) -> None:
         self._server = server
         self._registry = registry_for(server)
@@ -134,7 +137,7 @@ async def _busy(request: Request, error: Exception) -> Response:
 
 
 class QuietServer(uvicorn.Server):
-    """Leaves signals to who runs it."""
+    """A uvicorn server that leaves signals to the process."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -145,8 +148,10 @@ class AdminServer:
     """The HTTP server inside the broker's loop."""
 
     def __init__(self, server: Served, bind: str, port: int, hosts: Iterable[str] = ()) -> None:
-        """Binds at once. Raises OSError if the address cannot be had. `hosts`: names by which it
-        may be addressed, besides those that need no setting."""
+        """Bind the port at once. Raises `OSError` if the address cannot be used.
+
+        `hosts`: names that requests may use for this port, besides those that need no setting.
+        """
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         self._socket = socket.create_server((bind, port), family=family)
         self.port: int = self._socket.getsockname()[1]

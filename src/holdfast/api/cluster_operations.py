@@ -1,4 +1,4 @@
-"""What an operator sees of the cluster, and may ask of it, at any node."""
+"""The view and the operations of the cluster that an operator has at every node."""
 
 import asyncio
 import secrets
@@ -24,7 +24,7 @@ from holdfast.server.peers.links import PeerLinks
 
 
 class ClusterOperations:
-    """See ClusterAdmin."""
+    """The `ClusterAdmin` of a running node."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class ClusterOperations:
         self._loop = loop
         self._requests: dict[int, asyncio.Future[Outcome]] = {}
         self.refused: dict[str, str] = {}
-        """Nodes of the cluster that came without the disk that they had, and were not let in."""
+        """Nodes that came back without their disk and were refused, each with the reason."""
 
     def settle(self, outcomes: Iterable[tuple[int, Outcome]]) -> None:
-        """Of what was asked of the metadata: request, and what came of it."""
+        """Resolve operations with the outcomes of their metadata requests."""
         for request, outcome in outcomes:
             future = self._requests.pop(request, None)
             if future is not None and not future.done():
@@ -123,7 +123,7 @@ class ClusterOperations:
         )
 
     def _refusals(self) -> list[str]:
-        """The addresses of nodes that refused this one, each with its reason."""
+        """Return the addresses of nodes that refused this one, each with its reason."""
         return [
             f"{address} {refusal.text}"
             for address, refusal in sorted(self._links.refused_by.items())
@@ -189,7 +189,7 @@ class ClusterOperations:
         )
 
     def _replaced(self) -> dict[str, str]:
-        """Refused nodes, not connected, whose old disk held the last copy of a partition."""
+        """Return refused, disconnected nodes whose old disk had the last copy of a partition."""
         metadata = self._member.fabric.metadata
         if metadata is None:
             return {}
@@ -223,7 +223,7 @@ class ClusterOperations:
             await self._outcome(self._member.meta.propose(command, self._loop.time()))
 
     async def _outcome(self, request: int) -> None:
-        """Raises ClusterError unless it was accepted."""
+        """Wait for a metadata request. Raises `ClusterError` unless it was accepted."""
         future: asyncio.Future[Outcome] = self._loop.create_future()
         self._requests[request] = future
         outcome = await future

@@ -1,12 +1,12 @@
-"""What the admin port asks of the cluster that a node belongs to, and its HTTP form.
+"""The cluster operations of the admin port, and their HTTP form.
 
-- `GET /cluster`: what this node knows of the cluster, see `ClusterAdmin.status`.
+- `GET /cluster`: this node's view of the cluster, see `ClusterAdmin.status`.
 - `POST /cluster/init`, `/cluster/rebalance`, and with `?node=N` `/cluster/drain`,
-  `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`: any node takes them, whoever
-  leads the metadata.
+  `/cluster/undrain`, `/cluster/remove`, `/cluster/unsafe-recover`. Every node accepts them,
+  whichever node leads the metadata.
 
-`/cluster/unsafe-recover` needs `accept_loss=true` as well. 404 where there is no cluster; 409 with
-`{"error": text}` when it refuses.
+`/cluster/unsafe-recover` also needs `accept_loss=true`. The response is 404 without a cluster, and
+409 with `{"error": text}` for a refusal.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 
 class ClusterError(Exception):
-    """The cluster refuses; the text says why and what to do."""
+    """The cluster refuses the operation. The text says why and what to do."""
 
 
 @dataclass(frozen=True)
 class ClusterFigures:
-    """What changes all the time and costs little to tell: for metrics and readiness."""
+    """Frequently changing figures of a node's cluster, for metrics and readiness."""
 
     node: str
     initialised: bool = False
@@ -34,73 +34,84 @@ class ClusterFigures:
     metadata_version: int = 0
     under_replicated: int = 0
     below_min_insync: int = 0
-    """Partitions whose QoS 1 and 2 messages are not acknowledged: too few replicas are in sync."""
+    """Partitions with too few replicas in sync: QoS 1 and 2 are not acknowledged there."""
     leaderless: int = 0
     moving: int = 0
     sessions_here: int = 0
-    """Connected to this node."""
+    """Sessions connected to this node."""
     peers: Mapping[str, bool] = field(default_factory=dict)
-    """Every other node of the cluster -> whether there is a link to it."""
+    """Other nodes of the cluster, and whether there is a link to each."""
     lag_records: Mapping[str, int] = field(default_factory=dict)
-    """Follower -> records of the partitions led here that it does not have durable yet."""
+    """Followers, and the records of partitions led here that each has not stored durably yet."""
     failovers: int = 0
-    """Partitions taken over by this node from a leader that was gone, since it started."""
+    """Partitions that this node took over from a lost leader since its start."""
     refused_min_insync: int = 0
     """Publishes refused because fewer than `min_insync` replicas are in sync."""
     forwarded_publishes: int = 0
-    """Publishes of clients of this node that were sent to another node, their leader."""
+    """Publishes of this node's clients that were forwarded to the leader of their partition."""
     lacking: int = 0
-    """Partitions whose sessions and retained messages this node must get from others first."""
+    """Partitions whose sessions and retained messages this node must first fetch from others."""
     is_disk_stalled: bool = False
-    """A write has not ended for too long: the node gives up what it leads, and its clients."""
+    """Whether a write takes too long. The node then gives up its leaderships and clients."""
     is_removed: bool = False
-    """From the cluster; others have told it so."""
+    """Whether other nodes have reported that this node was removed from the cluster."""
     is_damaged: bool = False
-    """What is on its disk is not what was written: it serves nobody, and begins anew."""
+    """Whether the disk has lost or changed data. The node then serves no client and starts
+    again."""
     is_older_copy: bool = False
-    """The disk is an older copy: the node takes no part in the cluster until it may start empty."""
+    """Whether the disk is an older copy. The node then waits until it may start as a new peer."""
     clock_skews_s: Mapping[str, float] = field(default_factory=dict)
-    """Node, this one included -> how far its clock is ahead of what the cluster goes by."""
+    """Nodes, including this one, and how far each clock is ahead of the cluster clock in
+    seconds."""
     lacks_voters: bool = False
-    """Not all nodes vote that will: one that fails now may take the majority along."""
+    """Whether some future voters do not vote yet, so that one failure may cost the majority."""
 
 
 class ClusterAdmin(Protocol):
-    """Raised ClusterErrors become 409. What has been accepted may take its time: `status` tells."""
+    """The operations of a cluster. `ClusterError` becomes 409.
+
+    An accepted operation may continue after the response; `status` shows its progress.
+    """
 
     def status(self) -> dict[str, object]:
-        """{"cluster_id", "node", "initialised", "metadata_leader", "has_majority", "version",
-        "replication_factor", "min_insync", "nodes": [{"node", "state", "role", "voter",
+        """Return the cluster as this node sees it. Unknown node ids are empty.
+
+        The keys are {"cluster_id", "node", "initialised", "metadata_leader", "has_majority",
+        "version", "replication_factor", "min_insync", "nodes": [{"node", "state", "role", "voter",
         "connected", "peer_address", "client_address", "admin_address", "leaders", "replicas",
         "in_sync"}], "partitions": [{"partition", "leader", "epoch", "replicas", "in_sync",
         "adding", "high_watermark", "version"}], "under_replicated", "below_min_insync",
-        "leaderless", "moving", "sessions_here", "waits_s"}, and more; node ids that are not known
-        are empty."""
+        "leaderless", "moving", "sessions_here", "waits_s"}, and more.
+        """
 
     def figures(self) -> ClusterFigures: ...
 
     async def init(self) -> dict[str, object]:
-        """Make a new cluster of this node; those that name it in `--join` come to it. Returns the
-        status. Refused if there is one already."""
+        """Initialise a cluster with this node, and return the status.
+
+        Nodes that name this one in `--join` join it. Refused if the cluster exists already.
+        """
 
     async def drain(self, node: str) -> None:
-        """Take the leaderships away from a node, then its replicas."""
+        """Move the leaderships away from a node, then its replicas."""
 
     async def undrain(self, node: str) -> None: ...
 
     async def remove(self, node: str) -> None:
-        """For good. Refused unless it is drained, or dead and replaced."""
+        """Remove a node for good. Refused unless it is drained, or down and replaced."""
 
     async def rebalance(self) -> None:
         """Give every partition its preferred leader."""
 
     async def unsafe_recover(self, node: str) -> None:
-        """Let a node lead what nobody leads, with what it has: acknowledged records may be lost."""
+        """Make a node leader of leaderless partitions. Acknowledged records may be lost."""
 
 
 class Clustered(Protocol):
+    """A process that may be a node of a cluster."""
+
     cluster: ClusterAdmin | None
-    """None: this node belongs to no cluster."""
+    """The cluster's operations, or None without a cluster."""
 
 
 OF_NODE: Final[Mapping[str, Callable[[ClusterAdmin, str], Awaitable[object]]]] = {
@@ -109,11 +120,13 @@ OF_NODE: Final[Mapping[str, Callable[[ClusterAdmin, str], Awaitable[object]]]] =
     "remove": lambda cluster, node: cluster.remove(node),
     "unsafe-recover": lambda cluster, node: cluster.unsafe_recover(node),
 }
-"""Last parts of paths."""
+"""The operations on a node, by the last part of their path."""
 UNSAFE: Final = "unsafe-recover"
 
 
 class ClusterRoutes:
+    """The routes of a node's cluster operations."""
+
     def __init__(self, server: Clustered) -> None:
         self._server = server
 

@@ -1,7 +1,7 @@
-"""`GET /api/v1/federation`: how this broker's membership of a federation is.
+"""The status of a broker's membership: `GET /api/v1/federation`.
 
-With `?topic=NAME` also `mesh`: who wants the topic and along which tree it reaches them, by what
-this member knows. 404 where there is no federation.
+With `?topic=NAME` it adds `mesh`: the members that want the topic, and the tree that reaches them,
+as this member knows them. The response is 404 without a federation.
 """
 
 from typing import Protocol
@@ -15,18 +15,24 @@ from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 
 class FederationView(Protocol):
+    """The membership, as the routes see it."""
+
     def status(self) -> dict[str, object]: ...
 
     def mesh(self, topic: str) -> dict[str, object]: ...
 
 
 class Federated(Protocol):
+    """A process that may be a member of a federation."""
+
     @property
     def federation(self) -> FederationView | None:
-        """None: this broker belongs to none, or stands by."""
+        """The membership, or None without one and on a standby."""
 
 
 class FederationRoutes:
+    """The routes of the federation."""
+
     def __init__(self, server: Federated) -> None:
         self._server = server
 

@@ -1,13 +1,14 @@
-"""What the admin port tells of the log; reading much of it is `holdfast.api.log_sender`.
+"""The small reads of the log on the admin port. Large ones: `holdfast.api.log_sender`.
 
 - `GET /api/v1/log` -> {"node", "log", "partitions", "ranges": [[first offset, high watermark],
-  ...], "leads": [partition, ...]}. `log` names the log: the same on all nodes of a cluster.
-  `leads`: the partitions whose records come to this node first; readers better ask another one.
+  ...], "leads": [partition, ...]}. `log` names the log and is equal on all nodes of a cluster.
+  `leads` are the partitions whose records this node receives first. Readers should prefer another
+  node for them.
 - `GET /api/v1/log/offsets?timestamp_us=T` -> {"offsets": [...]}: per partition the first offset
-  whose record is not older; the end if all are.
-- `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole raw batches that cover the offsets from A up to
-  at most B (the reader trims the first and the last), about M bytes; 410 below the retention floor;
-  503 while four others are answered.
+  whose record is not older, or the end if all are older.
+- `GET /api/v1/log/P?start=A&end=B&bytes=M` -> whole raw batches with the offsets from A to at most
+  B, about M bytes. The reader trims the first and the last one. 410 below the retention floor, 503
+  while four other responses are in progress.
 - `GET /api/v1/log/P/offset?timestamp_us=T` -> {"offset"}.
 """
 
@@ -31,33 +32,39 @@ READ_BYTES_MAX: Final = 64 << 20
 
 
 SLICE_BYTES: Final = 1 << 20
-"""Read from the disk at a time, the rest of the last batch not counted, and only when the reader
-has taken what came before."""
+"""The bytes read from the disk at a time, plus the rest of the last batch.
+
+The next slice is read only when the reader has taken the one before.
+"""
 PIECE_BYTES: Final = 256 << 10
-"""Handed to the connection at a time."""
+"""The bytes handed to the connection at a time."""
 READS_MAX: Final = 4
-"""Answers with batches at once; each holds a slice."""
+"""The most simultaneous responses with batches. Each has one slice in memory."""
 
 
 class BadRequest(Exception):
-    """The text says which parameter and what is allowed."""
+    """A parameter is wrong. The text names it and says what is allowed."""
 
 
 class StandbyRefusal(Exception):
-    """Asked of a standby what only the holder of the lease has."""
+    """This node cannot serve the log: it is a standby, or its log is damaged."""
 
 
 class Busy(Exception):
-    """The port sends as many answers as it may: the client gets 503 and tries again."""
+    """The port sends as many responses as it may. The client receives 503 and tries again."""
 
 
 class HasLog(Protocol):
+    """A process that has a log when it serves."""
+
     broker: Broker | None
-    """None while the node stands by."""
+    """The broker, or None while the node stands by."""
     cluster: ClusterAdmin | None
 
 
 class LogRoutes:
+    """The routes of the log."""
+
     def __init__(self, server: HasLog) -> None:
         self._server = server
         self._reads = 0
@@ -80,7 +87,7 @@ class LogRoutes:
         return broker
 
     def _committed(self, partition: int) -> int:
-        """Committed and readable from the file."""
+        """Return the first offset that is not both committed and readable from the file."""
         journal = self._broker.node.state.journal
         return min(journal.high_watermark[partition], journal.written[partition])
 
@@ -103,7 +110,7 @@ class LogRoutes:
         )
 
     def _place(self) -> tuple[str, list[int]]:
-        """The log's name, and the partitions that this node leads."""
+        """Return the name of the log, and the partitions that this node leads."""
         config = self._broker.node.state.config
         cluster = self._server.cluster
         if cluster is None:
@@ -149,12 +156,12 @@ class LogRoutes:
         self._reads -= 1
 
     async def _read_slice(self, partition: int, start: int, end: int, size: int) -> list[bytes]:
-        """The batches from `start`, without damaged ones, which another node has."""
+        """Read batches from `start`. Damaged ones are left out; another node has them."""
         reader = self._broker.reader
         found = await self._broker.in_reader_thread(
             lambda: reader.read_batches(partition, start, end, min(size, SLICE_BYTES))
         )
-        # Damage that was found meanwhile may make the whole node unfit.
+        # Raises StandbyRefusal if damage found meanwhile makes the whole node unfit.
         _ = self._broker
         return found
 
@@ -172,7 +179,7 @@ class LogRoutes:
         reader = self._broker.reader
         offsets: list[int] = []
         for partition in range(self._broker.node.state.config.partitions):
-            # One after the other: clients' reads come in between.
+            # One partition at a time, so that reads of clients come in between.
             work = partial(reader.offset_for_time, partition, timestamp_us)
             offsets.append(await self._broker.in_reader_thread(work))
         return JSONResponse({"offsets": offsets})
@@ -191,8 +198,11 @@ def _number(request: Request, name: str, default: int | None, maximum: int) -> i
 
 
 class _Slices(Response):
-    """Whole batches, read while they are sent: memory does not grow with the answer, however slow
-    the reader is. uvicorn's `send` waits for the reader; `web.connections` cuts one that stops."""
+    """A response of whole batches that are read while it is sent.
+
+    Its memory does not grow with its length, however slow the reader is. uvicorn's `send` waits for
+    the reader, and `holdfast.security.http.connections` cuts one that stops reading.
+    """
 
     def __init__(
         self,
@@ -203,7 +213,7 @@ class _Slices(Response):
         on_ended: Callable[[], None],
     ) -> None:
         super().__init__(media_type="application/octet-stream")
-        # Its length is not known yet.
+        # The length is not known yet, so the response is chunked.
         self.raw_headers = [each for each in self.raw_headers if each[0] != b"content-length"]
         self._batches = first
         self._read = read
@@ -218,7 +228,7 @@ class _Slices(Response):
             await send(start)
             while self._batches and not gone.done():
                 position = Batch(self._batches[-1], check=False).end_offset
-                # Popped: what is sent is not kept.
+                # Popped, because sent batches must not stay in memory.
                 self._batches.reverse()
                 while self._batches and not gone.done():
                     batch = self._batches.pop()

@@ -1,21 +1,22 @@
-"""The log as it lies on the disk, sent to readers that want much of it: Spark, above all.
+"""Sends large parts of the log as they are on disk, mainly to Spark.
 
 `POST /api/v1/log/read` on the admin port, with JSON::
 
     {"ranges": [[partition, start, end], ...], "bytes": M, "filters": [...], "prefixes": [...]}
 
-    200 application/octet-stream: raw batches in the journal's order, about M bytes of them, with
-        all wanted offsets from the starts on. Others may lie between them, the first and the last
-        may go beyond what was asked for, and damaged places are sent as they are. The header
+    200 application/octet-stream: raw batches in the journal's order, about M bytes, with all
+        wanted offsets from the starts on. Other offsets may lie between them. The first and the
+        last batch may exceed the range. Damaged parts are sent as they are. The header
         `holdfast-log` is JSON: {"next": [[partition, offset], ...], "passed": [[partition, start,
-        end], ...]}: how far the answer goes, and which offsets it leaves out because `filters`
-        (MQTT filters) and `prefixes` (of topics) match nothing there; without them nothing is left
-        out. `next` equals the start where nothing is committed (on this node, by now).
+        end], ...]}. `next` says how far the response goes. `passed` are the offsets it leaves out,
+        because `filters` (MQTT filters) and `prefixes` (of topics) match nothing there. Without
+        both nothing is left out. `next` equals the start if nothing later is committed here yet.
     410 {"first_offsets": [[partition, offset], ...]} below the retention floor
 
-Only offsets that are committed count as wanted. Such a connection leaves the event loop with its
-first request: a thread of its own plans (bisection in the indexes) and the kernel sends (sendfile),
-so that a reader of everything costs the clients of this node neither copies nor turns of the loop.
+Only committed offsets are wanted. Such a connection leaves the event loop with its first request.
+A thread of its own plans the response by bisection in the indexes, and the kernel sends it
+(sendfile). A reader of the whole log therefore costs the node's clients neither copies nor turns of
+the loop.
 """
 
 import asyncio
@@ -43,26 +44,29 @@ logger = logging.getLogger("holdfast")
 
 PATH: Final = "/api/v1/log/read"
 FIRST_BYTES: Final = f"POST {PATH} ".encode()
-"""What a connection of such a reader begins with."""
+"""The first bytes of a connection of such a reader."""
 READERS_MAX: Final = 64
-"""Connections, a thread each; to more of them the answer is 503."""
+"""The most connections, with one thread each. Further ones receive 503."""
 REQUEST_BYTES_MAX: Final = 1 << 20
 READ_BYTES_DEFAULT: Final = 4 << 20
 READ_BYTES_MAX: Final = 64 << 20
 FILTERS_MAX: Final = 1000
 BODIES_BYTES_MAX: Final = 8 << 20
-"""The most bytes of requests that are being read and planned, over all connections."""
+"""The most bytes of requests in memory, over all connections."""
 IDLE_S: Final = 60.0
-"""A reader that neither asks nor takes anything for so long is dropped."""
+"""The time in seconds after which an inactive reader is dropped."""
 REQUEST_S: Final = 10.0
-"""From a request's first byte to its last."""
+"""The time in seconds from a request's first byte to its last."""
 RATE_BYTES_PER_S: Final = 65_536
-"""A reader that takes an answer more slowly than this, IDLE_S not counted, is dropped."""
+"""The slowest rate of a reader, IDLE_S not counted. A slower one is dropped."""
 PIECE_BYTES: Final = 256 << 10
 STRETCH_BYTES: Final = 4 << 20
 SEND_BUFFER_BYTES: Final = 256 << 10
-"""Of the kernel, per connection. Without a bound it grows to megabytes, behind which what goes to
-the node's clients waits in the same queues: their p50 doubles."""
+"""The kernel's send buffer per connection in bytes.
+
+Without a limit it grows to megabytes. Packets to the node's clients then wait behind it in the same
+queues, and their p50 doubles.
+"""
 PAUSE_S: Final = 0.00005
 CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -70,18 +74,18 @@ FindBroker = Callable[[], Broker | None]
 
 
 class BadRead(Exception):
-    """The text says what is wrong with the request."""
+    """The request is malformed. The text says what is wrong."""
 
 
 @runtime_checkable
 class KernelFile(Protocol):
-    """A file that the kernel can send."""
+    """A file with a descriptor, which the kernel can send."""
 
     def fileno(self) -> int: ...
 
 
 class LogSender:
-    """The threads that send; made with the admin port, closed with it."""
+    """The threads that send the log, from the start of the admin port to its end."""
 
     def __init__(self, find_broker: FindBroker, hosts: Hosts) -> None:
         self._find_broker = find_broker
@@ -93,7 +97,7 @@ class LogSender:
         self._closing = False
 
     def take_over(self, connection: socket.socket, received: bytes) -> None:
-        """Serve a connection that has sent `received` so far."""
+        """Serve a connection that has already sent `received`."""
         connection.settimeout(IDLE_S)
         with self._lock:
             full = self._closing or len(self._sockets) >= self._readers_max
@@ -113,7 +117,7 @@ class LogSender:
         thread.start()
 
     def close(self) -> None:
-        """Cut all connections, wait for the threads."""
+        """Cut all connections and wait for the threads."""
         with self._lock:
             self._closing = True
             threads = list(self._sockets.values())
@@ -140,7 +144,7 @@ class LogSender:
 
 
 class Budget:
-    """Bytes that several threads share."""
+    """A number of bytes that several threads share."""
 
     def __init__(self, bytes_max: int) -> None:
         self._left = bytes_max
@@ -159,8 +163,10 @@ class Budget:
 
 
 class _Received(io.RawIOBase):
-    """A connection of which the first bytes were read before. A request has REQUEST_S to arrive
-    from its first byte on; `rest` ends it."""
+    """A connection whose first bytes were read before.
+
+    A request must arrive within REQUEST_S from its first byte on. `rest` ends that limit.
+    """
 
     def __init__(self, received: bytes, connection: socket.socket) -> None:
         self._received = received
@@ -168,14 +174,14 @@ class _Received(io.RawIOBase):
         self._deadline = time.monotonic() + REQUEST_S
 
     def rest(self) -> None:
-        """The request is complete."""
+        """End the limit, because the request is complete."""
         self._deadline = 0.0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Raises TimeoutError."""
+        """Read some bytes. Raises `TimeoutError` when the limit has passed."""
         if not self._received:
             wait_s = IDLE_S
             if self._deadline:
@@ -194,7 +200,7 @@ class _Received(io.RawIOBase):
 
 
 class LogRequests(BaseHTTPRequestHandler):
-    """One connection: it is served within the constructor."""
+    """One connection, served inside the constructor."""
 
     protocol_version = "HTTP/1.1"
     server_version = "holdfast"
@@ -222,7 +228,7 @@ class LogRequests(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(self._input)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Not logged."""
+        """Do nothing: requests are not logged."""
 
     def do_POST(self) -> None:
         text = self._refusal()
@@ -245,7 +251,7 @@ class LogRequests(BaseHTTPRequestHandler):
             self._bodies.give_back(length)
 
     def _refusal(self) -> str:
-        """See `holdfast.security.http.guard`: this connection does not come through it."""
+        """Apply the checks of `holdfast.security.http.guard`, which this connection bypasses."""
         headers = self.headers
         text = page_refusal(headers.get_all("Origin", []), headers.get_all("Sec-Fetch-Site", []))
         return text or self._hosts.refusal(headers.get_all("Host", []))
@@ -317,7 +323,7 @@ class LogRequests(BaseHTTPRequestHandler):
 
 
 def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
-    """Raises OSError, also when the reader has not taken it by the deadline."""
+    """Send a range of a file. Raises `OSError`, also when the deadline has passed."""
     file, position, left = extent.file, extent.position, extent.length
     opened = io.FileIO(file.fileno(), "rb", closefd=False) if isinstance(file, KernelFile) else None
     while left:
@@ -326,7 +332,7 @@ def _send(connection: socket.socket, extent: Extent, deadline: float) -> None:
             raise TimeoutError("the reader is too slow")
         connection.settimeout(min(wait_s, IDLE_S))
         if opened is not None:
-            # In stretches, so that the deadline is looked at; each costs two system calls.
+            # Sent in stretches of two system calls each, so that the deadline is checked.
             sent = connection.sendfile(opened, position, min(left, STRETCH_BYTES))
         else:
             data = file.read(position, min(left, PIECE_BYTES))
@@ -375,8 +381,10 @@ def _texts(request: dict[str, Any], name: str) -> list[str]:
 
 
 class LogConnections(BoundedConnection):
-    """The admin port's HTTP, but for connections that begin as a reader's do. `sender` is set by
-    `bounded`."""
+    """The admin port's HTTP, except for connections that begin with FIRST_BYTES.
+
+    `bounded` sets `sender`.
+    """
 
     sender: LogSender
 
@@ -397,11 +405,11 @@ class LogConnections(BoundedConnection):
             super().data_received(data)
 
     def _hand_over(self, data: bytes) -> None:
-        # The loop closes its descriptor of the connection, the sender goes on with another.
+        # The loop closes its descriptor of the connection, and the sender uses a duplicate.
         try:
             descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
         except OSError as error:
-            # No descriptor is left.
+            # No descriptor is free.
             logger.error("log_reader_refused error=%r", str(error))
             self.transport.write(BUSY)
             self.transport.close()

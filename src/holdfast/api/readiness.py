@@ -1,9 +1,9 @@
-"""Why a node does not serve its clients fully now.
+"""The reasons why a node does not serve its clients fully.
 
-One list of obstacles is what `/readyz`, the log, the metrics and `holdfast cluster status` are made
-of, so none of them says that all is well while publishes hang, are refused, or clients are sent
-away. The last resort is the symptom itself: an acknowledgement that has waited too long is an
-obstacle, whatever it waits for.
+`/readyz`, the log, the metrics and `holdfast cluster status` use the same list of obstacles. So
+none of them reports a healthy node while publishes wait, are refused, or clients are sent away. The
+symptom itself is the last check: an acknowledgement that has waited too long is an obstacle,
+whatever it waits for.
 """
 
 import asyncio
@@ -18,29 +18,33 @@ from holdfast.server.shared_directory import SharedDirectory
 logger = logging.getLogger("holdfast")
 
 WAITS_S: Final = 2.0
-"""An acknowledgement that waits longer is an obstacle."""
+"""The time in seconds after which a waiting acknowledgement is an obstacle."""
 LOOK_S: Final = 0.5
 
 
 class Observable(Protocol):
+    """A process, as its readiness is judged."""
+
     broker: Broker | None
-    """None while it does not serve."""
+    """The broker, or None while the node does not serve."""
     sharing: SharedDirectory | None
     cluster: ClusterAdmin | None
 
 
 @dataclass(frozen=True)
 class Obstacle:
+    """One reason why a node does not serve fully."""
+
     name: str
-    """For programs."""
+    """The name for programs."""
     text: str
-    """For people: what follows for clients."""
+    """The text for people: the consequence for clients."""
     is_expected: bool = False
-    """An operator asked for it, or it belongs to a start."""
+    """Whether an operator asked for it, or it belongs to a start."""
 
 
 def obstacles(server: Observable) -> list[Obstacle]:
-    """The most serious first; none: the node is ready."""
+    """Return the obstacles, the most serious first. The node is ready if there are none."""
     found: list[Obstacle] = []
     cluster = server.cluster
     if cluster is not None:
@@ -112,14 +116,16 @@ def _of_cluster(figures: ClusterFigures) -> list[Obstacle]:
 
 
 class Readiness:
-    """Writes a line when an obstacle appears and when it has gone. Before the node is ready for the
-    first time there is nothing to say: it starts."""
+    """Logs when an obstacle appears and when it has gone.
+
+    Before the node is first ready it logs nothing, because the node is starting.
+    """
 
     def __init__(self, server: Observable) -> None:
         self._server = server
         self._was_ready = False
         self._known: dict[str, float] = {}
-        """When each was seen first."""
+        """The time at which each obstacle was first seen."""
 
     async def watch(self) -> None:
         loop = asyncio.get_running_loop()

@@ -1,1 +1,1 @@
-"""Prometheus metrics of a node, its cluster and its federation, made when they are collected."""
+"""The Prometheus metrics of a node, its cluster and its federation."""

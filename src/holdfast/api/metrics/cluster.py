@@ -1,5 +1,8 @@
-"""Prometheus metrics of a node's cluster. What every node knows alike (under-replicated partitions
-and so on) is told by each of them: take the maximum."""
+"""The Prometheus metrics of a node's cluster.
+
+All nodes report the figures that all of them know, for example under-replicated partitions. A query
+must take their maximum, not their sum.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -46,6 +49,8 @@ COUNTERS: Final[tuple[tuple[str, str, Read], ...]] = (
 
 
 class ClusterCollector(Collector):
+    """Collects the figures of a cluster node."""
+
     def __init__(self, server: Clustered) -> None:
         self._server = server
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of a broker's membership of a federation."""
+"""The Prometheus metrics of a broker's membership of a federation."""
 
 from collections.abc import Iterable, Mapping
 from typing import Protocol
@@ -25,19 +25,25 @@ LABELLED = {
 
 
 class RunningFederation(Protocol):
+    """The membership, as the metrics see it."""
+
     @property
     def federator(self) -> object | None:
-        """None while it does not run."""
+        """The running federator, or None."""
 
     def status(self) -> dict[str, object]: ...
 
 
 class ObservedFederation(Protocol):
+    """A process that may be a member of a federation."""
+
     @property
     def federation(self) -> RunningFederation | None: ...
 
 
 class FederationCollector(Collector):
+    """Collects the counters and gauges of a federator."""
+
     def __init__(self, server: ObservedFederation) -> None:
         self._server = server
 

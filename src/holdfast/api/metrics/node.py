@@ -1,4 +1,4 @@
-"""Prometheus metrics, made from the node's counters when they are asked for."""
+"""The Prometheus metrics of a node, computed from its counters at each request."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -58,6 +58,8 @@ REFUSED = {"disk_full": "refused_disk_full", "quota": "refused_quota"}
 
 
 class ObservedServer(Protocol):
+    """The process that the metrics describe."""
+
     broker: Broker | None
     sharing: SharedDirectory | None
     cluster: ClusterAdmin | None
@@ -67,7 +69,7 @@ class ObservedServer(Protocol):
 
 
 class LeaseCollector(Collector):
-    """Of a node on a shared data directory."""
+    """Collects the lease of a node on a shared data directory."""
 
     def __init__(self, server: ObservedServer) -> None:
         self._server = server
@@ -93,6 +95,8 @@ class LeaseCollector(Collector):
 
 
 class NodeCollector(Collector):
+    """Collects the counters and gauges of a serving broker."""
+
     def __init__(self, server: ObservedServer) -> None:
         self._server = server
 
@@ -197,7 +201,7 @@ class NodeCollector(Collector):
 
 
 class ReadinessCollector(Collector):
-    """Metrics of readiness, collected also from a node that does not serve."""
+    """Collects readiness, also from a node that does not serve."""
 
     def __init__(self, server: ObservedServer) -> None:
         self._server = server
