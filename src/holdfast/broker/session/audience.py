@@ -1,9 +1,9 @@
-"""For whom of a broker's clients a message is, where it is not for all who subscribed.
+"""The audience of a message: the clients of a broker that receive it, if not all subscribers do.
 
-A message that comes over a federation is for plain subscribers here, or not, and for some of the
-shared groups here: of the others, clients of another member get it. Its record says so, so that
-those who read it later keep to it: sessions that were away, groups that are behind, a broker that
-has started again.
+A message from a federation may be for plain subscribers here, and for some of the shared groups
+here. Clients of another member serve the other groups. The record contains the audience, so later
+readers respect it too: sessions that were away, groups that are behind, a broker that has
+restarted.
 """
 
 from collections.abc import Iterable
@@ -11,12 +11,15 @@ from typing import Final
 
 _PLAIN: Final = 0x01
 _SEPARATOR: Final = "\0"
-"""Which no filter has."""
+"""The character between groups; MQTT allows it in no filter."""
 
 
 class Audience:
-    """`groups`: keys, `$share/group/filter`; none of the others gets the message, one that begins
-    later neither."""
+    """The subscribers that receive a message: plain ones or not, and these shared groups.
+
+    `groups` are keys, `$share/group/filter`. No other group receives the message, not even one that
+    begins later.
+    """
 
     def __init__(self, is_plain: bool, groups: Iterable[str]) -> None:
         self.is_plain = is_plain
@@ -32,13 +35,13 @@ class Audience:
 
 
 def encode_audience(audience: Audience) -> bytes:
-    """As records have it: a byte of flags, and the groups."""
+    """The bytes of an audience in a record: a byte of flags, then the groups."""
     first = bytes((_PLAIN if audience.is_plain else 0,))
     return first + _SEPARATOR.join(sorted(audience.groups)).encode()
 
 
 def decode_audience(data: bytes) -> Audience:
-    """Raises ValueError."""
+    """The audience that a record contains. Raises `ValueError` if the bytes are not one."""
     if not data:
         raise ValueError("an audience of no bytes")
     groups = data[1:].decode()

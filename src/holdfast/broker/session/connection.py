@@ -1,8 +1,8 @@
-"""One network connection, seen from the protocol: handshake state, limits both sides announced,
+"""One network connection in protocol terms: handshake state, the limits that both sides announced,
 topic aliases, and the bytes that wait to be written.
 
 The node fills `out`; the driver writes it once per loop iteration and empties it. `out_bytes`
-bounds it: above the limit QoS 0 messages are dropped for this receiver and QoS > 0 ones stay in
+bounds it: above the limit QoS 0 messages are dropped for this receiver, and QoS > 0 ones stay in
 the log.
 """
 
@@ -11,35 +11,35 @@ from typing import Any, Final
 from holdfast.protocol.mqtt.framing import FrameReader
 
 NEW: Final = 0
-"""Nothing but CONNECT is accepted. [MQTT-3.1.0-1]"""
+"""The state before CONNECT: no other packet is accepted. [MQTT-3.1.0-1]"""
 AUTHENTICATING: Final = 1
-"""CONNECT was received; credentials are being checked. Input waits."""
+"""The state while the credentials of CONNECT are checked. Input waits."""
 EXCHANGING: Final = 2
-"""Enhanced authentication: AUTH packets go back and forth before CONNACK."""
+"""The state of enhanced authentication: AUTH packets go back and forth before CONNACK."""
 OPENING: Final = 3
-"""The session is being made durable; CONNACK follows. Input waits."""
+"""The state in which the session is made durable; CONNACK follows. Input waits."""
 OPEN: Final = 4
 CLOSED: Final = 5
 
 
 ALIAS_TOPIC_BYTES_MAX: Final = 65_536
-"""Topics of one connection that have an alias towards the client; others are sent whole."""
+"""The most bytes of topics with an alias towards one client. Other topics are sent in full."""
 
 
 ALIASES_IN_BYTES_MAX: Final = 1 << 20
-"""Topics of one connection that its client has given an alias; beyond it the connection is closed
-(0x97)."""
+"""The most bytes of topics that a client may give an alias on one connection. Beyond it the
+connection is closed (0x97)."""
 
 
 class AliasesIn:
-    """Topic aliases that a client has set."""
+    """The topic aliases that a client has set on its connection."""
 
     def __init__(self) -> None:
         self.topics: dict[int, bytes] = {}
         self.topic_bytes = 0
 
     def set(self, alias: int, topic: bytes) -> bool:
-        """False: there is no room."""
+        """Store an alias. False: there is no room."""
         topic_bytes = self.topic_bytes + len(topic) - len(self.topics.get(alias, b""))
         if topic_bytes > ALIASES_IN_BYTES_MAX:
             return False
@@ -49,31 +49,35 @@ class AliasesIn:
 
 
 class AliasesOut:
-    """Topic aliases that a client was given, in the order 1, 2, 3."""
+    """The topic aliases that the broker has set for a client, numbered 1, 2, 3."""
 
     def __init__(self) -> None:
         self.by_topic: dict[bytes, int] = {}
         self.topic_bytes = 0
 
     def has_room(self, topic: bytes, count_max: int) -> bool:
+        """Whether the topic may get an alias, with at most `count_max` of them."""
         return (
             len(self.by_topic) < count_max
             and self.topic_bytes + len(topic) <= ALIAS_TOPIC_BYTES_MAX
         )
 
     def add(self, topic: bytes) -> int:
+        """Give the topic the next alias."""
         alias = len(self.by_topic) + 1
         self.by_topic[topic] = alias
         self.topic_bytes += len(topic)
         return alias
 
     def remove_last(self, topic: bytes) -> None:
-        """`topic` was added last."""
+        """Take back the alias of `topic`, which was added last."""
         del self.by_topic[topic]
         self.topic_bytes -= len(topic)
 
 
 class Connection:
+    """One connection of a client, from its first byte to its close."""
+
     def __init__(self, packet_bytes_max: int, remote: str, listener: str) -> None:
         self.reader = FrameReader(packet_bytes_max)
         self.remote = remote
@@ -86,23 +90,23 @@ class Connection:
         self.client_id = ""
         # Another broker's bridge (MQTT 3): it gets RETAIN as published and not its own messages.
         self.is_bridge = False
-        # The broker's own, without a socket: see node.federating.
+        # The broker's own, without a socket: see broker.federation_session.
         self.is_internal = False
-        # That the client has proved.
+        # The user name that the client has proved.
         self.username: str | None = None
-        # What a TLS client certificate says, "" without one.
+        # The name in the TLS client certificate, or "".
         self.certificate_name = ""
 
         self.out: list[bytes] = []
         self.out_bytes = 0
         self.dirty = False
-        # The socket does not take more for now: the driver leaves `out` alone.
+        # The socket takes no more data for now: the driver leaves `out` alone.
         self.congested = False
-        # Input waits until the client has read its answers.
+        # Input waits until the client has read its replies.
         self.answers_wait = False
         # The driver closes the socket once `out` is written.
         self.closing = False
-        # The node wants no input now; the driver stops reading the socket.
+        # The node accepts no input now; the driver stops reading the socket.
         self.input_paused = False
 
         # The node's timer for CONNECT, then for the keep alive.
@@ -117,18 +121,20 @@ class Connection:
         self.aliases_out: AliasesOut | None = None
         self.alias_out_max = 0
         self.problem_information = True
-        # CONNECT, until the session is being opened.
+        # The CONNECT packet, until its session opens.
         self.connect: object | None = None
-        # security.enhanced.Authenticator, of an exchange under way or done.
+        # The Authenticator (security.enhanced_authentication) of an exchange, under way or
+        # finished.
         self.authentication: Any = None
-        # node.rights.Rights; None: everything is allowed.
+        # broker.rights.Rights; None: everything is allowed.
         self.rights: object | None = None
         self.clean_disconnect = False
-        # In a cluster: what was promised and is not kept yet, in order (cluster.promises).
+        # In a cluster: the promises not kept yet, in order (cluster.publish.promises).
         self.promises: Any = None
-        # Refusals of messages among them: what the client sends before it is told is refused too.
+        # Refusals among them. A message that arrives before its client has received the refusal of
+        # an earlier one is refused too, or the order would change.
         self.refusals_due = 0
-        # node.sequencing.Sequencer, from the first message with a producer sequence on.
+        # broker.publish.producer_dedup.Sequencer, from the first producer sequence on.
         self.sequencer: object | None = None
         # The client numbers its QoS 2 messages, too.
         self.numbers_qos2 = False
@@ -142,7 +148,7 @@ class Connection:
             dirty.append(self)
 
     def close(self, dirty: "list[Connection]") -> None:
-        """Let the driver close the socket once what is queued is written."""
+        """Ask the driver to close the socket after the queued bytes are written."""
         self.closing = True
         if not self.dirty:
             self.dirty = True

@@ -1,17 +1,17 @@
-"""Where a reader of the log stands, and what it has been handed but not yet sent.
+"""The position of a reader in the log, and the messages handed to it and not sent yet.
 
 A reader is a session or a shared group. It is in one of two modes:
 
 - tailing: the node hands it every committed record that matches, through `outbox`;
 - behind: it reads the log from `positions` (per partition, the next offset to read).
 
-Falling behind is what bounds memory: when the outbox overflows it is emptied and `positions` is
-set to the first offset not sent, so nothing is lost and nothing is sent twice. While a read is
-under way the reader tails as well (`reading` and `tailing`), so that it has caught up the moment
-the read ends; if the outbox overflows meanwhile, it simply stays behind.
+Falling behind bounds memory: when the outbox overflows it is emptied and `positions` is set to the
+first offset not sent. So no message is lost and none is sent twice. During a read the reader tails
+as well (`reading` and `tailing`), so that it has caught up the moment the read ends. If the outbox
+overflows meanwhile, it stays behind.
 
 Invariant: every matching record below `resume_positions()` was sent (it is acknowledged or
-inflight), and every one at or above it will be.
+inflight), and every one at or above it will be sent.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from holdfast.broker.session.message import Message
 
 
 class Delivery:
-    """One message on its way to one reader."""
+    """One message for one reader, with the QoS, RETAIN and subscription ids of its subscription."""
 
     def __init__(
         self,
@@ -36,6 +36,11 @@ class Delivery:
 
 
 class Cursor:
+    """The position of one reader, and its outbox.
+
+    Invariant: while the reader tails and no read is under way, `positions` is None.
+    """
+
     def __init__(self) -> None:
         self.tailing = True
         self.reading = False
@@ -47,6 +52,7 @@ class Cursor:
         self.tailed_while_reading: deque[Delivery] | None = None
 
     def push(self, delivery: Delivery) -> None:
+        """Queue a delivery behind the others of its kind."""
         self.outbox_bytes += len(delivery.message.payload) + 200
         if self.reading:
             if self.tailed_while_reading is None:
@@ -58,6 +64,7 @@ class Cursor:
         self.outbox.append(delivery)
 
     def pop(self) -> Delivery:
+        """Remove and return the oldest delivery."""
         outbox = self.outbox
         assert outbox is not None
         delivery = outbox.popleft()
@@ -65,6 +72,7 @@ class Cursor:
         return delivery
 
     def outbox_count(self) -> int:
+        """The number of queued deliveries, those tailed during a read included."""
         count = 0
         if self.outbox is not None:
             count = len(self.outbox)
@@ -73,7 +81,8 @@ class Cursor:
         return count
 
     def resume_positions(self, delivered: list[int]) -> list[int]:
-        """First offset per partition not yet sent. `delivered`: what the node has handed out."""
+        """The first offset per partition not yet sent. `delivered`: the first offsets that the node
+        has not handed out."""
         if self.positions is not None:
             positions = list(self.positions)
         else:
@@ -86,8 +95,8 @@ class Cursor:
         return positions
 
     def fall_behind(self, delivered: list[int]) -> None:
-        """Forget what is queued; go on from the log. `delivered` must not yet cover what the
-        reader was about to be handed."""
+        """Drop the queue and continue from the log. `delivered` must not yet cover the record that
+        the reader was about to receive, or that record is lost."""
         if self.reading:
             self.read_overflow = True
         else:
@@ -99,15 +108,16 @@ class Cursor:
         self.tailing = False
 
     def start_read(self) -> None:
-        """From here on live records queue up behind the read's; caller passes the positions."""
+        """Begin a read. From now on live records queue up behind those of the read. The caller
+        passes the positions."""
         self.reading = True
         self.read_overflow = False
         self.tailing = True
 
     def finish_read(self, positions: list[int], done: bool) -> None:
-        """`positions`: where the read ended; `done`: at the limit it was given.
+        """End a read at `positions`. `done`: it reached its limit.
 
-        The caller appends what was read to the outbox first.
+        The caller first appends the records of the read to the outbox.
         """
         self.reading = False
         tailed = self.tailed_while_reading
@@ -126,13 +136,14 @@ class Cursor:
         self.recount()
 
     def cancel_read(self) -> None:
-        """The read's result will be ignored; positions are as before it."""
+        """Abandon the read. Its result will be ignored, and the positions stay as before it."""
         self.reading = False
         self.tailing = False
         self.tailed_while_reading = None
         self.recount()
 
     def recount(self) -> None:
+        """Count `outbox_bytes` again from the outbox."""
         self.outbox_bytes = 0
         if self.outbox is not None:
             for delivery in self.outbox:

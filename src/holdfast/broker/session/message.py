@@ -1,11 +1,11 @@
 """A published message on its way through the node, and the frames made of it.
 
-One object serves the whole way from the publisher's packet to every outbox: receivers that need
-the same bytes share them, so fan-out costs one encoding per (protocol, QoS, retain).
+One object serves the whole way from the publisher's packet to every outbox. Receivers that need the
+same bytes share them, so fan-out costs one encoding per (protocol, QoS, retain).
 
-A form that would be larger than MQTT's largest packet has no frame: the result is b"", and the
-message is dropped for that receiver as if it were above the receiver's Maximum Packet Size. A
-message that came from an MQTT 3 client in 268,435,455 bytes is one byte too large for MQTT 5.
+A form larger than MQTT's largest packet has no frame: the result is b"", and the message is dropped
+for that receiver as if it exceeded the receiver's Maximum Packet Size. For example, a message that
+an MQTT 3 client sent in 268,435,455 bytes is one byte too large for MQTT 5.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ NO_EXPIRY: Final = -1
 
 
 class Message:
-    """`partition` is -1 for a message that is not in the log (QoS 0, unless logged)."""
+    """One application message. `partition` is -1 if it is not in the log (QoS 0, unless logged)."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Message:
         self.publisher = publisher
         self.partition = -1
         self.offset = -1
-        # None: whoever subscribed.
+        # None: all subscribers.
         self.audience: Audience | None = None
         # Shared frames for receivers with no subscription id, alias or expiry of their own.
         self._frame_v3: bytes | None = None
@@ -52,15 +52,16 @@ class Message:
         self._tail_v5: bytes = b""
 
     def adopt_frame(self, version: int, frame: bytes) -> None:
-        """`frame` is this message as a QoS 0 PUBLISH without DUP, RETAIN and properties, just as
-        it came from a client of that version: receivers of the same version get the same."""
+        """Reuse the frame in which the message arrived, for receivers of the same version. `frame`
+        must be a QoS 0 PUBLISH without DUP, RETAIN and properties."""
         if version < 5:
             self._frame_v3 = frame
         else:
             self._frame_v5 = frame
 
     def drop_frames(self) -> None:
-        """Of a message that is delivered, and kept: see `without_frames`."""
+        """Drop the shared frames of a message that is delivered and stays in memory: see
+        `without_frames`."""
         self._frame_v3 = None
         self._frame_v5 = None
         self._head_v3 = None
@@ -69,8 +70,8 @@ class Message:
         self._tail_v5 = b""
 
     def without_frames(self) -> "Message":
-        """The same message to be kept for long: without the frames made for its receivers, which
-        have its payload a second time."""
+        """A copy for the retained store. The shared frames contain the payload a second time, so
+        they are left out."""
         kept = Message(
             self.topic,
             self.payload,
@@ -86,6 +87,7 @@ class Message:
         return kept
 
     def is_expired(self, wall_us: int) -> bool:
+        """Whether the message has waited for its expiry interval."""
         return self.expiry_s >= 0 and wall_us - self.timestamp_us >= self.expiry_s * 1_000_000
 
     def remaining_expiry_s(self, wall_us: int) -> int:
@@ -155,7 +157,8 @@ class Message:
         topic: bytes,
         topic_alias: int,
     ) -> bytes:
-        """Any PUBLISH: own expiry, subscription ids, alias (with an empty or whole `topic`)."""
+        """Any PUBLISH: with its own expiry, subscription ids, or alias (then `topic` is empty or
+        complete)."""
         head = topic_field(topic)
         if qos:
             head += packet_id.to_bytes(2, "big")
@@ -176,11 +179,13 @@ class Message:
 
 
 RETAINED_OVERHEAD_BYTES: Final = 600
-"""Of a message in the retained store, beside its bytes: objects, and slots of two tables."""
+"""The memory in bytes of a retained message beside its content: objects, and slots of two
+tables."""
 
 
 def retained_size(entry: object) -> int:
-    """Bytes of memory of a message in the retained store. Its topic is there as bytes and text."""
+    """The memory in bytes of a message in the retained store. Its topic counts twice, as bytes and
+    text."""
     assert isinstance(entry, Message)
     return (
         RETAINED_OVERHEAD_BYTES

@@ -1,12 +1,12 @@
-"""A session: what the broker keeps for a client between and during its connections.
+"""A session: the state that the broker keeps for a client, connected or not.
 
 Invariants
-- `inflight` holds every PUBLISH QoS > 0 sent and not finished, in the order sent; a packet id is
-  in use exactly while it is a key of it. [MQTT-2.2.1-3]
+- `inflight` holds every PUBLISH QoS > 0 sent and not finished, in the order sent; a packet id is in
+  use exactly while it is a key of it. [MQTT-2.2.1-3]
 - `inbound` holds the packet ids of QoS 2 messages received and not yet released by PUBREL; a
   PUBLISH with one of them is a repetition, whatever its DUP flag. [MQTT-4.3.3-10]
-- A durable session's state can be rebuilt from the log: `changes` are the inflight changes that
-  no record tells yet.
+- A durable session's state can be rebuilt from the log: `changes` are the inflight changes that no
+  record contains yet.
 """
 
 from collections import OrderedDict, deque
@@ -19,11 +19,12 @@ from holdfast.protocol.topics.names import is_shared
 
 NEVER_EXPIRES: Final = 0xFFFFFFFF
 FEDERATION: Final = "$federation"
-"""Client id of the broker's own session, see node.federating."""
+"""The client id of the broker's own session, see broker.federation_session."""
 
 SENT: Final = 1
 RECEIVED: Final = 2
-"""The client has sent PUBREC: PUBREL is out (or due), PUBCOMP is awaited."""
+"""The state after the client's PUBREC: PUBREL is sent (or due), and the broker waits for
+PUBCOMP."""
 
 
 class Inflight:
@@ -37,17 +38,19 @@ class Inflight:
         self.is_retained = is_retained
         self.state = SENT
         self.logged = False
-        # Of a shared group's record, for as long as it is inflight: see session.state.tag_of.
+        # The tag of the shared group that gave the record, or 0: see session.state.tag_of.
         self.group_tag = 0
-        # For a shared group's record: whose it is.
+        # The shared group that gave the record.
         self.group: object | None = None
-        # Of a retained message, which may outlive its record.
+        # The topic of a retained message, which may outlive its record.
         self.topic = b""
-        # Fetched, until it is sent again.
+        # The message, from its fetch until it is sent again.
         self.message: Message | None = None
 
 
 class Will:
+    """A message that the broker publishes if the connection ends without DISCONNECT."""
+
     def __init__(
         self,
         topic: bytes,
@@ -68,7 +71,8 @@ class Will:
 
 
 class Subscription:
-    """`start`: offsets per partition from which it counts; None: wherever the cursor stands."""
+    """One filter of a session, with its options. `start` is the offset per partition from which it
+    applies; None: from the cursor's position."""
 
     def __init__(
         self,
@@ -88,12 +92,13 @@ class Subscription:
         self.retain_handling = retain_handling
         self.subscription_ids: tuple[int, ...] = (subscription_id,) if subscription_id else ()
         self.start: list[int] | None = None
-        # The shared group (node.state.Group) this is a membership of.
+        # The shared group (broker.state.Group) of a GroupMember.
         self.group: object | None = None
 
 
 class GroupMember(Subscription):
-    """A shared subscription. `slot`: where it is in the `connected` of its group, or -1."""
+    """A subscription as a member of a shared group. `slot` is its index in `Group.connected`, or
+    -1."""
 
     def __init__(
         self,
@@ -126,7 +131,7 @@ def new_subscription(
     retain_handling: int,
     subscription_id: int,
 ) -> Subscription:
-    """A Member if the filter is a shared one."""
+    """A GroupMember if the filter is a shared one, else a Subscription."""
     if is_shared(filter):
         return GroupMember(
             session,
@@ -149,21 +154,24 @@ def new_subscription(
 
 
 class Session(Cursor):
+    """The state of one client at the broker. The module's docstring has its invariants."""
+
     def __init__(self, client_id: str, key: bytes) -> None:
         super().__init__()
         self.client_id = client_id
         self.key = key
         self.is_internal = client_id == FEDERATION
         self.username: str | None = None
-        # Its client has proved the user name, so nobody else gets the session.
+        # The client has proved the user name, so no other user gets the session.
         self.is_owned = False
-        # node.rights.Rights; None: everything is allowed, or nothing was asked since the start.
+        # broker.rights.Rights; None: everything is allowed, or no client has connected to the
+        # session since the start.
         self.rights: object | None = None
         self.connection: Connection | None = None
         self.expiry_s = 0
-        # In a cluster, of what the log knows: the node that the client is connected to; "": none.
+        # In a cluster, by the log: the node that the client is connected to; "": none.
         self.owner = ""
-        # Recorded: the log knows this session (it outlives its connection, or has a will).
+        # The log has this session: it outlives its connection, or has a will.
         self.recorded = False
         # Grows with every connection that opens the session; orders will records.
         self.epoch = 0
@@ -178,8 +186,8 @@ class Session(Cursor):
         self.next_packet_id = 1
         self.inbound: dict[int, int] | None = None
         self.changes: dict[int, Inflight | None] | None = None
-        # After a crash the logged positions may lie below offsets that are inflight. Such an offset
-        # must not be read again when it is finished: it stays here until the positions pass it.
+        # After a crash the logged positions may be below offsets that are inflight. Such an offset
+        # must not be read again when it is finished: `done` has it until the positions pass it.
         self.replaying = False
         self.done: set[tuple[int, int]] | None = None
         self.done_changes: list[tuple[int, int]] | None = None
@@ -194,15 +202,16 @@ class Session(Cursor):
         self.will_timer: object | None = None
         self.expires_at = 0.0
         self.expiry_timer: object | None = None
-        # Retained messages still to be sent after SUBSCRIBE: node.retained.SessionScans.
+        # Retained messages still to be sent after SUBSCRIBE: broker.delivery.retained.SessionScans.
         self.retained_scans: object | None = None
-        # The shared groups (node.state.Group), and those of them that had a message for this member
-        # when there was no room for it, first come, first served.
+        # The session's shared groups (broker.state.Group). `blocked` are its memberships whose
+        # group found it without room, in that order.
         self.groups: dict[object, GroupMember] | None = None
         self.blocked: OrderedDict[GroupMember, None] | None = None
         self.dropped = 0
 
     def is_durable(self) -> bool:
+        """Whether the session outlives its connection."""
         return self.expiry_s > 0
 
     def allocate_packet_id(self) -> int:
@@ -222,6 +231,7 @@ class Session(Cursor):
         return count < self.inflight_max
 
     def note_done(self, partition: int, offset: int) -> None:
+        """Record that an offset at or above the logged position is finished."""
         if self.done is None:
             self.done = set()
         self.done.add((partition, offset))
@@ -230,7 +240,8 @@ class Session(Cursor):
         self.done_changes.append((partition, offset))
 
     def note_change(self, packet_id: int, entry: Inflight | None) -> None:
-        """Remember for the next progress record. Only for durable sessions."""
+        """Remember a change of an inflight packet id for the next progress record. Only for durable
+        sessions."""
         if self.changes is None:
             self.changes = {}
         self.changes[packet_id] = entry

@@ -1,15 +1,15 @@
-"""How a session's state is written into the log: payloads of SESSION and CURSOR records.
+"""The form of a session's state in the log: payloads of SESSION and CURSOR records.
 
-SESSION payloads are JSON (rare, and worth reading in `holdfast log dump`). CURSOR payloads are
-packed, since an active durable session writes up to twenty a second::
+SESSION payloads are JSON, because they are rare and worth reading in `holdfast log dump`. CURSOR
+payloads are packed, because an active durable session writes up to twenty a second::
 
     u16 positions, u16 entries
     positions * (u16 partition, u64 next offset to read)
     entries * (u16 packet id, u8 operation, u8 qos, u8 source, u16 partition, u64 offset)
 
-source: 0 what a subscription of the session's own has matched, 1 retained when it subscribed, else
-the tag of the shared group that the record was given by.
-operation: 0 the packet id is free, 3 the offset was finished though no logged position has passed
+source: 0 a match of the session's own subscriptions, 1 a retained message for a new subscription,
+otherwise the tag of the shared group that gave the record.
+operation: 0 the packet id is free, 3 the offset is finished though no logged position has passed
 it (the packet id is 0; in a group's record a member has the message), otherwise the Inflight state.
 Every field sets one key to a value, so replaying records that a snapshot already contains changes
 nothing.
@@ -26,7 +26,7 @@ _POSITION: Final = struct.Struct("<HQ")
 _ENTRY: Final = struct.Struct("<HBBBHQ")
 
 ENTRIES_MAX: Final = 65_535
-"""Of one payload."""
+"""The most entries of one payload."""
 
 FREE: Final = 0
 DONE: Final = 3
@@ -37,18 +37,19 @@ TAGS: Final = 254
 
 
 def tag_of(group: str) -> int:
-    """Tells the groups of one session apart, by their keys, mostly: two of them that have the same
-    one and match the same topics may take each other's records for their own after a failure."""
+    """The tag of a shared group, by its key. It distinguishes the groups of one session, with rare
+    collisions: after a failure, two groups with equal tags and matching topics may confuse their
+    records."""
     return TAG_MIN + crc32(group.encode()) % TAGS
 
 
 class CursorState:
-    """What one CURSOR record says."""
+    """The content of one CURSOR record."""
 
     def __init__(self) -> None:
         # (partition, next offset to read)
         self.positions: list[tuple[int, int]] = []
-        # (packet id, what it stands for; None: free)
+        # (packet id, the Inflight that uses it; None: the id is free)
         self.inflight: list[tuple[int, Inflight | None]] = []
         # (partition, offset)
         self.done: list[tuple[int, int]] = []
@@ -59,6 +60,7 @@ def encode_cursor(
     changes: dict[int, Inflight | None],
     done: list[tuple[int, int]],
 ) -> bytes:
+    """The payload of a CURSOR record."""
     parts = [_COUNTS.pack(len(positions), len(changes) + len(done))]
     for partition, offset in positions:
         parts.append(_POSITION.pack(partition, offset))
@@ -82,7 +84,7 @@ def encode_cursor(
 
 
 def decode_cursor(payload: bytes) -> CursorState:
-    """Raises struct.error if the payload is not a CURSOR payload."""
+    """The content of a CURSOR payload. Raises `struct.error` if it is not one."""
     cursor = CursorState()
     position_count, entry_count = _COUNTS.unpack_from(payload, 0)
     at = _COUNTS.size
