@@ -1,4 +1,4 @@
-"""What receivers acknowledge: PUBACK, PUBREC, PUBCOMP for messages the broker sent."""
+"""The acknowledgements of receivers: PUBACK, PUBREC, PUBCOMP for messages the broker sent."""
 
 from holdfast.broker.delivery.delivery import can_send, finish_inflight, pump
 from holdfast.broker.delivery.log_replay import (
@@ -17,8 +17,9 @@ from holdfast.protocol.mqtt.packets import PUBREL
 
 
 def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
+    """Finish a QoS 1 message of the broker's."""
     entry = session.inflight.get(packet_id)
-    # An id we do not know is a repetition after a reconnect, not an attack. [MQTT-4.3.2-5]
+    # An unknown id is a repetition after a reconnect, not an attack. [MQTT-4.3.2-5]
     if entry is None or entry.qos != 1:
         return
     _finish(state, session, packet_id, entry)
@@ -27,6 +28,8 @@ def handle_puback(state: NodeState, session: Session, packet_id: int) -> None:
 def handle_pubrec(
     state: NodeState, connection: Connection, session: Session, packet_id: int, reason: int
 ) -> None:
+    """Go on to PUBREL for a QoS 2 message of the broker's, or finish it if the client refuses
+    it."""
     entry = session.inflight.get(packet_id)
     if entry is None or entry.qos != 2:
         if connection.version >= 5:
@@ -37,13 +40,14 @@ def handle_pubrec(
             connection.send(encode_ack(PUBREL, packet_id, answer, connection.version), state.dirty)
         return
     if reason >= 0x80:
-        # The receiver refuses it: the id is free, nothing is sent again. [MQTT-4.4.0-2]
+        # The receiver refuses the message: the id is free, and it is not sent again. [MQTT-4.4.0-2]
         _finish(state, session, packet_id, entry)
         return
     await_pubcomp(state, connection, session, packet_id, entry)
 
 
 def handle_pubcomp(state: NodeState, session: Session, packet_id: int) -> None:
+    """Finish a QoS 2 message of the broker's."""
     entry = session.inflight.get(packet_id)
     if entry is None or entry.qos != 2:
         return
@@ -56,8 +60,8 @@ def _finish(state: NodeState, session: Session, packet_id: int, entry: Inflight)
 
 
 def proceed(state: NodeState, session: Session) -> None:
-    """The window or the socket has opened: send what waits, in this order: unfinished messages of
-    an earlier connection, retained messages of a SUBSCRIBE, then the cursor's."""
+    """Send waiting messages when the window or the socket has opened. The order is: unfinished
+    messages of an earlier connection, retained messages of a SUBSCRIBE, then the cursor's."""
     if session.resuming:
         return
     if session.unsent is not None:

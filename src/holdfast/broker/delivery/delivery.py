@@ -1,8 +1,9 @@
-"""From a committed message to the sockets of its receivers.
+"""Delivery of a committed message to the sockets of its receivers.
 
-A QoS > 0 delivery is sent at once while the receiver's window is open and its socket takes data,
-queued in its outbox otherwise; an outbox that overflows is dropped and the receiver reads the log
-instead. QoS 0 is sent or, for a receiver whose socket is full, dropped and counted.
+A QoS > 0 delivery is sent at once while the receiver's window is open and its socket takes data.
+Otherwise it is queued in the receiver's outbox; an outbox that overflows is dropped, and the
+receiver reads the log instead. A QoS 0 delivery is sent or, if the socket is full, dropped and
+counted.
 """
 
 from collections import OrderedDict
@@ -21,17 +22,19 @@ from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
 
 READ_BYTES_MAX: Final = 1 << 20
-"""Of one read of the log, or of unfinished messages that are fetched; and one larger record."""
+"""The most bytes of one read of the log, or of one fetch of unfinished messages. One record may
+exceed it."""
 FETCH_RECORDS_MAX: Final = 100
+"""The most records of one fetch of unfinished messages."""
 
 
 PASSED_MAX: Final = 16
-"""Members of a group that are passed over for a message before it is looked up, and remembered by
-topic, whether any may read it."""
+"""The number of members that a group tries for a message before it looks up, and remembers by
+topic, whether any member may read it."""
 
 
 def deliver(state: NodeState, route: Route, message: Message) -> int:
-    """Hand a message to everyone of its audience who subscribed to its topic; the number of
+    """Deliver a message to the subscribers of its topic in its audience. Returns the number of
     receivers."""
     targets = route.targets
     groups = route.groups
@@ -62,6 +65,7 @@ def deliver(state: NodeState, route: Route, message: Message) -> int:
 
 
 def send_qos0(state: NodeState, target: Subscription, message: Message) -> None:
+    """Send at QoS 0, or drop and count: the socket is full, or the message expired or too large."""
     connection = target.session.connection
     if connection is None or connection.state != OPEN:
         return
@@ -104,8 +108,11 @@ def _special_frame(
     subscription_ids: tuple[int, ...],
     may_introduce: bool,
 ) -> bytes:
-    """`may_introduce` a topic alias: the frame is the next to be sent. Else a later one that leaves
-    before it would use an alias that the client does not know."""
+    """A PUBLISH with properties of this receiver's own.
+
+    `may_introduce` a topic alias: only if this frame is the next to be sent. Otherwise a later
+    frame may leave first and use an alias that the client does not have yet.
+    """
     topic = message.topic
     alias = 0
     aliases = connection.aliases_out
@@ -130,7 +137,7 @@ def _special_frame(
         alias,
     )
     if is_introduced and not 0 < len(frame) <= connection.packet_bytes_max:
-        # It will not be sent, so the client does not learn the alias.
+        # The frame will not be sent, so the client would never receive the alias.
         assert aliases is not None
         aliases.remove_last(topic)
     return frame
@@ -153,11 +160,12 @@ def _hand_to_session(
 
 
 def has_room(state: NodeState, count: int, size_bytes: int) -> bool:
+    """Whether a queue of this size takes another message."""
     return count < state.config.outbox_messages and size_bytes < state.config.outbox_bytes
 
 
 def fall_behind(state: NodeState, reader: Session | Group, message: Message) -> None:
-    """`message` is the first record the reader is not handed."""
+    """Let the reader read the log from `message` on, the first record that it was not handed."""
     state.stats.readers_fell_behind += 1
     delivered = state.delivered
     was = delivered[message.partition]
@@ -167,7 +175,7 @@ def fall_behind(state: NodeState, reader: Session | Group, message: Message) -> 
 
 
 def can_send(state: NodeState, session: Session) -> bool:
-    """Is there a connection that takes another QoS > 0 PUBLISH right now?"""
+    """Whether there is a connection that takes another QoS > 0 PUBLISH now."""
     connection = session.connection
     return (
         connection is not None
@@ -181,9 +189,11 @@ def can_send(state: NodeState, session: Session) -> bool:
 
 
 class HeldSend(Held):
-    """An outbound QoS 2 PUBLISH of a durable session: its packet id must be in the log first, or
-    a crash could send the message again under another id. QoS 1 ones behind it wait too, so that
-    a topic's order is the same for every receiver."""
+    """An outbound QoS 2 PUBLISH of a durable session.
+
+    Its packet id must be in the log first, or a crash could send the message again under another
+    id. QoS 1 ones behind it wait too, so that a topic's order is the same for every receiver.
+    """
 
     def __init__(self, connection: Connection, session: Session, frame: bytes) -> None:
         super().__init__(connection)
@@ -210,8 +220,8 @@ def send_inflight(
     is_retained: bool,
     group: Group | None,
 ) -> bool:
-    """Send a QoS 1 or 2 PUBLISH and keep it inflight; False if there was nothing to be sent. The
-    caller checked can_send()."""
+    """Send a QoS 1 or 2 PUBLISH and make it inflight. False: it is expired or too large. The caller
+    has checked can_send()."""
     connection = session.connection
     assert connection is not None
     packet_id = session.allocate_packet_id()
@@ -247,7 +257,8 @@ def send_inflight(
         note_progress(state, session)
         if group is None or qos == 2 or state.cluster is None:
             session.note_change(packet_id, entry)
-        # Else the group's positions stay below it until it is finished: the group gives it again.
+        # Otherwise the group's position stays below the record until it is finished. After a crash
+        # the group assigns the record again.
         if qos == 2:
             log_changes(state, session)
         if qos == 2 or session.held_sends:
@@ -259,7 +270,7 @@ def send_inflight(
 
 
 def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: Inflight) -> None:
-    """The packet id is free again."""
+    """Free the packet id and record that the message is finished."""
     del session.inflight[packet_id]
     if session.unsent is not None and packet_id in session.unsent:
         session.unsent.remove(packet_id)
@@ -279,8 +290,8 @@ def finish_inflight(state: NodeState, session: Session, packet_id: int, entry: I
 
 
 def _was_sent(session: Session, message: Message) -> bool:
-    """May it have been sent before a crash, under an id that was not in the log yet? DUP says that
-    a message might have been. [MQTT-3.3.1-1]"""
+    """Whether the message may have been sent before a crash, under an id that was not in the log
+    yet. DUP is set for such messages. [MQTT-3.3.1-1]"""
     below = session.maybe_sent
     if below is None or message.partition < 0:
         return False
@@ -292,7 +303,7 @@ def _was_sent(session: Session, message: Message) -> bool:
 
 
 def pump(state: NodeState, session: Session) -> None:
-    """Send what waits, as far as window and socket allow. Call when either has opened."""
+    """Send from the outbox while window and socket allow. Called when either has opened."""
     outbox = session.outbox
     while outbox and can_send(state, session):
         delivery = session.pop()
@@ -313,9 +324,9 @@ def pump(state: NodeState, session: Session) -> None:
 
 
 def ready_member(state: NodeState, group: Group, topic: bytes) -> GroupMember | None:
-    """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1] Those
-    found without room wait in their session's `blocked`, so each is looked at once until it has
-    room again."""
+    """The next member, round robin, that takes a message of this topic now. [MQTT-4.8.2-1] Members
+    found without room wait in their session's `blocked`, so each is checked once until it has
+    room."""
     passed = 0
     while passed < group.ready:
         if group.turn >= group.ready:
@@ -335,7 +346,7 @@ def ready_member(state: NodeState, group: Group, topic: bytes) -> GroupMember | 
 
 
 def _has_ready_member(state: NodeState, group: Group) -> bool:
-    """Does a member take a message now, if it may read it?"""
+    """Whether a member has room for a message now, if it may read it."""
     while group.ready:
         member = group.connected[group.turn % group.ready]
         if can_send(state, member.session):
@@ -345,7 +356,8 @@ def _has_ready_member(state: NodeState, group: Group) -> bool:
 
 
 def note_blocked(state: NodeState, group: Group, member: GroupMember) -> None:
-    """The session has no room for a message of the group; `acknowledging.proceed` unblocks it."""
+    """Record that the session has no room for a message of the group. `acknowledgements.proceed`
+    unblocks it."""
     group.block(member)
     session = member.session
     if session.blocked is None:
@@ -354,6 +366,7 @@ def note_blocked(state: NodeState, group: Group, member: GroupMember) -> None:
 
 
 def note_room(group: Group, member: GroupMember) -> None:
+    """Record that the member has room again."""
     group.unblock(member)
     if member.session.blocked is not None:
         member.session.blocked.pop(member, None)
@@ -361,7 +374,7 @@ def note_room(group: Group, member: GroupMember) -> None:
 
 def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
     if state.cluster is not None:
-        # Of QoS 0, the node of the publisher says which one delivers.
+        # At QoS 0 the publisher's node selects the node that delivers.
         if message.qos and group.coordination is not None:
             state.cluster.group_record(group, message)
         return
@@ -380,12 +393,12 @@ def _hand_to_group(state: NodeState, group: Group, message: Message) -> None:
         return
     group.push(Delivery(message, message.qos, message.retain, ()))
     if has_rules(state) and not group.reading:
-        # Members may be ready that may not read it, and what comes next should not wait for that.
+        # The ready members may not be allowed to read it. Later messages should not wait for that.
         pump_group(state, group)
 
 
 def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
-    """False: no member is connected that may read it."""
+    """Send a QoS 0 message to one member. False: no connected member may read it."""
     connected = group.connected
     for passed in range(len(connected)):
         if passed == PASSED_MAX and not may_any_read(state, group, message.topic):
@@ -406,6 +419,7 @@ def send_group_qos0(state: NodeState, group: Group, message: Message) -> bool:
 def send_to_member(
     state: NodeState, group: Group, subscription: GroupMember, message: Message
 ) -> None:
+    """Send a record of the group to one of its members."""
     session = subscription.session
     qos = min(message.qos, subscription.qos)
     note_group_progress(state, group)
@@ -433,8 +447,7 @@ def _finish_for_group(state: NodeState, group: Group, message: Message) -> None:
 
 
 def pump_group(state: NodeState, group: Group) -> None:
-    """Returned records first, then the outbox: order within the group is kept as far as members
-    leaving allows."""
+    """Send returned records, then the outbox. So the group keeps its order unless members leave."""
     if state.cluster is not None:
         state.cluster.group_changed(group)
     while group.returned or group.outbox:
@@ -469,9 +482,11 @@ def pump_group(state: NodeState, group: Group) -> None:
 
 
 def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
-    """No member is ready for the message. May the group go on with the next one? Only if there is a
-    member ready for that, and if this one is not lost: it stays aside for a member that may read
-    it, or is finished if there is none."""
+    """Skip a message for which no member is ready. False: the group has to wait.
+
+    The group goes on only if a member is ready for the next message. This one stays aside for a
+    member that may read it. It is finished if no member may.
+    """
     if not has_rules(state) or not group.ready:
         return False
     if not may_any_read(state, group, message.topic):
@@ -486,15 +501,15 @@ def _pass_over(state: NodeState, group: Group, message: Message) -> bool:
 
 def _drop_unreadable(state: NodeState, group: Group, message: Message) -> None:
     if state.cluster is not None:
-        # There may be some elsewhere.
+        # Members of other nodes may read it.
         state.cluster.group_denied(group, message.partition, message.offset)
     else:
         state.stats.dropped_unreadable += 1
 
 
 def send_aside(state: NodeState, group: Group, member: GroupMember) -> None:
-    """What waits for a member that may read it, to this one. By topic, so a member that may read
-    none of it costs a look at each topic."""
+    """Send to this member the messages aside that it may read. They are kept by topic, so a member
+    that may read none of them costs one check per topic."""
     session = member.session
     for topic in list(group.aside):
         if not may_read(session, topic):
@@ -512,7 +527,7 @@ def send_aside(state: NodeState, group: Group, member: GroupMember) -> None:
 
 
 def drop_aside(state: NodeState, group: Group) -> None:
-    """A member has left: what waits aside and nobody may read any more is finished."""
+    """Finish the messages aside that no member may read, now that a member has left."""
     for topic in list(group.aside):
         if may_any_read(state, group, topic):
             continue
@@ -522,7 +537,7 @@ def drop_aside(state: NodeState, group: Group) -> None:
 
 
 def _fetch_returned(state: NodeState, group: Group) -> None:
-    """What members gave back is read from the log again, once somebody can take it."""
+    """Fetch returned records from the log again, once a member can take them."""
     if group.fetching or not _has_ready_member(state, group):
         return
     entries: list[Inflight] = []
@@ -538,7 +553,7 @@ def _fetch_returned(state: NodeState, group: Group) -> None:
 
 
 def note_progress(state: NodeState, session: Session) -> None:
-    """A durable session's cursor moved: log it within `progress_interval_s`."""
+    """Log the cursor of a durable session, which has moved, within `progress_interval_s`."""
     if not session.progress_due:
         session.progress_due = True
         state.sessions_in_progress.append(session)
@@ -546,7 +561,8 @@ def note_progress(state: NodeState, session: Session) -> None:
 
 
 def note_group_progress(state: NodeState, group: Group) -> None:
-    """In a cluster the coordinator of the group logs it."""
+    """Log the cursor of a group, which has moved. In a cluster the coordinator of the group logs
+    it."""
     if state.cluster is not None:
         state.cluster.group_changed(group)
     elif not group.progress_due:
@@ -556,16 +572,19 @@ def note_group_progress(state: NodeState, group: Group) -> None:
 
 
 def arm_progress(state: NodeState, wait_s: float) -> None:
+    """Log the cursors that moved after `wait_s` seconds, unless that is scheduled already."""
     if not state.progress_armed:
         state.progress_armed = True
         state.arm(state.now + wait_s, PROGRESS, None)
 
 
 def log_changes(state: NodeState, session: Session) -> None:
-    """Log the ids that came into use or changed their state. All of them: a later QoS 2 id that
-    the log knows before an earlier QoS 1 id would be sent again first. Not the ids that are free
-    again: those go with the positions that have passed their offsets, or a crash in between would
-    have the offsets read again."""
+    """Log the packet ids that came into use or changed their state.
+
+    It logs all of them: a later QoS 2 id that is in the log before an earlier QoS 1 id would be
+    sent again first. It does not log freed ids. Those go with the positions that have passed their
+    offsets, or after a crash in between the offsets would be read again.
+    """
     changes = session.changes
     if changes is None:
         return
@@ -582,6 +601,8 @@ def log_changes(state: NodeState, session: Session) -> None:
 
 
 def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, int]]) -> None:
+    """Append a CURSOR record with the session's changes and these positions, or several if one is
+    too small."""
     changes = session.changes
     done = session.done_changes
     session.changes = None
@@ -596,8 +617,8 @@ def log_cursor(state: NodeState, session: Session, positions: list[tuple[int, in
     if done is None:
         done = []
     if len(changes) + len(done) > ENTRIES_MAX:
-        # The positions come last: a crash that cuts before them sends a message twice, one that
-        # cuts behind them, before the ids of what they have passed, loses it.
+        # The positions come last. A crash before them sends a message twice. If they came first, a
+        # crash behind them, before the ids of what they have passed, would lose it.
         _append_cursor(state, session, [], changes, [])
         changes = {}
         while len(done) > ENTRIES_MAX:
@@ -618,8 +639,9 @@ def _append_cursor(
 
 
 def append_state(state: NodeState, kind: int, key: bytes, payload: bytes, epoch: int = 0) -> None:
-    """A record of derived state, in the home partition of `key` (client id or group key). `epoch`:
-    of the session; a record with a lower one than the session has by then counts for nothing."""
+    """Append a record of derived state, in the home partition of `key` (client id or group key).
+    `epoch` is that of the session: a record with a lower one than the session's newest is
+    ignored."""
     state.append(
         Record(
             partition_of(key, state.config.partitions),

@@ -1,8 +1,8 @@
-"""Readers that are behind: from the log back to the live tail.
+"""Readers that are behind, on their way from the log back to the live tail.
 
-A read is asked for whenever a reader is behind, connected and has little queued; its result is
-queued in the outbox. While it runs the reader tails too (see session.cursor), so it is live again
-the moment a read reaches what the node had delivered when it was asked for.
+The node requests a read whenever a reader is behind, connected and has little queued. The result is
+queued in the outbox. During the read the reader tails too (see session.cursor). So it is live again
+the moment a read reaches the records that the node had delivered at the request.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ READ_RECORDS_MAX = 500
 
 
 def continue_reading(state: NodeState, reader: Session | Group) -> None:
-    """Ask for the next piece of the log, unless enough is queued already."""
+    """Request the next piece of the log, unless enough is queued already."""
     if reader.reading or reader.tailing:
         return
     if reader.outbox_count() > READ_RECORDS_MAX // 2 or reader.outbox_bytes >= READ_BYTES_MAX:
@@ -75,7 +75,8 @@ def continue_reading(state: NodeState, reader: Session | Group) -> None:
 
 
 def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> None:
-    """A member (if one is given) has room: hand out what waits, and read what is behind that."""
+    """Send waiting messages of the group, then read on behind them. `member`: the one that has
+    room, if known."""
     if member is not None and group.aside:
         send_aside(state, group, member)
     pump_group(state, group)
@@ -84,7 +85,7 @@ def feed_group(state: NodeState, group: Group, member: GroupMember | None) -> No
 
 
 class GroupsResumption(Work):
-    """The groups of a session that has a connection again. A step is one of them."""
+    """The job that attaches a session with a new connection to its groups. A step is one group."""
 
     def __init__(self, session: Session, connection: Connection) -> None:
         super().__init__()
@@ -113,6 +114,7 @@ class GroupsResumption(Work):
 
 
 def open_groups(state: NodeState, session: Session, connection: Connection) -> None:
+    """Attach a session with a new connection to its groups."""
     if session.groups is None:
         return
     work = GroupsResumption(session, connection)
@@ -122,8 +124,8 @@ def open_groups(state: NodeState, session: Session, connection: Connection) -> N
 
 
 def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
-    """The same list for one read after the other, until a subscription changes: the reader of the
-    log keeps what it makes of it."""
+    """The filters of a reader. The list stays the same from read to read until a subscription
+    changes, because the reader of the log keeps what it derives from it."""
     if isinstance(reader, Group):
         return [ReadInterest(reader.filter, None)]
     interests = state.interests.get(reader)
@@ -138,6 +140,7 @@ def _interests(state: NodeState, reader: Session | Group) -> list[ReadInterest]:
 
 
 def message_of(record: Record) -> Message:
+    """The message that a record contains."""
     message = Message(
         record.topic,
         record.payload,
@@ -163,7 +166,8 @@ def handle_read(
     done: bool,
     lost: int,
 ) -> None:
-    """The result of a ReadLog effect. `lost`: records that retention or damage has taken."""
+    """Queue the result of a ReadLog effect. `lost`: the number of records that retention or damage
+    removed."""
     reader = effect.cursor
     if not reader.reading:
         return
@@ -175,7 +179,7 @@ def handle_read(
         if reader.connection is not effect.connection:
             return
         work = QueueRead(reader, effect.connection, records, positions, done)
-        # As much as few filters need for all records of a read.
+        # Enough for all records of a read if few filters match.
         state.steps_left -= work.step(state, 2 * READ_RECORDS_MAX)
         if work.goes_on:
             state.begin(work)
@@ -199,6 +203,7 @@ def handle_read(
 
 
 def reader_name(reader: object) -> str:
+    """The client id or group key, for log lines."""
     if isinstance(reader, Session):
         return reader.client_id
     assert isinstance(reader, Group)
@@ -206,8 +211,8 @@ def reader_name(reader: object) -> str:
 
 
 class QueueRead(Work):
-    """What a read has brought for a session, on its way to the outbox. A step is a record, or a
-    subscription that is looked at for it. `Cursor.reading` is on until the last record."""
+    """The job that queues the records of a read for a session. A step is a record, or a
+    subscription checked for it. `Cursor.reading` stays set until the last record."""
 
     def __init__(
         self,
@@ -225,9 +230,9 @@ class QueueRead(Work):
         self.done = done
         self.next = 0
         self.deliveries: list[Delivery] = []
-        # By topic, for those of this read.
+        # The matching subscriptions by topic, for this read only.
         self.matching: dict[bytes, list[Subscription]] = {}
-        # Sent before a crash, and the packet id was logged before the position moved.
+        # Records sent before a crash whose packet id was logged before the position moved.
         self.known = {
             (entry.partition, entry.offset)
             for entry in session.inflight.values()
@@ -295,7 +300,7 @@ class QueueRead(Work):
 
 
 def _queue(reader: Session | Group, delivery: Delivery) -> None:
-    """Before whatever was tailed while the read was under way."""
+    """Queue before the deliveries that were tailed during the read."""
     reading = reader.reading
     reader.reading = False
     reader.push(delivery)
@@ -308,8 +313,8 @@ def _forget_starts(session: Session) -> None:
 
 
 def resume(state: NodeState, session: Session, connection: Connection) -> None:
-    """After CONNACK of a resumed session: everything inflight is sent again, in its order, with
-    its packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
+    """Send everything inflight again after CONNACK of a resumed session, in its order, with its
+    packet id and DUP. [MQTT-4.4.0-1] [MQTT-4.6.0-1] [MQTT-3.3.1-1]"""
     unsent: deque[int] = deque()
     for packet_id, entry in session.inflight.items():
         if entry.state == RECEIVED:
@@ -322,8 +327,8 @@ def resume(state: NodeState, session: Session, connection: Connection) -> None:
 
 
 class HeldPubrel(Held):
-    """PUBREL of a durable session: the log must know that the client has the message, or a crash
-    would send it again as a new one."""
+    """A PUBREL of a durable session. The log must contain that the client has the message, or after
+    a crash the broker would send it as a new one."""
 
     def __init__(self, connection: Connection, packet_id: int) -> None:
         super().__init__(connection)
@@ -342,8 +347,11 @@ class HeldPubrel(Held):
 def hold_pubrel(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
-    """A member of a shared group keeps the id until the log says that the group has finished with
-    the message: with neither in the log, another member would get it."""
+    """Send PUBREL once the log has the state of the entry.
+
+    A member of a shared group keeps the id until the log says that the group has finished with the
+    message. With neither in the log, another member would receive it.
+    """
     held = HeldPubrel(connection, packet_id)
     if state.cluster is not None and entry.group_tag and session.expiry_s > 0:
         state.cluster.hold_for_groups(held, session, entry)
@@ -354,8 +362,8 @@ def hold_pubrel(
 def handle_fetched(
     state: NodeState, effect: FetchInflight, found: list[tuple[int, Record | None]]
 ) -> None:
-    """The result of a FetchInflight effect: as many of what it wanted, from the first on, as fit
-    into its `bytes_max`, and one at least."""
+    """Handle the result of a FetchInflight effect: the first of the wanted records, as many as fit
+    into its `bytes_max`, and at least one."""
     reader = effect.reader
     if isinstance(reader, Group):
         _handle_returned(state, reader, effect, found)
@@ -376,7 +384,7 @@ def handle_fetched(
         elif entry.is_retained:
             entry.message = _still_retained(state, entry)
         if entry.message is None:
-            # Retention took it, so it cannot be completed.
+            # Retention deleted the record, so the delivery cannot be completed.
             state.stats.dropped_lost += 1
             _give_up(state, connection, reader, packet_id, entry)
         elif not may_read(reader, entry.message.topic):
@@ -386,7 +394,7 @@ def handle_fetched(
 
 
 def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
-    """A retained message outlives its record."""
+    """The retained message of the entry, which may outlive its record."""
     message = state.retained.get(entry.topic.decode())
     if not isinstance(message, Message):
         return None
@@ -397,10 +405,10 @@ def _still_retained(state: NodeState, entry: Inflight) -> Message | None:
 def _give_up(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
-    """A message that was sent on an earlier connection, and cannot or may not be sent again."""
+    """Drop a message of an earlier connection that cannot or may not be sent again."""
     if entry.qos == 2:
-        # The client may have it under this id, and would take another message for a repetition:
-        # PUBREL frees the id on both sides. [MQTT-4.3.3-12]
+        # The client may have the message under this id, and would take another one for a
+        # repetition: PUBREL frees the id on both sides. [MQTT-4.3.3-12]
         await_pubcomp(state, connection, session, packet_id, entry)
         return
     finish_inflight(state, session, packet_id, entry)
@@ -414,8 +422,8 @@ def _hand_back(
     entry: Inflight,
     by_tag: dict[int, list[Group]],
 ) -> None:
-    """The client may not read the message any more. Other members may have it, of the shared group
-    that gave it, if one did. `by_tag`: takes the groups of the session, for the next call."""
+    """Return a message that the client may not read any more to the shared group that gave it, if
+    one did. `by_tag`: receives the groups of the session, for the next call."""
     message = entry.message
     assert message is not None
     entry.message = None
@@ -437,7 +445,7 @@ def _hand_back(
 def await_pubcomp(
     state: NodeState, connection: Connection, session: Session, packet_id: int, entry: Inflight
 ) -> None:
-    """The message of a QoS 2 entry is done with; its packet id is not before PUBCOMP."""
+    """Finish the message of a QoS 2 entry, but keep its packet id until PUBCOMP."""
     entry.state = RECEIVED
     entry.message = None
     group = entry.group
@@ -457,9 +465,9 @@ def await_pubcomp(
 
 
 def send_unsent(state: NodeState, session: Session) -> None:
-    """Resend what the receive maximum of the new connection and the socket allow; the rest follows
-    as the client acknowledges and reads. [MQTT-3.3.4-9] Messages are fetched from the log piece by
-    piece, so that no more of them are in memory than a piece and `outbox_bytes`."""
+    """Resend within the receive maximum of the new connection and the socket's room. [MQTT-3.3.4-9]
+    The rest follows as the client acknowledges and reads. Messages are fetched from the log in
+    pieces, so memory holds at most one piece and `outbox_bytes`."""
     unsent = session.unsent
     connection = session.connection
     if unsent is None or connection is None or session.resuming:
@@ -504,7 +512,7 @@ def _fetch_unsent(
 def _handle_returned(
     state: NodeState, group: Group, effect: FetchInflight, found: list[tuple[int, Record | None]]
 ) -> None:
-    """Records that members have given back are there to be handed to others."""
+    """Take the fetched records that members have returned, and send them to other members."""
     group.fetching = False
     for number, record in found:
         entry = effect.entries[number]
@@ -527,7 +535,7 @@ def _send_again(
     is_retained: bool,
     message: Message,
 ) -> bool:
-    """False: it is larger than the client takes."""
+    """Send an inflight message again. False: it is larger than the client takes."""
     subscription_ids: tuple[int, ...] = ()
     retain = is_retained
     matching = subscriptions_of(state, session, message.topic.decode())

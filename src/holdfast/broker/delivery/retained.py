@@ -1,6 +1,6 @@
 """Retained messages for new subscriptions, page by page.
 
-A subscription to `#` may match a million retained topics: they are looked up and sent as the
+A subscription to `#` may match a million retained topics. They are looked up and sent as the
 receiver's window and socket allow, a bounded number per call.
 """
 
@@ -15,10 +15,11 @@ from holdfast.broker.state import STEPS_AT_ONCE, NodeState, Work
 from holdfast.protocol.topics.retained import RetainedScan
 
 PAGE = 100
+"""The most topics that one step of a scan looks up."""
 
 
 class Scan:
-    """One subscription's retained messages still to be sent."""
+    """The retained messages that are still to be sent for one subscription."""
 
     def __init__(self, subscription: Subscription, scan: RetainedScan) -> None:
         self.subscription = subscription
@@ -27,17 +28,21 @@ class Scan:
 
 
 class SessionScans(Work):
-    """Those of one session, one after the other. A step is one topic of the store that is looked
-    at: a filter that matches nothing costs what one costs that matches all it looks at."""
+    """The scans of one session, one after the other.
+
+    A step is one topic of the store that is checked. So a filter that matches nothing costs as much
+    as one that matches everything it checks.
+    """
 
     def __init__(self, session: Session) -> None:
         super().__init__()
         self.session = session
-        # A repeated SUBSCRIBE begins anew, so there are never more than subscriptions.
+        # A repeated SUBSCRIBE restarts its scan, so there are never more scans than subscriptions.
         self.by_filter: dict[str, Scan] = {}
         self.order: deque[Scan] = deque()
 
     def add(self, subscription: Subscription, scan: RetainedScan) -> Scan:
+        """Start the scan of a subscription, or restart the one of its filter."""
         filter = subscription.filter
         found = self.by_filter.get(filter)
         if found is None:
@@ -57,7 +62,7 @@ class SessionScans(Work):
         while self.order:
             scan = self.order[0]
             if not _send_page(state, session, scan):
-                # Goes on when the window or the socket has opened.
+                # It continues when the window or the socket has opened.
                 return done
             if scan.scan.done:
                 self.order.popleft()
@@ -87,12 +92,13 @@ def _scans_of(session: Session) -> SessionScans:
 
 
 def start_scan(state: NodeState, session: Session, subscription: Subscription) -> None:
+    """Start to send the retained messages of a new subscription."""
     _scans_of(session).add(subscription, state.retained.scan(subscription.filter))
 
 
 def send_late(state: NodeState, topic: str, message: Message) -> None:
-    """It was retained elsewhere, and not here, when these clients subscribed: now it comes to those
-    that are connected, as retained."""
+    """Send a message as retained that was retained elsewhere, and not here, when these clients
+    subscribed. Only connected ones receive it."""
     served: set[Session] = set()
     for value in state.subscriptions.match(topic):
         if not isinstance(value, Subscription) or value.retain_handling == 2:
@@ -105,7 +111,7 @@ def send_late(state: NodeState, topic: str, message: Message) -> None:
 
 
 def send_retained(state: NodeState, subscription: Subscription, message: Message) -> None:
-    """A message that became the retained one after the scan for the subscription had begun."""
+    """Send a message that became retained after the subscription's scan had begun."""
     session = subscription.session
     if session.connection is None:
         return
@@ -124,7 +130,7 @@ def send_retained(state: NodeState, subscription: Subscription, message: Message
 
 
 def continue_scans(state: NodeState, session: Session) -> None:
-    """Send what there is room for. What this turn has no time for becomes Work."""
+    """Send what there is room for. The part that this turn has no time for becomes Work."""
     scans = session.retained_scans
     if scans is None:
         return
@@ -135,7 +141,7 @@ def continue_scans(state: NodeState, session: Session) -> None:
 
 
 def _send_page(state: NodeState, session: Session, scan: Scan) -> bool:
-    """False: window or socket closed before the page's end."""
+    """Send the page of a scan. False: window or socket closed before the page's end."""
     connection = session.connection
     if connection is None or connection.state != OPEN:
         return False

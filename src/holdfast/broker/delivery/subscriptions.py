@@ -39,6 +39,8 @@ from holdfast.storage import record as log_record
 
 
 class HeldSubscribe(Held):
+    """The promise of a SUBSCRIBE: once it is in the log, its subscriptions enter the routing."""
+
     def __init__(
         self,
         connection: Connection,
@@ -61,9 +63,9 @@ class HeldSubscribe(Held):
         connection = self.connection
         assert connection is not None
         if session.connection is not connection or connection.state == CLOSED:
-            # A node of a cluster has let go of the session; what is in the log is in its image. A
-            # session that ended meanwhile has no subscriptions: SUBSCRIBE and a DISCONNECT with
-            # session expiry 0 may arrive in one segment.
+            # In a cluster this node has released the session; the subscriptions are in the
+            # replicated state. A session that ended meanwhile has no subscriptions: SUBSCRIBE and a
+            # DISCONNECT with session expiry 0 may arrive in one segment.
             if state.cluster is None and state.sessions.get(session.client_id) is session:
                 for subscription in self.accepted:
                     add_subscription(state, subscription)
@@ -73,7 +75,7 @@ class HeldSubscribe(Held):
             old = session.subscriptions.get(subscription.filter)
             existed = old is not None
             if old is not None:
-                # [MQTT-3.8.4-4] what the replaced one has not delivered yet is not lost
+                # [MQTT-3.8.4-4] messages that the replaced one has not delivered yet are not lost
                 subscription.start = old.start
             elif not session.tailing:
                 subscription.start = list(state.delivered)
@@ -90,7 +92,8 @@ class HeldSubscribe(Held):
 
 
 class HeldSuback(Held):
-    """SUBACK for what is in the routing. `scans`: what to look up in the retained store."""
+    """The promise of a SUBACK for subscriptions that are in the routing. `scans` are those that
+    receive retained messages."""
 
     def __init__(
         self,
@@ -131,8 +134,8 @@ class HeldSuback(Held):
 
 
 def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback) -> bool:
-    """Send the packet. False: it is larger than the client takes [MQTT-3.1.2-24], which cannot go
-    on without it, so the connection is closed."""
+    """Send the packet. If it is larger than the client takes [MQTT-3.1.2-24], close the connection,
+    because the client cannot go on without it, and return False."""
     data = encode_within(packet, connection.version, connection.packet_bytes_max)
     if data:
         connection.send(data, state.dirty)
@@ -153,6 +156,7 @@ def _answer(state: NodeState, connection: Connection, packet: Suback | Unsuback)
 def handle_subscribe(
     state: NodeState, connection: Connection, session: Session, packet: Subscribe
 ) -> None:
+    """Check and log a SUBSCRIBE; HeldSubscribe does the rest."""
     identifiers = packet.properties.get(SUBSCRIPTION_IDENTIFIER)
     subscription_id = 0
     if isinstance(identifiers, list) and identifiers and isinstance(identifiers[0], int):
@@ -186,7 +190,7 @@ def handle_subscribe(
             accepted.append(subscription)
         codes.append(reason)
     if invalid:
-        # One line for a packet, whatever it holds.
+        # One line for each packet, however many filters it has.
         state.note(
             "info",
             "invalid_filter",
@@ -205,7 +209,7 @@ def handle_subscribe(
             session.epoch,
         )
         for subscription in accepted:
-            # In a cluster the group's coordinator does that.
+            # In a cluster the group's coordinator logs the group's positions.
             if is_shared(subscription.filter) and state.cluster is None:
                 _record_group(state, subscription.filter)
     held = HeldSubscribe(connection, session, packet, accepted, codes)
@@ -214,12 +218,12 @@ def handle_subscribe(
         state.held_bytes += held.size_bytes
         state.hold(held)
     else:
-        # Nothing of it goes into the log, so it need not wait for a disk that may be full.
+        # It appends no record, so it does not wait for a disk that may be full.
         held.release(state)
 
 
 FILTER_BYTES: Final = 700
-"""Memory of one filter of a SUBSCRIBE or UNSUBSCRIBE that waits for the log, beside its text."""
+"""The memory in bytes of one filter of a packet that waits for the log, beside its text."""
 
 
 def _size_of(filters: list[str]) -> int:
@@ -230,8 +234,8 @@ def _size_of(filters: list[str]) -> int:
 
 
 def _record_group(state: NodeState, key: str) -> None:
-    """A group gets its first durable member: where it stands must be in the log before SUBACK,
-    or a crash would begin it at the log's end."""
+    """Log the positions of a group that gets its first durable member. They must be in the log
+    before SUBACK, or after a crash the group would begin at the log's end."""
     group = _find_group(state, key)
     if group is None:
         positions = state.delivered
@@ -244,8 +248,8 @@ def _record_group(state: NodeState, key: str) -> None:
 
 
 def _find_group(state: NodeState, key: str) -> Group | None:
-    """A group without members but of sessions that have ended has ended as well: what it had not
-    handed out is not for who joins now."""
+    """The group, unless only sessions that have ended are left in it. Such a group has ended too: a
+    client that joins now does not get the messages it had left."""
     for session in list(state.ended):
         remove_subscription(state, session, key)
     return state.groups.get(key)
@@ -265,6 +269,7 @@ def _subscribe_record(state: NodeState, session: Session, accepted: list[Subscri
 
 
 def subscription_fields(subscription: Subscription) -> list[object]:
+    """The subscription as SESSION records and snapshots contain it."""
     return [
         subscription.filter,
         subscription.qos,
@@ -282,8 +287,8 @@ def _check(
     request: SubscriptionRequest,
     invalid: list[str],
 ) -> int:
-    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7] `invalid`: takes the
-    error of the first filter that is none."""
+    """The granted QoS, or the reason of refusal. [MQTT-3.8.4-6] [MQTT-3.8.4-7] `invalid`: receives
+    the error of the first invalid filter."""
     config = state.config
     try:
         check_filter(request.filter)
@@ -299,7 +304,7 @@ def _check(
             # [MQTT-3.8.3-4]
             raise ProtocolViolation(reasons.PROTOCOL_ERROR, "no local on a shared subscription")
     if session.is_internal:
-        # What clients of this broker may not do is not the federation's business.
+        # The limits for clients do not apply to the federation.
         return min(request.qos, config.qos_max)
     if not config.wildcard_available and ("#" in request.filter or "+" in request.filter):
         return reasons.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
@@ -319,7 +324,8 @@ def _bytes_of(filter: str) -> int:
 
 
 def add_subscription(state: NodeState, subscription: Subscription) -> None:
-    """Into the session and the routing. Replaces one with the same filter. [MQTT-3.8.4-3]"""
+    """Add a subscription to the session and the routing. It replaces one with the same filter.
+    [MQTT-3.8.4-3]"""
     session = subscription.session
     filter = subscription.filter
     old = session.subscriptions.get(filter)
@@ -361,7 +367,8 @@ def add_subscription(state: NodeState, subscription: Subscription) -> None:
 
 
 def remove_subscription(state: NodeState, session: Session, filter: str) -> bool:
-    """[MQTT-3.10.4-1] [MQTT-3.10.4-2]"""
+    """Remove a subscription from the session and the routing. False: there is none. [MQTT-3.10.4-1]
+    [MQTT-3.10.4-2]"""
     subscription = session.subscriptions.pop(filter, None)
     if subscription is None:
         return False
@@ -403,9 +410,12 @@ def _detach(group: Group, member: GroupMember) -> None:
 
 
 def leave_groups(state: NodeState, session: Session, groups: Collection[object]) -> None:
-    """A member goes (away): its unacknowledged QoS 1 records go back to each of these groups of its
-    session, ahead of what is queued. QoS 2 ones stay with the member, as they must. [MQTT-4.8.2-4]
-    [MQTT-4.8.2-5] Inflight is walked once, however many groups there are."""
+    """Detach a session from these groups of its own, because it unsubscribes or disconnects.
+
+    Its unacknowledged QoS 1 records return to their groups, ahead of the queue. QoS 2 ones must
+    stay with the session. [MQTT-4.8.2-4] [MQTT-4.8.2-5] Inflight is walked once, however many
+    groups there are.
+    """
     own = session.groups
     if own is None or not groups:
         return
@@ -438,11 +448,13 @@ def leave_groups(state: NodeState, session: Session, groups: Collection[object])
         note_group_progress(state, group)
         feed_group(state, group, None)
     for group in idle:
-        # No member is connected: memory goes, the log keeps it.
+        # No member is connected: the memory is freed, and the log keeps the records.
         group.fall_behind(state.delivered)
 
 
 class HeldUnsubscribe(Held):
+    """The promise of an UNSUBACK: once it is in the log, the subscriptions leave the routing."""
+
     def __init__(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         super().__init__(connection)
         self.session = session
@@ -473,6 +485,7 @@ class HeldUnsubscribe(Held):
 def handle_unsubscribe(
     state: NodeState, connection: Connection, session: Session, packet: Unsubscribe
 ) -> None:
+    """Log an UNSUBSCRIBE; HeldUnsubscribe does the rest."""
     if session.is_durable():
         fields = {"op": "unsubscribe", "client": session.client_id, "filters": packet.filters}
         payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
