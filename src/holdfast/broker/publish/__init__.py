@@ -1,1 +1,1 @@
-"""Inbound messages: checks, the append, what follows from the commit, producers' sequences."""
+"""Inbound messages: checks, the append, the steps after the commit, producers' sequences."""

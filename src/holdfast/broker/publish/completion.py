@@ -1,5 +1,5 @@
-"""What follows from an inbound message when its record is committed: the retained update, delivery,
-and the acknowledgement, or what takes its place."""
+"""The completion of an inbound message when its record is committed: the retained update, delivery,
+and the acknowledgement or its replacement."""
 
 from typing import Final
 
@@ -19,16 +19,20 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 FULL_BURST_S: Final = 60.0
-"""Retained messages that find no room closer together than this make one line in the log."""
+"""The seconds within which retained messages without room share one line of the log."""
 
 
 def acknowledgement(qos: int) -> int:
-    """The packet type that says a message is stored."""
+    """The packet type that acknowledges a message of this QoS."""
     return PUBACK if qos == 1 else PUBREC
 
 
 class HeldPublish(Held):
-    """A message whose record is appended and not yet committed."""
+    """The promise for a message whose record is appended here and not committed yet.
+
+    On release it updates the retained message, delivers, and acknowledges. So a publisher that has
+    its acknowledgement knows that the record is committed.
+    """
 
     def __init__(
         self, record: Record, route: Route, connection: Connection | None, packet_id: int
@@ -66,13 +70,16 @@ class HeldPublish(Held):
 
 
 class HeldAck(Held):
-    """PUBACK or PUBREC for a message whose record went to the leader of its partition; delivered
-    here, and retained, it is when its record comes back committed."""
+    """The promise of PUBACK or PUBREC for a message whose record went to its partition's leader.
+
+    It only acknowledges. The node delivers and retains the message when the record comes back
+    committed.
+    """
 
     def __init__(
         self, connection: Connection, record: Record, packet_id: int, is_repeated: bool
     ) -> None:
-        """`is_repeated`: a QoS 2 message that was sent before, maybe to another node."""
+        """`is_repeated`: a QoS 2 message that was sent before, perhaps to another node."""
         super().__init__(connection)
         self.record = record
         self.packet_type = acknowledgement(record.flags & log_record.FLAG_QOS_MASK)
@@ -107,11 +114,12 @@ class HeldAck(Held):
             return
         is_kept = connection.version < 5 or self.is_repeated
         if reason not in reasons.ALLOWED[self.packet_type]:
-            # Another node has the session: no answer to this client, which has gone there.
+            # Another node has the session. This client has moved there and gets no reply here.
             is_kept = True
         if is_kept and reason >= 0x80 and reason != reasons.NOT_AUTHORIZED:
-            # MQTT 3 has no negative acknowledgement: the client keeps what was not answered. So it
-            # must if an earlier copy may still be stored: refused, it would be sent anew.
+            # MQTT 3 has no negative acknowledgement: the client keeps a message without reply. It
+            # must keep it if an earlier copy may still be stored: refused, it would be sent as a
+            # new one.
             connection.close(state.dirty)
             return
         connection.send(
@@ -120,7 +128,7 @@ class HeldAck(Held):
 
 
 class HeldRetained(Held):
-    """A retained update without a publication."""
+    """The promise of a retained update without a publication."""
 
     def __init__(self, message: Message, topic: str) -> None:
         super().__init__()
@@ -133,7 +141,7 @@ class HeldRetained(Held):
 
 
 class HeldReply(Held):
-    """Bytes for a client, kept behind the promises made to it before."""
+    """The promise of bytes for a client, kept behind the earlier promises to it."""
 
     def __init__(self, connection: Connection, data: bytes, acknowledges: bool) -> None:
         super().__init__(connection)
@@ -150,7 +158,7 @@ class HeldReply(Held):
 
 
 class HeldRefusal(HeldReply):
-    """Of a message that could not be stored and may be sent again."""
+    """The refusal of a message that could not be stored and may be sent again."""
 
     def __init__(self, connection: Connection, data: bytes) -> None:
         super().__init__(connection, data, True)
@@ -166,9 +174,9 @@ class HeldRefusal(HeldReply):
 def encode_refusal(
     connection: Connection, packet_type: int, packet_id: int, reason: int, text: str
 ) -> bytes:
-    """PUBACK or PUBREC with a reason and, if the client wants to know, the text."""
+    """PUBACK or PUBREC with a reason and, if the client asked for it, the text."""
     if text and connection.problem_information:
-        # [MQTT-3.1.2-29] only if it wants to know; [MQTT-3.4.2-2] only if that is not too large
+        # [MQTT-3.1.2-29] only if it asked for it; [MQTT-3.4.2-2] only if that is not too large
         properties: Properties = {REASON_STRING: text}
         packet = Ack(packet_type, packet_id, reason, properties)
         return encode_within(packet, connection.version, connection.packet_bytes_max)
@@ -176,7 +184,8 @@ def encode_refusal(
 
 
 def set_retained(state: NodeState, topic: str, message: Message) -> None:
-    """[MQTT-3.3.1-5] the last one replaces; [MQTT-3.3.1-6] [MQTT-3.3.1-7] an empty one removes."""
+    """Replace the retained message of a topic [MQTT-3.3.1-5], or remove it if the new one is empty.
+    [MQTT-3.3.1-6] [MQTT-3.3.1-7]"""
     if not message.payload:
         state.retained.remove(topic)
         if state.watch_removal is not None and message.publisher != FEDERATION.encode():
@@ -186,13 +195,13 @@ def set_retained(state: NodeState, topic: str, message: Message) -> None:
     size_bytes = retained_size(message)
     if _has_room(state, topic, size_bytes):
         if message.qos == 0:
-            # It is in no outbox, so it is delivered.
+            # A QoS 0 message is in no outbox, so its delivery is over.
             message.drop_frames()
             retained.set(topic, message, size_bytes)
         else:
             retained.set(topic, message.without_frames(), size_bytes)
         return
-    # Nothing is retained then: the one before would be out of date.
+    # Without room the topic has no retained message, because the old one is out of date.
     retained.remove(topic)
     state.stats.refused_quota += 1
     if not state.retained_noted_at or state.now >= state.retained_noted_at + FULL_BURST_S:
@@ -221,16 +230,16 @@ def _has_room(state: NodeState, topic: str, size_bytes: int) -> bool:
 
 
 def retain_at_once(state: NodeState, topic: str, partition: int, message: Message) -> None:
-    """The retained update of a QoS 0 message, in one step with its delivery.
+    """Apply the retained update of a QoS 0 message in one step with its delivery.
 
-    Invariant: in one run of the broker what is retained is never older than what was delivered.
+    Invariant: in one run of the broker the retained message is never older than the delivered one.
     Smallest counter-example of an update that waits for the log: a subscriber gets the message,
-    unsubscribes, subscribes again within the fsync, and gets the message before it, or nothing.
-    A record that was appended earlier and is committed later must not undo the update.
+    unsubscribes, subscribes again within the fsync, and gets the message before it, or none. A
+    record that was appended earlier and is committed later must not undo the update.
 
-    The delivery does not wait for the log, as QoS 0 never does, so a crash within that write group
-    loses the message as it loses any other of QoS 0: what was retained before it is there again.
-    On a full disk nothing is appended, and the update lasts until the next start.
+    The delivery does not wait for the log, as QoS 0 never does. So a crash within that write group
+    loses the message like any other of QoS 0, and the topic has its earlier retained message again.
+    On a full disk no record is appended, and the update lasts until the next start.
     """
     set_retained(state, topic, message)
     offset = message.offset
@@ -241,7 +250,7 @@ def retain_at_once(state: NodeState, topic: str, partition: int, message: Messag
 
 
 class HeldRetainedAhead(Held):
-    """The log has caught up with a retained update."""
+    """The end of a retained update's lead over the log: its record is committed."""
 
     def __init__(self, topic: str, offset: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Inbound messages: PUBLISH, PUBREL and the broker's own.
 
-QoS 1 and 2 messages are appended to the log, and everything else about them (see `held_publish`)
-happens when their record is committed.
+QoS 1 and 2 messages are appended to the log; the rest (see `completion`) happens when their record
+is committed.
 """
 
 from holdfast.broker.delivery.delivery import deliver, send_group_qos0
@@ -41,6 +41,7 @@ from holdfast.storage.record import Record
 
 
 def handle_publish(state: NodeState, connection: Connection, session: Session) -> None:
+    """Check a PUBLISH, then append its record, deliver it at once (QoS 0), or refuse it."""
     reader = connection.reader
     version = connection.version
     publish = decode_publish(reader.buffer, reader.first, reader.start, reader.end, version, True)
@@ -121,8 +122,8 @@ def _checked_route(state: NodeState, connection: Connection, publish: Publish) -
 def _is_repeated(
     state: NodeState, connection: Connection, session: Session, packet_id: int
 ) -> bool:
-    """[MQTT-4.3.3-10] A QoS 2 message that was seen and not yet released is acknowledged again, and
-    not published again."""
+    """Whether a QoS 2 message was received and not released yet. It is then acknowledged again, and
+    not published again. [MQTT-4.3.3-10]"""
     if session.inbound is None or packet_id not in session.inbound:
         return False
     state.stats.duplicates_received += 1
@@ -135,17 +136,17 @@ def _is_repeated(
 def _identify(session: Session, packet_id: int, record: Record) -> None:
     record.flags |= log_record.FLAG_PACKET_ID
     record.sequence = packet_id
-    # The batches of a write group are not in the order of their records. Without the
-    # epoch, recovery takes the message of a session that has ended for one of the next: that
-    # one's new message with the same packet id would be acknowledged and not stored.
+    # The batches of a write group are not in the order of their records. Without the epoch,
+    # recovery could take the message of an ended session for one of the next session. That
+    # session's new message with the same packet id would be acknowledged and not stored.
     record.producer_epoch = session.epoch
 
 
 def _is_answered(
     state: NodeState, connection: Connection, session: Session, publish: Publish, record: Record
 ) -> bool:
-    """If its producer has numbered the message: is it one that is not to be stored? Else the
-    record gets the number."""
+    """Whether the producer's number of the message says that it must not be stored. It is then
+    answered here. Otherwise the record gets the number."""
     at = publish.properties.find(PROPERTY_HEAD)
     if at < 0:
         return False
@@ -188,11 +189,13 @@ def _publish_to_cluster(
     publish: Publish,
     record: Record,
 ) -> None:
-    """What else comes of the message comes with its record, when that is committed."""
+    """Send the record to its leader. Delivery and the retained update follow when it comes back
+    committed."""
     reason = cluster.refusal(record.partition)
     text = "this node reaches no majority of the cluster"
     if connection.refusals_due:
-        # Behind a message that it may send again, or the order would be another.
+        # An earlier message was refused and may be sent again. Storing this one first would change
+        # the order.
         reason = reasons.QUOTA_EXCEEDED
         text = "an earlier message was refused: send that first"
     if reason:
@@ -241,8 +244,8 @@ def _publish_qos0(
 
 
 def log_qos0(state: NodeState, message: Message, route: Route) -> None:
-    """Write a QoS 0 message into the log: as a message where the configuration asks, else only
-    for its retained effect."""
+    """Append a QoS 0 message: as a message if the configuration says so, otherwise only as a
+    retained update."""
     message.partition = route.partition
     message.offset = state.append(
         Record(
@@ -300,9 +303,12 @@ def _refuse(
     reason: int,
     text: str = "",
 ) -> None:
-    """A message that is not taken; `text`: why. MQTT 5 says so; MQTT 3 has no negative
-    acknowledgement: an unauthorised message is acknowledged and dropped [MQTT3-3.3.5-2], one that
-    could not be stored closes the connection so that the client keeps it."""
+    """Refuse a message; `text` is the reason.
+
+    MQTT 5 has a reason code for that. MQTT 3 has no negative acknowledgement: an unauthorised
+    message is acknowledged and dropped [MQTT3-3.3.5-2]. One that could not be stored closes the
+    connection, so that the client keeps it.
+    """
     if reason == reasons.NOT_AUTHORIZED:
         state.stats.authorizations_denied += 1
     if publish.qos == 0:
@@ -333,13 +339,13 @@ def _answer_sequenced(
     partition: int,
     sequencer: Sequencer,
 ) -> None:
-    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is
-    a promise: the record may still be on its way to the disk, so it waits for all there are."""
+    """PUBACK or PUBREC for a message that is not stored: refused, or stored before. The latter is a
+    promise: the record may still be on its way to the disk, so it waits for all records."""
     reason = sequencer.reason
     packet_type = acknowledgement(publish.qos)
     is_open = publish.qos == 2 and reason < 0x80
     if is_open:
-        # Its PUBREL is still to come.
+        # The PUBREL of the message is still to come.
         _note_inbound(session, publish.packet_id, partition)
     reply = encode_refusal(connection, packet_type, publish.packet_id, reason, sequencer.text)
     state.hold_reply(HeldReply(connection, reply, not is_open))
@@ -348,8 +354,8 @@ def _answer_sequenced(
 def handle_pubrel(
     state: NodeState, connection: Connection, session: Session, packet_id: int
 ) -> None:
-    """The publisher has let go of a QoS 2 message: its id may be used again, and the log must
-    know before PUBCOMP says so. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
+    """Free the packet id of a QoS 2 message that the publisher has released. The log must contain
+    that before PUBCOMP is sent. [MQTT-4.3.3-11] [MQTT-4.3.3-12]"""
     inbound = session.inbound
     partition = -1
     if inbound is not None:
@@ -381,13 +387,13 @@ def handle_pubrel(
 
 
 def publish_own(state: NodeState, topic: bytes, payload: bytes, retain: bool) -> None:
-    """A QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
+    """Publish a QoS 0 message of the broker itself ($SYS). Its retained copy is not in the log."""
     message = Message(topic, payload, 0, retain, b"", -1, state.wall_us, b"")
     route = find_route(state, topic)
     if retain:
         state.retained.set(route.topic, message)
     deliver(state, route, message)
     if state.cluster is not None:
-        # Each node tells its own clients about itself.
+        # Each node publishes its own $SYS topics to its own clients.
         for group in route.groups:
             send_group_qos0(state, group, message)

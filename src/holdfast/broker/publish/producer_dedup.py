@@ -1,9 +1,9 @@
-"""What a producer sequence (`hf-seq`) means for one PUBLISH, and for those after it: of QoS 1, and
-of QoS 2 where the client has asked for that.
+"""The effect of a producer sequence (`hf-seq`) on one PUBLISH and on later ones: of QoS 1, and of
+QoS 2 if the client has asked for that.
 
-The order of a producer's messages survives a refusal that is not for good: once a sequence was
-refused for want of space, every later one on the same connection is refused too, until the client
-starts again from there. docs/producers.md has the whole contract.
+A temporary refusal keeps the order of a producer's messages. Once a sequence was refused for want
+of space, every later one on the same connection is refused too, until the client starts again from
+there. docs/producers.md has the whole contract.
 """
 
 from typing import Final
@@ -18,36 +18,43 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Record
 
 HOLES_MAX: Final = 256
-"""Producers with a refused sequence on one connection."""
+"""The most producers with a refused sequence on one connection."""
 EVICTION_BURST_S: Final = 60.0
-"""Evictions closer together than this make one line in the log."""
+"""The seconds within which evictions share one line of the log."""
 
 UNNUMBERED: Final = 0
-"""The message has no producer sequence."""
+"""The outcome for a message without a producer sequence."""
 STORE: Final = 1
-"""The table has it; the caller appends it, with the sequencer's fields."""
+"""The outcome for a new message. The table has it; the caller appends it with the sequencer's
+fields."""
 ANSWER: Final = 2
-"""The caller sends the sequencer's `reason` and `text`, and nothing else."""
+"""The outcome for a message that is not stored. The caller sends the sequencer's `reason` and
+`text`."""
 
 
 class Sequencer(SequenceReader):
-    """One connection's side of it: what was read last, how to answer, and the holes."""
+    """The producer sequences of one connection: the last one read, the reply to it, and the holes.
+
+    A hole is a refused sequence. Invariant: on this connection no later sequence of its producer is
+    stored before it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.reason = reasons.SUCCESS
         self.text = ""
-        # Per producer id the (epoch, sequence) refused for want of space; at most HOLES_MAX.
+        # Per producer id, the first (epoch, sequence) refused for want of space; at most HOLES_MAX.
         self.holes: dict[bytes, tuple[int, int]] = {}
 
     def answer(self, reason: int, text: str) -> int:
+        """Set the reply and return ANSWER."""
         self.reason = reason
         self.text = text
         return ANSWER
 
     def is_behind_hole(self) -> bool:
-        """A hole is filled by what was refused, or anything before it. A higher epoch begins
-        anew, so it is not held back."""
+        """Whether the message comes after a hole of its producer. The refused message, or an
+        earlier one, fills the hole. A higher epoch starts again, so no hole affects it."""
         hole = self.holes.get(self.producer_id)
         if hole is None:
             return False
@@ -57,8 +64,8 @@ class Sequencer(SequenceReader):
         return False
 
     def note_refused(self, producer_id: bytes, epoch: int, sequence: int) -> bool:
-        """A message that was accepted as STORE could not be stored after all, in a cluster. False
-        if too many producers have a hole."""
+        """Record a hole for a message that was accepted as STORE and that the cluster refused
+        later. False: too many producers have a hole."""
         hole = self.holes.get(producer_id)
         if hole is not None:
             if hole[0] > epoch or (hole[0] == epoch and hole[1] <= sequence):
@@ -69,6 +76,7 @@ class Sequencer(SequenceReader):
         return True
 
     def note_hole(self) -> None:
+        """Record that the message is refused for want of space."""
         if len(self.holes) >= HOLES_MAX:
             # A new connection starts without holes, and its client where it was.
             raise ProtocolViolation(
@@ -79,6 +87,7 @@ class Sequencer(SequenceReader):
 
 
 def sequencer_of(connection: Connection) -> Sequencer:
+    """The Sequencer of a connection, made on first use."""
     sequencer = connection.sequencer
     if sequencer is None:
         sequencer = Sequencer()
@@ -95,8 +104,8 @@ def admit(
     publish: Publish,
     at: int,
 ) -> int:
-    """UNNUMBERED, STORE or ANSWER for an authorised PUBLISH with PROPERTY_HEAD at `at` of
-    its properties. Raises ProtocolViolation if too many producers wait for space."""
+    """UNNUMBERED, STORE or ANSWER for an authorised PUBLISH with PROPERTY_HEAD at `at` of its
+    properties. Raises `ProtocolViolation` if too many producers wait for space."""
     try:
         if not sequencer.read(publish.properties, at):
             return UNNUMBERED
@@ -157,8 +166,11 @@ def read_sequence(
     publish: Publish,
     at: int,
 ) -> int:
-    """`admit` in a cluster, where the leader of the partition knows what is stored. Of two users
-    who claim a new producer at two nodes at the same time both may write for a moment."""
+    """`admit` for a cluster, where the leader of the partition tracks what is stored.
+
+    If two users claim a new producer at two nodes at the same time, both may write for a short
+    time.
+    """
     try:
         if not sequencer.read(publish.properties, at):
             return UNNUMBERED
@@ -185,8 +197,8 @@ def _bind(
     partition: int,
     producer: Producer | None,
 ) -> None:
-    """Whose the producer is goes into each partition it writes to, before its first message there:
-    so a log that has the message has this. First come."""
+    """Append the producer's user to each partition that it writes to, before its first message
+    there. So a log that has the message has the user. The first user to write owns the producer."""
     known = "" if producer is None else producer.owner
     owner = known or verified_user(state, connection)
     if owner == known and producer is not None and producer.place(partition) is not None:
@@ -212,8 +224,8 @@ def _append_owner(state: NodeState, sequencer: Sequencer, partition: int, owner:
 
 
 def note_refused(state: NodeState, connection: Connection, record: Record) -> None:
-    """If its producer has numbered the message: nothing later of the producer is taken on this
-    connection before it."""
+    """Record a hole if the refused message has a producer sequence. Later ones are then refused on
+    this connection until it is stored."""
     if not record.flags & log_record.FLAG_PRODUCER:
         return
     sequencer = sequencer_of(connection)
@@ -223,6 +235,7 @@ def note_refused(state: NodeState, connection: Connection, record: Record) -> No
 
 
 def note_evicted(state: NodeState, evicted: int) -> None:
+    """Count evicted positions, with one line in the log for each burst."""
     state.stats.producer_evicted += evicted
     if not state.producers_noted_at or state.now >= state.producers_noted_at + EVICTION_BURST_S:
         state.note("warning", "producers_evicted", {"producers_max": state.config.producers_max})
@@ -236,5 +249,5 @@ def _may_use(state: NodeState, connection: Connection, producer: Producer) -> bo
 
 
 def verified_user(state: NodeState, connection: Connection) -> str:
-    """The user that the client has proved to be, "" if it has proved nothing."""
+    """The user name that the client has proved, or ""."""
     return connection.username or ""

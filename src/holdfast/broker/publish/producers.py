@@ -1,18 +1,19 @@
-"""Producers and how far each has come: what lets QoS 1 take effect exactly once.
+"""Producers and their progress, which let QoS 1 take effect exactly once.
 
-A producer numbers its messages, over all its topics, in the user property `hf-seq`:
-`<producer id>:<epoch>:<sequence>`. The table knows per producer and log partition the last
-(epoch, sequence) that was stored there, so a repetition is recognised after any crash: it is
-rebuilt from the records themselves (FLAG_PRODUCER) and from snapshots.
+A producer numbers its messages, over all its topics, in the user property `hf-seq`: `<producer
+id>:<epoch>:<sequence>`. For each producer and partition the table has a position (a `place`): the
+last (epoch, sequence) stored there. So the broker recognises a repetition after any crash: recovery
+builds the table from the records themselves (FLAG_PRODUCER) and from snapshots.
 
 Invariants
-- A place is what the newest record of its producer in its partition says; nothing else moves it.
-  So replay in log order ends with the same places, whatever a snapshot already contained.
+- A position is that of the newest record of its producer in its partition; nothing else moves it.
+  So replay in log order ends with the same positions, whatever a snapshot already contained.
 - Partitions are independent: a crash may leave sequence 8 in one and take 7 from another.
-- `places_max` bounds the memory. Above it the holder with the most places loses one. A holder is a
-  user or, where users are not verified, the client that began the producer. So a client that
-  numbers ever new producers pushes out its own; without holders it would push out everybody's, and
-  with them their exactly once. Among equals the producer goes that stored nothing for longest.
+- `places_max` bounds the memory. Above it the holder with the most positions loses a producer. A
+  holder is a user or, where users are not verified, the client that began the producer. So a client
+  that keeps numbering new producers evicts its own. Without holders it would evict those of all
+  clients, and with them their exactly once. Among equals the producer goes that stored nothing for
+  longest.
 """
 
 import hashlib
@@ -25,7 +26,7 @@ from typing import Final
 from holdfast.protocol.mqtt.properties import user_property_at
 
 PROPERTY_HEAD: Final = b"\x26\x00\x06hf-seq"
-"""A user property of that name, up to its value's length."""
+"""A user property of that name, up to the length of its value."""
 PROPERTY_HEAD_BYTES: Final = len(PROPERTY_HEAD)
 ID_BYTES_MAX: Final = 64
 ID_CHARACTERS: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_.-"
@@ -35,7 +36,7 @@ EPOCH_DIGITS_MAX: Final = 10
 SEQUENCE_DIGITS_MAX: Final = 19
 
 CANDIDATES_MAX: Final = 32
-"""Producers that are looked at to find the one to be forgotten."""
+"""The most producers examined to find the one to evict."""
 _HOLDER_BYTES: Final = 16
 
 _ENTRY: Final = struct.Struct("<BHH")
@@ -43,12 +44,11 @@ _PLACE: Final = struct.Struct("<HIQq")
 
 
 class InvalidSequence(Exception):
-    """A value of `hf-seq` that is none. The text is for the publisher."""
+    """An `hf-seq` value that is invalid. The text is for the publisher."""
 
 
 class SequenceReader:
-    """Reads `hf-seq`; afterwards the fields have what it said. One for each connection: the part
-    before the sequence is the same from message to message."""
+    """A parser of `hf-seq`, one for each connection. Its cache is the part before the sequence."""
 
     def __init__(self) -> None:
         self.producer_id = b""
@@ -58,8 +58,9 @@ class SequenceReader:
         self._head = b""
 
     def read(self, properties: bytes, at: int) -> bool:
-        """`properties` are a checked block, `at` is where PROPERTY_HEAD was first found in it.
-        False: those bytes belong to other properties. Raises InvalidSequence."""
+        """Parse the value into the fields. `properties` is a checked block, `at` is where
+        PROPERTY_HEAD was first found in it. False: those bytes belong to other properties. An
+        invalid value raises `InvalidSequence`."""
         if at:
             at = user_property_at(properties, PROPERTY_HEAD, 0)
             if at < 0:
@@ -101,7 +102,7 @@ def _number_text(name: str, low: int, high: int) -> str:
 
 
 class ProducerPosition:
-    """How far a producer has come in one partition. Sequence 0: nothing is stored there."""
+    """The last message of a producer in one partition. Sequence 0: none is stored there."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
@@ -112,7 +113,7 @@ class ProducerPosition:
 
 
 class Holder:
-    """A user, or a client, with its producers, in the order of their beginning."""
+    """A user, or a client, with its producers, oldest first. Evictions choose among holders."""
 
     def __init__(self, key: bytes) -> None:
         self.key = key
@@ -121,16 +122,17 @@ class Holder:
 
 
 class Producer:
-    """`owner`: the user it is bound to, "" while it is anybody's. Most producers write to one
-    partition, so the first place needs no dict."""
+    """The positions of one producer. `owner` is the user that it is bound to, or ""."""
 
     def __init__(self, first: ProducerPosition) -> None:
         self.owner = ""
         self.holder: Holder | None = None
         self.first = first
+        # None = None | Most producers write to one partition, so the first position needs no dict.
         self.others: dict[int, ProducerPosition] | None = None
 
     def place(self, partition: int) -> ProducerPosition | None:
+        """The position in a partition, or None."""
         if self.first.partition == partition:
             return self.first
         return None if self.others is None else self.others.get(partition)
@@ -139,13 +141,14 @@ class Producer:
         return [self.first] if self.others is None else [self.first, *self.others.values()]
 
     def is_expired(self, since_us: int) -> bool:
+        """Whether no position was stored at or after `since_us`."""
         if self.first.stored_us >= since_us:
             return False
         return all(place.stored_us < since_us for place in self.places())
 
 
 class ProducerTable:
-    """`wall_us` is the wall clock in microseconds, as in the records."""
+    """All producers of a broker. `wall_us` is the wall clock in microseconds, as in the records."""
 
     def __init__(self, places_max: int, expiry_s: int) -> None:
         self.places_max = places_max
@@ -154,17 +157,18 @@ class ProducerTable:
         self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
         self.places = 0
         self.holders: dict[bytes, Holder] = {}
-        # Those with so many places each; and the largest such number, or a larger one.
+        # Holders by their number of positions; and the largest such number, or a larger one.
         self._by_places: dict[int, dict[Holder, None]] = {}
         self._places_top = 0
-        # A producer was bound to a user; from then on the log tells whose each new one is.
+        # True once a producer was bound to a user. From then on the log has the owner of each new
+        # one.
         self.binds = False
 
     def __len__(self) -> int:
         return len(self.by_id)
 
     def find(self, producer_id: bytes, wall_us: int) -> Producer | None:
-        """None if it is unknown or has been silent for too long."""
+        """The producer, or None if it is unknown or has expired."""
         producer = self.by_id.get(producer_id)
         if producer is not None and producer.is_expired(wall_us - self.expiry_us):
             self._forget(producer_id)
@@ -174,7 +178,7 @@ class ProducerTable:
     def advance(
         self, producer_id: bytes, place: ProducerPosition, epoch: int, sequence: int, stored_us: int
     ) -> None:
-        """A record was appended at a known place."""
+        """Move a position to a record that was appended."""
         self.by_id.move_to_end(producer_id)
         place.epoch = epoch
         place.sequence = sequence
@@ -189,8 +193,8 @@ class ProducerTable:
         stored_us: int,
         client_id: bytes = b"",
     ) -> int:
-        """A record of the client (b"": unknown) was appended, or is replayed in log order. Returns
-        how many places of other producers had to go for it."""
+        """Move a position to a record of the client (b"": unknown) that was appended, or is
+        replayed in log order. Returns the number of evicted positions of other producers."""
         producer = self.by_id.get(producer_id)
         place = None if producer is None else producer.place(partition)
         if place is None:
@@ -199,7 +203,7 @@ class ProducerTable:
         return self._evict(producer_id) if self.places > self.places_max else 0
 
     def bind(self, producer_id: bytes, partition: int, owner: str, stored_us: int) -> None:
-        """The producer, new in this partition or not, is `owner`'s from now on; "": anybody's."""
+        """Bind a producer, new in this partition or not, to a user; "" releases it."""
         producer = self.by_id.get(producer_id)
         if producer is None or producer.place(partition) is None:
             self._place(producer_id, partition, stored_us, b"")
@@ -207,20 +211,21 @@ class ProducerTable:
         producer.owner = owner
         key = b"u" + owner.encode()
         if producer.holder is None or producer.holder.key != key:
-            # Where users are verified, all that belong to nobody have one holder.
+            # Where users are verified, all producers without a user have one holder.
             self._give(producer_id, producer, key)
         if owner:
             self.binds = True
 
     def snapshot(self, wall_us: int) -> Iterator[bytes]:
-        """An entry for each producer, for `restore`. The table may change between two entries."""
+        """One entry per producer, for `restore`. The table may change between two entries."""
         since_us = wall_us - self.expiry_us
         for producer_id, producer in list(self.by_id.items()):
             if not producer.is_expired(since_us):
                 yield encode_producer(producer_id, producer)
 
     def restore(self, data: bytes) -> None:
-        """Raises struct.error or ValueError if the entry is none."""
+        """Add the producer of a snapshot's entry. Raises `struct.error` or `ValueError` for other
+        bytes."""
         producer_id, producer = decode_producer(data)
         self._forget(producer_id)
         self.by_id[producer_id] = producer
@@ -231,7 +236,7 @@ class ProducerTable:
         self._evict(producer_id)
 
     def remove(self, producer_id: bytes, partition: int) -> None:
-        """Forget one of its places."""
+        """Forget one position of a producer."""
         producer = self.by_id.get(producer_id)
         if producer is None or producer.place(partition) is None:
             return
@@ -245,7 +250,7 @@ class ProducerTable:
         self._count(producer, -1)
 
     def _give(self, producer_id: bytes, producer: Producer, key: bytes) -> None:
-        """The holder has the producer from now on."""
+        """Assign the producer to the holder."""
         count = len(producer.places())
         self._take(producer_id, producer)
         holder = self.holders.get(key)
@@ -280,7 +285,8 @@ class ProducerTable:
             self._places_top = max(self._places_top, holder.places)
 
     def _largest(self) -> Holder:
-        """Of those with the most places, one. Each step down was a step up before."""
+        """One of the holders with the most positions. Each step down of the loop was a step up
+        before."""
         while self._places_top not in self._by_places:
             self._places_top -= 1
         return next(iter(self._by_places[self._places_top]))
@@ -288,7 +294,7 @@ class ProducerTable:
     def _place(
         self, producer_id: bytes, partition: int, stored_us: int, client_id: bytes
     ) -> ProducerPosition:
-        """A new place, of a producer that is new or known."""
+        """A new position of a producer that is new or known."""
         place = ProducerPosition(partition)
         place.stored_us = stored_us
         producer = self.by_id.get(producer_id)
@@ -306,7 +312,7 @@ class ProducerTable:
         return place
 
     def _forget_oldest(self, since_us: int) -> None:
-        """Two that have expired for each new one: so they leave without a search for them."""
+        """Forget up to two expired producers for each new one, so they leave without a search."""
         for _ in range(2):
             oldest = next(iter(self.by_id), None)
             if oldest is None or not self.by_id[oldest].is_expired(since_us):
@@ -314,19 +320,19 @@ class ProducerTable:
             self._forget(oldest)
 
     def _evict(self, newest: bytes) -> int:
-        """`newest` stays, even if it alone has more places than there may be."""
+        """Evict producers until the table fits. `newest` stays, even if it exceeds the limit
+        alone."""
         before = self.places
         while self.places > self.places_max and len(self.by_id) > 1:
             self._forget(self._least(newest))
         return before - self.places
 
     def _least(self, newest: bytes) -> bytes:
-        """The producer to be forgotten. Of the ones that stored nothing for longest the first whose
-        holder has no fewer places than any other; if there is none, one that is old in that
-        holder."""
+        """The producer to evict. It is the first among those silent for longest whose holder has
+        the most positions. If there is none, it is an old one of that holder."""
         largest = self._largest()
         if len(largest.producers) == 1 and newest in largest.producers:
-            # It may have all of its own.
+            # A holder with a single producer keeps all its positions.
             return next(each for each in self.by_id if each != newest)
         for producer_id in islice(self.by_id, CANDIDATES_MAX):
             holder = self.by_id[producer_id].holder
@@ -351,8 +357,8 @@ class ProducerTable:
 
 
 def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:
-    """Client ids may be long, so a digest stands for them. A producer without user and client, from
-    a snapshot, is by itself."""
+    """The key of a holder. A digest stands for a client id, which may be long. A producer without
+    user and client, from a snapshot, is its own holder."""
     if owner:
         return b"u" + owner.encode()
     if client_id:
@@ -361,8 +367,8 @@ def _holder_key(producer_id: bytes, owner: str, client_id: bytes) -> bytes:
 
 
 def encode_producer(producer_id: bytes, producer: Producer) -> bytes:
-    """u8 id length, u16 owner length, u16 places; the id, the owner; per place u16 partition,
-    u32 epoch, u64 sequence, i64 stored_us. Little-endian."""
+    """The snapshot entry of a producer: u8 id length, u16 owner length, u16 positions; the id, the
+    owner; per position u16 partition, u32 epoch, u64 sequence, i64 stored_us. Little-endian."""
     owner = producer.owner.encode()
     places = producer.places()
     parts = [_ENTRY.pack(len(producer_id), len(owner), len(places)), producer_id, owner]
@@ -372,7 +378,7 @@ def encode_producer(producer_id: bytes, producer: Producer) -> bytes:
 
 
 def decode_producer(data: bytes) -> tuple[bytes, Producer]:
-    """Raises struct.error or ValueError if `data` is not from encode_producer."""
+    """The producer of a snapshot entry. Raises `struct.error` or `ValueError` for other bytes."""
     id_length, owner_length, count = _ENTRY.unpack_from(data)
     owner_start = _ENTRY.size + id_length
     at = owner_start + owner_length
