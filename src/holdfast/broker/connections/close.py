@@ -20,12 +20,12 @@ from holdfast.storage import record as log_record
 def refuse(
     state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
 ) -> None:
-    """CONNACK with a reason, then close. [MQTT-3.2.2-7]"""
+    """Send CONNACK with a reason, then close. [MQTT-3.2.2-7]"""
     state.stats.connections_refused += 1
     client_id = connection.client_id
     if not client_id and isinstance(connection.connect, Connect):
         client_id = connection.connect.client_id
-    # [MQTT-3.1.4-2] nothing more of the client is processed.
+    # [MQTT-3.1.4-2] no further packet of the client is processed
     connection.connect = None
     state.note(
         "info",
@@ -52,8 +52,8 @@ def refuse(
 def close_connection(
     state: NodeState, connection: Connection, reason: int, text: str, server_reference: str = ""
 ) -> None:
-    """End a connection from our side: MQTT 5 clients are told why, and where to go if there is a
-    reference. [MQTT-4.13.1-1]"""
+    """Close a connection from the broker's side. An MQTT 5 client is sent the reason and, if given,
+    the reference to another server. [MQTT-4.13.1-1]"""
     if connection.state == CLOSED:
         return
     if connection.state == OPEN and connection.version >= 5:
@@ -70,8 +70,8 @@ def close_connection(
 
 
 def handle_violation(state: NodeState, connection: Connection, error: ProtocolViolation) -> None:
-    """A client broke the protocol: say so in the way its state allows, and close.
-    [MQTT-4.13.1-1] [MQTT-4.13.2-1]"""
+    """Report a protocol violation to the client as its state allows, and close. [MQTT-4.13.1-1]
+    [MQTT-4.13.2-1]"""
     state.stats.protocol_errors += 1
     state.note(
         "info",
@@ -86,7 +86,7 @@ def handle_violation(state: NodeState, connection: Connection, error: ProtocolVi
     if connection.state == OPEN:
         close_connection(state, connection, error.reason, str(error))
     elif connection.state == NEW and error.reason != reasons.UNSUPPORTED_PROTOCOL_VERSION:
-        # [MQTT-3.1.0-1] not even a CONNECT: nothing to answer to.
+        # [MQTT-3.1.0-1] without a CONNECT there is no reply
         _detach(state, connection, False)
     else:
         refuse(state, connection, error.reason, str(error))
@@ -96,6 +96,7 @@ def handle_violation(state: NodeState, connection: Connection, error: ProtocolVi
 def handle_disconnect(
     state: NodeState, connection: Connection, session: Session, packet: Disconnect
 ) -> None:
+    """Close a connection at the client's request."""
     expiry = packet.properties.get(p.SESSION_EXPIRY_INTERVAL)
     if isinstance(expiry, int):
         if session.expiry_s == 0 and expiry != 0:
@@ -112,7 +113,7 @@ def handle_disconnect(
 
 
 def handle_connection_lost(state: NodeState, connection: Connection) -> None:
-    """The socket is gone. [MQTT-3.1.2-8]"""
+    """Handle a closed socket: the session's will is due. [MQTT-3.1.2-8]"""
     _detach(state, connection, False)
 
 
@@ -127,7 +128,7 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
     session.disconnected_us = state.wall_us
     _settle_cursor(state, session)
     if state.cluster is not None:
-        # The leader of the session's home publishes its will, and ends it if it does not last.
+        # The leader of the session's home partition publishes its will, and ends it on expiry 0.
         log_progress(state)
         if session.expiry_s > 0 or session.will is not None:
             log_close(state, session, maybe_sent=session.maybe_sent is not None)
@@ -156,7 +157,8 @@ def _detach(state: NodeState, connection: Connection, taken_over: bool) -> None:
 
 
 def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -> None:
-    """`maybe_sent`: the session was sent messages of which its cursor in the log does not know."""
+    """Append that the session has no connection. `maybe_sent`: it was sent messages that its logged
+    cursor does not cover."""
     fields: dict[str, object] = {
         "op": "close",
         "client": session.client_id,
@@ -170,7 +172,7 @@ def log_close(state: NodeState, session: Session, *, maybe_sent: bool = False) -
 
 
 def _settle_cursor(state: NodeState, session: Session) -> None:
-    """Leave nothing in memory that the log has: the session goes on from its positions."""
+    """Drop everything from memory that the log has. The session continues from its positions."""
     if session.groups is not None:
         leave_groups(state, session, session.groups)
         session.blocked = None
@@ -187,7 +189,7 @@ def _settle_cursor(state: NodeState, session: Session) -> None:
         session.cancel_read()
     if session.tailing:
         if not session.outbox:
-            # All there was is inflight, or done.
+            # All earlier messages are inflight or finished.
             session.maybe_sent = None
         session.fall_behind(state.delivered)
     elif session.outbox:
@@ -198,7 +200,7 @@ def _settle_cursor(state: NodeState, session: Session) -> None:
 
 
 def end_session(state: NodeState, session: Session) -> None:
-    """The session is over: its will (if still due) is published, its state forgotten."""
+    """End the session: publish its will (if still due) and forget its state."""
     will = session.will
     if will is not None and session.connection is None:
         session.will = None
@@ -210,14 +212,15 @@ def end_session(state: NodeState, session: Session) -> None:
 
 
 def log_end(state: NodeState, session: Session) -> None:
+    """Append that the session has ended."""
     fields = {"op": "end", "client": session.client_id}
     payload = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     append_state(state, log_record.SESSION, session.key, payload, session.epoch)
 
 
 class EndedSession(Work):
-    """Takes the subscriptions of a session that has ended out of the routing. Until then nothing is
-    resolved to them (`NodeState.ended`). A step is one subscription."""
+    """The job that removes the subscriptions of an ended session from the routing. Until then
+    `NodeState.ended` keeps routes from resolving to them. A step is one subscription."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -238,7 +241,7 @@ class EndedSession(Work):
 
 
 def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) -> None:
-    """Forget a session without a connection. `in_slices`: what takes long goes on as Work."""
+    """Forget a session without a connection. `in_slices`: a long removal continues as Work."""
     if state.sessions.get(session.client_id) is session:
         del state.sessions[session.client_id]
         if state.cluster is None and (session.recorded or session.epoch > 1):
@@ -250,7 +253,7 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
     session.retained_scans = None
     session.inbound = None
     session.changes = None
-    # A progress record after the end would bring nothing back, but is not written either.
+    # A progress record after the end would have no effect, and is not written.
     session.expiry_s = 0
     work = EndedSession(session)
     steps = min(max(0, state.steps_left), STEPS_AT_ONCE)
@@ -262,6 +265,7 @@ def drop_session(state: NodeState, session: Session, *, in_slices: bool = True) 
 
 
 def handle_will_due(state: NodeState, session: Session) -> None:
+    """Publish a delayed will, unless the client has come back."""
     if session.connection is not None or session.will is None:
         return
     if session.will_due_at == 0.0 or session.will_due_at > state.now:
@@ -273,7 +277,7 @@ def handle_will_due(state: NodeState, session: Session) -> None:
 
 
 def handle_expiry(state: NodeState, session: Session) -> None:
-    """[MQTT-3.1.2-23] the session's time without a connection is over."""
+    """End a session whose time without a connection is over. [MQTT-3.1.2-23]"""
     if session.connection is not None or state.sessions.get(session.client_id) is not session:
         return
     if session.expires_at == 0.0 or session.expires_at > state.now:

@@ -30,17 +30,19 @@ from holdfast.security.enhanced_authentication import Continue, Failure, Success
 from holdfast.storage import record as log_record
 
 SEQUENCES_ASKED: Final = ("hf-seq", "?")
-"""A user property of CONNECT: does this broker look at producer sequences?"""
+"""The user property of CONNECT that asks whether the broker evaluates producer sequences."""
 SEQUENCES_KNOWN: Final = ("hf-seq", "1")
-"""The answer in CONNACK. Other brokers give none."""
+"""The reply in CONNACK. Other brokers send none."""
 SEQUENCES_2_ASKED: Final = ("hf-seq", "?2")
-"""Beside the other question: would it look at those of this connection's QoS 2 messages, too?"""
+"""The property beside it that asks for those of this connection's QoS 2 messages, too."""
 SEQUENCES_2_KNOWN: Final = ("hf-seq", "2")
+"""The reply to that in CONNACK."""
 ROOMY_PACKET_BYTES: Final = 1024
-"""A client that takes packets of this size has room for the answer."""
+"""The Maximum Packet Size, in bytes, from which a client has room for that reply."""
 
 
 def handle_connect(state: NodeState, connection: Connection, packet: Connect) -> None:
+    """Check a CONNECT and authenticate its client, then open its session."""
     connection.version = packet.protocol_level
     connection.is_bridge = packet.is_bridge
     connection.connect = packet
@@ -82,7 +84,7 @@ def handle_connect(state: NodeState, connection: Connection, packet: Connect) ->
             state.stats.authentications_failed += 1
             refuse(state, connection, reasons.NOT_AUTHORIZED, "the user name is not proved")
             return
-        # Else nobody can prove a name here, so it is none: the client is an anonymous one.
+        # No client can prove a name here, so the name is ignored: the client is anonymous.
         open_session(state, connection)
         return
     connection.state = AUTHENTICATING
@@ -110,6 +112,7 @@ def _check_will(state: NodeState, connection: Connection, packet: Connect) -> bo
 
 
 def handle_password_checked(state: NodeState, connection: Connection, valid: bool) -> None:
+    """Open the session, or refuse the client if its password is wrong."""
     if connection.state != AUTHENTICATING:
         return
     if not valid:
@@ -124,14 +127,14 @@ def handle_password_checked(state: NodeState, connection: Connection, valid: boo
 
 
 def refuse_busy(state: NodeState, connection: Connection) -> None:
-    """The broker has more passwords to check than it can: the client comes again later."""
+    """Refuse a client because too many passwords are being checked. It may try again later."""
     if connection.state == AUTHENTICATING:
         state.stats.authentications_shed += 1
         refuse(state, connection, reasons.SERVER_BUSY, "too many passwords are being checked")
 
 
 def _start_exchange(state: NodeState, connection: Connection, packet: Connect, method: str) -> None:
-    """Enhanced authentication. [MQTT-4.12.0-1]"""
+    """Begin enhanced authentication. [MQTT-4.12.0-1]"""
     factory = state.authenticators.get(method)
     if factory is None:
         state.stats.authentications_failed += 1
@@ -151,7 +154,7 @@ def _start_exchange(state: NodeState, connection: Connection, packet: Connect, m
 
 
 def handle_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
-    """A step of the exchange, or re-authentication of an open connection. [MQTT-4.12.0-6]"""
+    """Handle a step of the exchange, or re-authentication of an open connection. [MQTT-4.12.0-6]"""
     authentication = connection.authentication
     if (
         authentication is None
@@ -211,7 +214,7 @@ def _send_auth(state: NodeState, connection: Connection, packet: Auth) -> None:
 
 
 class HeldConnack(Held):
-    """CONNACK of a session that the log must know first."""
+    """The promise of a CONNACK for a session that must be in the log first."""
 
     def __init__(self, connection: Connection, session: Session, data: bytes) -> None:
         super().__init__(connection)
@@ -236,7 +239,8 @@ class HeldConnack(Held):
 
 
 def open_session(state: NodeState, connection: Connection, extra: Properties | None = None) -> None:
-    """The client is who it says: find or make its session and answer. [MQTT-3.2.0-1]"""
+    """Find or make the session of an authenticated client, and reply with CONNACK.
+    [MQTT-3.2.0-1]"""
     packet = connection.connect
     assert isinstance(packet, Connect)
     answer: Properties = {} if extra is None else dict(extra)
@@ -264,7 +268,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
         refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
         return
     connection.client_id = client_id
-    # Nothing of it is needed any more, and its user properties may be 20 times its size in memory.
+    # The packet is not needed any more; its user properties may take 20 times its size in memory.
     connection.connect = None
     if not _may_leave_will(state, connection, packet):
         return
@@ -325,7 +329,7 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
             session.epoch,
         )
     connection.state = OPENING
-    # Also the end of a durable session must be in the log, or a crash would bring it back.
+    # The end of a durable session must be in the log too, or after a crash it would be back.
     if session.recorded or was_recorded:
         connection.input_paused = True
         state.hold(HeldConnack(connection, session, reply))
@@ -334,8 +338,8 @@ def open_session(state: NodeState, connection: Connection, extra: Properties | N
 
 
 def _has_room(state: NodeState, client_id: str) -> bool:
-    """May there be one session more? Those that outlive their connections count in a cluster on
-    every node, the others where they are."""
+    """Whether one more session is allowed. In a cluster every node counts the sessions that outlive
+    their connections, and its own of the others."""
     count = state.client_sessions()
     if state.cluster is not None:
         if state.cluster.has_recorded(client_id):
@@ -358,14 +362,15 @@ def _may_leave_will(state: NodeState, connection: Connection, packet: Connect) -
 
 
 def refuse_other_user(state: NodeState, connection: Connection) -> None:
-    """The session with the client id is another user's. It stays as it is, with its connection."""
+    """Refuse a client whose client id is another user's. That session stays as it is, with its
+    connection."""
     state.stats.sessions_denied += 1
     text = "the client id is in use by another user"
     refuse(state, connection, reasons.CLIENT_IDENTIFIER_NOT_VALID, text)
 
 
 class AcceptedConnect:
-    """A CONNECT that was accepted, on its way to its session."""
+    """An accepted CONNECT that waits for this node to own its session."""
 
     def __init__(self, packet: Connect, expiry_s: int, answer: Properties) -> None:
         self.clean_start = packet.clean_start
@@ -381,7 +386,8 @@ def finish_open(
     present: bool,
     opening: AcceptedConnect,
 ) -> None:
-    """In a cluster: this node owns the session, at its epoch. It is in no table here yet."""
+    """Complete an open in a cluster: this node owns the session, at its epoch. The session is in no
+    table here yet."""
     state.sessions[session.client_id] = session
     _attach(state, connection, session, opening.will, opening.expiry_s)
     _apply_limits(state, connection, session)
@@ -391,7 +397,7 @@ def finish_open(
 
 
 def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
-    """Session expiry interval in seconds, as granted (section 3.1.2.11.2)."""
+    """The session expiry interval in seconds, as granted (section 3.1.2.11.2)."""
     maximum = state.config.session_expiry_s_max
     if packet.protocol_level < 5:
         return 0 if packet.clean_start else maximum
@@ -404,7 +410,7 @@ def _expiry(state: NodeState, packet: Connect, answer: Properties) -> int:
 
 
 def take_over(state: NodeState, session: Session) -> None:
-    """[MQTT-3.1.4-3] the older connection of the same client id is told and closed."""
+    """Close the older connection of the same client id with SESSION_TAKEN_OVER. [MQTT-3.1.4-3]"""
     old = session.connection
     assert old is not None
     state.stats.sessions_taken_over += 1
@@ -430,7 +436,7 @@ def _attach(
         connection.unacknowledged = len(session.inbound)
     if session.positions is None and not session.outbox:
         session.tailing = True
-    # Routes hold sessions with their permissions; a resumed session may have other ones now.
+    # Routes contain only sessions that may read the topic. A resumed session may have other rights.
     if session.subscriptions:
         state.change_routes()
     if not connection.is_internal:
@@ -439,6 +445,7 @@ def _attach(
 
 
 def will_of(packet: Connect) -> Will | None:
+    """The will of a CONNECT, or None."""
     will = packet.will
     if will is None:
         return None
@@ -459,7 +466,7 @@ def will_of(packet: Connect) -> Will | None:
 
 
 def _connack(connection: Connection, present: bool, answer: Properties) -> bytes:
-    """b"": it is larger than the client takes. [MQTT-3.1.2-24]"""
+    """The encoded CONNACK, or b"" if it is larger than the client takes. [MQTT-3.1.2-24]"""
     packet = Connack(present, reasons.SUCCESS, answer)
     return encode_within(packet, connection.version, connection.packet_bytes_max)
 
@@ -467,7 +474,7 @@ def _connack(connection: Connection, present: bool, answer: Properties) -> bytes
 def _announce(
     state: NodeState, connection: Connection, packet: Connect, answer: Properties
 ) -> None:
-    """Exchange limits: what the client announced is kept, what we announce goes into CONNACK."""
+    """Exchange limits: keep those that the client announced, and put the broker's into CONNACK."""
     config = state.config
     keep_alive_s = packet.keep_alive_s
     receive_maximum = 65535
@@ -510,7 +517,7 @@ def _announce(
 
 
 def _apply_limits(state: NodeState, connection: Connection, session: Session) -> None:
-    """The limits that CONNACK announces count from here on."""
+    """Apply the limits that CONNACK announces."""
     session.inflight_max = min(connection.receive_maximum, state.config.inflight_max)
     state.cancel(connection.timer)
     connection.timer = None
@@ -521,6 +528,7 @@ def _apply_limits(state: NodeState, connection: Connection, session: Session) ->
 
 
 def number(properties: Properties, key: int, default: int) -> int:
+    """The integer value of a property."""
     value = properties.get(key, default)
     assert isinstance(value, int)
     return value

@@ -1,8 +1,8 @@
-"""The connections whose CONNECT is not answered yet, and the bounds on them.
+"""The connections whose CONNECT is not answered yet, and the limits for them.
 
-A stranger pays nothing for such a connection, so the node bounds what it costs: bytes per
-connection, bytes of all together, connections per address. Where there is no room, the oldest
-connection that has sent no CONNECT makes room: silent connections never keep a client out.
+A stranger pays nothing for such a connection, so the node bounds its cost: bytes per connection,
+bytes of all together, connections per address. Without room, the oldest connection that has sent no
+CONNECT is closed, so silent connections never keep a client out.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ CONNECT_FIRST_BYTE: Final = 0x10
 
 
 def address_of(remote: str) -> str:
-    """The address of host:port, for what one peer may have. Of IPv6 the first 64 bits: the other
-    64 are the peer's own to choose."""
+    """The address of host:port, as the unit of the limit per peer. For IPv6 it is the first 64
+    bits, because a peer may choose the other 64."""
     host = remote.rpartition(":")[0]
     if ":" not in host:
         return host
@@ -30,17 +30,23 @@ def address_of(remote: str) -> str:
 
 
 class PendingConnects:
+    """The table of connections without an answered CONNECT.
+
+    Invariant: a connection is silent, or its CONNECT is being checked, or it is not in the table.
+    `bytes` is the sum of the CONNECTs being checked and of the partial bytes.
+    """
+
     def __init__(self, bytes_max: int, per_address_max: int) -> None:
         """`per_address_max` of 0: no limit."""
         self.bytes_max = bytes_max
         self.per_address_max = per_address_max
         self.bytes = 0
-        """Buffered for all of them, complete CONNECTs included."""
-        # Nothing has arrived that is a whole CONNECT; the oldest first.
+        """The bytes buffered for all connections together, complete CONNECTs included."""
+        # Connections without a complete CONNECT, the oldest first.
         self._silent: dict[Connection, None] = {}
-        # The size of the CONNECT that waits for its answer.
+        # The bytes of the CONNECT that waits for its reply.
         self._checking: dict[Connection, int] = {}
-        # Bytes that no packet is made of yet, the oldest first.
+        # Bytes that do not form a packet yet, the oldest first.
         self._partial: dict[Connection, int] = {}
         self._by_address: dict[str, int] = {}
 
@@ -49,38 +55,40 @@ class PendingConnects:
 
     @property
     def silent(self) -> int:
-        """The connections that have sent no CONNECT."""
+        """The number of connections that have sent no CONNECT."""
         return len(self._silent)
 
     def is_crowded(self, remote: str) -> bool:
-        """True if the remote's address has as many pending connections as it may have."""
+        """Whether the remote's address has as many pending connections as it may have."""
         limit = self.per_address_max
         return limit > 0 and self._by_address.get(address_of(remote), 0) >= limit
 
     def enter(self, connection: Connection) -> None:
+        """Add a connection, which is silent so far."""
         self._silent[connection] = None
         address = address_of(connection.remote)
         self._by_address[address] = self._by_address.get(address, 0) + 1
 
     def buffer(self, connection: Connection, size_bytes: int) -> None:
-        """So many bytes of the connection have arrived that no packet is made of yet."""
+        """Count the received bytes of the connection that do not form a packet yet."""
         if connection in self._silent or connection in self._checking:
             self.bytes += size_bytes - self._partial.get(connection, 0)
             if size_bytes:
-                # Keeps its place in the order, however slowly it sends.
+                # It keeps its position in the order, however slowly it sends.
                 self._partial[connection] = size_bytes
             else:
                 self._partial.pop(connection, None)
 
     def receive_connect(self, connection: Connection, size_bytes: int) -> None:
-        """A complete CONNECT has arrived, and is kept until it is answered."""
+        """Count a complete CONNECT, which is kept until it is answered."""
         if connection in self._silent:
             del self._silent[connection]
             self._checking[connection] = size_bytes
             self.bytes += size_bytes
 
     def leave(self, connection: Connection) -> None:
-        """The CONNECT is answered, or the connection is closed. May be called again."""
+        """Remove a connection that is closed or whose CONNECT is answered. Repeated calls do
+        nothing."""
         if connection in self._silent:
             del self._silent[connection]
         elif connection in self._checking:
@@ -96,17 +104,17 @@ class PendingConnects:
             del self._by_address[address]
 
     def oldest_silent(self) -> Connection | None:
-        """The connection that makes room for another one."""
+        """The connection to close for another one."""
         return _first(iter(self._silent))
 
     def oldest_partial(self) -> Connection | None:
-        """The connection that makes room for other connections' bytes."""
+        """The connection to close for other connections' bytes."""
         return _first(iter(self._partial))
 
 
 def _first(connections: Iterator[Connection]) -> Connection | None:
     for connection in connections:
-        # One that is being closed frees what it has without us.
+        # A closing connection frees its bytes on its own.
         if connection.state == NEW:
             return connection
     return None

@@ -1,4 +1,4 @@
-"""Wills: a message that a client leaves for when its connection ends without DISCONNECT."""
+"""Wills: messages that clients leave for the case that their connection ends without DISCONNECT."""
 
 from holdfast.broker.delivery.delivery import deliver
 from holdfast.broker.publish.completion import HeldPublish
@@ -21,7 +21,7 @@ def publish_will(state: NodeState, session: Session, will: Will) -> None:
     except InvalidTopic:
         return
     if not may_leave(state, session.username, session.client_id, route.topic):
-        # The rules are others than when the client connected.
+        # The rules have changed since the client connected.
         state.stats.wills_denied += 1
         fields: dict[str, object] = {"client": session.client_id, "topic": route.topic}
         state.note("warning", "will_denied", fields)
@@ -71,7 +71,7 @@ def _publish_qos0(
 
 
 def _log_done(state: NodeState, session: Session) -> None:
-    """The will is not to be published again after a restart."""
+    """Append that the will is done, so that a restart does not publish it again."""
     if session.recorded:
         state.append(
             Record(
