@@ -1,8 +1,8 @@
 """Derived state from the log: sessions, retained messages, QoS 2 ids, wills, producers.
 
-A snapshot gives the state at some sequence or a little later (it is taken while the state moves
-on); the records from its sequence on are applied over it. Every record sets keys to values, so
-applying one whose effect the snapshot already contains changes nothing in the end.
+A snapshot has the state at some sequence or a little later, because the state changes while it is
+taken. The records from its sequence on are applied over it. Every record sets keys to values, so a
+record whose effect the snapshot already contains changes nothing in the end.
 """
 
 import base64
@@ -34,49 +34,53 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, BatchBuilder, Record
 
 EARLY_MAX = 10_000
-"""Clients with packet ids whose session was not opened yet: more than a write group has."""
+"""The most clients with packet ids whose session was not opened yet: more than a write group
+has."""
 
 SNAPSHOT_SESSION = 1
-"""JSON: one session whole."""
+"""The kind of an entry with one complete session, as JSON."""
 SNAPSHOT_RETAINED = 2
-"""A batch with the one record that set the retained topic."""
+"""The kind of an entry with a batch of the one record that set the retained topic."""
 SNAPSHOT_GROUP = 3
-"""JSON: key and positions of a shared group."""
+"""The kind of an entry with key and positions of a shared group, as JSON."""
 SNAPSHOT_PRODUCER = 4
-"""Packed: one producer with its places, see node.producers.encode_producer."""
+"""The kind of an entry with one producer and its positions, packed: see
+broker.publish.producers.encode_producer."""
 
 
 class Recovery:
-    """Applies snapshot entries and records to an empty NodeState, then finishes it.
+    """The rebuilding of a NodeState: it applies snapshot entries and records to an empty one, then
+    finishes it.
 
-    A standby applies for days before it finishes, and then in a hurry: `settle` does in advance,
-    session by session, what `finish` would have to. A record that touches a settled session undoes
-    that.
+    A standby applies for days before it finishes, and then has little time. So `settle` does in
+    advance, session by session, the work of `finish`. A record that touches a settled session
+    undoes that.
     """
 
     def __init__(self, state: NodeState) -> None:
         self.state = state
         self.group_positions: dict[str, list[int]] = {}
         self.group_given: dict[str, set[tuple[int, int]]] = {}
-        # Not settled since they were changed.
+        # Sessions changed since they were settled.
         self.touched: set[Session] = set()
-        # Settled but for their expiry, which came meanwhile: it is for `finish` to log.
+        # Settled sessions that have expired since; `finish` logs their end.
         self.expired: set[Session] = set()
-        # Sessions the log knows; `open` ones had a connection when the log ended.
+        # Sessions that had a connection when the log ended.
         self.open: set[Session] = set()
-        # Per client id the epoch from which on records of packet ids are its session's. Of a
-        # session in a snapshot its own: what came before is in the snapshot, or was released.
+        # Per client id, the lowest epoch whose packet ids belong to its session. For a session of a
+        # snapshot it is the snapshot's: earlier ids are in the snapshot, or were released.
         self._first_epochs: dict[str, int] = {}
-        # Per client id the packet ids (with partition and epoch) of a session whose opening was not
+        # Per client id, the packet ids (with partition and epoch) of a session whose opening is not
         # applied yet: it is in a later batch of the same write group.
         self._early: dict[str, dict[int, tuple[int, int]]] = {}
-        # The newest epoch of sessions that have the name of a group, by that name.
+        # The newest epoch of sessions with the name of a shared group, by that name.
         self._misnamed: dict[str, int] = {}
         self.damaged = 0
-        # How far the clock that says when a session was closed may be behind this node's.
+        # The most microseconds by which the clock of a session's close may be behind this node's.
         self.clock_slack_us = 0
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
+        """Apply one entry of a snapshot."""
         if kind == SNAPSHOT_RETAINED:
             record = Batch(data).record(0)
             self._set_retained(record)
@@ -94,7 +98,7 @@ class Recovery:
             self.state.producers.restore(data)
 
     def apply(self, record: Record) -> None:
-        """A record in journal order. One that cannot be understood is counted, not fatal."""
+        """Apply a record, in journal order. One that cannot be decoded is counted and skipped."""
         try:
             self._apply(record)
         except (ValueError, KeyError, TypeError, struct.error, AttributeError):
@@ -145,8 +149,8 @@ class Recovery:
                 self._change_session(fields, record.timestamp_us, record.sequence)
 
     def _is_misnamed(self, fields: dict[str, object]) -> bool:
-        """Whether it is of a session with the name of a shared group: older versions let clients
-        choose such ids. The group's positions are under that name, so the session is left out."""
+        """Whether the fields are of a session with the name of a shared group, which older versions
+        allowed. The group's positions are under that name, so the session is left out."""
         client_id = str(fields["client"])
         if not is_shared(client_id):
             return False
@@ -156,7 +160,8 @@ class Recovery:
         return True
 
     def _note_inbound(self, record: Record) -> None:
-        """Records before there were epochs in them have 0, and are taken as they come."""
+        """Record the packet id of a QoS 2 message. Records of versions without epochs have 0, and
+        are applied as they come."""
         client_id = record.client_id.decode()
         epoch = record.producer_epoch
         session = self.state.sessions.get(client_id)
@@ -171,7 +176,7 @@ class Recovery:
             session.inbound[record.sequence] = record.partition
 
     def _note_early(self, session: Session) -> None:
-        """The session was opened: packet ids that were used since."""
+        """Give a session that was just opened the packet ids that were used since."""
         for packet_id, (partition, epoch) in self._early.pop(session.client_id, {}).items():
             if epoch >= session.epoch:
                 if session.inbound is None:
@@ -185,7 +190,7 @@ class Recovery:
             return
         if 0 < record.producer_epoch < self._first_epochs.get(client_id, 0):
             return
-        # In the meantime it may have been used again, for a message of another partition.
+        # The id may have been used again since, for a message of another partition.
         if session.inbound.get(record.sequence) == record.partition:
             del session.inbound[record.sequence]
 
@@ -221,13 +226,14 @@ class Recovery:
         session = self.state.sessions.get(key)
         if session is None:
             return
-        # A node that has lost the session since: what it wrote counts for nothing.
+        # A record with a lower epoch is from a node that has lost the session since, and is
+        # ignored.
         if not record.sequence or record.sequence >= session.epoch:
             self._advance(session, cursor)
 
     def _is_of_misnamed(self, record: Record) -> bool:
         """Whether a CURSOR record under the name of a group is a session's. In a cluster a group's
-        may look the same: to pass over that has messages delivered again, and none lost."""
+        record may look the same. Skipping that one delivers messages again, and loses none."""
         if not self.state.journal.replicated:
             return record.sequence != 0
         return record.sequence == self._misnamed.get(record.client_id.decode(), -1)
@@ -242,7 +248,7 @@ class Recovery:
             self.group_given[key] = ahead
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
-        """A record of the session's progress."""
+        """Apply a record of the session's progress."""
         self._set_cursor(session, cursor)
 
     def _set_cursor(self, session: Session, cursor: CursorState) -> None:
@@ -263,7 +269,7 @@ class Recovery:
             session.done.update(cursor.done)
 
     def _unlogged_positions(self, session: Session) -> list[int]:
-        """Before the first record of the session's cursor."""
+        """The positions before the first record of the session's cursor."""
         return [0] * self.state.config.partitions
 
     def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
@@ -284,7 +290,7 @@ class Recovery:
             self._note_early(session)
             session.expiry_s = int(str(fields["expiry_s"]))
             session.username = None if fields["username"] is None else str(fields["username"])
-            # Older versions, which also recorded names that nobody proved, do not say.
+            # Older versions also recorded names without proof, and do not have the field.
             session.is_owned = bool(fields.get("proved"))
             forget(session)
             session.owner = str(fields.get("owner", ""))
@@ -355,13 +361,13 @@ class Recovery:
         add_subscription(self.state, subscription)
 
     def take_over(self, fields: dict[str, object]) -> Session:
-        """In a cluster: the session that an entry of a snapshot tells of, ready to be resumed here.
-        Raises KeyError, ValueError, TypeError or AssertionError for fields that are none."""
+        """The session of a snapshot entry, ready to be resumed here, in a cluster. Invalid fields
+        raise `KeyError`, `ValueError`, `TypeError` or `AssertionError`."""
         session = self._restore_session(fields)
         is_cursor_logged = session.positions is not None
         self._settle(session)
         if not is_cursor_logged:
-            # The first record has to name all positions: the images have none to change.
+            # The first record must name all positions, because the replicated state has none.
             session.logged_positions = None
         if fields.get("maybe_sent", True):
             session.maybe_sent = list(self.state.delivered)
@@ -408,8 +414,8 @@ class Recovery:
                 self.expired.add(session)
 
     def finish(self) -> None:
-        """Call once, after the last record: connections of before are gone, so their wills and
-        expiries run from now."""
+        """Finish the state after the last record. Connections of before are closed, so their wills
+        and expiries run from now."""
         state = self.state
         expired = list(self.expired)
         for session in self.touched:
@@ -418,7 +424,7 @@ class Recovery:
                 expired.append(session)
         for session in self.open:
             session.disconnected_us = state.wall_us
-            # Of what it was sent last the log does not know.
+            # The log does not contain the last messages that it was sent.
             session.maybe_sent = list(state.delivered)
             if not self._rearm(session):
                 expired.append(session)
@@ -456,11 +462,11 @@ class Recovery:
         session.replaying = bool(session.inflight or session.done)
 
     def _rearm(self, session: Session) -> bool:
-        """False if the session has expired."""
+        """Start the timers of will and expiry. False: the session has expired."""
         state = self.state
         gone_us = state.wall_us - session.disconnected_us - self.clock_slack_us
         gone_s = max(0, gone_us) / 1_000_000
-        # One that was armed since the session was touched must not fire beside the new one.
+        # A timer that was armed since the session was touched must not fire beside the new one.
         state.cancel(session.will_timer)
         state.cancel(session.expiry_timer)
         will = session.will
@@ -479,8 +485,8 @@ class Recovery:
 
 
 def _note_inflight(group: Group, positions: list[int]) -> None:
-    """What members have inflight: a QoS 2 packet id is logged at once, the group's position
-    later."""
+    """Add the QoS 2 records that members have inflight to the group's `given`. A QoS 2 packet id is
+    logged at once, the group's position later."""
     for session in group.members:
         tags = [other.tag for other in session.groups or () if isinstance(other, Group)]
         if tags.count(group.tag) > 1:
@@ -492,9 +498,12 @@ def _note_inflight(group: Group, positions: list[int]) -> None:
 
 
 def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
-    """The log tells of QoS 2 ids at once and of QoS 1 ids later, so its order is not that of
-    sending. Ids are: they are given out one after the other, starting over at 1, so the oldest is
-    the one after the widest gap in the circle. [MQTT-4.6.0-1]"""
+    """The entries in the order in which they were sent.
+
+    QoS 2 ids are logged at once and QoS 1 ids later, so the log has another order. Ids are assigned
+    in sequence, starting over at 1, so the oldest follows the widest gap in the circle.
+    [MQTT-4.6.0-1]
+    """
     ids = sorted(inflight)
     if len(ids) < 2:
         return inflight
@@ -509,20 +518,23 @@ def in_sending_order(inflight: dict[int, Inflight]) -> dict[int, Inflight]:
 
 
 def _clamped(state: NodeState, positions: list[int]) -> list[int]:
-    """With durability "memory" a crash may take records that a snapshot has seen: a position
-    beyond the log's end would skip what is written there next. In a replica what is beyond is
-    committed, and only not here yet."""
+    """The positions, cut off at the end of the log.
+
+    With durability "memory" a crash may lose records that a snapshot covers. A position beyond the
+    log's end would then skip the records written there next. A replica keeps such positions: they
+    are committed, and their records have not arrived yet.
+    """
     if state.journal.replicated:
         return positions
     return list(map(min, positions, state.journal.next_offset))
 
 
 def first_starts(state: NodeState, session: Session) -> list[int]:
-    """A session that never logged its cursor begins where its subscriptions do."""
+    """The positions of a session that never logged its cursor: the start of its subscriptions."""
     positions = list(state.delivered)
     starts = [each.start for each in session.subscriptions.values() if each.start is not None]
     if state.journal.replicated and starts:
-        # What was delivered here is not the same on every node.
+        # Nodes differ in what they have delivered, so the subscriptions alone decide.
         positions = list(starts[0])
     for start in starts:
         positions = list(map(min, positions, start))
@@ -530,8 +542,8 @@ def first_starts(state: NodeState, session: Session) -> list[int]:
 
 
 def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
-    """The derived state, entry by entry. The caller may let the state move on between entries:
-    see the module's docstring. Positions come from the moment an entry is made."""
+    """The derived state, entry by entry. The state may change between two entries: see the module's
+    docstring. Each entry has the positions of the moment it is made."""
     for session in list(state.sessions.values()):
         if session.recorded and state.sessions.get(session.client_id) is session:
             fields = session_fields(state, session)
@@ -556,15 +568,15 @@ def snapshot_entries(state: NodeState) -> Iterator[tuple[int, bytes]]:
 
 
 def session_fields(state: NodeState, session: Session) -> dict[str, object]:
-    """Of a SNAPSHOT_SESSION entry."""
+    """The content of a SNAPSHOT_SESSION entry."""
     positions = list(enumerate(session.resume_positions(state.delivered)))
     if session.positions is None and state.journal.replicated:
-        # See Images: no record has told a cursor.
+        # No record has a cursor yet, see ReplicatedState.
         positions = []
     inflight: dict[int, Inflight | None] = dict(session.inflight)
     inbound = session.inbound
     done = sorted(session.done or ())
-    # More than one payload has room for goes beside it.
+    # Offsets beyond the room of one payload go into a field of their own.
     is_beside = len(inflight) + len(done) > ENTRIES_MAX
     fields: dict[str, object] = {
         "client": session.client_id,
@@ -591,7 +603,7 @@ def session_fields(state: NodeState, session: Session) -> dict[str, object]:
 
 
 def retained_entry(message: Message) -> bytes:
-    """Of kind SNAPSHOT_RETAINED."""
+    """The content of a SNAPSHOT_RETAINED entry."""
     builder = BatchBuilder(message.partition, message.offset)
     builder.add(
         Record(

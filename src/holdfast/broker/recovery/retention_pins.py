@@ -1,4 +1,4 @@
-"""What of the log sessions and shared groups still need: retention leaves it, within limits."""
+"""The segments that sessions and shared groups still need. Retention keeps them, within limits."""
 
 from holdfast.broker.recovery.recovery import first_starts
 from holdfast.broker.recovery.state_records import group_positions, is_durable_group
@@ -8,7 +8,8 @@ from holdfast.storage.journal.retention import Hold
 
 
 def holds_of(state: NodeState, bytes_max: int | None) -> list[Hold]:
-    """Of those that have not finished with everything. `bytes_max`: as in Hold."""
+    """The pins of the sessions and groups that have not finished everything. `bytes_max`: as in
+    Hold."""
     holds: list[Hold] = []
     for session in state.sessions.values():
         if session.subscriptions and (session.expiry_s > 0 or not session.tailing):
@@ -20,9 +21,10 @@ def holds_of(state: NodeState, bytes_max: int | None) -> list[Hold]:
 
 
 def _positions(state: NodeState, session: Session) -> list[int]:
-    """What the session still needs: unread records, and unfinished ones for a resend."""
+    """The first offsets that the session needs: of unread records, and of unfinished ones for a
+    resend."""
     if session.positions is None and not session.tailing:
-        # The image of a session that has logged no cursor.
+        # A session of the replicated state that has logged no cursor.
         positions = first_starts(state, session)
     else:
         positions = session.resume_positions(state.delivered)

@@ -1,4 +1,4 @@
-"""Derived state into the log: what sessions and groups must leave there to be rebuilt."""
+"""Records of derived state: the part of sessions and groups that recovery rebuilds from the log."""
 
 import base64
 import json
@@ -12,6 +12,7 @@ from holdfast.storage import record as log_record
 
 
 def will_fields(will: Will) -> dict[str, object]:
+    """The will as SESSION records and snapshots contain it."""
     return {
         "topic": will.topic.decode(),
         "payload": base64.b64encode(will.payload).decode(),
@@ -24,7 +25,8 @@ def will_fields(will: Will) -> dict[str, object]:
 
 
 def will_from(fields: dict[str, object]) -> Will:
-    """Raises KeyError, ValueError or TypeError for fields that are not a will's."""
+    """The will that the fields contain. Other fields raise `KeyError`, `ValueError` or
+    `TypeError`."""
     return Will(
         str(fields["topic"]).encode(),
         base64.b64decode(str(fields["payload"])),
@@ -37,11 +39,12 @@ def will_from(fields: dict[str, object]) -> Will:
 
 
 SESSION_OPENED: Final = b'{"op":"open",'
-"""So begins what `session_opened` returns, and no other record of a session."""
+"""The first bytes of each record of `session_opened`, and of no other record of a session."""
 
 
 def session_opened(session: Session, clean: bool, owner: str = "", request: int = 0) -> bytes:
-    """`owner`: in a cluster, the node that the client is connected to, and its request."""
+    """The payload of a SESSION record for a new connection. `owner` and `request`: in a cluster,
+    the node that the client is connected to, and its request."""
     fields: dict[str, object] = {
         "op": "open",
         "client": session.client_id,
@@ -61,6 +64,7 @@ def session_opened(session: Session, clean: bool, owner: str = "", request: int 
 
 
 def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[int, int]]:
+    """The (partition, position) pairs that differ from the logged ones."""
     changed: list[tuple[int, int]] = []
     for partition in range(len(now)):
         if logged is None or logged[partition] != now[partition]:
@@ -69,8 +73,8 @@ def changed_positions(logged: list[int] | None, now: list[int]) -> list[tuple[in
 
 
 def group_positions(state: NodeState, group: Group) -> list[int]:
-    """The group's first unfinished offset per partition: what waits, what members gave back, and
-    what is with members whose own state would not survive a crash."""
+    """The group's first unfinished offset per partition: of waiting and returned records, and of
+    those inflight at members whose own state would not survive a crash."""
     positions = group.resume_positions(state.delivered)
     waiting: list[object] = list(group.returned)
     for messages in group.aside.values():
@@ -90,17 +94,19 @@ def group_positions(state: NodeState, group: Group) -> list[int]:
 
 
 def is_durable_group(group: Group) -> bool:
+    """Whether a member's session outlives its connection."""
     return any(session.expiry_s > 0 for session in group.members)
 
 
 def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
-    """Write the cursors that moved since the last call, about `steps` of them; the rest follows in
+    """Append the cursors that moved since the last call, about `steps` of them. The rest follows in
     the next pass of the timers.
 
     A group and those of its members that moved go into one write group, which is atomic. With the
-    group's position alone in the log, a message that a member has inflight would be given to nobody
-    after a crash. Neither order of two write groups is safe: a message that a member has returned
-    is lost if the log knows of that before it knows that the group has it again."""
+    group's position alone in the log, no client would get a message that a member has inflight
+    after a crash. Neither order of two write groups is safe: a returned message is lost if the log
+    says that the member returned it before it says that the group has it again.
+    """
     state.progress_armed = False
     groups = state.groups_in_progress
     while groups and steps > 0:
@@ -123,8 +129,8 @@ def log_progress(state: NodeState, steps: int = 1 << 60) -> None:
 
 
 def _log_group(state: NodeState, group: Group, *, lower_only: bool = False) -> None:
-    """With its members, or (`lower_only`) with one of them: then the position moves back only,
-    because others may have records inflight of which the log does not know."""
+    """Append the group's cursor, with all its members, or (`lower_only`) with one of them. Then the
+    position moves back only, because others may have records inflight that are not in the log."""
     if state.groups.get(group.key) is not group or not is_durable_group(group):
         return
     positions = group_positions(state, group)
