@@ -1,11 +1,14 @@
-"""What a node needs to know from the configuration, as plain values."""
+"""The part of the configuration that a node needs, as plain values."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class NodeConfig:
-    """Limits are inclusive. `*_max` of 0 means "not offered" where MQTT has such a notion."""
+    """The limits and switches of one node.
+
+    Limits are inclusive. A `*_max` of 0 means "not offered" where MQTT has such a notion.
+    """
 
     node_id: str = "n1"
     partitions: int = 16
@@ -30,19 +33,21 @@ class NodeConfig:
     connections: int = 1_000_000
     sessions_max: int = 1_000_000
     connect_bytes: int = 524_288
-    """What one connection may send before its CONNECT is answered."""
+    """The most bytes that one connection may send before its CONNECT is answered."""
     pending_connect_bytes: int = 33_554_432
-    """What all connections together may have buffered whose CONNECT is not answered."""
+    """The most bytes buffered for all connections together whose CONNECT is not answered."""
     pending_connects_per_address: int = 10_000
     connect_timeout_s: float = 20.0
     allow_anonymous: bool = True
     sys_interval_s: float = 10.0
     progress_interval_s: float = 0.05
     pending_bytes_max: int = 67_108_864
-    """Appended and not yet written; above it clients that add to it are not read."""
+    """The most bytes appended and not yet written. Above it the node does not read from clients
+    that add to them."""
     producers_max: int = 100_000
-    """Places in the producer table: a producer has one in each partition it publishes to."""
+    """The most positions in the producer table: a producer has one in each partition that it
+    publishes to."""
     producer_expiry_s: int = 604_800
     authenticates_users: bool = False
-    """User names (or certificates) are verified, so a producer id can be bound to one."""
+    """True: user names (or certificates) are verified, so a producer id can be bound to one."""
     qos0_logged: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What the node asks its driver to do. Results come back through `Node`."""
+"""The requests of the node to its driver. Results come back through `Node`."""
 
 from holdfast.broker.session.connection import Connection
 from holdfast.broker.session.cursor import Cursor
@@ -7,11 +7,11 @@ from holdfast.storage.reading.interest import ReadInterest
 
 
 class Effect:
-    """Base of all effects; the driver dispatches on the class."""
+    """The base of all effects; the driver dispatches on the class."""
 
 
 class ReadLog(Effect):
-    """Read for a reader that is behind; answer with Node.handle_read."""
+    """A read of the log for a reader that is behind; the driver replies with Node.handle_read."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class ReadLog(Effect):
         bytes_max: int,
     ) -> None:
         self.cursor = cursor
-        # Who asked; a result for a connection that has gone is void.
+        # The connection that the read is for. A result for a connection that is closed is ignored.
         self.connection = connection
         self.positions = positions
         self.limits = limits
@@ -34,8 +34,8 @@ class ReadLog(Effect):
 
 
 class FetchInflight(Effect):
-    """Read the records of unfinished deliveries; answer with Node.handle_fetched. Once `bytes_max`
-    of them are read the rest may be left out."""
+    """A read of the records of unfinished deliveries; the driver replies with Node.handle_fetched.
+    It may leave out the rest once it has read `bytes_max` of them."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class FetchInflight(Effect):
         bytes_max: int,
         entries: list[Inflight] | None = None,
     ) -> None:
-        """`entries`: of a group, those that are wanted."""
+        """`entries`: for a group, the wanted entries in the order of their index."""
         self.reader = reader
         self.connection = connection
         # (packet id of the session, or index of the group's entry; partition, offset)
@@ -55,7 +55,8 @@ class FetchInflight(Effect):
 
 
 class CheckPassword(Effect):
-    """Verify credentials off the loop; answer with Node.handle_password_checked."""
+    """A verification of credentials off the event loop; the driver replies with
+    Node.handle_password_checked."""
 
     def __init__(self, connection: Connection, username: str, password: bytes) -> None:
         self.connection = connection
@@ -64,21 +65,23 @@ class CheckPassword(Effect):
 
 
 class ResumeInput(Effect):
-    """The connection may be read again; what its reader holds is processed first."""
+    """The permission to read from the connection again. The driver first processes the bytes that
+    its reader has buffered."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
 
 class Cut(Effect):
-    """Close the socket at once: its descriptor is needed, and nothing waits to be sent."""
+    """The order to close the socket at once. Its descriptor is needed, and no bytes wait to be
+    sent."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
 
 class Note(Effect):
-    """A line for the log. `level`: logging's names in lower case."""
+    """A line for the log of the process. `level` is a name of logging's, in lower case."""
 
     def __init__(self, level: str, event: str, fields: dict[str, object]) -> None:
         self.level = level

@@ -1,14 +1,14 @@
 """The broker's own session, through which a federation takes part in it.
 
-What goes out is a durable session like any client's: with No Local, so that what came in never
-goes out again, and with a cursor in the log, so that a message that was acknowledged to its
-publisher is handed over after any crash. It counts for no client, access control does not apply to
-it, and nobody else gets its client id.
+Outbound: a durable session like any client's. It has No Local, so a message that came from the
+federation never goes back. It has a cursor in the log, so a message that the broker has
+acknowledged to its publisher reaches the federation after any crash. It does not count as a client,
+access control does not apply to it, and no client may use its client id.
 
-What comes in is a record by a producer of its own. Its place in the producer table is what makes a
-message that is brought again after a crash be stored once, at QoS 2 as well. The record has the
-message's audience: whoever reads it, now or after a restart, finds in it that another member's
-clients have it.
+Inbound: a record by a producer of its own. Its position in the producer table makes a message that
+the federation delivers again after a crash be stored once, at QoS 2 as well. The record contains
+the message's audience, so every reader, now or after a restart, leaves out the groups that clients
+of another member serve.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ REMOTE = "federation"
 
 
 def connect(state: NodeState, transport: object) -> Connection:
-    """Open the session, or go on with it; CONNACK comes as to a client. MQTT 5."""
+    """Open or resume the federation's session, as MQTT 5. CONNACK comes as to a client."""
     connection = Connection(state.config.packet_bytes_max, REMOTE, REMOTE)
     connection.is_internal = True
     connection.transport = transport
@@ -47,12 +47,13 @@ def connect(state: NodeState, transport: object) -> Connection:
 
 
 def disconnect(state: NodeState, connection: Connection) -> None:
-    """The session stays, and with it what it has not acknowledged."""
+    """End the connection. The session stays, with the messages that it has not acknowledged."""
     handle_connection_lost(state, connection)
 
 
 def end(state: NodeState) -> bool:
-    """Forget the session of an earlier run: nobody will read on. False if there is none."""
+    """Forget the session of an earlier run, because no federation will read on. False if there is
+    none."""
     session = state.sessions.get(FEDERATION)
     if session is None:
         return False
@@ -61,7 +62,7 @@ def end(state: NodeState) -> bool:
 
 
 def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
-    """At QoS 2, without its own messages, without what is retained already."""
+    """Subscribe at QoS 2, with No Local and without the messages that are retained already."""
     session = connection.session
     assert isinstance(session, Session)
     assert connection.state == OPEN
@@ -70,6 +71,7 @@ def subscribe(state: NodeState, connection: Connection, filters: list[str]) -> N
 
 
 def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) -> None:
+    """Remove the session's subscriptions to these filters."""
     session = connection.session
     assert isinstance(session, Session)
     assert connection.state == OPEN
@@ -77,12 +79,13 @@ def unsubscribe(state: NodeState, connection: Connection, filters: list[str]) ->
 
 
 def groups_for(state: NodeState, topic: bytes) -> list[str]:
-    """Keys of the shared groups here that want a topic. Raises InvalidTopic."""
+    """The keys of the shared groups here that want a topic. An invalid topic name raises
+    `InvalidTopic`."""
     return [group.key for group in find_route(state, topic).groups]
 
 
 def groups_without(state: NodeState, topic: bytes, partition: int, offset: int) -> list[str]:
-    """Keys of the shared groups here that want a topic and have begun after that record of it."""
+    """The keys of the shared groups here that want a topic and began after that record of it."""
     return [
         group.key
         for group in find_route(state, topic).groups
@@ -98,10 +101,12 @@ def publish(
     sequence: int,
     done: Callable[[], None],
 ) -> bool:
-    """Publish what came in, unless the producer has stored (`epoch`, `sequence`) or a later one in
-    the topic's partition already; at QoS 0 these say nothing. `done`: it is committed, now or
-    before, or, at QoS 0, handed out. False: there is no room for now, try again. Raises
-    InvalidTopic.
+    """Publish a message from the federation, unless its producer has stored it already.
+
+    The message counts as stored if the topic's partition has (`epoch`, `sequence`) of the producer,
+    or a later one. QoS 0 ignores both. `done` is called when the message is committed, or, at QoS
+    0, delivered. False: there is no room now, so the caller tries again. An invalid topic name
+    raises `InvalidTopic`.
     """
     route = find_route(state, message.topic)
     if route.reserved:
@@ -117,7 +122,7 @@ def publish(
         return True
     if is_stored(state, producer, route.partition, epoch, sequence):
         state.stats.producer_duplicates += 1
-        # What stored it may still be on its way to the disk.
+        # The record that stored it may still be on its way to the disk.
         state.hold(HeldDone(done))
         return True
     if state.disk_full or state.is_congested():
@@ -152,9 +157,11 @@ def publish(
 
 
 def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool:
-    """What is retained under the topic becomes this, with an empty payload nothing: no publication,
-    but clients that subscribed when there was nothing get it as retained. `done`: it is committed.
-    False: there is no room for now. Raises InvalidTopic.
+    """Replace the retained message of a topic, or remove it if the payload is empty.
+
+    This is not a publication. Only clients that subscribed when the topic had no retained message
+    receive it, as retained. `done` is called when it is committed. False: there is no room now. An
+    invalid topic name raises `InvalidTopic`.
     """
     route = find_route(state, message.topic)
     if route.reserved:
@@ -189,7 +196,7 @@ def retain(state: NodeState, message: Message, done: Callable[[], None]) -> bool
 
 
 def _refuse_reserved(state: NodeState, done: Callable[[], None]) -> bool:
-    """What this broker alone says under $SYS no other member says in its place."""
+    """Drop a message under $SYS: only this broker publishes there, never another member."""
     state.stats.authorizations_denied += 1
     done()
     return True
@@ -199,7 +206,7 @@ def _is_same(before: Message | None, message: Message) -> bool:
     if before is None:
         return not message.payload
     if before.expiry_s >= 0 or message.expiry_s >= 0:
-        # What is left of it is told anew.
+        # The remaining expiry may differ, so the message is stored again.
         return False
     return (before.payload, before.qos, before.properties) == (
         message.payload,
@@ -211,6 +218,8 @@ def _is_same(before: Message | None, message: Message) -> bool:
 def is_stored(
     state: NodeState, producer_id: bytes, partition: int, epoch: int, sequence: int
 ) -> bool:
+    """Whether the producer has stored this sequence, or a later one, in the partition. A position
+    that has expired does not count."""
     table = state.producers
     producer = table.find(producer_id, state.wall_us)
     place = None if producer is None else producer.place(partition)
@@ -220,7 +229,7 @@ def is_stored(
 
 
 class HeldArrival(HeldPublish):
-    """A message that came in, appended and not yet committed."""
+    """The promise for a message from the federation: deliver it, then call `done`."""
 
     def __init__(self, record: Record, route: Route, done: Callable[[], None]) -> None:
         super().__init__(record, route, None, 0)
@@ -232,6 +241,8 @@ class HeldArrival(HeldPublish):
 
 
 class HeldFederatedRetained(HeldRetained):
+    """The promise for a retained update from the federation: apply it, then call `done`."""
+
     def __init__(self, message: Message, topic: str, done: Callable[[], None]) -> None:
         super().__init__(message, topic)
         self.done = done
@@ -245,6 +256,8 @@ class HeldFederatedRetained(HeldRetained):
 
 
 class HeldDone(Held):
+    """The promise of a call to `done`, for a message that needs no record."""
+
     def __init__(self, done: Callable[[], None]) -> None:
         super().__init__()
         self.done = done

@@ -1,8 +1,8 @@
 """The node as its driver sees it: bytes, results and times in; bytes and effects out.
 
-The driver sets the clock (`tick`) before each call and, after a batch of calls, carries out what
-piled up: `state.effects`, the connections in `state.dirty`, and the journal's next write group.
-Nothing here blocks and nothing here raises on what a client sends.
+The driver sets the clock (`tick`) before each call. After a batch of calls it carries out
+`state.effects`, the connections in `state.dirty`, and the journal's next write group. No function
+here blocks or raises because of what a client sends.
 """
 
 import heapq
@@ -74,20 +74,22 @@ from holdfast.storage.journal.journal import Journal
 from holdfast.storage.record import Record
 
 PROGRESS_BYTES_PER_S: Final = 100
-"""What a packet that is not complete must grow by to count as a sign of life: [MQTT-3.1.2-22] is
-about whole packets, and a byte now and then would keep a connection for ever."""
+"""The bytes per second by which an incomplete packet must grow to count as a sign of life.
+[MQTT-3.1.2-22] is about whole packets, and one byte now and then would keep a connection for
+ever."""
 TIMERS_PER_TURN: Final = 200
-"""A hundred thousand sessions may expire in one second."""
+"""The most timers fired in one turn: 100,000 sessions may expire in the same second."""
 PACKETS_PER_TURN: Final = 1000
-"""Of one connection: a read may bring 130,000 PINGREQs. A filter of a SUBSCRIBE counts as one."""
+"""The most packets of one connection in one turn: a read may bring 130,000 PINGREQs. A filter of a
+SUBSCRIBE counts as one."""
 FILTER_BYTES_MIN: Final = 8
 RECEIVERS_PER_PACKET: Final = 8
-"""So many receivers of messages count as one packet."""
+"""The number of receivers of messages that count as one packet."""
 PROGRESS_STEPS_PER_TURN: Final = 500
 
 
 class Input(Work):
-    """What a connection has sent and was too much for one turn."""
+    """The continuation of a connection's input that was too much for one turn."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__()
@@ -101,24 +103,29 @@ class Input(Work):
 
 
 class Node:
+    """One node of a broker. Its driver makes one call at a time and owns sockets, disk and
+    clock."""
+
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.state = NodeState(config, journal)
         self.sys_topics = SysTopics(self.state)
 
     def tick(self, now: float, wall_us: int) -> None:
+        """Set the monotonic clock in seconds and the wall clock in microseconds, and begin a
+        turn."""
         self.state.now = now
         self.state.wall_us = wall_us
         self.state.steps_left = STEPS_PER_TURN
 
     def start(self) -> None:
-        """Once, after recovery, with the clock set."""
+        """Start the timers. Called once, after recovery, with the clock set."""
         state = self.state
         state.started_us = state.wall_us
         if state.config.sys_interval_s > 0:
             state.arm(state.now, SYS, None)
 
     def has_room(self, remote: str, listener: str, sockets_max: int) -> bool:
-        """Make room for a connection if need be. False: the driver closes its socket."""
+        """Make room for a connection if necessary. False: the driver closes its socket."""
         state = self.state
         pending = state.pending_connects
         if pending.is_crowded(remote):
@@ -130,9 +137,10 @@ class Node:
         return True
 
     def handle_connected(self, remote: str, listener: str) -> Connection:
+        """Register a new connection and start the timeout of its CONNECT."""
         state = self.state
         config = state.config
-        # A CONNECT needs no more; HeldConnack raises the bound.
+        # A CONNECT needs no more; HeldConnack raises the limit.
         packet_bytes_max = min(config.connect_bytes, config.packet_bytes_max)
         connection = Connection(packet_bytes_max, remote, listener)
         connection.last_received = state.now
@@ -146,7 +154,7 @@ class Node:
     def refuse_connection(
         self, event: str, remote: str, listener: str, connections_max: int
     ) -> None:
-        """There is no room for a new connection: the driver closes the socket without a packet,
+        """Count and log a connection without room. The driver closes its socket without a packet,
         because MQTT has none before CONNECT."""
         self.state.stats.connections_refused += 1
         self.state.note(
@@ -171,12 +179,12 @@ class Node:
         state.effects.append(Cut(connection))
 
     def handle_upgrade(self, connection: Connection, size_bytes: int) -> None:
-        """A WebSocket that is not open yet buffers so many bytes of its HTTP request."""
+        """Count the bytes of the HTTP request that a WebSocket buffers before it is open."""
         self._limit_pending(connection, size_bytes)
 
     def _limit_pending(self, connection: Connection, size_bytes: int) -> None:
-        """Connections without an answered CONNECT buffer at most `pending_connect_bytes`: above it
-        the oldest that has sent a part of its CONNECT is closed."""
+        """Bound the buffers of connections without an answered CONNECT to `pending_connect_bytes`:
+        above it, close the oldest that has sent a part of its CONNECT."""
         pending = self.state.pending_connects
         pending.buffer(connection, size_bytes)
         while pending.bytes > pending.bytes_max and not connection.closing:
@@ -198,8 +206,8 @@ class Node:
             handle_violation(state, connection, error)
 
     def _process_pending(self, connection: Connection) -> None:
-        """Input before CONNECT is answered. A first packet that is no CONNECT ends the connection
-        at its first byte: nobody waits for the rest."""
+        """Process input before CONNECT is answered. A first packet that is no CONNECT ends the
+        connection at its first byte, without waiting for the rest."""
         reader = connection.reader
         first = reader.first_byte()
         if connection.state == NEW and first >= 0 and first != CONNECT_FIRST_BYTE:
@@ -213,7 +221,7 @@ class Node:
             self._limit_pending(connection, reader.waiting_bytes())
 
     def handle_resumed(self, connection: Connection) -> None:
-        """Input is wanted again: what had arrived already is processed first."""
+        """Read from the connection again. Bytes that have arrived already are processed first."""
         connection.input_paused = False
         if connection.closing:
             return
@@ -223,7 +231,7 @@ class Node:
             handle_violation(self.state, connection, error)
 
     def handle_disconnected(self, connection: Connection) -> None:
-        """The socket is closed, by whichever side. Exactly once per connection."""
+        """Handle a closed socket, whichever side closed it. Called exactly once per connection."""
         self.state.connections -= 1
         self.state.pending_connects.leave(connection)
         self.state.cancel(connection.timer)
@@ -231,7 +239,7 @@ class Node:
             handle_connection_lost(self.state, connection)
 
     def handle_writable(self, connection: Connection) -> None:
-        """The socket takes data again after it was congested."""
+        """Continue when the socket takes data again after congestion."""
         if connection.answers_wait:
             connection.answers_wait = False
             self.state.effects.append(ResumeInput(connection))
@@ -244,7 +252,7 @@ class Node:
         stats = state.stats
         reader = connection.reader
         if connection.state == NEW and state.is_congested():
-            # CONNECT may come with a session, and a will, for the log.
+            # CONNECT may append records of a session and a will.
             state.stall(connection)
             return
         appended = state.appended
@@ -255,7 +263,7 @@ class Node:
             stats.packets_received += 1
             packet_type = reader.first >> 4
             if connection.congested and connection.out_bytes > state.config.outbox_bytes:
-                # Answers to a client that does not read them must not pile up.
+                # Bounds the replies to a client that does not read them.
                 connection.answers_wait = True
                 connection.input_paused = True
             if connection.state != OPEN:
@@ -335,8 +343,8 @@ class Node:
             )
 
     def _process_closed(self, connection: Connection, packet_type: int) -> None:
-        """Before the session is open: CONNECT first [MQTT-3.1.0-1], then, during enhanced
-        authentication, only AUTH and DISCONNECT."""
+        """Process a packet before the session is open: CONNECT first [MQTT-3.1.0-1], then, during
+        enhanced authentication, only AUTH and DISCONNECT."""
         state = self.state
         reader = connection.reader
         if connection.state == NEW and packet_type == CONNECT:
@@ -362,11 +370,11 @@ class Node:
         connecting.handle_password_checked(self.state, connection, valid)
 
     def handle_password_unchecked(self, connection: Connection) -> None:
-        """Too many checks wait already."""
+        """Refuse the client, because too many password checks wait already."""
         connecting.refuse_busy(self.state, connection)
 
     def handle_left(self, connection: Connection) -> None:
-        """The peer has closed a connection whose input was paused."""
+        """Handle the peer's close of a connection whose input is paused."""
         if connection.state != CLOSED:
             handle_connection_lost(self.state, connection)
 
@@ -381,15 +389,15 @@ class Node:
             proceed(self.state, effect.reader)
 
     def timer(self) -> float | None:
-        """When handle_timers wants to be called."""
+        """The time at which handle_timers is due, or None."""
         timers = self.state.timers
         return timers[0][0] if timers else None
 
     def handle_timers(self) -> None:
-        """Fire what is due, TIMERS_PER_TURN of it at most; timer() tells of the rest.
+        """Fire the due timers, at most TIMERS_PER_TURN; `timer` reports the rest.
 
-        What is armed meanwhile is never fired in the same pass, even if it is due at once: a job
-        that arms its next slice would do all of them before the event loop gets a turn.
+        A timer armed meanwhile never fires in the same pass, even if it is due at once. A job that
+        arms its next slice would otherwise finish before the event loop gets a turn.
         """
         state = self.state
         due: list[Timer] = []
@@ -400,7 +408,7 @@ class Node:
             else:
                 due.append(timer)
         for timer in due:
-            # One that was fired may have cancelled a later one.
+            # An earlier timer of this pass may have cancelled this one.
             if timer.kind != CANCELLED:
                 self._fire(timer)
 
@@ -441,7 +449,7 @@ class Node:
             return
         silent_s = state.now - connection.last_received
         if connection.reader.waiting_bytes() >= silent_s * PROGRESS_BYTES_PER_S:
-            # A large packet is on its way.
+            # A large packet is arriving.
             deadline = state.now + connection.keep_alive_s * 1.5
             connection.timer = state.arm(deadline, KEEP_ALIVE, connection)
             return
@@ -449,14 +457,14 @@ class Node:
         close_connection(state, connection, reasons.KEEP_ALIVE_TIMEOUT, "keep alive exceeded")
 
     def shut_down(self, server_reference: str = "") -> None:
-        """Tell everyone and stop taking connections; durable sessions stay. [MQTT-3.14.4-3]
-        `server_reference`: other servers to go to, host:port each, separated by blanks."""
+        """Disconnect all clients and accept no new ones; durable sessions stay. [MQTT-3.14.4-3]
+        `server_reference`: other servers for the clients, as host:port separated by blanks."""
         self.state.closing = True
         self._send_away("shutting down", server_reference)
 
     def redirect(self, server_reference: str, text: str) -> None:
-        """Send all clients, and those that come, to other servers from now on; "": not any more.
-        `text`: why."""
+        """Send all clients, also those that connect later, to other servers; "" ends that. `text`
+        is the reason that clients are given."""
         state = self.state
         if state.redirect != server_reference:
             state.redirect = server_reference

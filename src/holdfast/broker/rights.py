@@ -1,17 +1,19 @@
-"""The rights of clients: what each may read and write, and which session is whose.
+"""The rights of clients: the topics that each may read and write, and the user of each session.
 
-This is the one gate. Whatever brings a message to a client asks `may_read`; whatever brings a
-client's message into the log asks `may_write` or, for a will, `may_leave`. No other module touches
-an access control list (`tests/unit/test_rights_gate.py` lists all ways).
+This is the one gate. Every path that brings a message to a client checks `may_read`; every path
+that brings a client's message into the log checks `may_write` or, for a will, `may_leave`. No other
+module touches an access control list (`tests/unit/test_rights_gate.py` lists all paths).
 
 Invariants
 - A client is sent no PUBLISH whose topic it may not read by the rules of its connection, however
   the message comes to it: live, from the log, inflight from an earlier connection, retained,
   through a shared group, or from another node or member.
-- No record of a client's message is appended whose topic the client may not write. A will is asked
-  for at CONNECT and again when it is published: a process with other rules may have started since.
+- No record of a client's message is appended whose topic the client may not write. A will is
+  checked at CONNECT and again when it is published: a process with other rules may have started
+  since.
 - A user name is one that the client has proved. So a session with a `username` belongs to that
-  user, unless an older version, which also recorded names without proof, wrote it (`is_owned`).
+  user. The exception is a session that an older version wrote, because those versions also recorded
+  names without proof (`is_owned`).
 """
 
 from typing import Final
@@ -22,27 +24,28 @@ from holdfast.broker.state import Group, NodeState, Route
 from holdfast.security.acl import ClientAcl
 
 TOPICS_BYTES_MAX: Final = 1 << 20
-"""Of the topics that are remembered for one client, in each direction."""
+"""The most bytes of topics that are remembered for one client, in each direction."""
 READABLE_MAX: Final = 1000
-"""Topics of which is remembered for a group whether any member may read them."""
+"""The most topics for which a group remembers whether any member may read them."""
 READABLE_TOPIC_BYTES: Final = 1000
-"""Longer topics are looked up each time."""
+"""The most bytes of a topic that a group remembers. Longer ones are looked up each time."""
 TOPIC_BYTES: Final = 100
-"""What it costs to remember a topic, but for its name."""
+"""The memory in bytes for one remembered topic, without its name."""
 
 
 class Rights:
-    """What one client may do, remembered by topic. The rules do not change while it lives."""
+    """The rights of one client, remembered by topic. The rules do not change while it lives."""
 
     def __init__(self, acl: ClientAcl) -> None:
         self.acl = acl
-        # Made when they are needed: most clients only read, or only write.
+        # Made on first use: most clients only read, or only write.
         self.reads: dict[bytes, bool] | None = None
         self.reads_bytes = 0
         self.writes: dict[bytes, bool] | None = None
         self.writes_bytes = 0
 
     def learn_read(self, raw: bytes) -> bool:
+        """Look up whether the client may read a topic, and remember the result."""
         allowed = self.acl.can_read(raw.decode())
         self.reads_bytes += len(raw) + TOPIC_BYTES
         if self.reads is None or self.reads_bytes > TOPICS_BYTES_MAX:
@@ -52,6 +55,7 @@ class Rights:
         return allowed
 
     def learn_write(self, raw: bytes, topic: str) -> bool:
+        """Look up whether the client may write a topic, and remember the result."""
         allowed = self.acl.can_write(topic)
         self.writes_bytes += len(raw) + TOPIC_BYTES
         if self.writes is None or self.writes_bytes > TOPICS_BYTES_MAX:
@@ -62,19 +66,22 @@ class Rights:
 
 
 def is_reserved(topic: str) -> bool:
-    """Topics that the broker alone publishes to."""
+    """Whether only the broker publishes to the topic."""
     return topic.startswith("$SYS/") or topic == "$SYS"
 
 
 def is_bridge_notice(topic: str) -> bool:
-    """Mosquitto's bridges leave a will here, unless told not to, and give up a broker that refuses
-    them for it. So the broker lets them in, and forgets the will."""
+    """Whether the topic is that of the will of a Mosquitto bridge.
+
+    Such bridges leave a will there by default and stop using a broker that refuses it. So the
+    broker accepts the connection and forgets the will.
+    """
     return topic.startswith("$SYS/broker/connection/") and topic.endswith("/state")
 
 
 def may_read(session: Session, topic: bytes) -> bool:
-    """May the session's client be handed a message of this topic? (Subscribing is always
-    allowed.) Of a session that was connected since this process has started."""
+    """Whether the session's client may receive a message of this topic. (Subscribing is always
+    allowed.) The session must have been connected since this process started."""
     rights = session.rights
     if rights is None:
         return True
@@ -85,7 +92,7 @@ def may_read(session: Session, topic: bytes) -> bool:
 
 
 def may_write(connection: Connection, route: Route) -> bool:
-    """May the client publish to the route's topic?"""
+    """Whether the client may publish to the route's topic."""
     if route.reserved:
         return False
     rights = connection.rights
@@ -98,21 +105,21 @@ def may_write(connection: Connection, route: Route) -> bool:
 
 
 def may_leave(state: NodeState, username: str | None, client_id: str, topic: str) -> bool:
-    """May a client leave a will to this topic, or one that it has left be published?"""
+    """Whether a client may leave a will to this topic, or its earlier will may be published."""
     if is_reserved(topic):
         return False
     return state.acl is None or state.acl.for_client(username, client_id).can_write(topic)
 
 
 def may_read_later(state: NodeState, session: Session, topic: bytes) -> bool:
-    """`may_read` of any session, also one that the log alone tells of."""
+    """`may_read` for any session, also one that is known from the log only."""
     if session.rights is None:
         session.rights = _rights_of(state, session)
     return may_read(session, topic)
 
 
 def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
-    """May any member of the group, connected or not, be handed a message of this topic?"""
+    """Whether any member of the group, connected or not, may receive a message of this topic."""
     if state.acl is None:
         return True
     if group.readable_at != group.changes or len(group.readable) >= READABLE_MAX:
@@ -127,17 +134,17 @@ def may_any_read(state: NodeState, group: Group, topic: bytes) -> bool:
 
 
 def has_rules(state: NodeState) -> bool:
-    """May some clients do less than others?"""
+    """Whether some clients may do less than others."""
     return state.acl is not None
 
 
 def forget(session: Session) -> None:
-    """Its user is another one now."""
+    """Forget the rights of a session, because its user has changed."""
     session.rights = None
 
 
 def attach(state: NodeState, session: Session, connection: Connection) -> None:
-    """The session is this connection's client's from now on."""
+    """Give the session the user and the rights of this connection."""
     session.username = connection.username
     session.is_owned = connection.username is not None
     rights = _rights_of(state, session)
@@ -155,15 +162,15 @@ def _rights_of(state: NodeState, session: Session) -> Rights | None:
 
 
 def proves_names(state: NodeState) -> bool:
-    """Can clients prove user names to this broker? Else a name is no name, and sessions belong to
-    no user."""
+    """Whether clients can prove user names to this broker. If not, a name is not trusted, and
+    sessions belong to no user."""
     return (
         state.config.authenticates_users or state.checks_passwords or len(state.authenticators) > 0
     )
 
 
 def may_open(state: NodeState, session: Session, connection: Connection) -> bool:
-    """May the client have the session, to go on with it or to end it?"""
+    """Whether the client may resume or end the session."""
     if not session.is_owned or not proves_names(state):
         return True
     return session.username == connection.username

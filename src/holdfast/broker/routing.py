@@ -1,4 +1,8 @@
-"""Topic -> receivers, remembered until a subscription changes."""
+"""The receivers of each topic, remembered until a subscription changes.
+
+Invariant: a remembered route is used only while its version is the newest, or while none of the
+filters that changed since then matches its topic.
+"""
 
 from typing import Final
 
@@ -9,21 +13,22 @@ from holdfast.protocol.topics.names import decode_topic, matches
 from holdfast.storage.partition import partition_of
 
 ROUTES_BYTES_MAX: Final = 128 << 20
-"""Memory of the topics whose receivers are remembered. Above it all are forgotten."""
+"""The most bytes of memory for remembered routes. Above it all are forgotten."""
 ROUTE_BYTES: Final = 700
-"""Memory of one without its name and receivers, about."""
+"""The memory in bytes of one route without its name and receivers, approximately."""
 RECEIVER_BYTES: Final = 8
+"""The memory in bytes of one receiver in a route."""
 
 
 def find_route(state: NodeState, raw: bytes) -> Route:
-    """The route of a topic name, with its receivers. Raises InvalidTopic for bytes that are no
+    """The route of a topic name, with its receivers. Raises `InvalidTopic` for bytes that are no
     topic name."""
     return resolved(state, look_up(state, raw))
 
 
 def look_up(state: NodeState, raw: bytes) -> Route:
-    """What the topic name itself says; nothing is remembered of one that is not used. Raises
-    InvalidTopic for bytes that are no topic name."""
+    """The route of a topic name, with or without receivers. A new one is not remembered, so unused
+    names cost no memory. Raises `InvalidTopic` for bytes that are no topic name."""
     route = state.routes.get(raw)
     if route is None:
         topic = decode_topic(raw)
@@ -36,7 +41,7 @@ def look_up(state: NodeState, raw: bytes) -> Route:
 
 
 def resolved(state: NodeState, route: Route) -> Route:
-    """The route with its receivers as they are now. It is remembered."""
+    """The same route with its current receivers. It is remembered."""
     if route.version != state.route_version and not _is_untouched(state, route):
         _resolve(state, route)
         _remember(state, route)
@@ -44,8 +49,8 @@ def resolved(state: NodeState, route: Route) -> Route:
 
 
 def _remember(state: NodeState, route: Route) -> None:
-    """All memory of it counts, its receivers too: with 1,000 of them to a topic, 100,000 topics
-    have a list of 8 kB each."""
+    """Store the route and count all its memory, that of the receivers too: with 1,000 of them to a
+    topic, 100,000 topics have a list of 8 kB each."""
     routes = state.routes
     size_bytes = ROUTE_BYTES + 2 * len(route.raw)
     size_bytes += RECEIVER_BYTES * (len(route.targets) + len(route.groups))
@@ -60,8 +65,8 @@ def _remember(state: NodeState, route: Route) -> None:
 
 
 def _is_untouched(state: NodeState, route: Route) -> bool:
-    """Does none of the filters that changed since the route was resolved match its topic? Looking
-    is worth it while they are few beside the receivers."""
+    """Whether none of the filters that changed since the route was resolved matches its topic. The
+    check pays only while these are few compared with the receivers."""
     changes = state.route_changes
     behind = state.route_version - route.version
     count = len(changes)
@@ -114,8 +119,8 @@ def _resolve(state: NodeState, route: Route) -> None:
 
 
 def merge(subscriptions: list[Subscription]) -> Subscription:
-    """Overlapping subscriptions of one session: one copy, at the highest QoS, with every
-    subscription id. [MQTT-3.3.4-2] [MQTT-3.3.4-3] [MQTT-3.3.4-4]"""
+    """The subscription that stands for overlapping ones of one session: one copy, at the highest
+    QoS, with every subscription id. [MQTT-3.3.4-2] [MQTT-3.3.4-3] [MQTT-3.3.4-4]"""
     first = subscriptions[0]
     if len(subscriptions) == 1:
         return first
@@ -134,8 +139,8 @@ def merge(subscriptions: list[Subscription]) -> Subscription:
 
 
 def subscriptions_of(state: NodeState, session: Session, topic: str) -> list[Subscription]:
-    """The session's own (not shared) subscriptions that match: by the routing, and not by a look at
-    each of what may be 100,000 filters."""
+    """The session's own (not shared) subscriptions that match. The subscription trie finds them,
+    because a session may have 100,000 filters."""
     found: list[Subscription] = []
     for value in state.subscriptions.match_of(topic, session):
         assert isinstance(value, Subscription)
@@ -146,8 +151,8 @@ def subscriptions_of(state: NodeState, session: Session, topic: str) -> list[Sub
 def subscription_at(
     matching: list[Subscription], partition: int, offset: int
 ) -> Subscription | None:
-    """What the matching subscriptions of a session say about a record read from the log; None: no
-    longer, or not yet at that offset, subscribed with QoS > 0."""
+    """The subscription that applies to a record read from the log. None: at that offset the session
+    was no longer, or not yet, subscribed with QoS > 0."""
     counting: list[Subscription] = []
     for subscription in matching:
         start = subscription.start

@@ -1,9 +1,9 @@
-"""The node's state. Behaviour lives beside it, in modules of functions over `NodeState`.
+"""The node's state. Behaviour is in modules of functions over `NodeState`.
 
-`held` is the one gate that keeps promises back: whatever may leave only after a record is
-committed (PUBACK, PUBREC, PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2
-PUBLISH, a delivery) waits in it, in append order, until the journal's committed sequence has
-passed it.
+`held` is the one gate for promises. A promise is everything that may leave only after a record is
+committed: PUBACK, PUBREC, PUBCOMP, SUBACK, CONNACK of a durable session, an outbound QoS 2 PUBLISH,
+a delivery. Promises wait there in append order until the journal's committed sequence has passed
+them.
 """
 
 import heapq
@@ -39,23 +39,25 @@ SYS: Final = 6
 WORK: Final = 7
 
 ENDED_EPOCHS_MAX: Final = 10_000
-"""More sessions than end before a write group is on the disk."""
+"""The most ended sessions whose epochs are kept: more than end before a write group is on disk."""
 GIVEN_MAX: Final = 10_000
-"""Of Group.given: beyond them a crash may deliver a message twice."""
+"""The most entries of Group.given. Beyond them a crash may deliver a message twice."""
 HELD_BYTES: Final = 300
-"""Memory of one promise that waits for the log, about."""
+"""The memory in bytes of one promise that waits for the log, approximately."""
 
 STEPS_PER_TURN: Final = 1000
-"""Of large jobs (`Work`) in one turn of the event loop. A step takes 2 to 10 µs: a turn is not held
-for more than some milliseconds by all of them together."""
+"""The most steps of large jobs (`Work`) in one turn of the event loop, all jobs together. A step
+takes 2 to 10 µs, so they delay a turn by at most some milliseconds."""
 STEPS_AT_ONCE: Final = 200
-"""Of one job, before the others have their turn."""
+"""The most steps of one job before the others have their turn."""
 
 ROUTE_CHANGES_MAX: Final = 256
-"""Changed filters that are remembered so that routes of other topics need not be resolved again."""
+"""The most changed filters that are remembered, so that routes of other topics stay valid."""
 
 
 class Timer:
+    """A time at which `kind` of action is due for `subject`."""
+
     def __init__(self, when: float, kind: int, subject: object) -> None:
         self.when = when
         self.kind = kind
@@ -63,30 +65,31 @@ class Timer:
 
 
 class Held:
-    """A promise that waits for its record, to be kept to `connection` if there is one. `after`: the
-    journal sequence that must be committed."""
+    """A promise that waits for its record. It goes to `connection`, if there is one. `after` is the
+    journal sequence that must be committed first."""
 
     def __init__(self, connection: Connection | None = None) -> None:
         self.after = 0
         self.connection = connection
 
     def release(self, state: "NodeState") -> None:
+        """Keep the promise: its record is committed."""
         raise NotImplementedError
 
     def refuse(self, state: "NodeState", reason: int, text: str) -> None:
-        """The leader of the record's partition does not take the message, or nobody leads it. In a
-        cluster only; in place of `release`."""
+        """Take the place of `release` in a cluster: the leader of the record's partition refuses
+        the message, or the partition has no leader."""
         raise NotImplementedError
 
 
 class Work:
-    """A job too large for one turn of the event loop. NodeState.work_on does it in slices that are
-    cut by the steps taken, whether these find anything or not, in turn with all other jobs."""
+    """A job too large for one turn of the event loop. NodeState.work_on runs it in slices, in turn
+    with the other jobs. A slice is bounded by steps, whether or not they find anything."""
 
     def __init__(self) -> None:
-        # In NodeState.work.
+        # True while it is in NodeState.work.
         self.is_queued = False
-        # Set by `step`: more can be done now.
+        # Set by `step`: whether there is more to do now.
         self.goes_on = True
 
     def step(self, state: "NodeState", steps: int) -> int:
@@ -95,76 +98,79 @@ class Work:
 
 
 class ClusterPort:
-    """What a node of a cluster has done elsewhere; a node alone has none of it. Records go to the
-    leaders of their partitions, so nobody knows their offsets yet."""
+    """The interface to the cluster; a single node has none. Records go to the leaders of their
+    partitions, so their offsets are unknown until they come back committed."""
 
     def append(self, record: Record) -> None:
+        """Send a record to the leader of its partition."""
         raise NotImplementedError
 
     def hold(self, held: Held) -> None:
-        """Release `held` when the last record appended is committed and everything promised to its
-        connection before is released, or refuse it."""
+        """Release `held` when the last record appended is committed and all earlier promises to its
+        connection are released, or refuse it."""
         raise NotImplementedError
 
     def hold_reply(self, held: Held) -> None:
-        """Release `held` behind everything promised to its connection before."""
+        """Release `held` after all earlier promises to its connection."""
         raise NotImplementedError
 
     def refusal(self, partition: int) -> int:
-        """The reason why a QoS > 0 message is not taken now; 0: it is."""
+        """The reason why a QoS > 0 message is refused now, or 0."""
         raise NotImplementedError
 
     def is_congested(self, part: int) -> bool:
-        """Is more than `1 / part` of what may wait on its way to the leaders, or to the disk?"""
+        """Whether more than `1 / part` of the allowed bytes wait for the leaders or the disk."""
         raise NotImplementedError
 
     def spread(self, message: object, topic: str) -> None:
-        """A QoS 0 message (session.message.Message) goes to the nodes with receivers for it."""
+        """Send a QoS 0 message (session.message.Message) to the nodes with receivers for it."""
         raise NotImplementedError
 
     def recorded_sessions(self) -> int:
-        """Sessions that the log knows, whichever node has them."""
+        """The number of sessions in the log, of all nodes."""
         raise NotImplementedError
 
     def has_recorded(self, client_id: str) -> bool:
+        """Whether the log has a session of this client."""
         raise NotImplementedError
 
     def retained_wanted(self, subscriptions: list[Subscription]) -> None:
-        """Clients have subscribed, and are sent what is retained."""
+        """Clients have subscribed and need the retained messages."""
         raise NotImplementedError
 
     def open_session(self, connection: Connection, client_id: str, opening: object) -> None:
-        """Become the owner of the session, then connecting.finish_open; `opening` is for that."""
+        """Become the owner of the session, then call connect.finish_open with `opening`."""
         raise NotImplementedError
 
     def session_detached(self, session: Session) -> None:
-        """Its connection is gone, and everything about that is appended."""
+        """The session's connection is closed, and all records about that are appended."""
         raise NotImplementedError
 
     def subscribed(self, filter: str) -> None:
-        """Somebody more has subscribed here to this filter."""
+        """One more session here has this filter."""
         raise NotImplementedError
 
     def unsubscribed(self, filter: str) -> None:
+        """One session fewer here has this filter."""
         raise NotImplementedError
 
     def group_changed(self, group: "Group") -> None:
-        """Its members here, or what they can take, may not be what they were."""
+        """The group's members here, or their capacity, may have changed."""
         raise NotImplementedError
 
     def group_record(self, group: "Group", message: object) -> None:
-        """A QoS > 0 message (session.message.Message) was committed, for a group with a
+        """A QoS > 0 message (session.message.Message) was committed for a group with a
         `coordination`."""
         raise NotImplementedError
 
     def group_read(
         self, group: "Group", records: list[Record], positions: list[int], done: bool
     ) -> None:
-        """The result of a ReadLog that the coordination of a group asked for."""
+        """The result of a ReadLog that the coordination of a group requested."""
         raise NotImplementedError
 
     def group_finished(self, group: "Group", partition: int, offset: int) -> None:
-        """A member here has the record, or it can be sent to nobody."""
+        """A member here has the record, or no member can receive it."""
         raise NotImplementedError
 
     def group_denied(self, group: "Group", partition: int, offset: int) -> None:
@@ -172,27 +178,27 @@ class ClusterPort:
         raise NotImplementedError
 
     def group_kept(self, group: "Group", session: Session, partition: int, offset: int) -> None:
-        """A QoS 2 record that stays with a member though this leaves: it is in the session's
-        state, as far as that is appended, and no concern of the group any more."""
+        """The member disconnected, but its session keeps this QoS 2 record. Once that is appended,
+        the record belongs to the session and not to the group."""
         raise NotImplementedError
 
     def hold_for_groups(self, held: Held, session: Session, entry: Inflight) -> None:
-        """As `hold`, and not before the log says that the group which gave the record to the
-        session has finished with it."""
+        """`hold`, and in addition wait until the log says that the group which assigned the record
+        to the session has finished with it."""
         raise NotImplementedError
 
     def hold_for_interest(self, held: Held) -> None:
-        """Release `held` once the other nodes know every filter told so far, behind everything
-        promised to its connection before."""
+        """Release `held` once the other nodes know every filter announced so far, after all earlier
+        promises to its connection."""
         raise NotImplementedError
 
 
 class Group(Cursor):
     """A shared subscription `$share/name/filter`: one cursor for all its members.
 
-    Invariant: a record is with exactly one of: the outbox or the log (not handed out yet),
-    `returned` (a member left before acknowledging it), `aside`, one member's inflight. Only a
-    record that no member may read, connected or not, is finished without having been sent.
+    Invariant: a record is in exactly one of: the outbox or the log (not sent yet), `returned` (a
+    member left before acknowledging it), `aside`, one member's inflight. Only a record that no
+    member may read, connected or not, is finished without being sent.
     """
 
     def __init__(self, name: str, filter: str) -> None:
@@ -202,44 +208,47 @@ class Group(Cursor):
         self.key = f"$share/{name}/{filter}"
         self.tag = tag_of(self.key)
         self.members: dict[Session, GroupMember] = {}
-        # Those with a connection. The first `ready` of them may have room for a message; the others
-        # have this group in their `blocked`. So finding a member costs the same in a group of ten
-        # and of ten thousand: whoever was found without room is not looked at before it has some.
+        # The members with a connection. The first `ready` of them may have room for a message; the
+        # others have this group in their `blocked`. A member found without room is not checked
+        # again before it has some, so the search costs the same with ten members and with ten
+        # thousand.
         self.connected: list[GroupMember] = []
         self.ready = 0
         self.turn = 0
-        # Per partition, the offset from which it has records; None: it is older than this start.
+        # Per partition, the offset from which it has records; None: it is older than this run.
         self.start: list[int] | None = None
-        # Each a Message or, to be fetched from the log, the Inflight of the member.
+        # Each is a Message or, to be fetched from the log, the Inflight of the member.
         self.returned: deque[object] = deque()
         self.fetching = False
-        # By topic: records for which a member is awaited that may read them, while others go on.
+        # By topic: records that wait for a member that may read them, while other records go on.
         self.aside: dict[bytes, deque[Message]] = {}
         self.aside_count = 0
         self.aside_bytes = 0
-        # Grows when a member joins, leaves or connects: others may read now.
+        # Grows when a member joins, leaves or connects: rights in the group may have changed.
         self.changes = 0
-        # By topic, as of `readable_at` changes: may any member read it, connected or not?
+        # By topic, as of `readable_at` changes: whether any member may read it, connected or not.
         self.readable: dict[bytes, bool] = {}
         self.readable_at = 0
-        # (partition, offset) of QoS 2 records that members have, though the group's logged position
-        # has not passed them: after a restart no other member may be given them. Then those that
-        # the log does not know of.
+        # (partition, offset) of QoS 2 records that members have, at or above the group's logged
+        # position. After a restart no other member may receive them. `given_changes` are those not
+        # logged yet.
         self.given: set[tuple[int, int]] | None = None
         self.given_changes: list[tuple[int, int]] = []
         self.logged_positions: list[int] | None = None
         self.progress_due = False
-        # In a cluster this is either the cursor for all nodes' members (then whose it is), or a
-        # node's own members: those get records assigned, in `returned`, and never tail or read.
+        # In a cluster: set in the coordinator's group, the cursor for the members of all nodes. A
+        # node's own group has None; it is assigned its records, in `returned`, and never tails or
+        # reads.
         self.coordination: object | None = None
 
     def put_aside(self, message: Message) -> None:
+        """Keep a message until a member that may read it is ready."""
         self.aside.setdefault(message.topic, deque()).append(message)
         self.aside_count += 1
         self.aside_bytes += len(message.payload) + 200
 
     def take_aside(self, topic: bytes) -> Message:
-        """The oldest of a topic."""
+        """Remove and return the oldest message of a topic."""
         messages = self.aside[topic]
         message = messages.popleft()
         self.aside_count -= 1
@@ -249,14 +258,14 @@ class Group(Cursor):
         return message
 
     def attach(self, member: GroupMember) -> None:
-        """It has a connection."""
+        """Add a member that has a connection to `connected`."""
         if member.slot < 0:
             member.slot = len(self.connected)
             self.connected.append(member)
             self.unblock(member)
 
     def detach(self, member: GroupMember) -> None:
-        """It leaves, or its connection is gone."""
+        """Remove a member that leaves, or lost its connection, from `connected`."""
         if member.slot < 0:
             return
         if len(self.connected) == 1:
@@ -272,11 +281,13 @@ class Group(Cursor):
         member.slot = -1
 
     def block(self, member: GroupMember) -> None:
+        """Move a member without room behind the first `ready`."""
         if member.slot < self.ready:
             self.ready -= 1
             self._swap(member, self.connected[self.ready])
 
     def unblock(self, member: GroupMember) -> None:
+        """Move a member that has room among the first `ready`."""
         if member.slot >= self.ready:
             self._swap(member, self.connected[self.ready])
             self.ready += 1
@@ -289,6 +300,7 @@ class Group(Cursor):
         other.slot = slot
 
     def note_given(self, partition: int, offset: int) -> None:
+        """Record that a member has the QoS 2 record, for the next progress record."""
         if self.given is None:
             self.given = set()
         if len(self.given) < GIVEN_MAX:
@@ -297,18 +309,18 @@ class Group(Cursor):
 
 
 class Route:
-    """Who receives a topic; valid while `version` equals NodeState.route_version."""
+    """The receivers of a topic. They are valid while `version` equals NodeState.route_version."""
 
     def __init__(self, topic: str, raw: bytes, partition: int) -> None:
         self.topic = topic
         self.raw = raw
         self.partition = partition
         self.version = -1
-        # In the memo, see node.routing.
+        # The memory that it counts for, see broker.routing.
         self.size_bytes = 0
         self.targets: list[Subscription] = []
         self.groups: list[Group] = []
-        # Sessions that have subscribed to the topic and may not read it.
+        # Sessions that are subscribed to the topic and may not read it.
         self.denied = 0
         # QoS 0 publishes on this topic go into the log.
         self.logged = False
@@ -317,16 +329,18 @@ class Route:
 
 
 class NodeState:
+    """The whole state of a node, with its timers, jobs and promises."""
+
     def __init__(self, config: NodeConfig, journal: Journal) -> None:
         self.config = config
         self.journal = journal
         self.memory = config.memory_durability
         self.cluster: ClusterPort | None = None
-        # Called with a filter, and whether a session of a client has begun or ended to have it.
+        # Called with a filter, and True when a client's session subscribes, False when it stops.
         self.watch_interest: Callable[[str, bool], None] | None = None
         # Called with the empty message by which a client here removed what was retained.
         self.watch_removal: Callable[[Message], None] | None = None
-        # What else goes under $SYS/broker/, by name.
+        # Further values under $SYS/broker/, by name.
         self.sys_values: Callable[[], dict[str, str]] | None = None
         self.stats = Stats()
         # Set by the driver before every call: monotonic seconds, wall clock microseconds.
@@ -345,9 +359,9 @@ class NodeState:
         self.subscription_count = 0
         self.groups: dict[str, Group] = {}
         self.retained = RetainedTrie(retained_size)
-        # Topics whose retained message is that of a record which is not committed yet, or of none,
-        # with that record's offset: an older record that is committed meanwhile is no news. See
-        # held_publish.retain_at_once.
+        # Topics whose retained message is ahead of the log, with the offset of its record, or the
+        # next one if it has none. A record with a lower offset that commits later must not replace
+        # it. See completion.retain_at_once.
         self.retained_ahead: dict[str, int] = {}
         # When the retained store last had no room; 0.0: never.
         self.retained_noted_at = 0.0
@@ -357,13 +371,13 @@ class NodeState:
         self.routes: dict[bytes, Route] = {}
         self.routes_bytes = 0
         self.route_version = 0
-        # The filters of the last changes of it.
+        # The filters of the newest versions, one for each.
         self.route_changes: list[str] = []
-        # Of sessions that read the log; node.catching_up makes them.
+        # The interests of sessions that read the log; broker.delivery.log_replay makes them.
         self.interests: dict[Session, list[ReadInterest]] = {}
 
         self.held: deque[Held] = deque()
-        # Records appended, by whatever way: who makes it grow is paused when too many wait.
+        # The number of records appended. A client that makes it grow is paused under congestion.
         self.appended = 0
         # Memory of held packets beyond HELD_BYTES each: the filters of SUBSCRIBE and UNSUBSCRIBE.
         self.held_bytes = 0
@@ -377,11 +391,11 @@ class NodeState:
         self.timers_cancelled = 0
         self.work: deque[Work] = deque()
         self.is_working = False
-        # Receivers that were looked up or handed a message since Node._process set it to 0.
+        # Receivers looked up or served since Node._process set it to 0.
         self.spent = 0
-        # Sessions that are in no table any more, with subscriptions that still are.
+        # Ended sessions that are out of `sessions` and still have subscriptions in the routing.
         self.ended: dict[Session, None] = {}
-        # What may be done at once in this turn, before it becomes Work.
+        # Steps left in this turn; further ones become Work.
         self.steps_left = STEPS_PER_TURN
         self.sessions_in_progress: deque[Session] = deque()
         self.groups_in_progress: deque[Group] = deque()
@@ -395,29 +409,30 @@ class NodeState:
         # Clients whose input waits until the journal has written what is pending.
         self.stalled: list[Connection] = []
         self.closing = False
-        # In a cluster: sessions may have other owners by now (see cluster.doubt).
+        # In a cluster: sessions may have other owners by now (see sessions.ownership_lease).
         self.is_unsure = False
-        # Clients are sent to these servers, host:port each, separated by blanks; "": they are not.
+        # Clients are sent to these servers, host:port separated by blanks; "": they are not.
         self.redirect = ""
         # Random client ids are drawn by the driver: (prefix, counter) keeps the core deterministic.
         self.client_id_prefix = "auto-"
         self.client_id_count = 0
-        # Of sessions that have ended, the oldest first: the client's next session goes on with
-        # larger epochs, which tell its records from those of the old one in the same write group.
+        # Last epochs of ended sessions, the oldest first. The client's next session continues with
+        # larger ones, so its records differ from those of the old one in the same write group.
         self.ended_epochs: dict[str, int] = {}
 
     def note_ended(self, session: Session) -> None:
+        """Remember the epoch of a session that ended."""
         ended = self.ended_epochs
         if session.client_id not in ended and len(ended) >= ENDED_EPOCHS_MAX:
             del ended[next(iter(ended))]
         ended[session.client_id] = session.epoch
 
     def client_sessions(self) -> int:
-        """Sessions, connected or not, but for the broker's own."""
+        """The number of sessions of clients, connected or not."""
         return len(self.sessions) - (FEDERATION in self.sessions)
 
     def change_routes(self, filter: str = "") -> None:
-        """Receivers of the topics that a plain filter matches, or of all, may be other ones now."""
+        """Invalidate the routes of the topics that a plain filter matches, or of all topics."""
         self.route_version += 1
         changes = self.route_changes
         if not filter:
@@ -428,14 +443,15 @@ class NodeState:
             del changes[: ROUTE_CHANGES_MAX // 2]
 
     def arm(self, when: float, kind: int, subject: object) -> Timer:
+        """Start a timer."""
         timer = Timer(when, kind, subject)
         self.timer_count += 1
         heapq.heappush(self.timers, (when, self.timer_count, timer))
         return timer
 
     def cancel(self, timer: object) -> None:
-        """Forget a timer (anything but a Timer is ignored) and, in time, its place in the heap:
-        otherwise clients that come and go would leave their keep alive behind for hours."""
+        """Cancel a timer (anything but a Timer is ignored) and later remove it from the heap.
+        Otherwise clients that come and go would leave their keep alive there for hours."""
         if not isinstance(timer, Timer) or timer.kind == CANCELLED:
             return
         timer.kind = CANCELLED
@@ -447,7 +463,7 @@ class NodeState:
             self.timers_cancelled = 0
 
     def begin(self, work: Work) -> None:
-        """Do the job in slices, from the next pass of the timers on."""
+        """Queue the job. It runs in slices from the next pass of the timers on."""
         if not work.is_queued:
             work.is_queued = True
             self.work.append(work)
@@ -456,7 +472,7 @@ class NodeState:
                 self.arm(self.now, WORK, None)
 
     def work_on(self) -> None:
-        """One slice of the jobs. What is left goes on in the next turn of the event loop."""
+        """Run one slice of the jobs. The rest follows in the next turn of the event loop."""
         left = STEPS_PER_TURN
         work = self.work
         while work and left > 0:
@@ -471,7 +487,7 @@ class NodeState:
             self.arm(self.now, WORK, None)
 
     def take_due(self, now: float) -> list[tuple[int, object]]:
-        """(kind, subject) of the timers that have fired, in their order."""
+        """Remove the due timers and return (kind, subject) of each, in their order."""
         due: list[tuple[int, object]] = []
         while self.timers and self.timers[0][0] <= now:
             timer = heapq.heappop(self.timers)[2]
@@ -482,10 +498,11 @@ class NodeState:
         return due
 
     def note(self, level: str, event: str, fields: dict[str, object]) -> None:
+        """Emit a line for the log of the process."""
         self.effects.append(Note(level, event, fields))
 
     def append(self, record: Record) -> int:
-        """See Journal.append. Returns -1 in a cluster."""
+        """Append a record as Journal.append does. In a cluster the result is -1."""
         self.appended += 1
         if self.cluster is None:
             return self.journal.append(record)
@@ -493,8 +510,8 @@ class NodeState:
         return -1
 
     def hold(self, held: Held) -> None:
-        """Release `held` once everything appended so far is committed, in call order. In a cluster:
-        see Cluster.hold."""
+        """Release `held` once all records appended so far are committed, in call order. In a
+        cluster ClusterPort.hold applies."""
         if self.cluster is not None:
             self.cluster.hold(held)
             return
@@ -508,21 +525,22 @@ class NodeState:
             self.held.append(held)
 
     def hold_reply(self, held: Held) -> None:
-        """The same for a promise without a record of its own."""
+        """`hold` for a promise without a record of its own."""
         if self.cluster is not None:
             self.cluster.hold_reply(held)
         else:
             self.hold(held)
 
     def release_committed(self) -> None:
-        """Call after the journal's committed sequence has moved."""
+        """Release the promises of committed records. Called when the committed sequence has
+        grown."""
         held = self.held
         committed = self.journal.committed_sequence
         while held and held[0].after <= committed:
             held.popleft().release(self)
 
     def is_congested(self, part: int = 1) -> bool:
-        """Is more pending than `1 / part` of what may be?"""
+        """Whether more than `1 / part` of the allowed bytes is pending."""
         limit = self.config.pending_bytes_max // part
         if self.cluster is not None:
             return self.held_bytes > limit or self.cluster.is_congested(part)
@@ -530,15 +548,16 @@ class NodeState:
         return self.journal.pending_bytes + promised > limit
 
     def stall(self, connection: Connection) -> None:
-        """The journal is behind: read no more from this client for now. Whatever a client sends
-        that is appended counts (see Node._process): a logged or retained QoS 0 message, the
-        SUBSCRIBE of a durable session and PUBREL as well as a QoS 1 message."""
+        """Stop reading from a client because the journal is behind. Every appended packet counts
+        (see Node._process): QoS 1, logged or retained QoS 0, PUBREL, a durable session's
+        SUBSCRIBE."""
         if not connection.input_paused:
             connection.input_paused = True
             self.stalled.append(connection)
 
     def release_stalled(self) -> None:
-        """Call after a write group was taken, and when a cluster is less congested."""
+        """Read from the stalled clients again once less than half of the limit is pending. Called
+        after a write group, and when a cluster is less congested."""
         if self.stalled and not self.is_congested(2):
             for connection in self.stalled:
                 self.effects.append(ResumeInput(connection))

@@ -9,7 +9,7 @@ LOADS = (("1min", 60.0), ("5min", 300.0), ("15min", 900.0))
 
 
 class SysTopics:
-    """Publishes each interval what has changed since the last one."""
+    """The $SYS tree of one node. Each interval it publishes the values that have changed."""
 
     def __init__(self, state: NodeState) -> None:
         self._state = state
@@ -18,6 +18,7 @@ class SysTopics:
         self._before: dict[str, int] = {}
 
     def values(self) -> dict[str, str]:
+        """The current value of each topic, by its name below `$SYS/broker/`."""
         state = self._state
         stats = state.stats
         connected = state.connections
@@ -49,7 +50,7 @@ class SysTopics:
             "store/messages/count": str(sum(state.journal.high_watermark)),
         }
         if state.journal.epoch:
-            # Of a shared data directory: who speaks here holds its lease.
+            # On a shared directory only the holder of the lease gets here.
             values["lease/holder"] = state.config.node_id
             values["lease/epoch"] = str(state.journal.epoch)
         if state.sys_values is not None:
@@ -69,7 +70,7 @@ class SysTopics:
         )
 
     def _update_loads(self) -> None:
-        """Per-minute rates, exponentially averaged over 1, 5 and 15 minutes."""
+        """Update the rates per minute, exponentially averaged over 1, 5 and 15 minutes."""
         stats = self._state.stats
         interval_s = self._state.config.sys_interval_s
         counters = {
@@ -90,6 +91,7 @@ class SysTopics:
                 self._loads[key] = self._loads.get(key, 0.0) * (1 - share) + per_minute * share
 
     def publish(self) -> None:
+        """Publish the values that differ from the last ones published."""
         self._update_loads()
         last = self._last
         for name, value in self.values().items():
