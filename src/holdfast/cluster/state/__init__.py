@@ -1,1 +1,2 @@
-"""Replicated state: sessions, retained messages and producers, as the committed records say."""
+"""The replicated state: sessions, retained messages and producers as the committed records define
+them."""

@@ -1,12 +1,17 @@
-"""The part of the images that belongs to some partitions, as entries for another node.
+"""The replicated state of some partitions as entries that another node can load.
 
-A session belongs to its home partition, with its subscriptions, cursor and will; a retained message
-to the partition of its record; of a producer each place, and of a client's QoS 2 packet ids each
-one, to the partition that it is in; a shared group's positions to the home of its key. Entries set
-keys to values, as those of a snapshot do: the images may move on while they are made.
+Each part of the state belongs to one partition:
+- a session with its subscriptions, cursor and will, to its home partition;
+- a retained message, to the partition of its record;
+- the position of a producer, and a QoS 2 packet id of a client, to the partition it counts in;
+- the positions of a shared group, to the home of its key.
 
-Wills that were published are told in the partitions of their topics, and known by client alone: all
-of them go along. To know of one earlier than its record comes does no harm.
+Entries set keys to values, as those of a snapshot do. The state may therefore change while they are
+made.
+
+The records of published wills are in the partitions of their topics, but the state has them by
+client id alone. So all of them are sent. It does no harm if a node knows of a published will before
+its record is applied: `fired` only prevents a second one.
 """
 
 import json
@@ -32,25 +37,26 @@ from holdfast.cluster.state.replicated import NOBODY, ReplicatedState
 from holdfast.storage.partition import partition_of
 
 INBOUND: Final = 5
-"""JSON: a client's packet ids that are stored and not released, each with its session epoch."""
+"""The kind of a JSON entry with a client's unreleased QoS 2 packet ids, each with its session
+epoch."""
 FIRED: Final = 6
-"""JSON: clients with the session epoch of their newest will that was published; NOBODY with the
-newest epoch of all sessions."""
+"""The kind of a JSON entry with clients and the session epoch of their newest published will. The
+client id NOBODY has the newest epoch of all sessions."""
 ENDED: Final = 7
-"""JSON: clients with the epoch of their newest session that has ended."""
+"""The kind of a JSON entry with clients and the epoch of their newest ended session."""
 
 LOOKED_AT: Final = 64
-"""So many things are looked at between two turns to stop."""
+"""The number of items visited between two points at which the caller may pause."""
 EPOCHS_MAX: Final = 500
-"""In one entry."""
+"""The most epochs in one entry."""
 
 Entry = tuple[int, int, bytes]
-"""(partition, kind, data)"""
+"""One entry: (partition, kind, data)."""
 
 
 def entries(images: ReplicatedState, partitions: Container[int]) -> Iterator[Entry | None]:
-    """Everything that belongs to the partitions; None now and then, where the caller may stop for
-    a while."""
+    """Yields everything that belongs to the partitions, and None at points where the caller may
+    pause."""
     yield 0, FIRED, _dump([(NOBODY, images.newest_epoch)])
     yield from _epochs(images, partitions, FIRED, images.fired)
     yield from _sessions(images, partitions)
@@ -123,7 +129,8 @@ def _retained(images: ReplicatedState, partitions: Container[int]) -> Iterator[E
 def _epochs(
     images: ReplicatedState, partitions: Container[int], kind: int, epochs: OrderedDict[str, int]
 ) -> Iterator[Entry | None]:
-    """`ended` belongs to the clients' homes; of `fired` all is told, under any partition."""
+    """Yields entries of `ended` for the clients with these homes, or all of `fired`, as partition
+    0."""
     found: dict[int, list[tuple[str, int]]] = {}
     for number, (client_id, epoch) in enumerate(list(epochs.items())):
         if number % LOOKED_AT == 0:
@@ -139,7 +146,7 @@ def _epochs(
 
 
 def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
-    """Forget everything that belongs to the partitions, with pauses as in `entries`."""
+    """Removes everything that belongs to the partitions, with pauses as in `entries`."""
     state = images.state
     for number, session in enumerate(list(state.sessions.values())):
         if number % LOOKED_AT == 0:
@@ -174,8 +181,11 @@ def drop(images: ReplicatedState, partitions: Container[int]) -> Iterator[None]:
 
 
 def take(images: ReplicatedState, partition: int, kind: int, data: bytes) -> None:
-    """An entry of another node. Raises ValueError, KeyError, TypeError, AssertionError,
-    struct.error or CorruptBatch for one that is none."""
+    """Loads an entry of another node.
+
+    Raises ValueError, KeyError, TypeError, AssertionError, struct.error or CorruptBatch when it is
+    malformed.
+    """
     if kind == SNAPSHOT_SESSION:
         images.restore(json.loads(data))
     elif kind == SNAPSHOT_PRODUCER:

@@ -1,12 +1,12 @@
-"""Where shared groups stand by what the log says, on every node.
+"""The positions of shared groups as the log defines them, on every node.
 
-Their CURSOR records are written by their coordinator, under the epoch of their home partition: what
-one has written that was deposed meanwhile counts for nothing. A record that says nothing ends the
-group. Every record sets values, see node.recovery.
+The coordinator of a group writes its CURSOR records, in the epoch of the group's home partition. A
+record of a deposed coordinator is ignored because of its lower epoch. An empty record ends the
+group. Every record sets values, as `broker.recovery.recovery` explains.
 
-Invariant: until a group ends, its positions never go back. Each says that everything before it is
-finished, and nothing else remembers that: a lower one would let the next coordinator hand all of it
-out again, QoS 2 records included.
+Invariant: until a group ends, its positions never decrease. A position says that everything below
+it is finished, and nothing else stores that. Counter-example: a position falls from 100 to 50. The
+next coordinator hands out the records from 50 again, QoS 2 records included.
 """
 
 from typing import Final
@@ -17,26 +17,30 @@ from holdfast.broker.state import NodeState
 from holdfast.storage.record import Record
 
 DONE_MAX: Final = 100_000
-"""Offsets of one group that are finished above its positions. More are not remembered, so another
-coordinator may hand those records out again."""
+"""The most finished offsets of one group above its positions. Further ones are not stored, so the
+next coordinator may hand those records out again."""
 
 
 class GroupPositions:
+    """The positions, finished offsets and epochs of all shared groups of the broker."""
+
     def __init__(self, state: NodeState, positions: dict[str, list[int]]) -> None:
-        """`positions`: first unfinished offset per partition, by group; changed here."""
+        """`positions`: the first unfinished offset per partition, by group. This class changes
+        it."""
         self._state = state
         self.positions = positions
-        # Per partition the offsets at or above the position that are finished.
+        # By group and partition, the finished offsets at or above the position.
         self.done: dict[str, dict[int, set[int]]] = {}
         self.epochs: dict[str, int] = {}
-        # Grows with every record.
+        # A counter of applied records, from which readers see a change.
         self.version = 0
         # Groups with DONE_MAX offsets.
         self._full: set[str] = set()
-        # Groups that have ended since `take_dropped` was called.
+        # Groups that have ended since the last call of `take_dropped`.
         self._dropped: set[str] = set()
 
     def apply(self, record: Record) -> None:
+        """Applies a CURSOR record of a group."""
         self.version += 1
         key = record.client_id.decode()
         if record.sequence < self.epochs.get(key, 0):
@@ -67,6 +71,7 @@ class GroupPositions:
         self.place(key)
 
     def is_finished(self, key: str, partition: int, offset: int) -> bool:
+        """True if the log says that the group has finished the record."""
         positions = self.positions.get(key)
         if positions is None:
             return False
@@ -75,18 +80,21 @@ class GroupPositions:
         return offset in self.done.get(key, {}).get(partition, ())
 
     def is_full(self, key: str) -> bool:
-        """Nothing more is remembered as finished."""
+        """True if no further finished offset of the group is stored."""
         return key in self._full
 
     def take_dropped(self) -> set[str]:
-        """Groups that have ended since the last call."""
+        """Returns the groups that have ended since the last call."""
         dropped = self._dropped
         self._dropped = set()
         return dropped
 
     def is_owned_at(self, key: str, node: str) -> bool:
-        """Has the node a session that keeps QoS 2 records of the group under packet ids? What it
-        says of them counts until it is closed."""
+        """True if the node owns a durable session that may keep QoS 2 records of the group under
+        packet ids.
+
+        Such a session may append further packet ids until it is closed.
+        """
         group = self._state.groups.get(key)
         return group is not None and any(
             session.owner == node and subscription.qos == 2 and _outlives_connection(session)
@@ -94,8 +102,11 @@ class GroupPositions:
         )
 
     def kept_by_members(self, key: str) -> set[tuple[int, int]]:
-        """Places of QoS 2 records that sessions have from the group under a packet id: nobody else
-        may get them. [MQTT-4.8.2-4] [MQTT-4.8.2-5]"""
+        """Returns the (partition, offset) of QoS 2 records of the group that sessions keep under a
+        packet id.
+
+        No other session may receive them. [MQTT-4.8.2-4] [MQTT-4.8.2-5]
+        """
         group = self._state.groups.get(key)
         if group is None:
             return set()
@@ -107,18 +118,20 @@ class GroupPositions:
         return found
 
     def starts(self, key: str) -> list[list[int]]:
-        """Where members began that the log knows."""
+        """Returns the start positions of the members in the log."""
         group = self._state.groups.get(key)
         if group is None:
             return []
         return [each.start for each in group.members.values() if each.start is not None]
 
     def is_durable(self, key: str) -> bool:
+        """True if a member in the log has a session that outlives its connection."""
         group = self._state.groups.get(key)
         return group is not None and any(map(_outlives_connection, group.members))
 
     def place(self, key: str) -> None:
-        """So that retention keeps what it has not finished with."""
+        """Sets the group's cursor to its positions, so that retention keeps the records it has not
+        finished."""
         group = self._state.groups.get(key)
         positions = self.positions.get(key)
         if group is not None and positions is not None:
@@ -126,7 +139,7 @@ class GroupPositions:
             group.positions = list(positions)
 
     def fields(self, key: str) -> dict[str, object]:
-        """Of a SNAPSHOT_GROUP entry."""
+        """Returns the fields of a SNAPSHOT_GROUP entry."""
         done = self.done.get(key, {})
         return {
             "key": key,
@@ -136,7 +149,10 @@ class GroupPositions:
         }
 
     def restore(self, fields: dict[str, object]) -> None:
-        """The positions are there. Raises KeyError, ValueError, TypeError or AssertionError."""
+        """Loads the fields of a SNAPSHOT_GROUP entry whose positions are loaded already.
+
+        Raises KeyError, ValueError, TypeError or AssertionError when they are malformed.
+        """
         key = str(fields["key"])
         done = fields.get("done", [])
         assert isinstance(done, list)
@@ -145,6 +161,7 @@ class GroupPositions:
         self.place(key)
 
     def drop(self, key: str) -> None:
+        """Removes a group."""
         self.positions.pop(key, None)
         self.done.pop(key, None)
         self.epochs.pop(key, None)

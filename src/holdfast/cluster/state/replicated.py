@@ -1,17 +1,18 @@
-"""What the committed records say: sessions, retained messages, producers.
+"""The state that the committed records define: sessions, retained messages, producers.
 
-Every node has it whole, and on every node it is the same at the same offsets: only committed
-records change it. Live connections have their own state, in the node where they are; what they
-append comes back here.
+Every node has all of it, equal at equal offsets, because only committed records change it. The node
+that owns a session has the state of its connection. What that node appends is applied here.
 
-Records of one partition arrive in order, those of several partitions do not. So QoS 2 packet ids
-and wills, which are told in the partitions of their messages, are kept by session epoch: what
-belongs to an earlier life of a session does not count.
+Records of one partition are applied in order, those of several partitions are not. QoS 2 packet ids
+and wills have records in the partitions of their messages, so they are stored with the session
+epoch. Those of an earlier life of a session are ignored. Counter-example: a clean start is applied
+first, and then a QoS 2 record of the old session with packet id 7. A new message with id 7 would be
+dropped as a repetition.
 
-Invariant: the image of a session or a group is a function of the records of its home partition. A
-session's cursor has no positions before a record sets them. Counter-example: nodes that filled them
-in from what they had delivered, or from the subscriptions so far, each at its own time, would
-resume the session at different offsets after a failover.
+Invariant: the state of a session or a group is a function of the records of its home partition. A
+session's cursor has no positions before a record sets them. Counter-example: each node fills them
+in from what it has delivered so far. After a failover the session resumes at another offset than
+before.
 """
 
 import json
@@ -37,51 +38,63 @@ from holdfast.protocol.topics.names import is_shared
 from holdfast.storage.record import Record
 
 FIRED_MAX: Final = 20_000
-"""Wills remembered as published. Of one that is older nobody asks again."""
+"""The most published wills that are stored. No node publishes an older one again."""
 ENDED_MAX: Final = 20_000
-"""Sessions remembered that have ended. Of one that is older nothing is on its way any more."""
+"""The most ended sessions that are stored. No record of an older one is still under way."""
 CLOCK_SLACK_S: Final = 2 * TOLERANCE_S
-"""The clocks of two nodes may differ by this much. A session that was closed less than this ago
-counts as closed now, because an interval must not end early: the node that closed it may be behind
-the node that ends it."""
+"""The difference in seconds that the clocks of two nodes may have.
+
+A session that was closed less than this ago counts as closed now, because an interval must not end
+early. The clock of the node that closed it may be behind that of the node that ends it.
+"""
 NOBODY: Final = ""
-"""No client has this id."""
+"""A client id that no client has."""
 NO_ID: Final = 0
-"""No packet has this id."""
+"""A packet id that no packet has."""
 REQUESTS_MAX: Final = 8
-"""Of one session. A node asks again within a second, of whoever leads then."""
+"""The most request numbers stored for one session. A node repeats a request within one second, to
+the leader of that time."""
 SNAPSHOT_EPOCHS: Final = 100
-"""JSON: `fired` and `ended`."""
+"""The kind of a JSON entry with `fired` and `ended`."""
 SNAPSHOT_INBOUND: Final = 101
-"""JSON: what `ReplicatedState.inbound` has of a client, with epochs. Not a part of its session:
-that may be opened by a record that comes later."""
+"""The kind of a JSON entry with a client's part of `ReplicatedState.inbound`, with epochs. It is
+not a part of the session entry: a later record may open that session."""
 
 
 class ReplicatedState(Recovery):
+    """The replicated state of all partitions, and what recovery needs to rebuild it.
+
+    Invariant: two nodes that have applied the same offsets of a home partition have equal sessions
+    and groups of it. No clock and no local delivery may enter them.
+    """
+
     def __init__(self, state: NodeState) -> None:
         super().__init__(state)
         self.clock_slack_us = int(CLOCK_SLACK_S * 1e6)
-        # Per client id: (partition, packet id) -> epoch of the session that sent it; with NO_ID, of
-        # the newest one that sent or released something there.
+        # Per client id: (partition, packet id) -> epoch of the session that sent it. With NO_ID:
+        # the epoch of the newest session that sent or released an id in that partition.
         self.inbound: dict[str, dict[tuple[int, int], int]] = {}
-        # Per session: the epoch in which it began.
+        # Per session: the epoch in which its present life began, with a clean start or without a
+        # session.
         self.born: dict[str, int] = {}
-        # Per session: the newest requests that opened it, the last one of its owner. Of sessions
-        # that have ended as far as this process knows them.
+        # Per session: the newest requests that opened it, that of its owner last. `_old_requests`:
+        # those of ended sessions, as far as this process knows them.
         self._requests: dict[str, list[int]] = {}
         self._old_requests: OrderedDict[str, list[int]] = OrderedDict()
-        # Clients whose node was lost, with or before their newest connection: of what it had sent
-        # last their cursor does not know.
+        # Clients whose node failed during or before their newest connection. Their cursor may lack
+        # messages that the node had sent last.
         self.maybe_sent: set[str] = set()
-        # Per client id the newest session epoch whose will was published.
+        # Per client id the newest session epoch with a published will.
         self.fired: OrderedDict[str, int] = OrderedDict()
-        # Per client id the epoch of the newest session that has ended.
+        # Per client id the epoch of its newest ended session.
         self.ended: OrderedDict[str, int] = OrderedDict()
-        # Of all sessions that there were. One that nobody remembers had no later epoch.
+        # The newest epoch of all sessions so far. A session that is not stored any more had no
+        # later epoch.
         self.newest_epoch = 0
         self.groups = GroupPositions(state, self.group_positions)
 
     def apply_snapshot_entry(self, kind: int, data: bytes) -> None:
+        """Loads an entry of a snapshot."""
         if kind == SNAPSHOT_EPOCHS:
             fields = json.loads(data)
             self.fired = OrderedDict(fields["fired"])
@@ -104,10 +117,13 @@ class ReplicatedState(Recovery):
             self.groups.apply(record)
 
     def _advance(self, session: Session, cursor: CursorState) -> None:
-        """What a lost node has said last counts, so that less is sent again. But not a QoS 2
-        record of a shared group that the session did not have before: others may have been given
-        that, and the node has not sent it. It does so only when it has applied this record, and the
-        close before it."""
+        """Applies a cursor record.
+
+        The last cursor record of a failed node counts even after its session is closed, so that
+        less is sent again. The exception is a QoS 2 record of a shared group that the session did
+        not have before. The coordinator may have given it to another session. The failed node has
+        not sent it: it would do so only after applying this record, and the close before it.
+        """
         if not session.owner:
             known = session.inflight
             cursor.inflight = [
@@ -122,7 +138,8 @@ class ReplicatedState(Recovery):
         return super()._unlogged_positions(session)
 
     def _settle(self, session: Session) -> None:
-        """Whoever resumes the session fills in positions that no record tells: see take_over."""
+        """Leaves positions that no record sets empty: the node that resumes the session sets them
+        (`take_over`)."""
         self._settle_inflight(session)
 
     def _subscribe(self, session: Session, fields: list[object], start: list[int]) -> None:
@@ -130,7 +147,7 @@ class ReplicatedState(Recovery):
         self.groups.place(str(fields[0]))
 
     def requests(self, client_id: str) -> list[int]:
-        """Those that were carried out, the newest last."""
+        """Returns the requests that opened the client's session, the newest last."""
         return self._old_requests.get(client_id, []) + self._requests.get(client_id, [])
 
     def _note_request(self, client_id: str, request: int) -> None:
@@ -152,13 +169,16 @@ class ReplicatedState(Recovery):
         ids[(record.partition, NO_ID)] = record.producer_epoch
 
     def is_superseded(self, client_id: str, partition: int, epoch: int) -> bool:
-        """Has a later session of the client told of packet ids in the partition?"""
+        """True if a later session of the client has sent or released a packet id in the
+        partition."""
         ids = self.inbound.get(client_id)
         return ids is not None and epoch < ids.get((partition, NO_ID), 0)
 
     def is_inbound(self, client_id: str, partition: int, packet_id: int, epoch: int) -> bool:
-        """Is a QoS 2 message with this id stored in the partition and not released? `epoch`: of
-        the session that asks."""
+        """True if a QoS 2 message with this id is stored in the partition and not released.
+
+        `epoch`: that of the session in question, used if its `open` record is not applied yet.
+        """
         ids = self.inbound.get(client_id)
         if ids is None:
             return False
@@ -166,7 +186,7 @@ class ReplicatedState(Recovery):
         return stored_epoch >= self.born.get(client_id, epoch)
 
     def inbound_epoch(self, client_id: str) -> int:
-        """Of the newest session of the client that has told of packet ids; 0 if none has."""
+        """Returns the epoch of the client's newest session with packet ids, or 0 without one."""
         ids = self.inbound.get(client_id)
         if ids is None:
             return 0
@@ -174,7 +194,8 @@ class ReplicatedState(Recovery):
         return max(ids.get((partition, NO_ID), 0) for partition in partitions)
 
     def inbound_ids(self, client_id: str) -> dict[int, int]:
-        """Stored and not released, since the session began: packet id -> partition."""
+        """Returns packet id -> partition of the ids stored since the session began and not
+        released."""
         born = self.born.get(client_id, 0)
         ids = self.inbound.get(client_id, {})
         return {
@@ -188,6 +209,8 @@ class ReplicatedState(Recovery):
         _remember(self.fired, client_id, epoch, FIRED_MAX)
 
     def has_fired(self, client_id: str, epoch: int) -> bool:
+        """True if the will of the client's session with this epoch, or a later one, was
+        published."""
         return self.fired.get(client_id, -1) >= epoch
 
     def _change_session(self, fields: dict[str, object], timestamp_us: int, epoch: int) -> None:
@@ -196,7 +219,8 @@ class ReplicatedState(Recovery):
         if fields["op"] == "open":
             known = self.ended.get(client_id, 0) if before is None else before.epoch
             if epoch <= known:
-                # By a leader before, which did not know what the next one has decided.
+                # The record is of an earlier leader that did not know the decision of its
+                # successor.
                 return
             self._note_request(client_id, int(str(fields.get("request", 0))))
             self._note_epoch(epoch)
@@ -204,7 +228,7 @@ class ReplicatedState(Recovery):
         super()._change_session(fields, timestamp_us, epoch)
         after = self.state.sessions.get(client_id)
         if after is not None and self.has_fired(client_id, after.epoch):
-            # In another partition, which was applied sooner.
+            # The record of the will is in another partition, and was applied before this one.
             after.will = None
         if after is before:
             return
@@ -237,11 +261,15 @@ class ReplicatedState(Recovery):
         elif operation == "close" and not fields.get("maybe_sent"):
             self.maybe_sent.discard(client_id)
         elif operation == "close" and before.owner:
-            # Else its node has told more than who closed it, as well, in the node's place.
+            # If the session has no owner, its node has closed it already, and knew more than the
+            # coordinator that closes it in the node's place.
             self.maybe_sent.add(client_id)
 
     def _forget_inbound(self, client_id: str, epoch: int) -> None:
-        """Of a session that has ended. What a later one sent may have come before."""
+        """Removes the packet ids of an ended session, except those of a later session.
+
+        Records of a later session may be applied first, because they are in other partitions.
+        """
         ids = self.inbound.pop(client_id, {})
         later = {key: known for key, known in ids.items() if known > epoch}
         if later:
@@ -259,38 +287,42 @@ class ReplicatedState(Recovery):
         return session
 
     def drop(self, session: Session) -> None:
-        """Not that it has ended: it is to come anew, from another node."""
+        """Removes a session that will be loaded again from another node. It does not count as
+        ended."""
         self._forget(session)
         self.born.pop(session.client_id, None)
         self._requests.pop(session.client_id, None)
         self.maybe_sent.discard(session.client_id)
 
     def restore(self, fields: dict[str, object]) -> Session:
-        """From `fields` of another node. Raises KeyError, ValueError, TypeError or AssertionError
-        for fields that are none."""
+        """Loads a session from the `fields` of another node.
+
+        Raises KeyError, ValueError, TypeError or AssertionError when they are malformed.
+        """
         session = self._restore_session(fields)
         if self.has_fired(session.client_id, session.epoch):
             session.will = None
         return session
 
     def settle_some(self, count_max: int) -> list[Session]:
-        """Arm the timers of sessions without a connection. Returns those that have expired."""
+        """Arms the timers of some sessions without a connection. Returns those that have
+        expired."""
         touched = sorted(islice(self.touched, count_max), key=lambda session: session.client_id)
         return [session for session in touched if not self.settle_one(session)]
 
     def note_fired(self, client_id: str, epoch: int) -> None:
-        """As another node knows. NOBODY: its newest epoch."""
+        """Takes a published will from another node. With NOBODY: its newest epoch."""
         self._note_epoch(epoch)
         if client_id != NOBODY:
             self._will_done(client_id, epoch)
 
     def note_ended(self, client_id: str, epoch: int) -> None:
-        """As another node knows."""
+        """Takes an ended session from another node."""
         self._note_epoch(epoch)
         _remember(self.ended, client_id, epoch, ENDED_MAX)
 
     def has_inflight(self, client_id: str, group_tag: int, place: tuple[int, int]) -> bool:
-        """Is the group's record (partition, offset) with the session, under a packet id?"""
+        """True if the session keeps the group's record (partition, offset) under a packet id."""
         session = self.state.sessions.get(client_id)
         return session is not None and any(
             (entry.partition, entry.offset) == place and entry.group_tag == group_tag
@@ -298,7 +330,8 @@ class ReplicatedState(Recovery):
         )
 
     def settle_one(self, session: Session) -> bool:
-        """See Recovery.settle. False if the session has no connection and has expired."""
+        """Arms the timers of a changed session. Returns False if it has no connection and has
+        expired."""
         if session not in self.touched:
             return True
         self.touched.discard(session)
@@ -306,7 +339,8 @@ class ReplicatedState(Recovery):
         return session in self.open or self._rearm(session)
 
     def fields(self, session: Session) -> dict[str, object]:
-        """The session as a snapshot's entry, without packet ids of what it sends."""
+        """Returns the session as fields of a snapshot entry, without the packet ids of its own
+        messages."""
         if session in self.touched:
             self._settle(session)
         fields = session_fields(self.state, session)
@@ -316,7 +350,7 @@ class ReplicatedState(Recovery):
         return fields
 
     def snapshot(self) -> Iterator[tuple[int, bytes]]:
-        """Entries for a snapshot file; the state may move on between two of them."""
+        """Yields the entries of a snapshot file. The state may change between two of them."""
         for session in list(self.state.sessions.values()):
             if self.state.sessions.get(session.client_id) is session:
                 data = json.dumps(self.fields(session), ensure_ascii=False, separators=(",", ":"))

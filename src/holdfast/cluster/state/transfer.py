@@ -1,20 +1,21 @@
-"""Images for partitions whose log here begins behind records that are gone.
+"""The transfer of replicated state for partitions whose local log begins after deleted records.
 
-What was derived from those records (sessions, retained messages, places of producers) is not to be
-had from the log. So the node asks the partition's leader for its images of it, as they are once
-everything below some offset was applied there, and goes on from that offset with the log.
+The state that those records defined (sessions, retained messages, positions of producers) is not in
+the log any more. So the node requests the replicated state of the partition from its leader. The
+leader sends it as of some applied offset, and this node continues with the log from that offset.
 
-- Of a partition in `missing` nothing is known here, or a part. It is neither followed nor led
-  (Replication.hold), so nobody counts this node as one that has it.
-- It is followed again when the images that have come are in a snapshot on the disk: a restart
-  would find the log, and no images. Until then it is `unsaved`.
-- A restart needs no mark to know: the log of such a partition begins behind the newest snapshot.
-- Whoever has the images may give them: what is in there is committed. Leaders are asked because
-  they have them.
+- For a partition in `missing` this node has no state, or a part of it. It neither follows nor leads
+  the partition (Replication.hold), so no node counts it as a replica that has the data.
+- The partition is followed again when the received state is in a snapshot on the disk. Until then
+  it is `unsaved`. Counter-example: it is followed at once, and the node restarts. It would find the
+  log without the state.
+- A restart needs no mark: the log of such a partition begins after the newest snapshot.
+- Any node that has the state may send it, because only committed records define it. Leaders are
+  chosen because they always have it.
 
-One node is asked at a time, for all partitions that it leads. Its answer comes in pieces that this
-node asks for one by one; each is the work of one turn there. What was there before is dropped
-first; if the link is lost everything begins anew.
+One node receives requests at a time, for all partitions that it leads. It replies in pieces that
+this node requests one by one; each is the work of one turn there. The previous state of the
+partitions is dropped first. If the link is lost the transfer starts again.
 """
 
 import struct
@@ -30,31 +31,34 @@ from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.record import CorruptBatch
 
 PIECE_BYTES: Final = 32 << 10
-"""An IMAGE is closed at this size; a single larger entry makes one of its own."""
+"""The size in bytes at which an IMAGE frame is closed. A single larger entry has a frame of its
+own."""
 PIECE_PAUSES: Final = 4
-"""So many times 64 sessions, topics or producers are looked at for one piece."""
+"""The number of pauses per piece; 64 sessions, topics or producers are visited before each."""
 DROP_PAUSES: Final = 4
-"""As many for each turn in which the old images are dropped."""
+"""The number of pauses per turn while the previous state is dropped."""
 ASK_AGAIN_S: Final = 0.1
-"""Whom we asked did not have them either, or not yet."""
+"""The delay in seconds after which a request is repeated to a leader that did not have the
+state."""
 ANSWER_S: Final = 5.0
-"""Then a node that does not answer is asked anew."""
+"""The time in seconds after which a request without a reply is repeated."""
 
 _HEAD: Final = struct.Struct("<QI?H")
-"""Number of the request, number of the piece, whether it is the last, partitions."""
+"""The head of a piece: request number, piece number, whether it is the last, number of
+partitions."""
 _GRANT: Final = struct.Struct("<HQ")
-"""In the first piece: a partition, and the offset up to which everything is applied."""
+"""An entry of the first piece: a partition, and the offset up to which the state is applied."""
 _ENTRY: Final = struct.Struct("<HBI")
 
 
 class Asked:
-    """What is on its way here."""
+    """A transfer to this node."""
 
     def __init__(self, number: int, node: str, partitions: set[int], now: float) -> None:
         self.number = number
         self.node = node
         self.partitions = partitions
-        # The piece that comes next; -1: the old images are being dropped.
+        # The number of the next piece; -1: the previous state is being dropped.
         self.piece = -1
         self.heard_at = now
         self.offsets: dict[int, int] = {}
@@ -62,7 +66,7 @@ class Asked:
 
 
 class Given:
-    """What is on its way to another node."""
+    """A transfer from this node to another."""
 
     def __init__(self, number: int, grants: dict[int, int], source: Iterator[Entry | None]) -> None:
         self.number = number
@@ -72,6 +76,12 @@ class Given:
 
 
 class Transfer:
+    """The state transfers of this node, in both directions.
+
+    Invariant: a partition is in at most one of `missing` and `unsaved`, and is followed only if it
+    is in neither.
+    """
+
     def __init__(
         self, state: NodeState, fabric: ClusterContext, images: ReplicatedState, applier: Applier
     ) -> None:
@@ -79,28 +89,31 @@ class Transfer:
         self._fabric = fabric
         self._images = images
         self._applier = applier
-        # At a start the member puts those in whose logs begin behind the snapshot.
+        # At a start ClusterNode adds the partitions whose logs begin after the snapshot.
         self.missing: set[int] = set()
-        # Partition -> number of the images that have come.
+        # Partition -> number of the transfer that its state came with.
         self.unsaved: dict[int, int] = {}
-        # Partitions that may be followed again; the member takes them.
+        # Partitions that may be followed again; ClusterNode takes them.
         self.released: list[int] = []
         self._number = 0
         self._asked: Asked | None = None
         self._ask_at = 0.0
         self._given: dict[str, Given] = {}
-        # False: the log that the images here were made from was damaged.
+        # False if the log that the state here was made from is damaged.
         self.may_give = True
         self.received = 0
         self.sent = 0
 
     @property
     def is_whole(self) -> bool:
+        """True if the state of all partitions is complete and saved."""
         return not self.missing and not self.unsaved
 
     def offsets(self) -> list[int]:
-        """For a snapshot: where the records begin that must be applied over it; 0 where it has no
-        images."""
+        """Returns the offsets from which records must be applied to a snapshot taken now.
+
+        The offset is 0 for a partition whose state the snapshot lacks.
+        """
         offsets = list(self._fabric.journal.high_watermark)
         for partition in self.missing:
             offsets[partition] = 0
@@ -109,7 +122,8 @@ class Transfer:
     # At the node that lacks them
 
     def restarted(self, partition: int, offset: int) -> None:
-        """The log begins at the offset now."""
+        """Takes that the log of the partition now begins at `offset`, and requests the state if it
+        is older."""
         if self._asked is not None:
             self._asked.partitions.discard(partition)
         self.unsaved.pop(partition, None)
@@ -123,7 +137,7 @@ class Transfer:
         self._state.delivered[partition] = offset
 
     def give_up(self, partition: int) -> None:
-        """There is nobody who has them."""
+        """Stops waiting for the state of the partition: no node has it."""
         if self._asked is not None:
             self._asked.partitions.discard(partition)
         self.missing.discard(partition)
@@ -135,7 +149,7 @@ class Transfer:
         self.unsaved[partition] = self._number
 
     def step(self, now: float) -> None:
-        """Once a turn."""
+        """Begins a transfer, drops previous state or notices a timeout. It runs once per turn."""
         asked = self._asked
         if asked is None:
             if self.missing and now >= self._ask_at:
@@ -178,7 +192,7 @@ class Transfer:
         self._fabric.send_fields(asked.node, IMAGE_REQUEST, fields)
 
     def handle_image(self, node: str, payload: bytes) -> None:
-        """Raises BadFrame."""
+        """Takes a piece of state. Raises BadFrame when it is malformed."""
         try:
             number, piece, is_last, count = _HEAD.unpack_from(payload)
             at = _HEAD.size + count * _GRANT.size
@@ -227,31 +241,36 @@ class Transfer:
                 take(self._images, partition, kind, data)
 
     def wants_save(self) -> bool:
-        """A snapshot is to be taken: nothing more can be had now."""
+        """True if a snapshot should be taken now: state was received, and no transfer is under
+        way."""
         return bool(self.unsaved) and self._asked is None
 
     def begin_save(self) -> dict[int, int]:
-        """For `saved`: what a snapshot that is begun now will have."""
+        """Returns what a snapshot that begins now contains, as the argument of `saved`."""
         return dict(self.unsaved)
 
     def saved(self, covered: dict[int, int]) -> None:
-        """Such a snapshot is durable, and so is the log before it."""
+        """Releases the partitions of a snapshot that is durable, together with the log before
+        it."""
         for partition, number in covered.items():
             if self.unsaved.get(partition) == number:
                 del self.unsaved[partition]
                 self.released.append(partition)
 
     def take_released(self) -> list[int]:
+        """Returns the partitions that may be followed again since the last call."""
         released = self.released
         self.released = []
         return released
 
     def disconnected(self, node: str) -> None:
+        """Ends the transfers from and to a node whose link is lost."""
         self._given.pop(node, None)
         if self._asked is not None and self._asked.node == node:
             self._asked = None
 
     def timer(self) -> float | None:
+        """Returns the time of the next step, or None."""
         if self._asked is not None:
             return 0.0 if self._asked.piece < 0 else self._asked.heard_at + ANSWER_S
         return self._ask_at if self.missing else None
@@ -259,7 +278,7 @@ class Transfer:
     # At the node that has them
 
     def handle_request(self, node: str, payload: bytes) -> None:
-        """Raises BadFrame."""
+        """Sends the requested piece of state. Raises BadFrame when the request is malformed."""
         fields = fields_of(payload, "request", "piece")
         number = number_of(fields, "request")
         piece = number_of(fields, "piece")
@@ -267,7 +286,7 @@ class Transfer:
             self._given[node] = self._give(number, fields.get("partitions"))
         given = self._given.get(node)
         if given is None:
-            # Lost here meanwhile: it will ask anew.
+            # This node has dropped the transfer; the other node requests it again.
             return
         if given.number != number or given.piece != piece:
             raise BadFrame(f"asks for piece {piece} of images {number}")
