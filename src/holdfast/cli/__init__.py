@@ -1,1 +1,1 @@
-"""The command `holdfast`: one module or folder for each subcommand, loaded when it is used."""
+"""The command `holdfast`: one module or folder per subcommand, imported when it is used."""

@@ -1,8 +1,8 @@
-"""How many log lines of one kind may be written, and how long a line may be.
+"""The limits on log lines: their rate per event, and their length.
 
-Peers cause lines, so lines are bounded: an event has at most 20 of them a second at one level.
-A summary, 10 s after the first line that is left out, says how many were. No event is silenced: 20
-lines a second are written of each, errors included, and critical lines are never counted.
+Peers cause log lines, so an event has at most 20 lines a second at one level. A summary with the
+number of suppressed lines follows 10 s after the first of them. No event is silent: each has its 20
+lines, and critical lines are not limited.
 """
 
 import logging
@@ -12,9 +12,9 @@ from typing import Final
 LINES_PER_S: Final = 20
 LINES_BURST: Final = 40
 SUMMARY_S: Final = 10.0
-"""After the first line that is left out, its event's summary is due."""
+"""The delay in seconds from the first suppressed line to the summary."""
 EVENTS_MAX: Final = 1000
-"""Events with a bucket of their own; the others share one."""
+"""The most events with a bucket of their own. All others share one."""
 EVENT_CHARACTERS_MAX: Final = 64
 VALUE_CHARACTERS_MAX: Final = 256
 LINE_CHARACTERS_MAX: Final = 4096
@@ -28,11 +28,13 @@ class _Bucket:
     filled_at: float
     left_out: int = 0
     since: float = 0.0
-    """When the first of those was left out."""
+    """The time of the first suppressed line."""
 
 
 @dataclass(frozen=True)
 class Summary:
+    """The number of suppressed lines of one event and level."""
+
     event: str
     level: int
     lines: int
@@ -40,13 +42,13 @@ class Summary:
 
 
 class LineRate:
-    """A token bucket for each event and level. `now`: seconds of a clock that never goes back."""
+    """A token bucket for each event and level. `now`: seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._buckets: dict[tuple[str, int], _Bucket] = {}
 
     def admit(self, event: str, level: int, now: float) -> bool:
-        """Whether the line is written."""
+        """Return whether the line may be written."""
         if level >= logging.CRITICAL:
             return True
         bucket = self._bucket(event, level, now)
@@ -61,7 +63,7 @@ class LineRate:
         return False
 
     def summaries(self, now: float) -> list[Summary]:
-        """Of the lines that were left out since the last call."""
+        """Return summaries of the lines suppressed since the last call."""
         found = []
         for (event, level), bucket in self._buckets.items():
             if bucket.left_out:
@@ -79,7 +81,7 @@ class LineRate:
         return self._buckets.setdefault(key, _Bucket(LINES_BURST, now))
 
     def _forget_quiet(self, now: float) -> None:
-        """A bucket that is full again is as good as a new one."""
+        """Remove full buckets, because a new bucket is equal to a full one."""
         quiet_s = LINES_BURST / LINES_PER_S
         self._buckets = {
             key: bucket
@@ -89,17 +91,17 @@ class LineRate:
 
 
 def event_of(message: str) -> str:
-    """The first word of a line before its values are filled in."""
+    """Return the first word of a line's format, before its values are inserted."""
     return message[: EVENT_CHARACTERS_MAX + 1].partition(" ")[0][:EVENT_CHARACTERS_MAX]
 
 
 def cut(text: str, characters_max: int) -> str:
-    """The text, with "..." in place of what is too much of it."""
+    """Return the text, with "..." instead of the part beyond the limit."""
     return text if len(text) <= characters_max else f"{text[:characters_max]}..."
 
 
 def cut_value(value: object) -> object:
-    """A value of a line: texts and bytes may be a peer's, and long."""
+    """Limit a value of a line, because a peer may have chosen it."""
     if isinstance(value, str):
         return cut(value, VALUE_CHARACTERS_MAX)
     if isinstance(value, bytes) and len(value) > VALUE_CHARACTERS_MAX:
@@ -110,8 +112,10 @@ def cut_value(value: object) -> object:
 
 
 def one_line(text: str) -> str:
-    """The text with everything escaped that does not print: line ends, control sequences, and
-    marks that turn the direction of writing."""
+    """Escape all unprintable characters.
+
+    These are line ends, control sequences, and marks that change the direction of writing.
+    """
     text = cut(text, LINE_CHARACTERS_MAX)
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""The process's own log lines, on standard error."""
+"""The log lines of a process, on standard error."""
 
 import json
 import logging
@@ -18,14 +18,14 @@ from holdfast.cli.log_rate import (
 )
 
 LOGGERS: Final = ("holdfast", "uvicorn", "asyncio")
-"""Of the broker, the admin port's HTTP server, and the event loop."""
+"""The loggers of the broker, the admin port's HTTP server, and the event loop."""
 SUMMARY: Final = "lines_suppressed"
 
 _now = time.monotonic
 
 
 class LineFilter(logging.Filter):
-    """Turns a record into one bounded line, or leaves it out. On a handler."""
+    """A handler's filter that turns a record into one limited line, or suppresses it."""
 
     def __init__(self, handler: logging.Handler) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class LineFilter(logging.Filter):
         return True
 
     def summarise(self) -> None:
-        """Write how many lines were left out."""
+        """Write the number of suppressed lines."""
         with self._lock:
             self._timer = None
             summaries = self._rate.summaries(_now())
@@ -91,13 +91,13 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
         self.addFilter(self._lines)
 
     def close(self) -> None:
-        # logging.shutdown, at the end of the process.
+        # Called by logging.shutdown at the end of the process.
         self._lines.summarise()
         super().close()
 
 
 def set_up_logging(level: str, format: str) -> None:
-    """`level`: a name of logging's in lower case; `format`: "text" or "json"."""
+    """Set up the broker's log. `level`: a level's name in lower case. `format`: text or json."""
     formatter: logging.Formatter
     if format == "json":
         formatter = _JsonFormatter()
@@ -113,14 +113,14 @@ def set_up_logging(level: str, format: str) -> None:
 
 
 def set_up_plain_logging() -> None:
-    """For processes beside the broker: their lines name the module's logger, too."""
+    """Set up the log of other processes, whose lines also name the module's logger."""
     handler = _Handler(_Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     _spare_lookups()
 
 
 def _spare_lookups() -> None:
-    """No line says which thread, process or line of code it comes from: logging need not ask."""
+    """Disable look-ups of thread, process and source line, which no line shows."""
     logging._srcfile = None
     logging.logThreads = False
     logging.logProcesses = False

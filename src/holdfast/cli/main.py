@@ -1,11 +1,11 @@
-"""The `holdfast` command: finds the subcommand, imports only that one, turns errors into a line.
+"""The `holdfast` command: imports the chosen subcommand alone, and prints errors as one line.
 
-A subcommand's module offers `add_parser(subparsers)` and `run(args) -> int`. `pub` and `sub` speak
-mosquitto's option language (`-h` is the host, not help), which argparse cannot: they offer
-`main(arguments) -> int` and get their arguments untouched.
+A subcommand's module has `add_parser(subparsers)` and `run(args) -> int`. `pub` and `sub` use the
+options of mosquitto (`-h` is the host, not help), which argparse does not support. They have
+`main(arguments) -> int` and receive their arguments unchanged.
 
 Exit codes: 0 success; 1 the work failed; 2 wrong usage or wrong configuration; 130 interrupted;
-141 the reader of a pipe went away. `pub` and `sub` use mosquitto's own.
+141 the reader of a pipe has closed it. `pub` and `sub` use mosquitto's own.
 """
 
 import argparse
@@ -31,7 +31,7 @@ COMMANDS: Final = {
     "federation": "a broker's federation; a member beside any broker; the manager of one",
     "passwd": "manage a password file (options of mosquitto_passwd)",
 }
-"""Command -> help line."""
+"""The help text of each command."""
 
 _MODULES: Final = {
     "pub": "pubsub.pub",
@@ -41,20 +41,20 @@ _MODULES: Final = {
     "pipeline": "pipeline.command",
     "federation": "federation.command",
 }
-"""Command -> its module in holdfast.cli, where that has another name than the command."""
+"""The modules in holdfast.cli of commands with another name than their module."""
 
 _OLD_NAMES: Final = {
     "federator": ("federation", "sidecar"),
     "topology": ("federation", "manager"),
 }
-"""Former name of a command, understood for one more version -> its name."""
+"""The current names of renamed commands. One more version accepts the old ones."""
 
 _OWN_OPTIONS: Final = frozenset({"pub", "sub"})
-"""Commands that parse their arguments themselves."""
+"""The commands that parse their arguments themselves."""
 
 
 def version_text() -> str:
-    """One line: version, form of the hot modules, Python, event loop."""
+    """Return version, build of the hot modules, Python and event loop in one line."""
     import platform
 
     from holdfast import __version__
@@ -82,7 +82,7 @@ def _command_module(command: str) -> Any:
 
 
 def build_parser(commands: list[str]) -> argparse.ArgumentParser:
-    """The parser with the given subcommands; each one named costs the import of its module."""
+    """Make the parser with the given subcommands. Each one costs the import of its module."""
     parser = argparse.ArgumentParser(
         prog="holdfast",
         description="An MQTT broker that keeps what it has acknowledged.",
@@ -119,7 +119,7 @@ def _dispatch(arguments: list[str]) -> int:
         run: Callable[[argparse.Namespace], int] = _command_module(command).run
         return run(args)
     parser = build_parser([])
-    # A wrong word must be named before the options that follow it, which only its command knows.
+    # A wrong command is reported before its options, which only its own parser could know.
     if command and not command.startswith("-"):
         parser.error(f"unknown command {command!r}; choose from {', '.join(COMMANDS)}")
     if parser.parse_args(arguments).version:
@@ -130,7 +130,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code. argparse itself exits by SystemExit."""
+    """Run one command and return its exit code. argparse itself raises SystemExit."""
     try:
         code = _dispatch(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

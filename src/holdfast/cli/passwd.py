@@ -1,7 +1,7 @@
-"""`holdfast passwd`: add, change and delete users; the options of mosquitto_passwd.
+"""`holdfast passwd`: add, change and delete users, with the options of mosquitto_passwd.
 
-The file is replaced as a whole (write, fsync, rename), so a broker that reads it meanwhile sees the
-old users or the new ones. Comments, order and other users' lines stay as they are.
+The file is replaced as a whole (write, fsync, rename). A broker that reads it meanwhile sees either
+the old users or the new ones. Comments, order and other users' lines stay unchanged.
 """
 
 import argparse
@@ -26,7 +26,7 @@ its owner and mode."""
 
 
 class _Refused(Exception):
-    """The text goes to standard error, the exit code is 1."""
+    """The command cannot do its work. The text goes to standard error, the exit code is 1."""
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -169,7 +169,7 @@ def _upgrade(args: argparse.Namespace) -> None:
         username, colon, password = line.partition(":")
         if not username or not colon or not password:
             raise _Refused(f"{args.file}:{number + 1}: a line is 'user:password' or a comment")
-        # A second run must not hash the hashes.
+        # Skips hashes, so that a second run does not hash them again.
         if not passwords.is_hash(password):
             lines[number] = f"{username}:{_hash(args, password)}"
     _replace(args.file, lines)
@@ -209,9 +209,9 @@ def _ask_password() -> str:
 
 
 def _replace(path: Path, lines: list[str]) -> None:
-    """Write the file under another name beside it and rename it. A symbolic link is followed."""
+    """Write the file under another name and rename it. Symbolic links are followed."""
     path = Path(os.path.realpath(path))
-    # Created with mode 0600 whatever the umask.
+    # mkstemp sets mode 0600 with any umask.
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "w", encoding="utf-8") as file:
@@ -231,7 +231,7 @@ def _replace(path: Path, lines: list[str]) -> None:
 
 
 def _keep_owner_and_mode(path: Path, descriptor: int) -> None:
-    """The broker may run as another user than the one who edits the file."""
+    """Copy owner and mode, because the broker may run as another user than the editor."""
     try:
         old = path.stat()
     except FileNotFoundError:

@@ -142,14 +142,14 @@ def serve(config: Config) -> int:
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
     if code == STAND_BY_AGAIN and not (Path(config.node.data) / MANIFEST).exists():
-        # A new process would create a new one, and serve that.
+        # A new process would create an empty directory and serve it.
         logging.getLogger("holdfast").critical(
             "%s: the data directory is gone: is it mounted?", config.node.data
         )
         return EXIT_FAILED
     if code in (STAND_BY_AGAIN, START_ANEW):
-        # A new process image under the old process id: whatever still runs in this one, threads
-        # that wait for the disk and the sockets of clients, ends with it.
+        # execv keeps the process id and replaces everything else: threads that wait for the disk
+        # and the sockets of clients end with the old image.
         logging.shutdown()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code

@@ -1,1 +1,1 @@
-"""`holdfast cluster`: nodes on this machine, and commands to the admin port of any node."""
+"""`holdfast cluster`: nodes on this machine, and requests to the admin port of any node."""

@@ -1,4 +1,4 @@
-"""Nodes as child processes that never outlive the one who started them."""
+"""Runs nodes as child processes that never outlive the process that started them."""
 
 import ctypes
 import os
@@ -11,22 +11,26 @@ from pathlib import Path
 from typing import Final
 
 STOP_S: Final = 30.0
-"""How long the nodes get to stop in order."""
+"""The time in seconds that the nodes have to stop in order."""
 POLL_S: Final = 0.05
 LOG_TAIL_BYTES: Final = 2000
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class Child:
+    """One `holdfast` process whose output goes to a log file."""
+
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
-        """Starts `holdfast` with `arguments`; what it prints goes to the end of `log`. Only from
-        the main thread: to the system, the thread that starts a child is its parent. Raises
-        OSError."""
+        """Start `holdfast` with `arguments`; its output is appended to `log`.
+
+        It must be called from the main thread: for the kernel, the thread that starts a child is
+        its parent, and its end kills the child. Raises `OSError` if the start fails.
+        """
         self.name = name
         self.command = [sys.executable, "-m", "holdfast.cli.main", *arguments]
         self._log = log
         parent = os.getpid()
-        # Loaded here: between fork and exec there should be nothing but system calls.
+        # Loaded here, because between fork and exec only system calls are safe.
         libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
         def die_with_parent() -> None:
@@ -42,7 +46,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 preexec_fn=die_with_parent,
-                # Ctrl-C is for whoever started them, who tells them.
+                # Ctrl-C reaches the starting process alone, which then stops its children.
                 process_group=0,
             )
 
@@ -54,7 +58,7 @@ class Child:
         return self._process.poll() is None
 
     def end_text(self) -> str:
-        """How it ended."""
+        """Describe how the process ended."""
         code = self._process.returncode
         if code >= 0:
             return f"ended with exit code {code}"
@@ -69,7 +73,7 @@ class Child:
             return file.read().decode(errors="replace").rstrip()
 
     def tell_to_stop(self) -> None:
-        # One that is held by SIGSTOP would never learn of it.
+        # SIGCONT, because a process stopped by SIGSTOP would not receive SIGTERM.
         for number in (signal.SIGTERM, signal.SIGCONT):
             self._process.send_signal(number)
 
@@ -81,8 +85,10 @@ class Child:
 def stop_all(
     children: Sequence[Child], is_hurried: Callable[[], bool], timeout_s: float = STOP_S
 ) -> list[Child]:
-    """All at the same time. Those that have not stopped in time, or when `is_hurried` says so, are
-    killed, and returned."""
+    """Stop all children at the same time and return those that had to be killed.
+
+    A child is killed after `timeout_s`, or earlier when `is_hurried` returns True.
+    """
     for child in children:
         child.tell_to_stop()
     deadline = time.monotonic() + timeout_s

@@ -1,19 +1,21 @@
 """`holdfast cluster`: nodes that replicate one log, or that share a data directory.
 
-Of a cluster, asked from a node's admin port (`--admin`):
-init        make a cluster of the node that is asked
-status      a verdict, and every node; exit code 0 healthy, 1 degraded, 2 error,
-            3 no majority
-nodes       every node
-partitions  every partition; with --topic the one of a topic
-drain       take leaderships and replicas away from a node; undrain: let it take part again
-remove      a node that is drained, or dead, for good
-rebalance   give every partition its preferred leader
-unsafe-recover  lead again what has lost every disk that had all
-watch       what changes, a line each
-local       a whole cluster on this machine, for trying
+The subcommands for a cluster use a node's admin port (`--admin`):
 
-Of a shared data directory (`--data`): status, handover. See `holdfast.cli.cluster.pair`.
+    init        initialise a cluster with this node
+    status      a verdict, and every node; exit code 0 healthy, 1 degraded, 2 error,
+                3 no majority
+    nodes       every node
+    partitions  every partition; with --topic the one of a topic
+    drain       move leaderships and replicas away from a node; undrain: let it take part again
+    remove      remove a node for good that is drained or down
+    rebalance   give every partition its preferred leader
+    unsafe-recover  let a node lead partitions that have lost every disk with all records
+    watch       changes, one per line
+    local       a whole cluster on this machine, for trying
+
+The subcommands for a shared data directory (`--data`) are status and handover. See
+`holdfast.cli.cluster.pair`.
 """
 
 import argparse
@@ -142,7 +144,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asks_for_directory(args: argparse.Namespace) -> bool:
-    """A pair's node has no need to say so in its own working directory. Raises AdminError."""
+    """Return whether the command concerns a shared data directory.
+
+    The working directory's `./holdfast-data` counts without an option if it is shared. Raises
+    `AdminError` for contradicting options.
+    """
     if args.data is not None and args.admin is not None:
         raise AdminError("give --admin for a cluster, or --data for a shared directory")
     if args.data is None and args.admin is None and cluster_pair.is_shared(SHARED_DEFAULT):

@@ -1,4 +1,4 @@
-"""The subcommands of `holdfast cluster` that ask a node's admin port, but `watch` and `local`."""
+"""The subcommands of `holdfast cluster` that use a node's admin port, except `watch`."""
 
 import argparse
 import json
@@ -92,7 +92,10 @@ def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> None:
-    """A node that has just been started may not listen yet. Raises AdminError."""
+    """Initialise the cluster, waiting for a node that was just started.
+
+    Raises `AdminError` when the node refuses or does not listen in time.
+    """
     deadline = time.monotonic() + wait_s
     is_told = False
     while True:
@@ -100,7 +103,7 @@ def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> No
             port.change("init")
             return
         except Unanswered:
-            # It may have been asked.
+            # Not repeated, because the node may have received the request.
             raise
         except NoAnswer as error:
             if time.monotonic() >= deadline:
@@ -166,7 +169,7 @@ def drain(port: AdminPort, args: argparse.Namespace) -> int:
 def _await_drained(
     port: AdminPort, name: str, timeout_s: float, progress: Callable[[str], None]
 ) -> str:
-    """Empty when it is drained; else what is left."""
+    """Wait until the node is drained. Returns "", or what is left after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     shown = ""
     while True:
@@ -179,7 +182,7 @@ def _await_drained(
                 f" holds {count_text(node.held, 'replica')}"
             )
         except NoAnswer as error:
-            # Perhaps only for a moment: whoever waits for the end has a limit.
+            # The node may be unreachable only for a moment, and `timeout_s` limits the wait.
             text = str(error)
         if text != shown:
             progress(text)

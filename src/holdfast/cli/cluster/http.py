@@ -1,4 +1,4 @@
-"""The admin port of a broker, asked from the command line."""
+"""Requests of the command line to the admin port of a broker."""
 
 import http.client
 import json
@@ -11,28 +11,30 @@ from holdfast.cli.cluster.status import ClusterStatus
 
 DEFAULT_ADMIN: Final = "127.0.0.1:18083"
 TIMEOUT_S: Final = 10.0
-"""Of one request. A change waits for the agreement of a majority."""
+"""The time in seconds for one request. A change waits for a majority to agree."""
 
 
 class AdminError(Exception):
-    """The text says what is wrong and what to do."""
+    """A request failed. The text says why and what to do."""
 
 
 class NoAnswer(AdminError):
-    """Later there may be one."""
+    """No response was received. A later request may succeed."""
 
 
 class Unanswered(NoAnswer):
-    """It may have been asked, and may do it."""
+    """The request may have been received, and may be carried out."""
 
 
 class AdminRefused(AdminError):
-    """The cluster, with its reason."""
+    """The cluster refused the request. The text is its reason."""
 
 
 class AdminPort:
+    """Sends requests to one admin port."""
+
     def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Raises AdminError: that is no address."""
+        """Raises `AdminError` if the address is malformed."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise AdminError(f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}")
@@ -42,7 +44,7 @@ class AdminPort:
         self._timeout_s = timeout_s
 
     def request(self, method: str, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises AdminError."""
+        """Send a request and return status and body. Raises `AdminError` without a response."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             self._connect(connection)
@@ -71,15 +73,18 @@ class AdminPort:
             raise NoAnswer(f"cannot reach {self.address}: {error.strerror or error}") from error
 
     def is_ready(self) -> bool:
-        """Raises AdminError."""
+        """Return whether the node is ready. Raises `AdminError` without a response."""
         return self.request("GET", "/readyz")[0] == 200
 
     def status(self) -> ClusterStatus:
-        """Raises AdminError."""
+        """Return the status of the cluster. Raises `AdminError` without a usable response."""
         return self.status_as_sent()[0]
 
     def status_as_sent(self) -> tuple[ClusterStatus, dict[str, object]]:
-        """Also with what this version does not know of. Raises AdminError."""
+        """Return the status, and also the raw values with fields unknown to this version.
+
+        Raises `AdminError` without a usable response.
+        """
         body = self._ask("GET", "/cluster")
         try:
             values = msgspec.json.decode(body, type=dict[str, object])
@@ -90,7 +95,7 @@ class AdminPort:
             ) from None
 
     def change(self, action: str, node: str = "", **more: str) -> None:
-        """Raises AdminError. `more`: further parameters."""
+        """Request a change; `more`: further parameters. Raises `AdminError` if it is refused."""
         given = {"node": node, **more} if node else more
         query = urlencode(given, quote_via=quote)
         try:
@@ -99,7 +104,7 @@ class AdminPort:
             raise Unanswered(f"{error}: look at the status whether it was done") from None
 
     def get_json(self, path: str) -> dict[str, Any]:
-        """Raises AdminError."""
+        """Return the JSON object at a path. Raises `AdminError` without a usable response."""
         body = self._ask("GET", path)
         try:
             return msgspec.json.decode(body, type=dict[str, Any])

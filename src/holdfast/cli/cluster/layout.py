@@ -1,5 +1,8 @@
-"""The directory of a local cluster: `cluster.json` (nodes and their ports, so that the cluster
-comes back as it was), `cluster.secret`, and per node its data directory and its log."""
+"""The directory of a local cluster.
+
+It contains `cluster.json` (nodes and their ports, so that the cluster can be started again),
+`cluster.secret`, and per node a data directory and a log file.
+"""
 
 import json
 import os
@@ -15,19 +18,25 @@ NODES: Final = 3
 NODES_MAX: Final = 32
 ADMIN_DISTANCE: Final = 100
 PEER_DISTANCE: Final = 200
-"""With a base port: from the port of a node's clients to its others."""
+"""With a base port: the distance from a node's port for clients to its peer port."""
 BASE_PORT_MAX: Final = 65535 - PEER_DISTANCE - NODES_MAX
 FREE_PORTS: Final = range(10_000, 32_000)
-"""Below what systems take for outgoing connections: a node finds its ports free again."""
+"""The ports to choose from.
+
+They are below the range that systems use for outgoing connections, so a restarted node finds its
+ports free.
+"""
 PLAN: Final = "cluster.json"
 SECRET: Final = "cluster.secret"
 
 
 class LayoutError(Exception):
-    """The text says what is wrong and what to do."""
+    """The directory cannot be used. The text says why and what to do."""
 
 
 class LocalNode(msgspec.Struct, frozen=True):
+    """One node and its ports for clients, administration and peers."""
+
     node: str
     port: int
     admin: int
@@ -38,8 +47,10 @@ class LocalNode(msgspec.Struct, frozen=True):
 
 
 def plan(directory: Path, count: int | None, base_port: int | None) -> list[LocalNode]:
-    """The nodes of before, and new ones up to `count`; noted in the directory. Raises LayoutError,
-    OSError."""
+    """Return the nodes of the directory, with new ones up to `count`, and save them.
+
+    Raises `LayoutError` if the arguments contradict the directory, `OSError` if it fails.
+    """
     path = directory / PLAN
     nodes = _read(path)
     if nodes and base_port is not None:
@@ -62,7 +73,7 @@ def plan(directory: Path, count: int | None, base_port: int | None) -> list[Loca
 
 
 def secret_file(directory: Path) -> Path:
-    """Made when it is missing. Raises OSError."""
+    """Return the secret's file, which is created if missing. Raises `OSError`."""
     path = directory / SECRET
     if not path.exists():
         _write(path, secrets.token_hex(32) + "\n", 0o600)
@@ -89,7 +100,7 @@ def _read(path: Path) -> list[LocalNode]:
 
 
 def _write(path: Path, text: str, mode: int) -> None:
-    """Whole or not at all."""
+    """Write the file completely or not at all."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
@@ -100,7 +111,7 @@ def _write(path: Path, text: str, mode: int) -> None:
 
 
 def _free_port(taken: set[int]) -> int:
-    """One that is not in `taken`, and is then. Raises LayoutError."""
+    """Return a free port and add it to `taken`. Raises `LayoutError` if there is none."""
     for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
         if port not in taken and is_free(port):
             taken.add(port)

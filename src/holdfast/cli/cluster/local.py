@@ -1,7 +1,8 @@
 """`holdfast cluster local`: a whole cluster on this machine, in the foreground, for trying.
 
-Nothing is started again by itself, so that one can see what a node's end does. SIGTERM, SIGINT and
-SIGHUP stop all nodes in order, a second one at once; however this process ends, they end.
+Nodes that end are not restarted, so that the effect of a failure can be observed. SIGTERM, SIGINT
+and SIGHUP stop all nodes in order, a second signal stops them at once. The nodes end whenever this
+process ends.
 """
 
 import argparse
@@ -43,15 +44,15 @@ T = TypeVar("T")
 
 
 class NotStarted(Exception):
-    """The text says why."""
+    """The cluster did not start. The text says why."""
 
 
 class NotYet(Exception):
-    """The text says what is awaited."""
+    """A condition is not met yet. The text names it."""
 
 
 class Stopped(Exception):
-    """By a signal, before all was ready."""
+    """A signal arrived before the cluster was ready."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +90,7 @@ def _number(text: str, maximum: int) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until a signal comes or no node lives."""
+    """Run the cluster until a signal arrives or all nodes have ended."""
     signals = _Signals()
     directory = args.data
     try:
@@ -110,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Signals:
-    """Counts them, from when it is made."""
+    """Counts the signals since its creation."""
 
     def __init__(self) -> None:
         self.count = 0
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # Under nohup the end of the terminal is none of ours.
+            # Under nohup the end of the terminal must not stop the cluster.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._handle)
 
@@ -124,8 +125,10 @@ class _Signals:
 
 
 class LocalCluster:
+    """The nodes of one directory as child processes."""
+
     def __init__(self, directory: Path, args: argparse.Namespace, signals: _Signals) -> None:
-        """Raises LayoutError, OSError."""
+        """Raises `LayoutError` or `OSError` if the directory cannot be used."""
         self._directory = directory
         self._args = args
         self._signals = signals
@@ -134,7 +137,11 @@ class LocalCluster:
         self._children: list[Child] = []
 
     def run(self) -> int:
-        """Raises Stopped, NotStarted, AdminError, OSError."""
+        """Start the nodes, initialise the cluster and wait for the end.
+
+        Raises `Stopped` after a signal, and `NotStarted`, `AdminError` or `OSError` if the start
+        fails.
+        """
         started = time.monotonic()
         try:
             for node in self._nodes:
@@ -168,8 +175,10 @@ class LocalCluster:
         self._until(deadline, lambda: _check_ready(ports))
 
     def _until(self, deadline: float, attempt: Callable[[], T]) -> T:
-        """What `attempt` returns once it does. Raises Stopped, and NotStarted: a node has died, or
-        it was not in time."""
+        """Repeat `attempt` until it succeeds, and return its result.
+
+        Raises `Stopped` after a signal, `NotStarted` when a node has ended or at the deadline.
+        """
         while not self._signals.count:
             for child in self._children:
                 if not child.is_alive():
@@ -218,14 +227,14 @@ def _check_ports(node: LocalNode) -> None:
 
 
 def _make_cluster(ports: list[AdminPort]) -> None:
-    """Unless there is one, if only on a single node. Raises AdminError."""
+    """Initialise the cluster unless one node has it already. Raises `AdminError`."""
     statuses = [port.status() for port in ports]
     if not any(status.initialised for status in statuses):
         ports[0].change("init")
 
 
 def _check_ready(ports: list[AdminPort]) -> None:
-    """Raises NotYet, AdminError."""
+    """Raise `NotYet` or `AdminError` unless every node is ready."""
     status = ports[0].status()
     wanted = min(status.replication_factor, len(ports))
     if text := _awaited(status, wanted):

@@ -1,9 +1,9 @@
 """`holdfast cluster --data`: the nodes that share a data directory.
 
-status     who holds the lease, since when, who stands by; exit code 1 if nobody holds it
-handover   let the holder hand over to a standby, without losing or doubting anything
+    status     the holder of the lease and the standbys; exit code 1 without a holder
+    handover   let the holder hand over to a standby, without loss or duplicates
 
-Both work on the directory itself, so they need no admin port, only the rights of a node.
+Both use the directory itself, so they need the rights of a node and no admin port.
 """
 
 import argparse
@@ -22,22 +22,24 @@ from holdfast.storage.journal.epoch_folders import LEASE, CorruptEpoch, Epoch, n
 EXIT_NOBODY: Final = 1
 EXIT_UNREADABLE: Final = 2
 WATCH_S: Final = 1.0
-"""How long a counter is watched before its holder is called silent."""
+"""The time in seconds that a holder may show no beat before it is called silent."""
 POLL_S: Final = 0.02
 HANDOVER_TIMEOUT_S: Final = 15.0
 
 
 class NotShared(Exception):
-    """The text says what to do."""
+    """The directory is not shared, or not in the needed state. The text says what to do."""
 
 
 @dataclass(frozen=True)
 class Status:
+    """The lease of a shared directory at one moment."""
+
     epoch: Epoch
     holder: HolderInfo | None
-    """None: nobody holds the lease now."""
+    """The holder, or None if no node holds the lease."""
     is_renewing: bool
-    """Whether the holder's counter moved while we looked."""
+    """Whether the holder's counter grew during the observation."""
     nodes: list[HolderInfo]
 
     @property
@@ -56,7 +58,7 @@ class Status:
 
 
 def run(args: argparse.Namespace) -> int:
-    """`status` or `handover` of `args.data`."""
+    """Run `status` or `handover` on `args.data`."""
     try:
         directory = _open(args.data)
         if args.cluster_command == "status":
@@ -82,7 +84,7 @@ def _open(path: Path) -> LeaseDirectory:
 
 
 def read_status(directory: LeaseDirectory) -> Status:
-    """Watches the holder for up to WATCH_S. Raises OSError, CorruptEpoch."""
+    """Observe the holder for up to WATCH_S. Raises `OSError` or `CorruptEpoch`."""
     epoch = newest_epoch(directory.root)
     nodes = directory.nodes()
     holder = directory.read_claim(epoch.number) if epoch.number else None

@@ -1,4 +1,4 @@
-"""What a node says about its cluster (`GET /cluster`), as values, and what to think of it."""
+"""The status of a cluster (`GET /cluster`) as values, a verdict on it, and its changes."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,18 +8,20 @@ import msgspec
 from holdfast.cli.log.text import count_text
 
 CLOCK_SKEW_S: Final = 5.0
-"""A clock that is off by more is told."""
+"""The clock skew in seconds above which the verdict mentions a node."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as the requested node sees it."""
+
     node: str
     state: str
-    """up, down or draining."""
+    """One of up, down and draining."""
     role: str
-    """data or witness."""
+    """One of data and witness."""
     voter: bool
     connected: bool
-    """Whether the node that was asked has a link to it, or is it."""
+    """Whether the requested node has a link to this node, or is this node."""
     peer_address: str
     client_address: str
     admin_address: str
@@ -27,13 +29,13 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int
     in_sync: int
     adding: int = 0
-    """Replicas that are being made on it."""
+    """The replicas that are being created on it."""
     disk_full: bool = False
-    """It says that it has no room for more of the log."""
+    """Whether it has reported that it has no room for more of the log."""
     clock_skew_s: float = 0.0
-    """How far its clock is ahead of what the cluster goes by."""
+    """The seconds by which its clock is ahead of the cluster clock."""
     refused: str = ""
-    """Why it was not let in: it came without the disk that it had."""
+    """The reason why it was refused: it came without the disk that it had. "" if it was not."""
 
     @property
     def held(self) -> int:
@@ -41,19 +43,23 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition, as the metadata defines it."""
+
     partition: int
     leader: str
-    """Empty: nobody may lead it now."""
+    """The leader, "" if no node may lead now."""
     epoch: int
     replicas: list[str]
     in_sync: list[str]
     adding: list[str]
     high_watermark: int
-    """Of the node that was asked."""
+    """The high watermark at the requested node."""
     version: int
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The response of `GET /cluster`. Fields with a default may be missing in it."""
+
     cluster_id: str
     node: str
     initialised: bool
@@ -69,22 +75,22 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     moving: int
     sessions_here: int
     below_min_insync: int = 0
-    """Partitions whose QoS 1 and 2 messages are refused: too few replicas are in sync."""
+    """Partitions whose QoS 1 and 2 messages are refused, with too few replicas in sync."""
     waits_s: float = 0.0
-    """How long the oldest acknowledgement of the node that was asked has been waiting."""
+    """The age in seconds of the oldest waiting acknowledgement at the requested node."""
     lost: int = 0
-    """Of the leaderless ones, those of which every disk that had all is gone."""
+    """Leaderless partitions for which every disk with all records is lost."""
     older_copy: str = ""
-    """The records the disk of this node has lost since; the node takes no part in the cluster."""
+    """The records that this node's disk has lost. The node takes no part in the cluster."""
     refused_by: list[str] = []
-    """Of a node that is in no cluster: who will not have it, and why."""
+    """For a node without a cluster: the nodes that refuse it, with their reasons."""
 
     def node_status(self, node: str) -> NodeStatus | None:
         return next((each for each in self.nodes if each.node == node), None)
 
 
 WAITS_S: Final = 2.0
-"""An acknowledgement that waits longer is a defect."""
+"""The age in seconds from which a waiting acknowledgement is a defect."""
 HEALTHY: Final = 0
 DEGRADED: Final = 1
 NO_MAJORITY: Final = 3
@@ -92,8 +98,10 @@ NO_MAJORITY: Final = 3
 
 @dataclass(frozen=True)
 class ClusterVerdict:
+    """The health of a cluster in one line."""
+
     level: int
-    """HEALTHY, DEGRADED or NO_MAJORITY, which are exit codes as well."""
+    """HEALTHY, DEGRADED or NO_MAJORITY, which are also exit codes."""
     text: str
 
     @property
@@ -102,7 +110,7 @@ class ClusterVerdict:
 
 
 def verdict(status: ClusterStatus) -> ClusterVerdict:
-    """One line. A node that is being drained and replicas on the move are no defect."""
+    """Judge a status. Draining nodes and moving replicas are no defect."""
     if status.older_copy:
         return ClusterVerdict(DEGRADED, f"{status.node} takes part in nothing: {status.older_copy}")
     if status.refused_by:
@@ -121,7 +129,7 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
             " in sync"
         )
     if status.waits_s > WAITS_S:
-        # Without the seconds: `watch` prints what has changed.
+        # Without the seconds, because `watch` prints every changed verdict.
         wrong.append(f"publishes at {status.node} wait for longer than {WAITS_S:g} s")
     for node in status.nodes:
         if node.refused:
@@ -160,7 +168,7 @@ def verdict(status: ClusterStatus) -> ClusterVerdict:
 
 
 def changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
-    """What has changed, a line each; what befalls many partitions alike is one line."""
+    """Return the changes, one per line; equal changes of several partitions share one."""
     lines = []
     if not before.initialised and now.initialised:
         lines.append(f"cluster {now.cluster_id} made")
@@ -181,7 +189,7 @@ def _node_changes(before: ClusterStatus, now: ClusterStatus) -> list[str]:
             continue
         if was.state != node.state:
             lines.append(f"node {node.node} {node.state}")
-        # A link of the node that is asked says nothing where another node is asked.
+        # Links can be compared only if both statuses come from the same node.
         if was.connected != node.connected and before.node == now.node:
             lines.append(f"link to {node.node} {'made' if node.connected else 'lost'}")
         if was.voter != node.voter:
@@ -217,7 +225,7 @@ def _difference(before: list[str], now: list[str]) -> str:
 
 
 def _partitions_text(numbers: list[int]) -> str:
-    """`partition 4`, `partitions 0-3 7`."""
+    """Format partition numbers: `partition 4`, `partitions 0-3 7`."""
     if len(numbers) == 1:
         return f"partition {numbers[0]}"
     runs: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""A cluster as tables, for people."""
+"""The tables of a cluster, for people."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -10,7 +10,7 @@ PARTITION_NUMBERS: Final = ("partition", "epoch", "high watermark")
 
 
 def table(rows: Sequence[dict[str, str]], numbers: Sequence[str]) -> Iterator[str]:
-    """The columns are those of the first row, `numbers` to the right; nothing without rows."""
+    """Yield a table with the columns of the first row, `numbers` aligned to the right."""
     if not rows:
         return
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}

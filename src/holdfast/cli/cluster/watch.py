@@ -1,6 +1,7 @@
-"""`holdfast cluster watch`: what changes in a cluster, a line each, until Ctrl-C.
+"""`holdfast cluster watch`: the changes of a cluster, one per line, until Ctrl-C.
 
-When the node that is asked ends, another one is asked: the last status told their admin addresses.
+When the requested node ends, the command continues with another node, whose admin address the last
+status contained.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from holdfast.cli.cluster.status import ClusterStatus, changes, verdict
 
 POLL_S: Final = 0.5
 TIMEOUT_S: Final = 2.0
-"""After which a node that accepts and answers nothing counts as gone."""
+"""The time in seconds after which a node without a response counts as down."""
 
 
 def watch(port: AdminPort, args: argparse.Namespace) -> int:
@@ -26,17 +27,19 @@ def watch(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 class ClusterWatch:
+    """Polls one node at a time and prints changes and new verdicts."""
+
     def __init__(self, address: str, as_json: bool) -> None:
         self._as_json = as_json
         self._first = address
         self._address = address
         self._others: list[str] = []
-        """Admin addresses of the other nodes."""
+        """The admin addresses of the other nodes."""
         self._is_silent = False
         self._last: ClusterStatus | None = None
 
     def run(self) -> None:
-        """Does not end by itself. Raises AdminError if the first one asked does not answer."""
+        """Poll until interrupted. Raises `AdminError` if the first request fails."""
         self._take(AdminPort(self._address, TIMEOUT_S).status())
         while True:
             time.sleep(POLL_S)

@@ -5,7 +5,8 @@ mesh TOPIC  the members that want a topic, and the tree along which it reaches t
 sidecar     run a member beside any MQTT broker
 manager     run the topology manager, or request something from it
 
-Exit codes: 0 success; 1 it is down, the broker belongs to none or does not answer; 2 wrong usage.
+Exit codes: 0 success; 1 the member is down, or the broker has none or does not reply; 2 wrong
+usage.
 """
 
 import argparse
@@ -115,7 +116,10 @@ def status_lines(status: dict[str, Any]) -> list[str]:
 
 
 def mesh_lines(mesh: dict[str, Any]) -> list[str]:
-    """The tree from the root, two blanks for each link; members that only pass on in brackets."""
+    """Return the tree from the root, indented by two blanks per link.
+
+    Members that only forward are in brackets.
+    """
     if mesh["root"] is None:
         return [f"nobody wants {mesh['topic']}"]
     members = set(mesh["members"])

@@ -1,4 +1,4 @@
-"""The topology manager, asked from the command line."""
+"""Requests of the command line to the topology manager."""
 
 import json
 import ssl
@@ -11,14 +11,16 @@ from holdfast.security.tls import TlsError, client_context, explained
 
 TIMEOUT_S: Final = 30.0
 JOIN_PATH: Final = "/api/v1/join"
-"""The published variable for the manager names it with this."""
+"""The path that the published variable for the manager may include."""
 
 
 class ManagerError(Exception):
-    """The manager refuses or cannot be asked; the text says why."""
+    """The manager refuses or is unreachable. The text says why."""
 
 
 class ManagerPort:
+    """Sends requests to one manager."""
+
     def __init__(
         self,
         url: str,
@@ -27,7 +29,7 @@ class ManagerPort:
         certificate: str | None = None,
         key: str | None = None,
     ) -> None:
-        """Raises ManagerError: that is no URL, or no certificate."""
+        """Raises `ManagerError` if the URL or a certificate cannot be used."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ManagerError(f"{url!r} is no URL of a manager: write http://host:8080")
@@ -43,7 +45,7 @@ class ManagerPort:
             raise ManagerError("certificates are for https: write the manager's URL so")
 
     def ask(self, method: str, path: str, body: object = None) -> Any:
-        """The data of the answer. Raises ManagerError."""
+        """Send a request and return the data of the response. Raises `ManagerError`."""
         text = self._request(method, path, None if body is None else json.dumps(body).encode())
         try:
             return json.loads(text)["data"]
@@ -51,7 +53,7 @@ class ManagerPort:
             raise ManagerError(f"{self.url} is no topology manager") from None
 
     def text(self, path: str) -> str:
-        """Raises ManagerError."""
+        """Return the text at a path. Raises `ManagerError`."""
         return self._request("GET", path, None)
 
     def _request(self, method: str, path: str, body: bytes | None) -> str:
@@ -64,7 +66,7 @@ class ManagerPort:
         except urllib.error.HTTPError as error:
             raise ManagerError(_description(error)) from None
         except (OSError, ValueError) as error:
-            # urllib puts what it met into `reason`; OpenSSL's errors have a word of that name.
+            # urllib wraps the cause in `reason`. OpenSSL's errors have a `reason` of their own.
             met = error.reason if isinstance(error, urllib.error.URLError) else error
             text = explained(met) if isinstance(met, OSError) else str(met)
             raise ManagerError(f"{self.url} cannot be asked: {text}") from error

@@ -1,8 +1,9 @@
 """`holdfast federation sidecar`: a member of a federation beside any MQTT broker.
 
-It runs until SIGTERM or SIGINT. `holdfast federation status --admin 127.0.0.1:7884` says how it is.
+It runs until SIGTERM or SIGINT. `holdfast federation status --admin 127.0.0.1:7884` shows its
+status.
 
-Exit codes: 0 success; 1 it cannot start, or go on; 2 wrong usage or configuration.
+Exit codes: 0 success; 1 it cannot start or continue; 2 wrong usage or configuration.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_links(args: argparse.Namespace) -> int:
-    """Raises SettingsError."""
+    """Run a member with links to other members. Raises `SettingsError`."""
     from holdfast.federation.sidecar.federator import FederatorError
     from holdfast.federation.sidecar.sidecar_settings import load
     from holdfast.server.event_loop.loop import new_event_loop
@@ -96,7 +97,7 @@ def _run_links(args: argparse.Namespace) -> int:
 
 
 def _run_paper(args: argparse.Namespace) -> int:
-    """Raises SettingsError."""
+    """Run a member of the published protocol. Raises `SettingsError`."""
     from holdfast.federation.sidecar.paper import federator as paper
     from holdfast.federation.sidecar.paper.settings import PaperSettings
     from holdfast.federation.sidecar.settings import SettingsError

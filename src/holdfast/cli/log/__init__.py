@@ -1,1 +1,1 @@
-"""`holdfast log`: data directories inspected, verified, dumped and followed."""
+"""`holdfast log`: inspects, verifies, dumps and follows data directories."""

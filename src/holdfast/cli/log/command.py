@@ -1,13 +1,13 @@
-"""`holdfast log`: look into a data directory, whether a broker serves it or not.
+"""`holdfast log`: reads a data directory, whether a broker serves it or not.
 
-inspect   what it holds: segments, partitions, times, snapshots, damage
-verify    every checksum, every index, every offset; exit code 1 if something is wrong
-dump      records, oldest first
-tail      the newest records, and with -f those that arrive
+    inspect   the content: segments, partitions, times, snapshots, damage
+    verify    every checksum, index and offset; exit code 1 if something is wrong
+    dump      records, oldest first
+    tail      the newest records, and with -f those that arrive
 
-All of them only read. What they show is what the files hold: at the very end that may be records
-that the broker has not made durable yet. Of a cluster's replica, dump and tail show what counts and
-is committed as of its last checkpoint. Damage is told on standard error, and passed.
+No subcommand writes. They show what the files contain: the last records may not be durable yet. For
+a cluster's replica, dump and tail show the records that were valid and committed at its last
+checkpoint. Damage is reported on standard error and skipped.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from holdfast.storage.record import Batch, CorruptBatch, Record
 EXIT_DAMAGE: Final = 1
 EXIT_UNREADABLE: Final = 2
 POLL_S: Final = 0.1
-"""How often tail -f looks for new records."""
+"""The interval in seconds in which tail -f looks for new records."""
 TAIL_RECORDS: Final = 10
 
 
@@ -197,7 +197,7 @@ def _tail_replica(directory: DataDirectory, printer: "_Printer", args: argparse.
 
 
 class _Printer:
-    """Prints the chosen records of batches, and damage as it is met."""
+    """Prints the chosen records of batches, and reports damage."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.selection = Selection(
@@ -234,7 +234,7 @@ class _Printer:
 def _newest_records(
     directory: DataDirectory, printer: _Printer, count: int
 ) -> tuple[SegmentReader | None, list[Record]]:
-    """The newest `count` chosen records, oldest first, and the reader that goes on after them."""
+    """Return the newest `count` chosen records, oldest first, and the reader behind them."""
     newest: SegmentReader | None = None
     found: list[Record] = []
     for sequence in reversed(directory.segments()):
@@ -259,14 +259,14 @@ def _newest_records(
 
 
 class _Follower:
-    """Goes on from where a reader stands, into newer segments too."""
+    """Continues at the position of a reader, and into newer segments."""
 
     def __init__(self, directory: DataDirectory, reader: SegmentReader | None) -> None:
         self.directory = directory
         self.reader = reader
 
     def arrived(self) -> Iterator[Batch | DamagedRange]:
-        """What has come since the last call."""
+        """Yield what has been written since the last call."""
         while True:
             reader = self.reader
             # Listed before reading: if there is a newer segment, this one is complete.

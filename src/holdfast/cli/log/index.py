@@ -1,4 +1,4 @@
-"""An .idx file against the segment it describes."""
+"""Compares an .idx file with the segment that it describes."""
 
 from array import array
 
@@ -8,7 +8,7 @@ from holdfast.storage.reading.index_file import CorruptIndex, decode
 
 
 def index_difference(data: bytes, rebuilt: ActiveIndex) -> str:
-    """Where an .idx file differs from what its segment holds; empty if nowhere."""
+    """Return the first difference of an .idx file from its segment, "" if there is none."""
     try:
         stored = decode(data)
     except CorruptIndex as error:
@@ -20,8 +20,10 @@ def index_difference(data: bytes, rebuilt: ActiveIndex) -> str:
 
 
 def _compared(stored: SegmentIndex, rebuilt: SegmentIndex) -> list[tuple[str, object, object]]:
-    """(name, found, expected), the first difference of an array in place of the array. The ends
-    are left out: they count what damage has taken, which the segment alone does not tell."""
+    """Return triples (name, found, expected), with single values instead of arrays.
+
+    The ends are left out: they include damaged records, which the segment alone does not show.
+    """
     pairs: list[tuple[str, object, object]] = [
         ("number of batches", stored.batch_count(), rebuilt.batch_count()),
         ("number of records", stored.head.records, rebuilt.head.records),

@@ -1,7 +1,7 @@
-"""Records chosen and shown: what `holdfast log dump` and `tail` print.
+"""The selection and form of the records that `holdfast log dump` and `tail` print.
 
-A text line never contains a control character of a topic, client id or payload: what a stranger
-published must not drive the terminal of who looks at it.
+A text line never contains a control character of a topic, client id or payload. Otherwise a
+stranger's message could control the terminal of the reader.
 """
 
 import argparse
@@ -33,14 +33,14 @@ from holdfast.storage.record import (
 )
 
 SHOWN_CHARACTERS_MAX: Final = 200
-"""Of a payload in a text line; `--full` shows all."""
+"""The most characters of a payload in a text line; `--full` shows all."""
 KINDS: Final = {name: kind for kind, name in KIND_NAMES.items()}
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """An offset or a time; None: no bound of this sort."""
+    """An offset or a time. Both None: no bound."""
 
     offset: int | None = None
     time_us: int | None = None
@@ -48,17 +48,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which records are shown. Empty: all."""
+    """The conditions on the records to show. An empty condition admits all."""
 
     partitions: frozenset[int] = frozenset()
     filters: tuple[str, ...] = ()
     kinds: frozenset[int] = frozenset()
     start: Bound = field(default_factory=Bound)
     end: Bound = field(default_factory=Bound)
-    """Not included."""
+    """The end, which is not included."""
 
     def records(self, batch: Batch) -> list[Record]:
-        """The chosen records of a batch, in order."""
+        """Return the chosen records of a batch, in order."""
         if self.partitions and batch.partition not in self.partitions:
             return []
         first = 0
@@ -71,7 +71,7 @@ class Selection:
         return [record for record in records if self._has(record)]
 
     def has(self, record: Record) -> bool:
-        """Is it chosen?"""
+        """Return whether a record is chosen."""
         if self.partitions and record.partition not in self.partitions:
             return False
         if self.start.offset is not None and record.offset < self.start.offset:
@@ -96,7 +96,7 @@ class Selection:
 
 
 def parse_bound(text: str) -> Bound:
-    """For argparse: an offset, or a time in ISO 8601 (local if it names no zone)."""
+    """Parse an offset, or a time in ISO 8601, which is local without a zone. For argparse."""
     if text.isdecimal():
         return Bound(offset=int(text))
     try:
@@ -109,7 +109,7 @@ def parse_bound(text: str) -> Bound:
 
 
 def parse_filter(text: str) -> str:
-    """For argparse: a topic filter."""
+    """Parse a topic filter. For argparse."""
     try:
         check_filter(text)
     except InvalidFilter as error:
@@ -120,7 +120,7 @@ def parse_filter(text: str) -> str:
 
 
 def time_text(timestamp_us: int) -> str:
-    """ISO 8601 in UTC with microseconds."""
+    """Format a time in ISO 8601, UTC, with microseconds."""
     try:
         seconds, rest_us = divmod(timestamp_us, 1_000_000)
         when = datetime.fromtimestamp(seconds, UTC)
@@ -130,7 +130,7 @@ def time_text(timestamp_us: int) -> str:
 
 
 def text_line(record: Record, *, full: bool = False) -> str:
-    """One line for a reader: when, where, what, who, the payload last."""
+    """Format a record as one line: time, offset, kind, topic and client, then the payload."""
     parts = [
         time_text(record.timestamp_us),
         f"{record.partition}/{record.offset}",
@@ -162,8 +162,10 @@ def text_line(record: Record, *, full: bool = False) -> str:
 
 
 def json_line(record: Record) -> str:
-    """One JSON object, with everything the record has. Bytes that are not UTF-8 are base64 under
-    a name that says so."""
+    """Format a record as a JSON object with all its fields.
+
+    Bytes that are not UTF-8 are in base64, under a name that says so.
+    """
     fields: dict[str, object] = {
         "partition": record.partition,
         "offset": record.offset,
@@ -205,7 +207,7 @@ def _put_bytes(fields: dict[str, object], name: str, value: bytes) -> None:
 
 
 def _audience(record: Record) -> Audience | None:
-    """For whom of the clients it is; None: for all, or it cannot be read."""
+    """Return the record's audience. None: all clients, or it cannot be read."""
     if not record.flags & FLAG_AUDIENCE:
         return None
     try:
@@ -227,7 +229,7 @@ def _payload_text(record: Record) -> str:
 
 
 def _cursor_text(payload: bytes) -> str | None:
-    """Positions and changed packet ids; None if the payload is no cursor."""
+    """Format positions and changed packet ids, or return None if it is no cursor."""
     try:
         cursor = decode_cursor(payload)
     except struct.error:
@@ -246,7 +248,7 @@ def _printable(value: bytes) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Control characters and the like as backslash escapes."""
+    """Replace control characters and other unprintable ones by backslash escapes."""
     if text.isprintable() and "\\" not in text:
         return text
     return "".join(

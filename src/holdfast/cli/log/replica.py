@@ -1,7 +1,7 @@
-"""The journal of a cluster's replica, seen from outside: what counts and is committed.
+"""The journal of a cluster's replica, read from outside: valid and committed records.
 
-What was cut off is told apart as the node itself does it when it opens the directory; only what
-its checkpoint of the watermarks says is committed is shown. A node writes that about once a
+Truncated records are recognised in the same way as by the node when it opens the directory. Only
+records below its checkpoint of the high watermarks are shown, which a node writes about once a
 second.
 """
 
@@ -17,27 +17,35 @@ from holdfast.storage.reading.segment_reader import DamagedRange, SegmentReader
 from holdfast.storage.record import Batch, Record
 
 UNCOMMITTED_BYTES_MAX: Final = 64 << 20
-"""Of a partition; a leader that finds no replica takes no more long before."""
+"""The most uncommitted bytes read per partition.
+
+A leader without replicas stops accepting records long before that.
+"""
 
 
 class ReplicaJournal:
+    """Reads the committed records of a replica, and those that become committed."""
+
     def __init__(self, directory: DataDirectory, on_damage: Callable[[DamagedRange], None]) -> None:
-        """`on_damage`: told each damaged place once."""
+        """`on_damage`: called once for each damaged range."""
         self._directory = directory
         self._on_damage = on_damage
         self._told: set[tuple[int, int]] = set()
         self._opened = self._open()
         self._shown = list(self._opened.journal.high_watermark)
-        """Per partition the end of what `records` or `newest` has."""
+        """Per partition the end of the records that `records` and `newest` return."""
         self._waiting: dict[int, list[Batch]] = {}
-        """Per partition what is not known to be committed."""
+        """Per partition the batches that are not known to be committed."""
 
     def records(self) -> Iterator[Record]:
-        """All, in journal order. Raises OSError."""
+        """Yield all records in journal order. Raises `OSError`."""
         return replay(self._opened, limits=self._shown, state_only=False)
 
     def newest(self, count: int, selection: Selection) -> list[Record]:
-        """The newest chosen ones, oldest first: segment by segment from the end. Raises OSError."""
+        """Return the newest chosen records, oldest first. Raises `OSError`.
+
+        Segments are read from the last one back, until there are enough.
+        """
         found: list[Record] = []
         for segment in reversed(self._opened.journal.segments):
             if len(found) >= count:
@@ -54,7 +62,10 @@ class ReplicaJournal:
         return found
 
     def reader(self) -> SegmentReader | None:
-        """For what comes after; None if there is nothing yet. Raises FileNotFoundError."""
+        """Return the reader of later records, or None without segments.
+
+        Raises `FileNotFoundError` if retention removed the last segment.
+        """
         journal = self._opened.journal
         if not journal.segments:
             return None
@@ -69,7 +80,7 @@ class ReplicaJournal:
         return reader
 
     def add(self, batch: Batch) -> None:
-        """The next one in the files."""
+        """Add the next batch of the files. It replaces batches from its base offset on."""
         waiting = self._waiting.get(batch.partition, [])
         if batch.count:
             kept = [each for each in waiting if each.base_offset < batch.base_offset]
@@ -78,8 +89,11 @@ class ReplicaJournal:
             self._waiting.pop(batch.partition, None)
 
     def committed(self, watermarks: Sequence[int]) -> Iterator[Record]:
-        """What of the batches added so far is committed, and was not shown yet. `watermarks`: read
-        before the last of them was."""
+        """Yield the added records that are committed and were not yielded before.
+
+        `watermarks`: read before the last batch was added. Later ones could commit a record that
+        replaced an added one and was not read yet.
+        """
         for partition, waiting in self._waiting.items():
             end = watermarks[partition]
             start = self._shown[partition]

@@ -1,10 +1,10 @@
-"""Going through a whole data directory: what it holds, and everything that is wrong with it.
+"""Examines a whole data directory: its content, and everything that is wrong with it.
 
-A *problem* is something that should not be there after any crash of the broker: damage, offsets
-that are missing or there twice, an index that does not describe its segment, a snapshot that
-cannot be used, a journal that does not reach back to the newest usable snapshot. A *note* is worth
-knowing and harmless: an unfinished tail, which the next start cuts off, a missing index, which it
-builds anew, or what a replica has cut off and now has as its leader has it.
+A *problem* must not exist after any crash of the broker: damage, missing or repeated offsets, an
+index that does not describe its segment, an unusable snapshot, or a journal that does not reach
+back to the newest usable snapshot. A *note* is harmless: an unfinished tail, which the next start
+truncates, a missing index, which it builds again, or records that a replica has truncated and
+replaced by its leader's.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
 @dataclass
 class SegmentReport:
+    """One segment, and what was found in it."""
+
     sequence: int
     size_bytes: int
     batches: int = 0
@@ -31,13 +33,13 @@ class SegmentReport:
     first_us: int | None = None
     last_us: int | None = None
     missing: int = 0
-    """Offsets that are not there, in here or right before it."""
+    """Offsets missing in this segment or directly before it."""
     superseded: int = 0
-    """Records, in a replica, in place of which later ones in here count."""
+    """Records of a replica that later records in this segment replace."""
     damage_bytes: int = 0
     unfinished_bytes: int = 0
     index: str = ""
-    """What is wrong with its index; the newest segment has none."""
+    """The problem of its index, or "". The newest segment has no index."""
 
     @property
     def name(self) -> str:
@@ -50,14 +52,18 @@ class SegmentReport:
 
 @dataclass
 class PartitionReport:
+    """The offsets and records of one partition."""
+
     start: int
-    """Offset of the first record that is there."""
+    """The offset of the first existing record."""
     end: int
     records: int = 0
 
 
 @dataclass
 class SnapshotReport:
+    """One snapshot, with the reason if it is unusable."""
+
     sequence: int
     size_bytes: int
     error: str = ""
@@ -71,17 +77,19 @@ class SnapshotReport:
 
 @dataclass
 class DirectoryReport:
+    """The result of an examination."""
+
     path: str
     node_id: str
     partition_count: int
     created: str
     epoch: int
-    """Of a shared directory the newest that counts; 0 otherwise."""
+    """The newest valid epoch of a shared directory, 0 for others."""
     epoch_node_id: str
-    """The node that holds, or held, the lease in it."""
+    """The node that holds or held the lease in that epoch."""
     segments: list[SegmentReport] = field(default_factory=list)
     partitions: dict[int, PartitionReport] = field(default_factory=dict)
-    """Those that have records."""
+    """The partitions with records."""
     snapshots: list[SnapshotReport] = field(default_factory=list)
     quarantine: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -92,8 +100,11 @@ class DirectoryReport:
 
 
 def examine(directory: DataDirectory, path: Path, *, deep: bool) -> DirectoryReport:
-    """Go through the directory at `path`. `deep`: read every byte and compare every index;
-    otherwise a segment whose index fits its length is not read."""
+    """Examine the directory at `path`.
+
+    `deep`: read every byte and compare every index. Otherwise a segment whose index fits its length
+    is not read.
+    """
     manifest = directory.manifest
     epoch = directory.epoch
     report = DirectoryReport(
@@ -104,11 +115,11 @@ def examine(directory: DataDirectory, path: Path, *, deep: bool) -> DirectoryRep
         epoch.number,
         epoch.node_id,
     )
-    # Snapshots first: one that appears later would need records beyond the end that was seen.
+    # Snapshots first: a snapshot that appears later needs records beyond the end read here.
     _examine_snapshots(directory, report, newer_than=-1)
     _JournalExaminer(directory, report, deep=deep).run()
     if report.segments and _newest_usable_snapshot(report) < report.segments[0].sequence:
-        # Or retention wrote one after that look, and removed the segments before the next.
+        # Retention may have written a snapshot after that, and removed the segments before it.
         seen = max((snapshot.sequence for snapshot in report.snapshots), default=-1)
         _examine_snapshots(directory, report, newer_than=seen)
     _check_snapshots(report)
@@ -118,39 +129,39 @@ def examine(directory: DataDirectory, path: Path, *, deep: bool) -> DirectoryRep
 
 @dataclass(frozen=True)
 class _Missing:
-    """Offsets of a partition that are missing before, or in, a segment."""
+    """Missing offsets of a partition, in a segment or before it."""
 
     partition: int
     start: int
     end: int
     problem: str
-    """What the report says of it."""
+    """The text in the report."""
     segment: int
-    """How many there are before it."""
+    """The number of segments before that one."""
 
 
 class _JournalExaminer:
-    """Goes through the segments, oldest first, and keeps what the next one must continue."""
+    """Examines the segments, oldest first, with the state that the next one must continue."""
 
     def __init__(self, directory: DataDirectory, report: DirectoryReport, *, deep: bool) -> None:
         self.directory = directory
         self.report = report
         self.deep = deep
         self.sequence: int | None = None
-        """What the next segment must be named."""
+        """The required name of the next segment, if it is known."""
         self.ends: dict[int, int] = {}
-        """Per partition the offset that must come next, where that is known."""
+        """Per partition the next expected offset, if it is known."""
         self.gaps: list[_Missing] = []
 
     def run(self) -> None:
         sequences = self.directory.segments()
-        # Read after listing: retention writes it before it removes what lies before.
+        # Read after the listing: retention writes it before it removes older segments.
         self._expect_start(sequences)
         for sequence in sequences:
             try:
                 self._examine_segment(sequence, newest=sequence == sequences[-1])
             except FileNotFoundError:
-                # Retention removes the oldest ones while we look.
+                # Retention removes the oldest segments during the examination.
                 self.sequence = None
                 self.ends.clear()
 
@@ -179,7 +190,7 @@ class _JournalExaminer:
         self.sequence = sequence + segment.records + segment.missing
 
     def _index_head(self, segment: SegmentReport, reader: SegmentReader) -> IndexHead | None:
-        """The head of the segment's index if it describes the file as it is."""
+        """Return the head of the segment's index if it fits the file."""
         try:
             head = self.directory.read_index_head(segment.sequence)
         except CorruptIndex as error:
@@ -196,7 +207,7 @@ class _JournalExaminer:
         return None
 
     def _enter_head(self, segment: SegmentReport, head: IndexHead) -> None:
-        """Believe the index."""
+        """Use the values of the index without reading the segment."""
         segment.batches = head.batches
         segment.records = head.records
         if head.records:
@@ -232,7 +243,7 @@ class _JournalExaminer:
         *,
         newest: bool,
     ) -> None:
-        """Read every byte; with a head, compare the index too."""
+        """Read every byte, and compare the index if there is a head."""
         starts = [0] * self.report.partition_count if head is None else head.start_offsets
         if head is None and self.directory.manifest.is_replica:
             starts = [self.ends.get(number, 0) for number in range(len(starts))]
@@ -251,7 +262,7 @@ class _JournalExaminer:
                 " no whole batch: a write that goes on, or that a crash cut off"
             )
         data = None if head is None else self.directory.read_index(segment.sequence)
-        # An index from before the damage says what was there; one from after it what is left.
+        # After damage the index may describe the records before it or only those left.
         if data is not None and not segment.damage_bytes:
             segment.index = index_difference(data, rebuilt)
             if segment.index:
@@ -287,7 +298,7 @@ class _JournalExaminer:
         return self.report.partitions.setdefault(number, PartitionReport(start, start))
 
     def _begin_anew(self, where: str, number: int, start: int) -> int:
-        """Returns how many offsets missed in this segment do not count any more."""
+        """Begin a partition again; returns how many missing offsets of this segment are void."""
         self.report.notes.append(
             f"{where}: partition {number} begins anew at offset {start}, what lies before is void"
         )
@@ -296,8 +307,11 @@ class _JournalExaminer:
         return self._withdraw_gaps(number, 0)
 
     def _check_offset(self, partition: int, start: int, where: str, epoch: int = -1) -> int:
-        """How many offsets are missing before `start`; less than 0 if some were that do not count
-        any more. `epoch`: of the batch there, if known."""
+        """Return how many offsets are missing before `start`.
+
+        The result is negative if earlier missing ones are void now. `epoch`: that of the batch, if
+        known.
+        """
         expected = self.ends.get(partition, start)
         if start > expected:
             self._report_gap(where, partition, expected, start)
@@ -325,8 +339,11 @@ class _JournalExaminer:
         self.gaps.append(_Missing(partition, start, end, problem, len(self.report.segments)))
 
     def _withdraw_gaps(self, partition: int, offset: int) -> int:
-        """What is missing there was cut off anyway, and so, perhaps, was what the oldest segment
-        begins with. Returns how many of the offsets were missed in this segment."""
+        """Withdraw problems of offsets that were truncated anyway.
+
+        Such offsets may also be missing at the beginning of the oldest segment. Returns how many of
+        them belonged to this segment.
+        """
         here = 0
         for gap in [gap for gap in self.gaps if gap.partition == partition and gap.start >= offset]:
             self.gaps.remove(gap)
@@ -345,7 +362,7 @@ class _JournalExaminer:
 
 
 def _head_mismatch(head: IndexHead, segment: ReadFile, partitions: int) -> str:
-    """What shows at once that an index is not the segment's; empty if nothing does."""
+    """Return why an index cannot belong to its segment, "" if nothing shows that."""
     size_bytes = segment.size()
     if head.log_bytes > size_bytes or not is_zero(segment, head.log_bytes, size_bytes):
         return f"it covers {head.log_bytes} bytes of a segment of {size_bytes}"
@@ -359,13 +376,13 @@ def _examine_snapshots(
 ) -> None:
     for sequence in directory.snapshots():
         if sequence > newer_than:
-            # An older one goes when a newer one is there.
+            # An older snapshot is removed when a newer one exists.
             with contextlib.suppress(FileNotFoundError):
                 report.snapshots.append(_examine_snapshot(directory, sequence))
 
 
 def _newest_usable_snapshot(report: DirectoryReport) -> int:
-    """The sequence that it starts at; 0, where every journal begins, if there is none."""
+    """Return the sequence of the newest usable snapshot, 0 if there is none."""
     usable = (snapshot.sequence for snapshot in report.snapshots if not snapshot.error)
     return max(usable, default=0)
 

@@ -1,4 +1,4 @@
-"""A report on a data directory as text: what `holdfast log inspect` prints."""
+"""The text form of a directory's report, which `holdfast log inspect` prints."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,7 +10,7 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _RIGHT: Final = frozenset(
     {"sequence", "partition", "start", "end", "records", "batches", "entries", "missing", "size"}
 )
-"""Columns of numbers."""
+"""The columns of numbers."""
 
 
 def report_lines(report: DirectoryReport) -> list[str]:
@@ -26,7 +26,7 @@ def report_lines(report: DirectoryReport) -> list[str]:
 
 
 def size_text(size_bytes: int) -> str:
-    """Decimal units, three figures."""
+    """Format a size in decimal units with three digits."""
     size = float(size_bytes)
     unit = 0
     while size >= 999.5 and unit + 1 < len(_UNITS):
@@ -116,7 +116,7 @@ def _optional_time(timestamp_us: int | None) -> str:
 
 
 def _section(title: str, rows: Iterator[dict[str, str]]) -> Iterator[str]:
-    """A table with the columns of its rows; nothing without rows."""
+    """Yield a table with the columns of its rows, or nothing without rows."""
     table = list(rows)
     if not table:
         return

@@ -1,1 +1,1 @@
-"""`holdfast pipeline`: the tables of a lake, made and kept up to date by Spark."""
+"""`holdfast pipeline`: the tables of a lake, kept up to date by Spark."""

@@ -1,7 +1,7 @@
-"""`holdfast pipeline`: the log as tables, made and kept up to date by Spark.
+"""`holdfast pipeline`: the log as tables, kept up to date by Spark.
 
-Each command is a module holdfast.cli.pipeline_<name> with `add_options(parser)` and
-`run(args) -> int`. They import Spark when they run, not before.
+Each command is a module `holdfast.cli.pipeline.<name>` with `add_options(parser)` and `run(args) ->
+int`. It imports Spark only when it runs.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`holdfast pipeline compact`: few files of the many that small commits have made."""
+"""`holdfast pipeline compact`: merges the many files of small commits into few."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Options that several commands of `holdfast pipeline` have."""
+"""The options that several commands of `holdfast pipeline` share."""
 
 import argparse
 import re
@@ -53,7 +53,7 @@ def pair(text: str) -> tuple[str, str]:
 
 
 def duration_s(text: str) -> float:
-    """`500ms`, `1s`, `2m`, `1h`; a number alone is in seconds."""
+    """Parse `500ms`, `1s`, `2m` or `1h`. A number without a unit is in seconds."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 500ms, 1s or 2m")

@@ -1,4 +1,4 @@
-"""`holdfast pipeline package`: what spark-submit needs where the product is not installed."""
+"""`holdfast pipeline package`: the files for spark-submit where holdfast is not installed."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`holdfast pipeline rebuild`: after a table's declaration has changed."""
+"""`holdfast pipeline rebuild`: builds a table again after its declaration has changed."""
 
 import argparse
 

@@ -1,5 +1,4 @@
-"""`holdfast pipeline report`: charts of the tables and of test runs as one HTML file. Starts no
-Spark."""
+"""`holdfast pipeline report`: charts of tables and test runs as one HTML file, without Spark."""
 
 import argparse
 import sys

@@ -1,7 +1,7 @@
 """`holdfast pipeline run`: one run of the jobs, in the foreground.
 
-SIGTERM and SIGINT end it after the steps that are being made, with exit code 0; a second SIGINT
-ends it at once. Exit code 1: a table failed.
+SIGTERM and SIGINT end it after the steps in progress, with exit code 0. A second SIGINT ends it at
+once. Exit code 1 means that a table failed.
 """
 
 import argparse
@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
     source |= dict(args.option)
     if args.max_records_per_trigger is not None:
         source["maxRecordsPerTrigger"] = str(args.max_records_per_trigger)
-    # Java inherits what is ignored: whoever sends SIGTERM to all processes of a service must not
-    # end it before the steps are finished. It ends with this process.
+    # Java inherits ignored signals. A SIGTERM to all processes of a service must not end Java
+    # before the steps are finished. It ends with this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     lake.spark = lake_session(args.master, **dict(args.conf))
     progress = RunProgress(quiet=args.quiet)

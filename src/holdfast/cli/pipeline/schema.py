@@ -1,4 +1,4 @@
-"""`holdfast pipeline schema`: what the tables and their columns mean."""
+"""`holdfast pipeline schema`: the meaning of the tables and their columns."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""`holdfast pipeline status`: how far each table of a lake is. Starts no Spark."""
+"""`holdfast pipeline status`: the progress of each table of a lake, without Spark."""
 
 import argparse
 import json

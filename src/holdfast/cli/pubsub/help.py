@@ -1,4 +1,4 @@
-"""What `holdfast pub --help` and `holdfast sub --help` print."""
+"""The texts of `holdfast pub --help` and `holdfast sub --help`."""
 
 from typing import Final
 

@@ -1,6 +1,6 @@
-"""How `holdfast sub` prints a message: payload only, with its topic, or by a -F format string.
+"""The output form of `holdfast sub`: payload, topic and payload, or a -F format string.
 
-A format is compiled once into a list of functions. `%` starts a part of the message (with flags,
+A format is compiled once into a list of functions. `%` begins a part of the message (with flags,
 width and precision as in printf), `@` a part of the time, a backslash a character.
 """
 
@@ -15,7 +15,7 @@ from holdfast.client.protocol.effects import Message
 from holdfast.protocol.mqtt import properties as pr
 
 Part: TypeAlias = Callable[[Message, int], bytes]
-"""Prints one part of a message received at a wall clock time in nanoseconds."""
+"""A function that formats one part of a message received at a wall clock time in ns."""
 
 _ESCAPES: Final = {
     "\\": b"\\",
@@ -35,11 +35,14 @@ FIELD_WIDTH_MAX: Final = 10_000
 
 
 class FormatError(ValueError):
-    """What is wrong with a format string."""
+    """A format string is invalid. The text says why."""
 
 
 def compile_format(text: str, pretty: bool) -> list[Part]:
-    """Raises FormatError. `pretty` is about the JSON of %j and %J."""
+    """Compile a format string. `pretty`: indent the JSON of %j and %J.
+
+    Raises `FormatError` if the format is invalid.
+    """
     parts: list[Part] = []
     literal = bytearray()
     position = 0
@@ -116,7 +119,7 @@ def _message_part(text: str, position: int, pretty: bool) -> tuple[Part, int]:
 
 
 def _property(identifier: int) -> Part:
-    """A property as text, empty if the message has none."""
+    """Return a function that formats a property, with "" if the message has none."""
 
     def part(message: Message, now_ns: int) -> bytes:
         value = message.properties.get(identifier)
@@ -166,7 +169,7 @@ _VALUES: Final[dict[str, Part]] = {
 
 
 class PayloadNotJson(Exception):
-    """%J met a payload that is no JSON document."""
+    """The payload for %J is no JSON document."""
 
 
 def _json_part(payload_is_json: bool, pretty: bool) -> Part:
@@ -182,7 +185,7 @@ def _json_part(payload_is_json: bool, pretty: bool) -> Part:
 
 
 class _Pairs(dict[str, str]):
-    """A JSON object that may have a key more than once, as user properties do."""
+    """A JSON object that may repeat a key, as user properties may."""
 
     def __init__(self, pairs: list[tuple[str, str]]) -> None:
         super().__init__(pairs)
@@ -248,7 +251,7 @@ def _json_properties(message: Message) -> dict[str, object]:
 
 
 def _number(text: str) -> float | int:
-    """1.0 is printed as 1."""
+    """Parse a number; 1.0 becomes 1."""
     number = float(text)
     return int(number) if number.is_integer() and abs(number) < 1e15 else number
 
@@ -258,7 +261,7 @@ def _refuse(name: str) -> object:
 
 
 def _indented(value: object, depth: int) -> str:
-    """With tabs, and lists on one line."""
+    """Format JSON with tabs, and lists on one line."""
     if isinstance(value, dict):
         if not value:
             return "{\n" + "\t" * depth + "}"
@@ -274,7 +277,7 @@ def _indented(value: object, depth: int) -> str:
 
 
 class Printer:
-    """Renders messages as the options say."""
+    """Formats messages as the options require."""
 
     def __init__(self, format: list[Part] | None, verbose: bool, newline: bool) -> None:
         self._format = format
@@ -282,7 +285,7 @@ class Printer:
         self._end = b"\n" if newline else b""
 
     def render(self, message: Message, now_ns: int) -> bytes:
-        """What to print for a message. Raises PayloadNotJson."""
+        """Return the output for a message. Raises `PayloadNotJson` if %J has no JSON."""
         if self._format is not None:
             return b"".join([part(message, now_ns) for part in self._format]) + self._end
         if self._verbose:

@@ -1,8 +1,8 @@
-"""The options that `holdfast pub` and `holdfast sub` share: mosquitto's, word for word.
+"""The common options of `holdfast pub` and `holdfast sub`, identical to mosquitto's.
 
-argparse is not used: `-h` is the host, `-D` takes a varying number of values, and the messages
-and exit codes are mosquitto's. An option is one argument, its values are the next ones; options
-that are not offered are refused by name.
+argparse is not used, because `-h` is the host, `-D` takes a varying number of values, and the
+messages and exit codes are mosquitto's. An option is one argument, and its values are the next
+ones. Options of mosquitto that are not offered are refused by name.
 """
 
 import os
@@ -43,22 +43,22 @@ _NOT_OFFERED: Final = {
 
 
 class UsageError(Exception):
-    """Wrong options. The text is what to print after "Error: "."""
+    """The options are wrong. The text is printed after "Error: "."""
 
 
 class HelpWanted(Exception):
-    """--help was given."""
+    """The option --help was given."""
 
 
 class VersionWanted(Exception):
-    """--version was given."""
+    """The option --version was given."""
 
 
 Setter = Callable[[str], None]
 
 
 class ClientOptions:
-    """Parsed connection options. A command adds its own options before `parse`."""
+    """The parsed connection options. A command adds its own options before `parse`."""
 
     def __init__(self) -> None:
         self.host = "localhost"
@@ -87,7 +87,7 @@ class ClientOptions:
         self.insecure = False
         self.use_tls = False
         self.properties: dict[str, Properties] = {}
-        """By command in lower case, "will" included."""
+        """The properties by command in lower case, including "will"."""
         self._flags: dict[str, Callable[[], None]] = {}
         self._values: dict[str, tuple[str, Setter]] = {}
         self._add_connection_options()
@@ -129,26 +129,26 @@ class ClientOptions:
     def _tls_setter(self, name: str) -> Setter:
         def take(text: str) -> None:
             self.tls[name] = text
-            # As with mosquitto, a client certificate alone does not ask for TLS.
+            # A client certificate alone does not enable TLS, the same as in mosquitto.
             if name in ("cafile", "capath"):
                 self.use_tls = True
 
         return take
 
     def add_flag(self, setter: Callable[[], None], *names: str) -> None:
-        """An option without a value."""
+        """Add an option without a value."""
         for name in names:
             self._flags[name] = setter
 
     def add_value(self, missing: str, setter: Setter, *names: str) -> None:
-        """An option with one value; `missing` is what the complaint calls it."""
+        """Add an option with one value. `missing` names the value in the error text."""
         for name in names:
             self._values[name] = (missing, setter)
 
     # Parsing
 
     def parse(self, arguments: list[str]) -> None:
-        """Raises UsageError, HelpWanted, VersionWanted."""
+        """Parse the arguments. Raises `UsageError`, `HelpWanted` or `VersionWanted`."""
         position = 0
         while position < len(arguments):
             name = arguments[position]
@@ -203,8 +203,11 @@ class ClientOptions:
             raise UsageError(f"Invalid TLS version '{version}': one of tlsv1.3, tlsv1.2, tlsv1.1.")
 
     def servers(self) -> list[Server]:
-        """All to choose from; that of -h and -p first, if given or the only one. Raises
-        ValueError."""
+        """Return all servers to choose from.
+
+        That of -h and -p comes first, if it is given or the only one. Raises `ValueError` for a bad
+        URL.
+        """
         found: list[Server] = []
         if self._names_host or not self.server_urls:
             found += servers_of(self.host, self.port or None, [], self.use_tls)
@@ -226,7 +229,7 @@ class ClientOptions:
                 self.properties.get("will", {}),
             )
         extra = self.properties.get("connect", {})
-        # With somewhere else to go, a silent server is left soon.
+        # With other servers to choose from, a silent one is left soon.
         has_choice = len(self.servers()) > 1
         return Options(
             level=self.level,
@@ -342,7 +345,7 @@ class ClientOptions:
         self.will_topic = text
 
     def _set_url(self, text: str) -> None:
-        """mqtt(s)://[user[:password]@]host[:port]/topic"""
+        """Take the URL mqtt(s)://[user[:password]@]host[:port]/topic."""
         from urllib.parse import unquote
 
         scheme, separator, rest = text.partition("://")
@@ -375,7 +378,7 @@ def whole_number(text: str, low: int, high: int, message: str) -> int:
 
 
 def check_topic(topic: str, what: str) -> None:
-    """A topic that messages are published to."""
+    """Check a topic to publish to."""
     try:
         decode_topic(topic.encode())
     except (InvalidTopic, UnicodeEncodeError):
@@ -383,7 +386,7 @@ def check_topic(topic: str, what: str) -> None:
 
 
 def _ignore() -> None:
-    """asyncio sets TCP_NODELAY anyway."""
+    """Do nothing, because asyncio always sets TCP_NODELAY."""
 
 
 def _want_help() -> None:

@@ -1,4 +1,4 @@
-"""`-D command identifier value`: MQTT 5 properties on the command line."""
+"""The option `-D command identifier value`: MQTT 5 properties on the command line."""
 
 import os
 from typing import Final
@@ -31,12 +31,14 @@ _LIMITS: Final = {
 
 
 class PropertyError(Exception):
-    """The text says which part of the option is wrong."""
+    """The option is wrong. The text says which part."""
 
 
 def add_property(found: dict[str, Properties], arguments: list[str], position: int) -> int:
-    """Read the values of one -D from arguments[position:]; the position after them. Raises
-    PropertyError."""
+    """Read the values of one -D from arguments[position:] and return the next position.
+
+    Raises `PropertyError` if they are wrong.
+    """
     rest = arguments[position : position + 4]
     if len(rest) < 3:
         raise PropertyError("--property argument given but not enough arguments specified.")

@@ -1,8 +1,8 @@
 """`holdfast pub`: publish, with the options, output and exit codes of mosquitto_pub.
 
-Differences, all on purpose: a last line without a newline is published too (-l); bytes after a
-zero byte are kept; a message that the server's announced limits do not allow, and an empty topic,
-exit with 1 instead of 0; --help exits with 0.
+Intended differences: a last line without a newline is published too (-l). Bytes after a zero byte
+are kept. A message beyond the server's announced limits, and an empty topic, exit with 1 instead of
+0. --help exits with 0.
 """
 
 import asyncio
@@ -32,11 +32,13 @@ PAYLOAD_BYTES_MAX: Final = 268_435_455
 
 
 class PubOptions(ClientOptions):
+    """The options of `holdfast pub`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.payload: bytes | None = None
         self.mode = ""
-        """What the payload comes from: lines, null, stdin, file or message."""
+        """The source of the payload: lines, null, stdin, file or message."""
         self.retain = False
         self.repeat = 1
         self.repeat_delay_s = 0.0
@@ -52,7 +54,7 @@ class PubOptions(ClientOptions):
 
     @property
     def topic(self) -> str:
-        """As mosquitto_pub: the last one counts."""
+        """The topic. The last one given counts, the same as in mosquitto_pub."""
         return self.topics[-1]
 
     def _check(self) -> None:
@@ -62,7 +64,7 @@ class PubOptions(ClientOptions):
         check_topic(self.topic, "publish topic")
 
     def read_payload(self) -> None:
-        """Files are read after all options are known to be right. Raises OSError."""
+        """Read the payload, after all options were checked. Raises `OSError`."""
         if self.mode == "stdin":
             self.payload = sys.stdin.buffer.read(PAYLOAD_BYTES_MAX + 1)
         elif self.mode == "file":
@@ -130,7 +132,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _read_payload(options: PubOptions) -> str:
-    """What is wrong with the input, "" if nothing."""
+    """Read the payload and return what is wrong with it, "" if nothing is."""
     try:
         options.read_payload()
     except OSError as error:
@@ -165,6 +167,8 @@ async def _run(options: PubOptions) -> int:
 
 
 class CommandPublisher:
+    """Publishes the payload or the lines with one client, and reports refusals."""
+
     def __init__(self, options: PubOptions, client: Client) -> None:
         self._options = options
         self._client = client
@@ -175,7 +179,7 @@ class CommandPublisher:
         self._properties = properties
 
     async def publish_repeatedly(self, payload: bytes) -> None:
-        """Each message waits for the one before it."""
+        """Publish the payload repeatedly. Each message waits for the one before it."""
         for index in range(self._options.repeat):
             if index:
                 await asyncio.sleep(self._options.repeat_delay_s)
@@ -186,7 +190,7 @@ class CommandPublisher:
                 raise error
 
     async def publish_lines(self, chunks: AsyncIterator[bytes]) -> None:
-        """A message per line; the window is kept filled."""
+        """Publish a message per line, and keep the client's window full."""
         rest = b""
         async for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
@@ -220,9 +224,11 @@ class CommandPublisher:
 
 
 async def stdin_chunks() -> AsyncIterator[bytes]:
-    """Standard input as it comes, read by a thread of its own (it may be a file, which an event
-    loop cannot watch); one chunk is read ahead. The thread is a daemon: a program that ends does
-    not wait for more input."""
+    """Yield the chunks of standard input, one of them read ahead.
+
+    A thread reads it, because an event loop cannot watch a file. The thread is a daemon, so the
+    program can end without waiting for more input.
+    """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes] = asyncio.Queue(1)
 

@@ -1,4 +1,4 @@
-"""What `holdfast pub` and `holdfast sub` do alike: TLS, exit codes, error and debug lines."""
+"""The common part of `holdfast pub` and `holdfast sub`: TLS, exit codes, errors and traces."""
 
 import errno
 import socket
@@ -19,17 +19,19 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.packets import Packet
 from holdfast.protocol.mqtt.reasons import connack_return_code
 
-# Exit codes of mosquitto's clients; beside these a refused connection exits with the CONNACK code.
+# The exit codes of mosquitto's clients. A refused connection exits with the CONNACK code.
 EXIT_FAILED: Final = 1
 EXIT_LOST: Final = 7
 EXIT_TLS: Final = 8
 EXIT_TIMED_OUT: Final = 27
 
 FIRST_S: Final = 10.0
-"""How long the first connection is tried for where there are several servers; a single one is
-asked once, as mosquitto's clients do."""
+"""The time in seconds to try the first connection with several servers.
+
+A single server is tried once, the same as by mosquitto's clients.
+"""
 AGAIN: Final = Reconnect(delay_max_s=1.0)
-"""After a lost connection: without end."""
+"""The policy after a lost connection: retry without end."""
 AGAIN_BOUNDED: Final = Reconnect(delay_max_s=1.0, give_up_after_s=FIRST_S)
 
 _RETURN_CODES: Final = {
@@ -42,7 +44,7 @@ _RETURN_CODES: Final = {
 
 
 class TlsProblem(Exception):
-    """The TLS options cannot be used; the text says why."""
+    """The TLS options cannot be used. The text says why."""
 
 
 def new_client(
@@ -50,7 +52,7 @@ def new_client(
     reconnect: Reconnect,
     on_message: Callable[[Message], None] | None = None,
 ) -> Client:
-    """Raises TlsProblem, ValueError."""
+    """Make the client. Raises `TlsProblem` or `ValueError` if the options cannot be used."""
     return Client(
         servers=options.servers(),
         reconnect=reconnect,
@@ -80,7 +82,7 @@ def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
         }
         context.minimum_version = versions[tls.get("tls-version", "tlsv1.2")]
         if "cert" in tls:
-            # Without a function OpenSSL would ask for a passphrase on the terminal.
+            # Without a function OpenSSL asks for a passphrase on the terminal.
             context.load_cert_chain(tls["cert"], tls["key"], lambda: "")
         if "ciphers" in tls:
             context.set_ciphers(tls["ciphers"])
@@ -104,14 +106,14 @@ def exit_code(error: ClientError, options: ClientOptions) -> int:
 
 
 def _is_tls_failure(cause: BaseException | None, options: ClientOptions) -> bool:
-    """A server that does not speak TLS resets the connection."""
+    """Return whether TLS failed. A server without TLS resets the connection."""
     return isinstance(cause, ssl.SSLError) or (
         options.use_tls and isinstance(cause, ConnectionResetError)
     )
 
 
 def error_line(error: ClientError, options: ClientOptions) -> str:
-    """In mosquitto's words where it has any."""
+    """Describe an error, in mosquitto's words where mosquitto has them."""
     cause = error.__cause__
     if isinstance(error, ConnectionRefused):
         if options.level < LEVEL_5:
@@ -136,7 +138,10 @@ def error_line(error: ClientError, options: ClientOptions) -> str:
 
 
 def _os_error_text(error: OSError) -> str:
-    """asyncio puts several addresses' errors into one text, and its own words before others."""
+    """Return the text of the system's error.
+
+    asyncio joins the errors of several addresses and adds words of its own.
+    """
     for number in (errno.ECONNREFUSED, errno.EADDRNOTAVAIL, errno.ENETUNREACH, errno.EHOSTUNREACH):
         if error.errno == number or f"[Errno {number}]" in str(error):
             return _CAPITALIZED.get(number, str(error))
@@ -157,7 +162,7 @@ def complain(options: ClientOptions, line: str) -> None:
 
 
 class Tracer:
-    """-d: a line per packet, in mosquitto's form."""
+    """Prints a line per packet, in mosquitto's form (option -d)."""
 
     def __init__(self, options: ClientOptions) -> None:
         self._name = options.client_id or "(null)"
@@ -206,7 +211,7 @@ class Tracer:
     def _publish_text(self, sent: bool, packet: pk.Publish) -> str:
         packet_id = packet.packet_id
         if sent:
-            # mosquitto numbers its messages whatever their QoS.
+            # mosquitto numbers messages of every QoS.
             self._sent_count += 1
             packet_id = packet_id or self._sent_count
         topic = packet.topic.decode("utf-8", "replace") or "(null)"
@@ -225,5 +230,5 @@ class Tracer:
 
 
 def _subscription_options(request: pk.SubscriptionRequest) -> int:
-    """The options byte without the QoS."""
+    """Return the options byte of a subscription without the QoS."""
     return request.no_local << 2 | request.retain_as_published << 3 | request.retain_handling << 4

@@ -1,8 +1,8 @@
 """`holdfast sub`: subscribe and print, with the options, output and exit codes of mosquitto_sub.
 
-Differences, all on purpose: the time zone of %j and %J has no stray Z before it; a payload with a
-zero byte or no UTF-8 is printed whole in JSON (replacement characters); %x pads the whole
-hexadecimal text; an invalid shared filter is refused at once; --help exits with 0.
+Intended differences: the time zone of %j and %J has no stray Z before it. JSON contains the whole
+of a payload with a zero byte or without UTF-8 (replacement characters). %x pads the whole
+hexadecimal text. An invalid shared filter is refused at once. --help exits with 0.
 """
 
 import asyncio
@@ -46,14 +46,16 @@ RETAIN_HANDLING: Final = {"always": 0, "new": 1, "never": 2}
 
 
 class SubOptions(ClientOptions):
+    """The options of `holdfast sub`."""
+
     def __init__(self) -> None:
         super().__init__()
         self.filters_out: list[str] = []
         self.unsubscribe: list[str] = []
         self.count = 0
-        """0: no limit."""
+        """The number of messages after which to exit, 0 without a limit."""
         self.timeout_s = 0
-        """0: none."""
+        """The time in seconds after which to exit, 0 without a limit."""
         self.exit_subscribed = False
         self.verbose = False
         self.newline = True
@@ -177,6 +179,8 @@ def main(arguments: list[str]) -> int:
 
 
 class Subscriber:
+    """Prints received messages until an exit code is decided."""
+
     def __init__(self, options: SubOptions) -> None:
         self._options = options
         self._printer = Printer(options.format, options.verbose, options.newline)
@@ -214,7 +218,7 @@ class Subscriber:
         return self._exit_code
 
     async def _connect(self, client: Client) -> None:
-        """Returns without a connection when there is an exit code first."""
+        """Connect, or return without a connection when an exit code is decided first."""
         connecting = asyncio.create_task(client.connect(client_run.first_policy(client)))
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -226,8 +230,10 @@ class Subscriber:
             stop.cancel()
 
     async def _serve(self, client: Client) -> None:
-        """Subscribe and print until there is an exit code. Raises what ended the connection for
-        good; one that is only lost the client makes again."""
+        """Subscribe and print until an exit code is decided.
+
+        The client restores a lost connection. Raises the error that ended it for good.
+        """
         work = asyncio.create_task(self._subscribe(client))
         stop = asyncio.create_task(self._stop.wait())
         closed = asyncio.create_task(client.wait_closed())
@@ -251,7 +257,7 @@ class Subscriber:
             waiting.append(
                 client.unsubscribe(*options.unsubscribe, properties=properties.get("unsubscribe"))
             )
-        # Both leave at once; the answer to the first one decides.
+        # Both requests are sent at once. The response to the first one decides.
         tasks = [asyncio.create_task(one) for one in waiting]
         try:
             await tasks[0]
@@ -312,7 +318,7 @@ class Subscriber:
         except BrokenPipeError:
             self._broken_pipe()
         if not self._flush_scheduled:
-            # Once for all that one read of the socket brought.
+            # Flushed once for all messages of one read of the socket.
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
