@@ -1,9 +1,9 @@
-"""Bytes to packets, for both ends of a connection.
+"""The decoders from bytes to packets, for both ends of a connection.
 
-Each decoder gets the fixed header's first byte and the body buf[start:end], checks all that
-a single packet can be checked for, and has used exactly the body when it returns. What depends on
-the state of the connection (may this packet come now?) is the business of its caller. Raises
-ProtocolViolation and nothing else. MQTT 5.0, section 3.
+Each gets the fixed header's first byte and the body buf[start:end]. It checks everything that a
+single packet can be checked for, and consumes exactly the body. The caller checks what depends on
+the connection's state, for example whether the packet may come now. Decoders raise
+`ProtocolViolation` and no other error. MQTT 5.0, section 3.
 """
 
 from typing import Final
@@ -31,10 +31,10 @@ from holdfast.protocol.mqtt.reasons import (
 )
 
 FILTERS_MAX: Final = 5000
-"""More filters in one SUBSCRIBE or UNSUBSCRIBE are refused. Such a packet is carried out at once,
-and its filters, shared ones above all, must not hold the event loop for long."""
+"""The most filters in one SUBSCRIBE or UNSUBSCRIBE. The broker processes such a packet at once, so
+more filters, above all shared ones, would block the event loop."""
 
-# One bit a packet type. DISCONNECT from a server and AUTH came with MQTT 5.
+# One bit per packet type. DISCONNECT from a server and AUTH came with MQTT 5.
 _FROM_CLIENT: Final = (
     1 << m.CONNECT
     | 1 << m.PUBLISH
@@ -63,7 +63,7 @@ _FROM_SERVER: Final = (
 def decode(
     buf: bytes, first: int, start: int, end: int, version: int, from_client: bool
 ) -> m.Packet:
-    """`version` is ignored for CONNECT, which has its own."""
+    """The packet in buf[start:end]. `version` is ignored for CONNECT, which has its own."""
     packet_type = first >> 4
     if packet_type == m.PUBLISH:
         return decode_publish(buf, first, start, end, version, from_client)
@@ -111,11 +111,12 @@ def decode_ack(buf: bytes, first: int, start: int, end: int, version: int) -> m.
 
 
 def decode_connect(buf: bytes, first: int, start: int, end: int) -> m.Connect:
-    """Raises ProtocolViolation with UNSUPPORTED_PROTOCOL_VERSION for what is not MQTT 3.1, 3.1.1
-    or 5.0, and looks no further then: the rest may have any form."""
+    """The CONNECT in buf[start:end]. Anything but MQTT 3.1, 3.1.1 and 5.0 raises
+    `ProtocolViolation` with UNSUPPORTED_PROTOCOL_VERSION at once, because the rest may have any
+    form."""
     name, position = read_string(buf, start, end)
     level = _read_byte(buf, position, end, "protocol level")
-    # Mosquitto's bridges set the highest bit of MQTT 3 levels; their private extension.
+    # Mosquitto's bridges set the highest bit of MQTT 3 levels, as a private extension.
     is_bridge = level in (0x83, 0x84)
     if is_bridge:
         level &= 0x7F
@@ -134,16 +135,15 @@ def decode_connect(buf: bytes, first: int, start: int, end: int) -> m.Connect:
     if level >= 5:
         properties, position = decode_properties(buf, position, end, m.CONNECT)
         _check_authentication(properties, m.CONNECT)
-    # [MQTT-3.1.3-1] [MQTT-3.1.3-3] [MQTT-3.1.3-4]. MQTT 3.1 allows 1 to 23 characters: longer
-    # ones are taken all the same, as everybody does [MQTT-3.1.3-5], and whether an empty one will
-    # do is for the caller to decide.
+    # [MQTT-3.1.3-1] [MQTT-3.1.3-3] [MQTT-3.1.3-4]. MQTT 3.1 allows 1 to 23 characters. Longer ones
+    # are accepted, as other brokers do [MQTT-3.1.3-5]; the caller decides on an empty one.
     client_id, position = read_string(buf, position, end)
     will: m.Will | None = None
     if flags & 4:
         will, position = _read_will(buf, position, end, flags, level)
     username: str | None = None
     password: bytes | None = None
-    # MQTT 3.1 counts these as absent where the packet is too short for them, whatever the flags.
+    # In MQTT 3.1 these are absent if the packet is too short for them, whatever the flags.
     if flags & 128 and not (level == 3 and position == end):
         # [MQTT-3.1.2-17] [MQTT-3.1.3-12]
         username, position = read_string(buf, position, end)
@@ -166,7 +166,7 @@ def decode_connect(buf: bytes, first: int, start: int, end: int) -> m.Connect:
 
 
 def _check_connect_flags(flags: int, level: int) -> None:
-    # [MQTT-3.1.2-3]; MQTT 3.1 does not say what the reserved bit is
+    # [MQTT-3.1.2-3]; MQTT 3.1 does not define the reserved bit
     if flags & 1 and level > 3:
         raise MalformedPacket("CONNECT with its reserved flag set")
     if flags & 4:
@@ -182,7 +182,7 @@ def _check_connect_flags(flags: int, level: int) -> None:
 
 
 def _read_will(buf: bytes, position: int, end: int, flags: int, level: int) -> tuple[m.Will, int]:
-    """[MQTT-3.1.2-9]"""
+    """The will behind the client id. [MQTT-3.1.2-9]"""
     properties: Properties = {}
     if level >= 5:
         properties, position = decode_properties(buf, position, end, WILL)
@@ -195,7 +195,7 @@ def _read_will(buf: bytes, position: int, end: int, flags: int, level: int) -> t
 def _decode_connack(buf: bytes, start: int, end: int, version: int) -> m.Connack:
     flags = _read_byte(buf, start, end, "connect acknowledge flags")
     code = _read_byte(buf, start + 1, end, "return code")
-    # A server of an older version refuses an MQTT 5 client in its own language.
+    # A server of an older version refuses an MQTT 5 client in its own format.
     foreign = version >= 5 and end - start == 2 and code == 1
     if version < 5 or foreign:
         _check_end(start + 2, end, m.CONNACK)
@@ -329,8 +329,8 @@ def _check_direction(packet_type: int, version: int, from_client: bool) -> None:
 
 
 def _check_flags(first: int, version: int) -> None:
-    """[MQTT-2.1.3-1] [MQTT3-2.2.2-2] The four flags of every packet but PUBLISH are reserved.
-    In MQTT 3.1 they are unused or carry DUP, and are not looked at."""
+    """Check the four reserved flags of every packet except PUBLISH. [MQTT-2.1.3-1] [MQTT3-2.2.2-2]
+    MQTT 3.1 leaves them unused or sets DUP, so they are not checked there."""
     if first != first_byte(first >> 4) and version > 3:
         raise MalformedPacket(f"{m.TYPE_NAMES[first >> 4]} with flags {first & 15:04b}")
 
@@ -360,7 +360,7 @@ def _check_end(position: int, end: int, packet_type: int) -> None:
 def _read_head(
     buf: bytes, start: int, end: int, version: int, packet_type: int
 ) -> tuple[int, Properties, int]:
-    """The packet id and (MQTT 5) the properties, with which four packets begin."""
+    """The packet id and (MQTT 5) the properties with which four packets begin."""
     packet_id = _read_packet_id(buf, start, end, packet_type)
     if version < 5:
         return packet_id, {}, start + 2

@@ -1,8 +1,8 @@
-"""Packets to bytes, for both ends of a connection.
+"""The encoders from packets to bytes, for both ends of a connection.
 
-Encoders leave out what a version does not have and translate reasons into its return codes; they
-check only what would come out as another packet (ValueError). Whether the receiver may get this
-packet now is for the caller to know.
+Encoders leave out the fields that a version does not have and translate reasons into its return
+codes. They check only what would otherwise be decoded as another packet (`ValueError`). The caller
+decides whether the receiver may get the packet now.
 """
 
 from typing import Final
@@ -28,17 +28,18 @@ PINGRESP_BYTES: Final = b"\xd0\x00"
 FLAGGED_TYPES: Final = 1 << m.PUBREL | 1 << m.SUBSCRIBE | 1 << m.UNSUBSCRIBE
 
 
-# What a receiver does without, the least useful first.
+# The properties that a receiver can do without, the least useful first.
 OMITTED_FIRST: Final = (REASON_STRING, RESPONSE_INFORMATION, USER_PROPERTY)
 
 
 def first_byte(packet_type: int) -> int:
-    """The fixed header's first byte of any packet but PUBLISH."""
+    """The fixed header's first byte of any packet except PUBLISH."""
     return packet_type << 4 | (2 if FLAGGED_TYPES >> packet_type & 1 else 0)
 
 
 def encode(packet: m.Packet, version: int) -> bytes:
-    """A whole packet. `version` is ignored for CONNECT, which has its own. Raises ValueError."""
+    """The complete packet. `version` is ignored for CONNECT, which has its own. A packet without
+    encoding raises `ValueError`."""
     if isinstance(packet, m.Publish):
         return _encode_publish(packet, version)
     if isinstance(packet, m.Ack):
@@ -65,9 +66,11 @@ def encode(packet: m.Packet, version: int) -> bytes:
 
 
 def encode_within(packet: m.Answer, version: int, bytes_max: int) -> bytes:
-    """The packet in the largest form that has an encoding of at most `bytes_max` bytes: whole, else
-    without its reason string, then without its response information, then without its user
-    properties. b"" if there is none. [MQTT-3.2.2-19] [MQTT-3.2.2-20] [MQTT-3.14.2-3]"""
+    """The packet in its largest form of at most `bytes_max` bytes, or b"".
+
+    The forms are: complete, without reason string, then also without response information, then
+    also without user properties. [MQTT-3.2.2-19] [MQTT-3.2.2-20] [MQTT-3.14.2-3]
+    """
     properties = packet.properties
     for key in OMITTED_FIRST:
         data = _try_encode(packet, version)
@@ -81,7 +84,7 @@ def encode_within(packet: m.Answer, version: int, bytes_max: int) -> bytes:
 
 
 def _try_encode(packet: m.Answer, version: int) -> bytes:
-    """b"" for a packet with a string or properties that are too long to be sent."""
+    """The packet, or b"" if a string or its properties are too long to be sent."""
     try:
         return encode(packet, version)
     except ValueError:
@@ -89,7 +92,7 @@ def _try_encode(packet: m.Answer, version: int) -> bytes:
 
 
 def encode_ack(packet_type: int, packet_id: int, reason: int, version: int) -> bytes:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties; MQTT 3 has no reason in it."""
+    """PUBACK, PUBREC, PUBREL or PUBCOMP without properties; in MQTT 3 also without reason."""
     if not 0 < packet_id < 65_536:
         raise ValueError(f"packet id {packet_id}")
     first = packet_type << 4 | (2 if packet_type == m.PUBREL else 0)
@@ -239,7 +242,7 @@ def _encode_unsuback(packet: m.Unsuback, version: int) -> bytes:
 
 
 def _encode_ending(packet_type: int, reason: int, properties: Properties, version: int) -> bytes:
-    """DISCONNECT or AUTH: reason and properties are left out where they say nothing."""
+    """DISCONNECT or AUTH, without reason and properties if both have their defaults."""
     first = packet_type << 4
     if version < 5 or (reason == 0 and not properties):
         return bytes((first, 0))

@@ -1,14 +1,14 @@
-"""What a decoder raises when a peer breaks the protocol.
+"""The errors of a decoder for input that breaks the protocol.
 
-`reason` is the MQTT 5 reason code to close the connection with; the text says what is wrong,
-repeats nothing of a payload, and is short enough for a reason string.
+`reason` is the MQTT 5 reason code for closing the connection. The text describes the error,
+contains nothing of a payload, and is short enough for a reason string.
 """
 
 from holdfast.protocol.mqtt.reasons import MALFORMED_PACKET
 
 
 class ProtocolViolation(Exception):
-    """The packet could be read and says something the protocol forbids."""
+    """A packet that is readable and that the protocol forbids here."""
 
     def __init__(self, reason: int, message: str) -> None:
         super().__init__(message)
@@ -16,7 +16,7 @@ class ProtocolViolation(Exception):
 
 
 class MalformedPacket(ProtocolViolation):
-    """The bytes cannot be read as the packet they claim to be. [MQTT-4.13.1-1]"""
+    """Bytes that are not a valid encoding of their packet type. [MQTT-4.13.1-1]"""
 
     def __init__(self, message: str) -> None:
         super().__init__(MALFORMED_PACKET, message)

@@ -1,8 +1,8 @@
-"""The data representations that packets are made of. MQTT 5.0, section 1.5.
+"""The data representations in packets. MQTT 5.0, section 1.5.
 
-Readers take the buffer, the position of the field and the end of what they may read (the buffer
-goes on after it); they return the value and the position after it, or raise MalformedPacket.
-Writers raise ValueError.
+Readers take the buffer, the position of the field and the end of the readable part (the buffer
+continues after it). They return the value and the position after it, or raise `MalformedPacket`.
+Writers raise `ValueError`.
 """
 
 from typing import Final
@@ -10,11 +10,13 @@ from typing import Final
 from holdfast.protocol.mqtt.errors import MalformedPacket
 
 VARINT_MAX: Final = 268_435_455
+"""The largest variable byte integer."""
 FIELD_BYTES_MAX: Final = 65_535
+"""The most bytes in a string or binary field."""
 
 
 def varint(value: int) -> bytes:
-    """A variable byte integer, as short as can be. [MQTT-1.5.5-1]"""
+    """A variable byte integer in its shortest form. [MQTT-1.5.5-1]"""
     if value < 128:
         if value < 0:
             raise ValueError(f"{value} is no variable byte integer")
@@ -30,6 +32,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(buf: bytes, position: int, end: int) -> tuple[int, int]:
+    """The variable byte integer at `position`, and the position after it."""
     if position < end:
         byte = buf[position]
         if byte < 128:
@@ -68,6 +71,7 @@ def read_four(buf: bytes, position: int, end: int) -> int:
 
 
 def read_binary(buf: bytes, position: int, end: int) -> tuple[bytes, int]:
+    """The binary field at `position`, and the position after it."""
     start = position + 2
     if start > end:
         raise MalformedPacket("the packet ends within a length")
@@ -78,12 +82,13 @@ def read_binary(buf: bytes, position: int, end: int) -> tuple[bytes, int]:
 
 
 def read_string(buf: bytes, position: int, end: int) -> tuple[str, int]:
+    """The string field at `position`, and the position after it."""
     data, after = read_binary(buf, position, end)
     return text_of(data), after
 
 
 def text_of(data: bytes) -> str:
-    """The text of a UTF-8 encoded string. Raises MalformedPacket."""
+    """The text of a UTF-8 encoded string. Other bytes raise `MalformedPacket`."""
     try:
         # The strict decoder refuses surrogates and overlong forms [MQTT-1.5.4-1] and leaves a
         # byte order mark where it is [MQTT-1.5.4-3].
@@ -99,7 +104,7 @@ def text_of(data: bytes) -> str:
 
 
 def binary_field(data: bytes) -> bytes:
-    """The bytes behind their two-byte length."""
+    """The bytes after their two-byte length."""
     length = len(data)
     if length > FIELD_BYTES_MAX:
         raise ValueError(f"a field of {length} bytes, the maximum is {FIELD_BYTES_MAX}")
@@ -107,7 +112,7 @@ def binary_field(data: bytes) -> bytes:
 
 
 def string_field(text: str) -> bytes:
-    """The text as UTF-8 behind its two-byte length. [MQTT-1.5.4-1] [MQTT-1.5.4-2]"""
+    """The text as UTF-8 after its two-byte length. [MQTT-1.5.4-1] [MQTT-1.5.4-2]"""
     if "\0" in text:
         raise ValueError("U+0000 cannot be sent in a string")
     return binary_field(text.encode("utf-8"))

@@ -1,8 +1,8 @@
-"""Cuts a byte stream into packets. MQTT 5.0, section 2.1.
+"""The cutting of a byte stream into packets. MQTT 5.0, section 2.1.
 
-A frame is handed over in place: what a read brings is not copied as long as it ends with a
-packet. A packet that arrives in pieces is put together once, so its cost grows with its size and
-not with the number of pieces, and memory grows only as its bytes arrive.
+A frame is returned in place: input is not copied as long as each read ends with a packet. A packet
+that arrives in pieces is joined once. So its cost grows with its size and not with the number of
+pieces, and memory grows only as its bytes arrive.
 """
 
 from typing import Final
@@ -12,15 +12,15 @@ from holdfast.protocol.mqtt.fields import varint
 from holdfast.protocol.mqtt.reasons import PACKET_TOO_LARGE
 
 PACKET_BYTES_MAX: Final = 268_435_460
-"""The largest packet the protocol can express, its fixed header included."""
+"""The bytes of the largest packet that the protocol can express, its fixed header included."""
 
 
 class FrameReader:
-    """feed() what arrives, then call next() until it says False. `packet_bytes_max` may change
-    between two packets.
+    """A cutter of one input stream: feed() the input, then call next() until it returns False.
+    `packet_bytes_max` may change between two packets.
 
-    After a True, and until the next call, `first` is the fixed header's first byte, at `begin`,
-    and buffer[start:end] the body. After an error the reader is of no use any more.
+    After a True, and until the next call, `first` is the fixed header's first byte, at `begin`, and
+    buffer[start:end] the body. After an error the reader must not be used again.
     """
 
     def __init__(self, packet_bytes_max: int) -> None:
@@ -30,14 +30,15 @@ class FrameReader:
         self.begin = 0
         self.start = 0
         self.end = 0
-        # Where the next frame begins in `buffer`.
+        # The position in `buffer` of the next frame.
         self._position = 0
-        # Bytes from `_position` that next() waits for; 0 while it has not said False.
+        # The bytes from `_position` that next() waits for; 0 until it has returned False.
         self._wanted = 0
-        # What came after `buffer` and is not joined to it yet.
+        # Input after `buffer` that is not joined to it yet.
         self._more: bytearray | None = None
 
     def feed(self, data: bytes) -> None:
+        """Add input."""
         more = self._more
         if more is not None:
             more += data
@@ -53,22 +54,22 @@ class FrameReader:
             self._more = bytearray(data)
 
     def first_byte(self) -> int:
-        """The first byte that next() has not passed; -1 if there is none."""
+        """The first byte that next() has not consumed, or -1."""
         if self._position < len(self.buffer):
             return self.buffer[self._position]
         return -1
 
     def waiting_bytes(self) -> int:
-        """How many bytes have arrived that next() has not passed."""
+        """The number of received bytes that next() has not consumed."""
         more = self._more
         rest = len(self.buffer) - self._position
         return rest if more is None else rest + len(more)
 
     def next(self) -> bool:
-        """True: a whole frame is there. False: more is needed.
+        """Whether a complete frame is there. If not, more input is needed.
 
-        Raises ProtocolViolation: 0x95 for a packet above `packet_bytes_max` as soon as its
-        length is known, 0x81 for a length that is none.
+        Raises `ProtocolViolation`: 0x95 for a packet above `packet_bytes_max` as soon as its length
+        is known, 0x81 for an invalid length.
         """
         while True:
             buffer = self.buffer
@@ -124,8 +125,8 @@ class FrameReader:
         return -1
 
     def _join(self, wanted: int) -> bool:
-        """Bring `wanted` bytes together at the start of the buffer; False if they are not all
-        here. Lets go of what has been read."""
+        """Join `wanted` bytes at the start of the buffer and drop consumed ones. False: some of
+        them have not arrived yet."""
         position = self._position
         more = self._more
         rest = len(self.buffer) - position

@@ -1,8 +1,8 @@
 """The packets: one class each, the same for every protocol version and both directions.
 
 Fields that a version does not have keep their defaults when decoded and are left out when encoded.
-`reason` is an MQTT 5 reason code in every version; decode and encode translate the return codes
-of MQTT 3. Packets are plain data: decode checks what a peer sent, encode trusts its caller.
+`reason` is an MQTT 5 reason code in every version; decode and encode translate the return codes of
+MQTT 3. Packets are plain data: decode checks those of a peer, encode trusts its caller.
 """
 
 from dataclasses import dataclass, field
@@ -44,13 +44,13 @@ TYPE_NAMES: Final[dict[int, str]] = {
 
 PropertyValue: TypeAlias = int | str | bytes | list[int] | list[tuple[str, str]]
 Properties: TypeAlias = dict[int, PropertyValue]
-"""By property id. The user property is a list of pairs in the order sent, the subscription
-identifier a list (of one in SUBSCRIBE); each other property is a single value."""
+"""Property values by property id. The user property is a list of pairs in the order sent, the
+subscription identifier a list (of one in SUBSCRIBE); each other property is a single value."""
 
 
 @dataclass
 class Will:
-    """`properties` include the will delay interval."""
+    """The will in a CONNECT. `properties` include the will delay interval."""
 
     topic: str
     payload: bytes
@@ -61,8 +61,8 @@ class Will:
 
 @dataclass
 class Connect:
-    """`protocol_level` is 3, 4 or 5; `clean_start` is Clean Session in MQTT 3. `is_bridge`: another
-    broker's bridge, which marks itself in MQTT 3 by the highest bit of the level."""
+    """A CONNECT. `protocol_level` is 3, 4 or 5; `clean_start` is Clean Session in MQTT 3.
+    `is_bridge`: another broker's bridge, which in MQTT 3 sets the highest bit of the level."""
 
     protocol_level: int
     clean_start: bool
@@ -77,6 +77,8 @@ class Connect:
 
 @dataclass
 class Connack:
+    """A CONNACK. A server never sends `session_present` with an error (section 3.2.2.1.1)."""
+
     session_present: bool
     reason: int
     properties: Properties = field(default_factory=dict)
@@ -84,26 +86,26 @@ class Connack:
 
 @dataclass(init=False)
 class Publish:
-    """A PUBLISH as light as it can be: one is made for each message that arrives."""
+    """A PUBLISH with as little overhead as possible, because one is made for each message."""
 
     topic: bytes
-    """UTF-8 that the decoder has not checked (brokers remember checked topics by their bytes);
-    empty when a topic alias stands for it."""
+    """The topic in UTF-8, not checked by the decoder (brokers remember checked topics by their
+    bytes). It is empty when a topic alias replaces it."""
     payload: bytes
     qos: int
     retain: bool
     dup: bool
     packet_id: int
-    """0 for QoS 0."""
+    """The packet id, or 0 at QoS 0."""
     properties: bytes
-    """Encoded MQTT 5 properties without their length prefix, topic alias and subscription
-    identifiers, in the order sent, message expiry included."""
+    """The encoded MQTT 5 properties in the order sent, message expiry included. Their length
+    prefix, the topic alias and the subscription identifiers are left out."""
     topic_alias: int
-    """0: none."""
+    """The topic alias, or 0."""
     expiry_s: int
-    """The message expiry interval, -1: none."""
+    """The message expiry interval in seconds, or -1."""
     subscription_ids: list[int] | None
-    """Only in what a client decodes; None: none."""
+    """The subscription identifiers that a client has decoded, or None."""
 
     def __init__(
         self,
@@ -131,7 +133,7 @@ class Publish:
 
 @dataclass(init=False)
 class Ack:
-    """PUBACK, PUBREC, PUBREL or PUBCOMP, as `kind` says."""
+    """PUBACK, PUBREC, PUBREL or PUBCOMP, according to `kind`."""
 
     kind: int
     packet_id: int
@@ -149,7 +151,7 @@ class Ack:
 
 @dataclass
 class SubscriptionRequest:
-    """MQTT 3 has only the filter and the QoS."""
+    """One filter of a SUBSCRIBE with its options. MQTT 3 has only the filter and the QoS."""
 
     filter: str
     qos: int
@@ -160,6 +162,8 @@ class SubscriptionRequest:
 
 @dataclass
 class Subscribe:
+    """A SUBSCRIBE with at least one filter."""
+
     packet_id: int
     subscriptions: list[SubscriptionRequest]
     properties: Properties = field(default_factory=dict)
@@ -167,7 +171,7 @@ class Subscribe:
 
 @dataclass
 class Suback:
-    """One reason per subscription of the SUBSCRIBE, in its order."""
+    """A SUBACK: one reason per subscription of the SUBSCRIBE, in its order."""
 
     packet_id: int
     reasons: list[int]
@@ -176,6 +180,8 @@ class Suback:
 
 @dataclass
 class Unsubscribe:
+    """An UNSUBSCRIBE with at least one filter."""
+
     packet_id: int
     filters: list[str]
     properties: Properties = field(default_factory=dict)
@@ -183,7 +189,7 @@ class Unsubscribe:
 
 @dataclass
 class Unsuback:
-    """One reason per filter of the UNSUBSCRIBE, in its order; none in MQTT 3."""
+    """An UNSUBACK: one reason per filter of the UNSUBSCRIBE, in its order; none in MQTT 3."""
 
     packet_id: int
     reasons: list[int] = field(default_factory=list)
@@ -202,12 +208,16 @@ class Pingresp:
 
 @dataclass
 class Disconnect:
+    """A DISCONNECT; in MQTT 3 only a client sends one."""
+
     reason: int = 0
     properties: Properties = field(default_factory=dict)
 
 
 @dataclass
 class Auth:
+    """A step of enhanced authentication, MQTT 5 only."""
+
     reason: int = 0
     properties: Properties = field(default_factory=dict)
 
@@ -228,4 +238,4 @@ Packet: TypeAlias = (
 )
 
 Answer: TypeAlias = Connack | Ack | Suback | Unsuback | Disconnect | Auth
-"""What a broker answers with properties of its own."""
+"""The packets in which a broker sends properties of its own."""

@@ -1,7 +1,7 @@
-"""MQTT 5 properties: which there are, where each may stand, and their encoding.
+"""MQTT 5 properties: their ids, the packets that each may be in, and their encoding.
 
-MQTT 5.0, section 2.2.2. A block is the encoded properties without their length prefix, which is
-how a Publish and a log record carry them.
+MQTT 5.0, section 2.2.2. A block is the encoded properties without their length prefix. A Publish
+and a log record contain properties in that form.
 """
 
 from typing import Final
@@ -66,11 +66,11 @@ SUBSCRIPTION_IDENTIFIER_AVAILABLE: Final = 0x29
 SHARED_SUBSCRIPTION_AVAILABLE: Final = 0x2A
 
 WILL: Final = 0
-"""Stands for the will properties of CONNECT where a packet type is asked for."""
+"""The packet type that stands for the will properties of CONNECT."""
 
-# How a value is encoded.
+# The encodings of a value.
 BYTE: Final = 1
-"""Each property of one byte is a flag: 0 or 1."""
+"""One byte. Each property of one byte is a flag: 0 or 1."""
 TWO_BYTES: Final = 2
 FOUR_BYTES: Final = 3
 VARIABLE: Final = 4
@@ -79,12 +79,13 @@ BINARY: Final = 6
 STRING_PAIR: Final = 7
 
 REPEATS_MAX: Final = 10_000
-"""More user properties or subscription identifiers in one packet are refused: decoded, each
-takes many times the memory it takes on the wire."""
+"""The most user properties or subscription identifiers in one packet. A decoded one takes many
+times the memory that it takes on the wire."""
 
 
 class PropertyInfo:
-    """`packet_types`: where it may stand, WILL for will properties."""
+    """The name and encoding of a property, and the packet types it may be in (WILL for will
+    properties)."""
 
     def __init__(self, name: str, encoding: int, packet_types: tuple[int, ...]) -> None:
         self.name = name
@@ -147,8 +148,8 @@ TABLE: Final[dict[int, PropertyInfo]] = {
     ),
     SHARED_SUBSCRIPTION_AVAILABLE: PropertyInfo("shared-subscription-available", BYTE, (CONNACK,)),
 }
-"""By property id. Only the user property, and in PUBLISH the subscription identifier, may stand
-more than once in a packet."""
+"""All properties by id. Only the user property, and in PUBLISH the subscription identifier, may
+occur more than once in a packet."""
 
 
 def decode_properties(
@@ -156,7 +157,7 @@ def decode_properties(
 ) -> tuple[Properties, int]:
     """The properties whose length prefix is at `position`, and the position after them.
 
-    `end` bounds the packet. Raises ProtocolViolation.
+    `end` bounds the packet. Invalid properties raise `ProtocolViolation`.
     """
     length, start = read_varint(buf, position, end)
     after = start + length
@@ -168,7 +169,7 @@ def decode_properties(
 
 
 def decode_block(buf: bytes, position: int, end: int, packet_type: int) -> Properties:
-    """The properties in buf[position:end]. Raises ProtocolViolation."""
+    """The properties in buf[position:end]. Invalid ones raise `ProtocolViolation`."""
     properties: Properties = {}
     while position < end:
         identifier, position = read_varint(buf, position, end)
@@ -213,7 +214,7 @@ def decode_block(buf: bytes, position: int, end: int, packet_type: int) -> Prope
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """The properties behind their length. [MQTT-2.2.2-1] Raises ValueError."""
+    """The properties after their length. [MQTT-2.2.2-1] Invalid ones raise `ValueError`."""
     if not properties:
         return b"\0"
     block = encode_block(properties)
@@ -221,8 +222,9 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def encode_block(properties: Properties) -> bytes:
-    """Without the length prefix, in the order of the dict; a list becomes one property per
-    element. Raises ValueError for an unknown id or a value of the wrong type or range."""
+    """The properties without the length prefix, in the order of the dict. A list becomes one
+    property per element. An unknown id or a value of the wrong type or range raises
+    `ValueError`."""
     parts: list[bytes] = []
     for identifier, value in properties.items():
         info = TABLE.get(identifier)
@@ -265,16 +267,16 @@ def _encode_number(info: PropertyInfo, encoding: int, value: int) -> bytes:
 
 
 def expiry_of(block: bytes) -> int:
-    """The message expiry interval in a block, in seconds; -1 if there is none.
+    """The message expiry interval in a block, in seconds, or -1.
 
-    Raises MalformedPacket for a block that is none.
+    An invalid block raises `MalformedPacket`.
     """
     position = expiry_position(block)
     return read_four(block, position, len(block)) if position >= 0 else -1
 
 
 def expiry_position(block: bytes) -> int:
-    """Where the four bytes of the message expiry interval are; -1 if there is none."""
+    """The position of the four bytes of the message expiry interval, or -1."""
     position = 0
     end = len(block)
     while position < end:
@@ -285,15 +287,15 @@ def expiry_position(block: bytes) -> int:
 
 
 def user_property_at(block: bytes, head: bytes, position: int) -> int:
-    """Where in a checked block the next user property is that begins with `head` (identifier,
-    name behind its length); -1 if there is none. `position` is where a property begins."""
+    """The position in a checked block of the next user property that begins with `head`, or -1.
+    `head` is the identifier and the name after its length. A property must begin at `position`."""
     found = block.find(head, position)
     end = len(block)
     while found >= 0:
-        # The same bytes may lie within another property's value.
+        # The same bytes may be part of another property's value.
         while position < found:
             if block[position] == USER_PROPERTY:
-                # What stands before it is mostly another of its kind.
+                # Most properties before it are user properties too.
                 position += 3 + (block[position + 1] << 8 | block[position + 2])
                 position += 2 + (block[position] << 8 | block[position + 1])
             else:
@@ -335,7 +337,7 @@ def _info(identifier: int, packet_type: int) -> PropertyInfo:
 
 
 def read_number(buf: bytes, position: int, end: int, encoding: int) -> tuple[int, int]:
-    """A fixed-size number of one, two or four bytes, and the position after it."""
+    """A number of one, two or four bytes, and the position after it."""
     if encoding == FOUR_BYTES:
         return read_four(buf, position, end), position + 4
     if encoding == TWO_BYTES:
@@ -346,7 +348,7 @@ def read_number(buf: bytes, position: int, end: int, encoding: int) -> tuple[int
 
 
 def check_number(identifier: int, number: int) -> None:
-    """Raise ProtocolViolation for a number that this property must not have."""
+    """Raise `ProtocolViolation` for a number that this property must not have."""
     if number == 0:
         if identifier == TOPIC_ALIAS:
             # [MQTT-3.3.2-8]
@@ -360,7 +362,7 @@ def check_number(identifier: int, number: int) -> None:
 
 
 def check_response_topic(topic: str) -> None:
-    """Raise ProtocolViolation for what cannot be a topic name. [MQTT-3.3.2-14]"""
+    """Raise `ProtocolViolation` if this is no topic name. [MQTT-3.3.2-14]"""
     if "+" in topic or "#" in topic:
         raise ProtocolViolation(PROTOCOL_ERROR, "a response topic with wildcards")
     if not topic:
@@ -369,6 +371,7 @@ def check_response_topic(topic: str) -> None:
 
 
 def check_repeats(count: int) -> None:
+    """Raise `ProtocolViolation` if a packet has `count` properties of one kind already."""
     if count >= REPEATS_MAX:
         raise ProtocolViolation(
             QUOTA_EXCEEDED, f"more than {REPEATS_MAX} properties of one kind in a packet"

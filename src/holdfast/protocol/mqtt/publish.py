@@ -1,8 +1,8 @@
-"""PUBLISH, the packet that everything else is there for, kept apart because it must be fast.
+"""PUBLISH, in a module of its own because it is the hot path.
 
-decode_publish makes one object per message and, without properties, looks at nothing but the
-lengths. The topic's UTF-8 is left to the broker, which remembers the topics it has checked by
-their bytes. MQTT 5.0, section 3.3.
+decode_publish makes one object per message and, without properties, reads only the lengths. It
+leaves the topic's UTF-8 to the broker, which remembers checked topics by their bytes. MQTT 5.0,
+section 3.3.
 """
 
 from typing import Final
@@ -42,9 +42,9 @@ FIRST_BYTE: Final = 0x30
 def decode_publish(
     buf: bytes, first: int, start: int, end: int, version: int, from_client: bool
 ) -> Publish:
-    """The PUBLISH whose fixed header began with `first` and whose body is buf[start:end].
+    """The PUBLISH with the fixed header's byte `first` and the body buf[start:end].
 
-    Raises ProtocolViolation. In a Publish without topic alias the topic may still be empty.
+    An invalid one raises `ProtocolViolation`. The topic may be empty even without a topic alias.
     """
     position = start + 2
     if position > end:
@@ -115,7 +115,7 @@ def _decode_with_properties(
 def _read_properties(
     publish: Publish, buf: bytes, position: int, end: int, from_client: bool
 ) -> bytes:
-    """Check each property, set the fields that have one, return what else there is."""
+    """Check each property, set the fields of a Publish, and return the other properties."""
     kept: list[bytes] = []
     kept_start = position
     seen = 0
@@ -133,7 +133,7 @@ def _read_properties(
             number, position = read_varint(buf, position, end)
             _add_subscription_id(publish, number, from_client)
         else:
-            # Ids above 0x2A are unknown, and refused by _read_property.
+            # Ids above 0x2A are unknown; _read_property refuses them.
             bit = 1 << (identifier & 63)
             if seen & bit:
                 _refuse_second(identifier)
@@ -152,7 +152,7 @@ def _read_properties(
 
 
 def _read_property(publish: Publish, identifier: int, buf: bytes, position: int, end: int) -> int:
-    """Check a property that may stand once; return the position after it."""
+    """Check a property that may occur once; return the position after it."""
     if identifier == MESSAGE_EXPIRY_INTERVAL:
         publish.expiry_s = read_four(buf, position, end)
         return position + 4
@@ -201,7 +201,7 @@ def _refuse_second(identifier: int) -> None:
 
 
 def topic_field(topic: bytes) -> bytes:
-    """The topic behind its two-byte length. Raises ValueError."""
+    """The topic after its two-byte length. A longer one raises `ValueError`."""
     length = len(topic)
     if length > FIELD_BYTES_MAX:
         raise ValueError(f"a topic of {length} bytes, the maximum is {FIELD_BYTES_MAX}")
@@ -218,9 +218,9 @@ def encode_publish(
     properties: bytes,
     version: int,
 ) -> bytes:
-    """`properties` are a block with all that is to be sent; MQTT 3 has none.
+    """The bytes of a PUBLISH. `properties` is the complete block to send; MQTT 3 has none.
 
-    Raises ValueError for what has no encoding; the topic's UTF-8 is the caller's business.
+    A message without encoding raises `ValueError`. The caller is responsible for the topic's UTF-8.
     """
     if not 0 <= qos <= 2:
         raise ValueError(f"QoS {qos}")
@@ -245,8 +245,8 @@ def encode_publish(
 def splice_properties(
     properties: bytes, expiry_s: int, subscription_ids: tuple[int, ...], topic_alias: int
 ) -> bytes:
-    """The block to send for a received one: with `expiry_s` for its message expiry interval
-    (unless -1), with the subscription identifiers, and with the topic alias (unless 0)."""
+    """The block to send for a received one. It has `expiry_s` as message expiry interval (unless
+    -1), the subscription identifiers, and the topic alias (unless 0)."""
     parts: list[bytes] = []
     if expiry_s >= 0:
         # [MQTT-3.3.2-6]

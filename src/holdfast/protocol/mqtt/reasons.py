@@ -1,6 +1,6 @@
-"""Reason codes of MQTT 5, where each may be used, and the return codes of MQTT 3 they stand for.
+"""Reason codes of MQTT 5, the packets that each may be in, and their return codes of MQTT 3.
 
-MQTT 5.0, section 2.4 and the reason code tables of section 3. From 0x80 on they are errors.
+MQTT 5.0, section 2.4 and the reason code tables of section 3. Codes from 0x80 on are errors.
 """
 
 from typing import Final
@@ -134,7 +134,7 @@ ALLOWED: Final[dict[int, frozenset[int]]] = {
     ),
     AUTH: frozenset({0x00, 0x18, 0x19}),  # [MQTT-3.15.2-1]
 }
-"""By packet type, for both directions."""
+"""The reason codes of each packet type, for both directions."""
 
 _UNAVAILABLE_CODE: Final = 3
 _CONNACK_CODES: Final[dict[int, int]] = {
@@ -161,8 +161,8 @@ _CONNACK_REASONS: Final = (
 
 
 def connack_return_code(reason: int) -> int:
-    """The MQTT 3 return code, 0 to 5. What a client should not try again as it is becomes
-    "not authorized", all else that has no code of its own "server unavailable"."""
+    """The MQTT 3 return code, 0 to 5. A refusal that a repetition cannot change becomes "not
+    authorized". Every other one without a code of its own becomes "server unavailable"."""
     return _CONNACK_CODES.get(reason, _UNAVAILABLE_CODE)
 
 
