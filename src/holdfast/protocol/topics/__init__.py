@@ -1,4 +1,4 @@
-"""Topic names and filters, who subscribed to what, and which topics hold a retained message.
+"""Topic names and filters, the subscribers of each filter, and the topics with a retained message.
 
-Pure and shared by the broker and the client; knows nothing of sessions, packets or the log.
+Pure and shared by the broker and the client, without sessions, packets or the log.
 """

@@ -1,4 +1,4 @@
-"""Topic names and topic filters: what is valid, and which filter matches which name.
+"""Topic names and topic filters: their validity, and the match of a filter with a name.
 
 Names and filters are compared code point by code point, never normalised [MQTT-4.7.3-4]; a byte
 order mark is a character like any other [MQTT-1.5.4-3].
@@ -7,19 +7,21 @@ order mark is a character like any other [MQTT-1.5.4-3].
 from typing import Final
 
 LEVELS_MAX: Final = 200
-"""More levels than this are refused in names and filters. Mosquitto's limit is the same; it
-bounds the work and the memory that one name or filter can cause."""
+"""The most levels of a name or filter. It bounds the work and the memory that one can cause.
+Mosquitto's limit is the same."""
 TOPIC_BYTES_MAX: Final = 65535
+"""The most bytes of a name or filter in UTF-8."""
 SHARE_PREFIX: Final = "$share/"
+"""The beginning of the filter of a shared subscription."""
 _SHOWN_MAX: Final = 80
 
 
 class InvalidTopic(ValueError):
-    """Not a topic name. The text says why and fits a reason string."""
+    """An invalid topic name. The text has the reason and fits a reason string."""
 
 
 class InvalidFilter(ValueError):
-    """Not a topic filter. The text says why and fits a reason string."""
+    """An invalid topic filter. The text has the reason and fits a reason string."""
 
 
 def _shown(text: str) -> str:
@@ -27,7 +29,7 @@ def _shown(text: str) -> str:
 
 
 def decode_topic(raw: bytes) -> str:
-    """The topic name that a client sent. Raises InvalidTopic."""
+    """The topic name that a client sent. An invalid one raises `InvalidTopic`."""
     # [MQTT-4.7.3-1]
     if not raw:
         raise InvalidTopic("a topic name has at least one character")
@@ -55,8 +57,9 @@ def decode_topic(raw: bytes) -> str:
 
 
 def check_filter(filter: str) -> None:
-    """Raise InvalidFilter unless this is a valid filter, shared or not."""
-    # [MQTT-4.7.3-3] counted in bytes; four a character at most, so most need no counting
+    """Raise `InvalidFilter` unless this is a valid filter, shared or not."""
+    # [MQTT-4.7.3-3] The limit is in bytes. A character has at most four, so most filters need no
+    # encoding.
     if len(filter) > TOPIC_BYTES_MAX // 4 and len(filter.encode()) > TOPIC_BYTES_MAX:
         raise InvalidFilter(
             f"a filter of {len(filter.encode())} bytes, the maximum is {TOPIC_BYTES_MAX}"
@@ -71,7 +74,8 @@ def check_filter(filter: str) -> None:
 
 
 def _check_levels(filter: str, whole: str) -> None:
-    """`whole`: what the client sent, for the text of the error."""
+    """Check a plain filter. `whole` is the filter as the client sent it, for the text of the
+    error."""
     # [MQTT-4.7.3-1]
     if not filter:
         raise InvalidFilter("a filter has at least one character")
@@ -92,11 +96,12 @@ def _check_levels(filter: str, whole: str) -> None:
 
 
 def is_shared(filter: str) -> bool:
+    """Whether the filter is that of a shared subscription."""
     return filter.startswith(SHARE_PREFIX)
 
 
 def split_shared(filter: str) -> tuple[str, str]:
-    """Group name and plain filter of `$share/group/filter`. Raises InvalidFilter."""
+    """Group name and plain filter of `$share/group/filter`. Another form raises `InvalidFilter`."""
     # [MQTT-4.8.2-1] [MQTT-4.8.2-2]
     end = filter.find("/", len(SHARE_PREFIX))
     if not is_shared(filter) or end < 0:
@@ -116,11 +121,13 @@ def split_shared(filter: str) -> tuple[str, str]:
 
 
 def has_wildcard(filter: str) -> bool:
+    """Whether the filter contains a wildcard."""
     return "+" in filter or "#" in filter
 
 
 def matches(filter: str, topic: str) -> bool:
-    """Does a valid plain filter match a valid name? Costs the length of the shorter one."""
+    """Whether a valid plain filter matches a valid name. The cost is the length of the shorter
+    one."""
     if filter == topic:
         return True
     if "+" not in filter:
@@ -137,7 +144,8 @@ def matches(filter: str, topic: str) -> bool:
 
 
 def levels_match(filter_levels: list[str], topic_levels: list[str], start: int) -> bool:
-    """matches() from level `start` on, without the rule about `$`; the ones before are equal."""
+    """Whether the levels from `start` on match, without the rule about `$`. The levels before are
+    known to match."""
     count = len(topic_levels)
     index = start
     for level in filter_levels[start:]:

@@ -1,11 +1,11 @@
-"""Topics that hold a retained message, found by name or, page by page, by filter.
+"""Topics that have a retained message, found by name or, page by page, by filter.
 
-All topics lie in one sorted sequence, which is a trie without its nodes: what is below `a/` is
-one range of it, and a look-up by binary search skips a subtree. A topic costs a slot in a dict and
-one in a list. A scan remembers only the string to go on from, so nothing that happens between two
-of its pages can confuse it, and an abandoned scan costs nothing.
+All topics are in one sorted sequence, which is a trie without its nodes: the topics below `a/` are
+one range of it, and binary search skips a subtree. A topic costs a slot in a dict and one in a
+list. A scan remembers only the string at which it continues. So no change between two of its pages
+can confuse it, and an abandoned scan costs nothing.
 
-Order is plain string order, in which `a-b` lies between `a` and `a/b`: the topics below `a` are
+Order is plain string order, in which `a-b` comes between `a` and `a/b`: the topics below `a` are
 one range, but `a` itself is not beside them.
 """
 
@@ -16,25 +16,32 @@ from typing import Final
 from holdfast.protocol.topics.names import has_wildcard
 
 CHUNK_TOPICS_MAX: Final = 1024
+"""The most topics of a chunk; a larger one is split."""
 _CHUNK_TOPICS_MIN: Final = 256
 _AHEAD_MAX: Final = 64
 VISITS_PER_RESULT: Final = 4
-"""A page looks at most at this many topics for each one it may return."""
+"""The most topics that a page visits for each topic that it may return."""
 _VISIT_BITS: Final = 6
-"""A topic counts as one visit more for each 64 characters: it is split, joined and compared."""
-# The character after "/": p + _AFTER_SLASH is the first string after everything below p + "/".
+"""The shift from the characters of a topic to its extra visits. Each 64 characters cost one,
+because the topic is split, joined and compared."""
+# The character after "/". So p + _AFTER_SLASH is the first string after all below p + "/".
 _AFTER_SLASH: Final = "0"
-# The first string after everything that begins with "$".
+# The first string after all that begin with "$".
 _AFTER_DOLLAR: Final = "%"
 # s + _NEXT is the first string after s; no topic contains U+0000.
 _NEXT: Final = "\0"
 
 
 class RetainedTrie:
+    """The entries of all topics with a retained message.
+
+    Invariant: the chunks, joined, are the keys of `entries` in string order.
+    """
+
     def __init__(self, size_of: Callable[[object], int] | None = None) -> None:
-        """`size_of` an entry, in bytes, for `size_bytes`."""
+        """`size_of` returns the bytes of an entry, for `size_bytes`."""
         self._size_of = size_of
-        # Of all entries.
+        # The bytes of all entries.
         self.size_bytes = 0
         # topic -> entry; read only, for scans
         self.entries: dict[str, object] = {}
@@ -47,10 +54,11 @@ class RetainedTrie:
         return len(self.entries)
 
     def get(self, topic: str) -> object | None:
+        """The entry of a topic, or None."""
         return self.entries.get(topic)
 
     def set(self, topic: str, entry: object, size_bytes: int = 0) -> None:
-        """`size_bytes`: of the entry, if it is known."""
+        """Add or replace the entry of a topic. `size_bytes` is its size, if known."""
         before = self.entries.get(topic)
         if before is None:
             self._insert(topic)
@@ -61,7 +69,7 @@ class RetainedTrie:
                 self.size_bytes -= self._size_of(before)
 
     def remove(self, topic: str) -> object | None:
-        """The entry that was there, or None."""
+        """Remove the entry of a topic and return it, or None."""
         entry = self.entries.pop(topic, None)
         if entry is not None:
             self._cut(topic)
@@ -70,18 +78,18 @@ class RetainedTrie:
         return entry
 
     def scan(self, filter: str, after: str = "") -> "RetainedScan":
-        """All entries whose topic a valid plain filter matches, and, if it has wildcards, lies
-        behind `after`."""
+        """All entries whose topic a valid plain filter matches. With wildcards, only topics behind
+        `after`."""
         return RetainedScan(self, filter, False, after)
 
     def scan_all(self) -> "RetainedScan":
-        """All entries, those of `$` topics too."""
+        """All entries, also those of `$` topics."""
         return RetainedScan(self, "#", True, "")
 
     def page(self, seek: str, count: int) -> list[str]:
-        """Up to `count` topics from the first that is not less than `seek` on, in order.
+        """Up to `count` topics in order, from the first that is not less than `seek`.
 
-        Fewer may come while there are more; none means that there are none.
+        A page may be short although there are more topics; only an empty one is the end.
         """
         index = bisect_left(self._lasts, seek)
         if index == len(self._lasts):
@@ -129,10 +137,10 @@ class RetainedTrie:
 
 
 class RetainedScan:
-    """Pages through the matches in string order, each topic at most once.
+    """The matches of a filter in string order, page by page, each topic at most once.
 
-    What is set or removed between pages behind the position does not come (any more); a topic that
-    stays set through the whole scan is returned.
+    A change between pages at a topic that the scan has passed is not returned. A topic that stays
+    set through the whole scan is.
     """
 
     def __init__(self, retained: RetainedTrie, filter: str, with_dollar: bool, after: str) -> None:
@@ -142,14 +150,17 @@ class RetainedScan:
         self._retained = retained
         self._filter = filter
         self._levels = filter.split("/")
-        # Topics below this are behind the scan.
+        # The scan has passed the topics below this.
         self._seek = max("/".join(_literal_levels(self._levels)), after + _NEXT if after else "")
         # [MQTT-4.7.2-1]
         self._skips_dollar = not with_dollar and self._levels[0] in ("+", "#")
 
     def next(self, limit: int, visits_max: int = 0) -> list[tuple[str, object]]:
-        """At most `limit` (> 0) further matches. An empty page is the end only when `done` is set:
-        a page also ends after `visits_max` visits of topics (0: VISITS_PER_RESULT * limit)."""
+        """At most `limit` (> 0) further matches.
+
+        An empty page is the end only when `done` is set: a page also ends after `visits_max` visits
+        of topics (0: VISITS_PER_RESULT * limit).
+        """
         found: list[tuple[str, object]] = []
         self.visits = 1
         if self.done:
@@ -162,7 +173,7 @@ class RetainedScan:
             return found
         visits_max = visits_max or VISITS_PER_RESULT * limit
         visits = visits_max
-        # Topics fetched at once: one while the scan jumps, more while it runs along matches.
+        # Topics fetched at once: one while the scan jumps, more while topics match.
         ahead = 1
         while visits > 0 and not self.done and len(found) < limit:
             topics = self._retained.page(self._seek, min(ahead, visits, limit - len(found)))
@@ -186,8 +197,8 @@ class RetainedScan:
         return found
 
     def _place(self, topic: str) -> str | None:
-        """The first string not before `topic` that may match: `topic` itself when it does, None
-        when nothing further can."""
+        """The first string not before `topic` that may match. It is `topic` itself if it matches,
+        and None if no further one can."""
         if self._skips_dollar and topic.startswith("$"):
             return _AFTER_DOLLAR
         levels = topic.split("/")
@@ -209,12 +220,12 @@ class RetainedScan:
         return "/".join(levels[:index]) + _AFTER_SLASH
 
     def _after_mismatch(self, topic: str, levels: list[str], index: int, plus: int) -> str | None:
-        """`index`: the first level that differs from a literal one of the filter; `plus`: the last
-        "+" before it, or -1."""
+        """The next string that may match after a mismatch. `index`: the first level that differs
+        from a literal one of the filter; `plus`: the last "+" before it, or -1."""
         target = "/".join([*levels[:index], self._levels[index]])
         if topic < target:
             return target
-        # What lies between `a` and `a/` (`a-b`, say) separates them.
+        # Strings between `a` and `a/` (`a-b`, for example) separate them.
         if index + 1 < len(self._levels) and topic < target + "/":
             return target + "/"
         if plus < 0:
@@ -223,7 +234,7 @@ class RetainedScan:
 
 
 def _literal_levels(levels: list[str]) -> list[str]:
-    """Those before the first wildcard."""
+    """The levels before the first wildcard."""
     for index in range(len(levels)):
         if levels[index] in ("+", "#"):
             return levels[:index]

@@ -1,13 +1,13 @@
-"""Who subscribed to what: filters, the keys that subscribed to each, and one value per pair.
+"""The subscribers of each filter: the keys that subscribed to it, with one value per pair.
 
 A filter without wildcards is found by one look-up in `_entries`, whatever their number. One with
-wildcards is also in the trie: a dict per branching point, from level to what lies below, which is
-another dict or, where only one filter goes on, its Entry. So a lone `a/+/b/+/c` costs one slot,
-not five nodes, and the trie has fewer nodes than filters unless these share long prefixes.
+wildcards is also in the trie: a dict per branching point, from a level to its children. These are
+another dict or, if only one filter continues there, its TrieEntry. So a lone `a/+/b/+/c` costs one
+slot, not five nodes, and the trie has fewer nodes than filters unless these share long prefixes.
 
 Match walks the trie level by level without recursion. Each node is reached by one path only, and
-below each lie at least two filters whose levels so far match; so the cost of a match is bounded
-by the number of such filters, however `+` is piled up.
+below each are at least two filters whose levels so far match. So the number of such filters bounds
+the cost of a match, however many `+` they contain.
 """
 
 from typing import Final
@@ -19,7 +19,8 @@ _END: Final = "/"
 
 
 class TrieEntry:
-    """One filter. Its only subscriber is in `key` and `value`; with several, all are in `many`."""
+    """One filter with its subscribers. A single one is in `key` and `value`; several are in
+    `many`."""
 
     def __init__(self, filter: str, key: object, value: object) -> None:
         self.filter = filter
@@ -29,15 +30,16 @@ class TrieEntry:
 
 
 class SubscriptionTrie:
-    """Filters are valid, plain (not shared) ones: the caller has checked them."""
+    """The values of (filter, key) pairs, found by topic. The caller has checked the filters: they
+    are valid and plain (not shared)."""
 
     def __init__(self) -> None:
-        # Incremented by every change; what was matched under another version is stale.
+        # Incremented by every change; matches of another version are out of date.
         self.version = 0
         self._pairs = 0
         self._entries: dict[str, TrieEntry] = {}
-        # Values are dict[str, object] or Entry. Invariant: below every dict but the root lie at
-        # least two filters.
+        # Values are dict[str, object] or TrieEntry. Invariant: below every dict except the root are
+        # at least two filters. Without it a removed filter would leave its whole path behind.
         self._root: dict[str, object] = {}
 
     def __len__(self) -> int:
@@ -45,7 +47,7 @@ class SubscriptionTrie:
         return self._pairs
 
     def add(self, filter: str, key: object, value: object) -> object | None:
-        """Subscribe `key`; the value it had under this filter before, or None."""
+        """Subscribe `key`. Returns its earlier value under this filter, or None."""
         self.version += 1
         entry = self._entries.get(filter)
         if entry is None:
@@ -75,7 +77,7 @@ class SubscriptionTrie:
         return None
 
     def remove(self, filter: str, key: object) -> object | None:
-        """Unsubscribe `key`; the value it had, or None when it had not subscribed."""
+        """Unsubscribe `key`. Returns its value, or None if it was not subscribed."""
         entry = self._entries.get(filter)
         if entry is None:
             return None
@@ -109,8 +111,8 @@ class SubscriptionTrie:
         return found
 
     def match_of(self, topic: str, key: object) -> list[object]:
-        """The values of one key: the filters that match are looked at, however many others the key
-        or the matching filters have."""
+        """The values of one key. The cost is that of the matching filters, however many others the
+        key has, and however many other keys these filters have."""
         found: list[object] = []
         for entry in self._matching(topic):
             many = entry.many
@@ -131,7 +133,7 @@ class SubscriptionTrie:
         return found
 
     def subscribers(self, filter: str) -> dict[object, object]:
-        """key -> value of one filter, as a copy."""
+        """The values of one filter by key, as a copy."""
         entry = self._entries.get(filter)
         if entry is None:
             return {}
@@ -185,7 +187,7 @@ class SubscriptionTrie:
                 node[level] = entry
                 return
             if isinstance(child, TrieEntry):
-                # Two filters go on from here: a node of its own for what lies below.
+                # Two filters continue from here, so their common level becomes a node.
                 split: dict[str, object] = {_next_key(child.filter, depth): child}
                 node[level] = split
                 node = split
@@ -195,7 +197,7 @@ class SubscriptionTrie:
         node[_END] = entry
 
     def _cut(self, filter: str) -> None:
-        """Take a filter out of the trie, and every node that is then not needed."""
+        """Remove a filter from the trie, with every node that is not needed any more."""
         node = self._root
         path: list[dict[str, object]] = [node]
         keys: list[str] = []
@@ -233,7 +235,7 @@ def _step(
     nodes: list[dict[str, object]],
     found: list[TrieEntry],
 ) -> None:
-    """Levels before `depth` match on the way to `child`."""
+    """Go on to `child`, whose path matches the levels before `depth`."""
     if isinstance(child, TrieEntry):
         if levels_match(child.filter.split("/"), levels, depth):
             found.append(child)
