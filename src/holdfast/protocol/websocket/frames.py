@@ -1,12 +1,12 @@
 """WebSocket frames as a stream of bytes. RFC 6455, section 5.
 
-To MQTT a WebSocket is a stream: packets need not begin or end with frames [MQTT-6.0.0-2], so
-the decoder hands on the part of a frame that has arrived and holds back no more than a header or a
-control frame, whatever length a frame announces. The libraries' parsers do not: `websockets`
-gathers each frame, `wsproto` takes several times as long for each, which a peer that sends frames
-of one byte turns into a stall of the event loop. Unmasking is that of `websockets`.
+To MQTT a WebSocket is a stream: packets need not begin or end with frames [MQTT-6.0.0-2]. So the
+decoder returns the part of a frame that has arrived. It buffers at most a header or a control
+frame, whatever length a frame announces. The parsers of libraries differ: `websockets` collects
+each frame, and `wsproto` takes several times as long for each. With frames of one byte a peer could
+then stall the event loop. Unmasking is that of `websockets`.
 
-Extensions are never agreed on, so nothing arrives compressed.
+Extensions are never negotiated, so no frame is compressed.
 """
 
 from typing import Final
@@ -35,19 +35,20 @@ INVALID_DATA: Final = 1007
 
 CONTROL_BYTES_MAX: Final = 125
 FRAME_BYTES_MAX: Final = 16_384
-"""What is sent is cut into messages of no more than this: some clients' effort for a frame grows
-with its size times the packets in it."""
+"""The most bytes of a message that is sent: the work of some clients for a frame grows with its
+size times the packets in it."""
 
 
 class FrameDecoder:
-    """feed() what arrives. What a close frame or a violation ends stays ended.
+    """The decoder of one direction: feed() the input. After a close frame or a violation it stays
+    ended.
 
-    `ping` is the last ping that has not been answered: the caller answers and clears it. With
-    `ended`, `code` and `reason` are the peer's close frame, or if `failed` those to send.
+    `ping` is the last ping without reply: the caller replies and clears it. When `ended`, `code`
+    and `reason` are those of the peer's close frame, or, if `failed`, those to send.
     """
 
     def __init__(self, masked: bool) -> None:
-        """`masked`: the peer must mask, for it is the client."""
+        """`masked`: the peer is the client, so it must mask its frames."""
         self.masked = masked
         self.ping: bytes | None = None
         self.ended = False
@@ -57,11 +58,11 @@ class FrameDecoder:
         # The start of a header whose rest has not arrived.
         self._head = b""
         self._opcode = BINARY
-        # Payload bytes of the frame that are still to come, and the key for the next of them.
+        # Payload bytes of the frame that are still to come, and the key for the next one.
         self._left = 0
         self._key = b""
         self._control = b""
-        # Between the frames of a fragmented message.
+        # True between the frames of a fragmented message.
         self._in_message = False
 
     def feed(self, data: bytes) -> bytes:
@@ -109,7 +110,7 @@ class FrameDecoder:
         return apply_mask(piece, key)
 
     def _read_header(self, data: bytes, position: int, end: int) -> int:
-        """Its size; 0 if it is not all there or wrong."""
+        """The size of the header, or 0 if it is incomplete or invalid."""
         if end - position < 2:
             return 0
         first = data[position]
@@ -141,7 +142,7 @@ class FrameDecoder:
         return size
 
     def _check(self, first: int, opcode: int, second: int) -> bool:
-        """Whether a frame may begin like this here."""
+        """Whether a frame may begin with these bytes here."""
         if first & 0x70:
             return self._fail(PROTOCOL_ERROR, "reserved bits without an extension")
         if (second >= 0x80) != self.masked:
@@ -168,7 +169,7 @@ class FrameDecoder:
 
     def _handle_control(self) -> None:
         if self._opcode == PING:
-            # Answering the last one is enough: RFC 6455, section 5.5.3.
+            # A reply to the last one is enough: RFC 6455, section 5.5.3.
             self.ping = self._control
         elif self._opcode == CLOSE:
             try:
@@ -191,7 +192,7 @@ class FrameDecoder:
 
 
 def frame(opcode: int, payload: bytes, key: bytes) -> bytes:
-    """One whole frame. `key`: four random bytes at the client, none at the server."""
+    """One complete frame. `key`: four random bytes at the client, none at the server."""
     length = len(payload)
     if length < 126:
         size = length.to_bytes(1, "big")
@@ -207,7 +208,7 @@ def frame(opcode: int, payload: bytes, key: bytes) -> bytes:
 
 
 def close_payload(code: int, reason: str) -> bytes:
-    """Of a close frame; NO_STATUS has none. A reason too long for a frame is cut."""
+    """The payload of a close frame; NO_STATUS has none. A reason too long for a frame is cut."""
     if code == NO_STATUS:
         return b""
     text = reason.encode()[: CONTROL_BYTES_MAX - 2]

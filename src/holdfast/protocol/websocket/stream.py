@@ -1,8 +1,8 @@
 """A WebSocket between a socket and the asyncio protocol that would otherwise own the socket.
 
-To the socket's transport a stream is the protocol, to the inner protocol it is the transport: bytes
-written become binary frames, the payload of binary frames arrives as bytes. Flow control is that of
-the socket, in both directions: the stream holds back nothing.
+A stream is the protocol of the socket's transport and the transport of the inner protocol. Bytes
+written become binary frames, and the payload of binary frames arrives as bytes. Flow control is
+that of the socket, in both directions: the stream buffers nothing.
 """
 
 import asyncio
@@ -26,28 +26,29 @@ from holdfast.protocol.websocket.frames import (
 )
 
 HEAD_BYTES_MAX: Final = 16_384
-"""An HTTP request or response up to the empty line."""
+"""The most bytes of an HTTP request or response up to the empty line."""
 ANSWER_S: Final = 1.0
-"""How long the other side may take to answer a close frame before the socket is closed."""
+"""The seconds that the peer has to reply to a close frame before the socket is closed."""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long it may take after that to accept the last bytes."""
+"""The seconds that it has after that to accept the last bytes."""
 
 OPENING: Final = 0
-"""HTTP goes over the socket."""
+"""The state during the HTTP upgrade."""
 OPEN: Final = 1
 CLOSING: Final = 2
-"""Our close frame is sent, the other side's is awaited."""
+"""The state from our close frame until the peer's."""
 OVER: Final = 3
-"""What comes is thrown away until the other side closes: closing at once, with bytes unread, would
-reset the connection and might take the last words with it."""
+"""The state in which input is discarded until the peer closes. Closing at once, with bytes unread,
+would reset the connection and might lose the last bytes sent."""
 
 
 class WebSocketError(ConnectionError):
-    """The upgrade was refused, or the peer broke the rules; the text says which."""
+    """A refused upgrade or a violation by the peer; the text has the reason."""
 
 
 class WebSocketStream(asyncio.Transport, asyncio.Protocol):
-    """Base of both sides. `read_upgrade` is theirs; it calls `opened` when it is done."""
+    """The base of both sides. A subclass has `read_upgrade`, which calls `opened` when it is
+    done."""
 
     def __init__(self, inner: asyncio.Protocol, is_client: bool) -> None:
         super().__init__()
@@ -63,16 +64,17 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
 
     @property
     def socket(self) -> asyncio.Transport:
+        """The transport of the socket."""
         assert self._socket is not None
         return self._socket
 
     def read_upgrade(self, head: bytes, rest: bytes) -> None:
-        """The other side's half of the upgrade: `head` ends with an empty line, `rest` is what came
-        with it. Call `opened` or `refuse`."""
+        """Process the peer's half of the upgrade, then call `opened` or `refuse`. `head` ends with
+        an empty line, `rest` is the input behind it."""
         raise NotImplementedError
 
     def refuse_upgrade(self, text: str, too_long: bool) -> None:
-        """What arrives is no HTTP, or its head is too long."""
+        """Refuse input that is no HTTP, or whose head is too long."""
         raise NotImplementedError
 
     # asyncio.Protocol, for the socket
@@ -108,8 +110,8 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
     # asyncio.Transport, for the inner protocol
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """After `close` and before the WebSocket is open bytes are dropped, as a socket's are once
-        it is closed."""
+        """Send a binary message. Before the WebSocket is open and after `close` bytes are dropped,
+        as a closed socket does."""
         if self._state != OPEN:
             return
         payload = bytes(data)
@@ -173,8 +175,8 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
     # For the two sides
 
     def opened(self, rest: bytes) -> None:
-        """The upgrade is done; `rest` is what came behind it. A client's inner protocol learns of
-        the connection only now."""
+        """End the upgrade; `rest` is the input behind it. A client's inner protocol gets its
+        connection only now."""
         self._state = OPEN
         if self._is_client:
             self._inner.connection_made(self)
@@ -182,7 +184,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self._feed(rest)
 
     def refuse(self, error: WebSocketError, last_words: bytes = b"") -> None:
-        """The upgrade failed."""
+        """End the connection because the upgrade failed."""
         self._error = error
         if last_words:
             self.socket.write(last_words)
@@ -215,7 +217,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self._answer_ping()
 
     def _end(self) -> None:
-        """The peer has closed or broken the rules."""
+        """Handle the peer's close frame or violation."""
         frames = self._frames
         if self._state == CLOSING:
             self._close_socket()
@@ -240,7 +242,7 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self._linger()
 
     def _answer_ping(self) -> None:
-        """Not while the peer does not read: pongs would gather."""
+        """Reply to a ping, unless the peer does not read: pongs would accumulate."""
         ping = self._frames.ping
         if ping is not None and self._state == OPEN and not self._congested:
             self._frames.ping = None
@@ -254,11 +256,12 @@ class WebSocketStream(asyncio.Transport, asyncio.Protocol):
             self.socket.write(self._frame(CLOSE, close_payload(code, reason)))
 
     def _linger(self) -> None:
-        """Let the peer answer, then close. A server ends its half of the connection at once."""
+        """Wait for the peer's reply, then close. A server ends its half of the connection at
+        once."""
         socket = self.socket
         if socket.is_closing():
             return
-        # What is to come is awaited now, whether or not the inner protocol wanted more.
+        # The peer's close frame must be read, even if the inner protocol has paused reading.
         socket.resume_reading()
         if not self._is_client and socket.can_write_eof():
             socket.write_eof()
