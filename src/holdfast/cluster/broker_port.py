@@ -1,4 +1,7 @@
-"""What the broker's node asks of its cluster, handed on to the parts of the member."""
+"""The port through which the broker's core uses its cluster.
+
+It passes each call to the part of the cluster node that does it; see `broker.state.ClusterPort`.
+"""
 
 from typing import Final
 
@@ -13,10 +16,12 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.storage.record import Record
 
 UNAVAILABLE_S: Final = 2.0
-"""Without a majority for so long, a node refuses what it would have to promise."""
+"""The time in seconds without a majority after which a node refuses messages of QoS 1 and 2."""
 
 
 class BrokerPort(ClusterPort):
+    """The cluster side of `broker.state.ClusterPort`. It has no state of its own."""
+
     def __init__(self, parts: Parts) -> None:
         self._state = parts.state
         self._fabric = parts.fabric

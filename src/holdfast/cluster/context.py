@@ -1,5 +1,5 @@
-"""What the parts of a member share: who it is, who leads what, who is there, and the frames that
-are to leave."""
+"""The context that all parts of a cluster node share: metadata, leaderships, links and outgoing
+frames."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -10,59 +10,74 @@ from holdfast.storage.journal.journal import Journal
 
 
 class ClusterContext:
+    """The state that all parts of a cluster node read.
+
+    Invariant: `leading[p]` is not 0 only while this node may append to partition p in that epoch.
+    `metadata` alone does not permit it. Counter-example: after a restart it is out of date, and
+    names this node for an epoch that has ended.
+    """
+
     def __init__(self, node_id: str, journal: Journal) -> None:
         self.node_id = node_id
         self.journal = journal
         self.metadata: ClusterMetadata | None = None
         self.connected: set[str] = set()
-        # (node, kind, payload), in order; the driver takes them.
+        # (node, kind, payload) in order. The driver sends them.
         self.outgoing: list[tuple[str, int, bytes | list[bytes]]] = []
-        # Per partition: the epoch under which this node may append; 0: it does not lead.
+        # Per partition: the epoch in which this node may append. 0: it does not lead.
         self.leading: list[int] = [0] * journal.partitions
-        # Does this node hear from a majority of the voters, directly or through their leader? At a
-        # time; the member sets it.
+        # Whether this node is in contact with a majority of the voters at a time, directly or
+        # through their leader. Parts sets it.
         self.reaches_majority: Callable[[float], bool] = lambda now: False
-        # When it last did, as far as it was looked at.
+        # The last time at which a check found a majority.
         self.majority_at = 0.0
-        # Has this node the images of all partitions?
+        # Whether this node has the replicated state of all partitions.
         self.is_whole = True
 
     def has_majority(self, now: float) -> bool:
+        """True if this node is in contact with a majority of the voters."""
         is_reached = self.reaches_majority(now)
         if is_reached:
             self.majority_at = now
         return is_reached
 
     def send(self, node: str, kind: int, payload: bytes) -> None:
-        """Lost if there is no link; whoever needs an answer asks again when there is."""
+        """Queues a frame, or drops it if there is no link. A sender that needs a reply repeats its
+        request."""
         if node in self.connected:
             self.outgoing.append((node, kind, payload))
 
     def drop_frames(self, node: str) -> None:
-        """Its link is lost, or replaced. A frame belongs to the link that it was made for: the
-        process at the other end of the next link may be another one. Counter-example: the restarted
-        process gets a REPLICATE_ACK that counts the bytes of the link before."""
+        """Drops the frames for a node whose link is lost or replaced.
+
+        A frame belongs to the link that it was made for, because another process may be at the
+        other end of the next link. Counter-example: the restarted process receives a REPLICATE_ACK
+        that counts the bytes of the previous link.
+        """
         if self.outgoing:
             self.outgoing = [each for each in self.outgoing if each[0] != node]
 
     def send_fields(self, node: str, kind: int, fields: Mapping[str, object]) -> None:
+        """Queues a frame with a JSON object as payload."""
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
         self.send(node, kind, text.encode())
 
     def leader(self, partition: int) -> str:
-        """By the metadata; "" if there is none."""
+        """Returns the partition's leader by the metadata, or "" if it has none."""
         metadata = self.metadata
         return "" if metadata is None else metadata.partitions[partition].leader
 
     def epoch(self, partition: int) -> int:
+        """Returns the epoch of the partition's leader by the metadata."""
         metadata = self.metadata
         return 0 if metadata is None else metadata.partitions[partition].epoch
 
     def leads(self, partition: int) -> bool:
+        """True if this node may append to the partition."""
         return self.leading[partition] > 0
 
     def is_gone(self, node: str) -> bool:
-        """By the metadata: down, or no member."""
+        """True if the metadata has the node as down, or does not contain it."""
         metadata = self.metadata
         if metadata is None:
             return False
@@ -71,7 +86,7 @@ class ClusterContext:
 
 
 def fields_of(payload: bytes, *names: str) -> dict[str, object]:
-    """A JSON object with at least these fields. Raises BadFrame."""
+    """Decodes a JSON object with at least these fields. Raises BadFrame when it is malformed."""
     try:
         fields = json.loads(payload)
     except ValueError as error:
@@ -85,6 +100,7 @@ def fields_of(payload: bytes, *names: str) -> dict[str, object]:
 
 
 def text_of(fields: Mapping[str, object], name: str) -> str:
+    """Returns a field that must be text. Raises BadFrame when it is not."""
     value = fields[name]
     if not isinstance(value, str):
         raise BadFrame(f"{name} is no text")
@@ -92,6 +108,7 @@ def text_of(fields: Mapping[str, object], name: str) -> str:
 
 
 def number_of(fields: Mapping[str, object], name: str) -> int:
+    """Returns a field that must be an integer. Raises BadFrame when it is not."""
     value = fields[name]
     if not isinstance(value, int):
         raise BadFrame(f"{name} is no number")

@@ -1,9 +1,9 @@
-"""A node whose disk is full but for its reserve.
+"""The reaction of a node to a disk that has only its reserve left.
 
-It says so in its heartbeats, and the controller takes it out of all in-sync sets and gives what it
-leads to others. Once nobody waits for it any more it stores no more of what leaders send: the
-reserve stays for the metadata's log and for small files. With space again it follows on from where
-its log ends.
+The node reports the full disk in its heartbeats. The controller then removes it from all in-sync
+sets and gives its leaderships to other nodes. Once no commit waits for this node, it suspends
+replication. The reserve remains for the metadata's log and for small files. When there is space
+again the node continues from the end of its log.
 """
 
 from holdfast.cluster.context import ClusterContext
@@ -12,6 +12,13 @@ from holdfast.cluster.state.transfer import Transfer
 
 
 class DiskSpace:
+    """The suspension of replication while the disk is full.
+
+    Invariant: this node suspends replication only when it is in no in-sync set and leads nothing.
+    Counter-example: it stops storing while a leader still counts it as in sync. Every commit of
+    that leader would wait until the follower is removed.
+    """
+
     def __init__(
         self, fabric: ClusterContext, replication: Replication, transfer: Transfer
     ) -> None:
@@ -20,9 +27,10 @@ class DiskSpace:
         self._transfer = transfer
         self._is_full = False
         self.held: frozenset[int] = frozenset()
-        """Partitions that are not followed for lack of space."""
+        """The partitions whose replication is suspended for lack of space."""
 
     def set_full(self, is_full: bool, now: float) -> None:
+        """Notes whether the disk is full, and resumes replication when it is not."""
         self._is_full = is_full
         held = self.held
         if not is_full and held:
@@ -31,14 +39,15 @@ class DiskSpace:
                 self._replication.resume(partition, now)
 
     def advance(self) -> None:
-        """End of a turn."""
+        """Suspends replication if the disk is full and no commit waits for this node, at the end of
+        a turn."""
         if self._is_full and not self.held and self._is_superfluous():
             self.held = frozenset(range(self._fabric.journal.partitions))
             for partition in self.held:
                 self._replication.hold(partition)
 
     def _is_superfluous(self) -> bool:
-        """Nobody waits for what is stored here, and nobody reads it as the newest."""
+        """True if this node is in no in-sync set and leads no partition."""
         metadata = self._fabric.metadata
         own = self._fabric.node_id
         return metadata is not None and all(

@@ -1,55 +1,67 @@
-"""Kinds of frames between the nodes of a cluster. A frame is (kind, payload); each module encodes
-and decodes the payloads of its own kinds."""
+"""The kinds of frames between the nodes of a cluster.
+
+A frame is (kind, payload). Each module encodes and decodes the payloads of its own kinds.
+"""
 
 from typing import Final
 
 HEARTBEAT: Final = 10
-"""Both ways, from inside the event loop (detector)."""
+"""Heartbeat, both ways, from inside the event loop (`failure.detector`)."""
 RAFT: Final = 11
-"""Metadata consensus (raft_wire)."""
+"""A message of Raft for the metadata (`raft.codec`)."""
 PROPOSAL: Final = 12
-"""A change of the metadata, on its way to the Raft leader."""
+"""A command for the metadata, to the Raft leader."""
 PROPOSAL_RESULT: Final = 13
+"""The outcome of a PROPOSAL, from the Raft leader."""
 POSITION: Final = 14
-"""With each heartbeat, to nodes that name the feature: the sender's wall clock and how far its disk
-has got (disk_position)."""
+"""The sender's wall clock and the position of its disk, with each heartbeat
+(`partitions.disk_position`). Only nodes that announce the feature receive it."""
 
 REPLICATE: Final = 20
-"""Leader to follower: batches."""
+"""Batches, from the leader of a partition to a follower."""
 REPLICATE_ACK: Final = 21
-"""Follower to leader: how far it is durable."""
+"""The durable offset of a follower, to the leader."""
 FOLLOW: Final = 22
-"""Follower to leader: where its log ends, with which epoch."""
+"""The end of a follower's log and its epoch, to the leader."""
 FOLLOW_FROM: Final = 23
-"""Leader to follower: go on from here, or cut there and ask again."""
+"""The offset from which a follower continues, or at which it truncates its log and sends FOLLOW
+again."""
 COMMIT: Final = 24
-"""Leader to follower: high watermarks."""
+"""High watermarks, from the leader to a follower."""
 
 FORWARD: Final = 30
-"""Records for a partition that the receiver leads."""
+"""Records for partitions that the receiver leads."""
 FORWARD_RESULT: Final = 31
+"""Records of a FORWARD that the leader refused, or had stored already."""
 SESSION_OPEN: Final = 32
-"""To the leader of a session's home partition: who asks wants to own the session."""
+"""The request of a node to own a session, to the coordinator of the session."""
 SESSION_OPENED: Final = 33
+"""The coordinator's reply to SESSION_OPEN."""
 SESSION_CLOSE: Final = 34
-"""To the owner: another node takes the session."""
+"""The order to release a session that another node takes, to its owner."""
 SESSION_CLOSED: Final = 35
+"""The owner's statement that it has released a session, to the coordinator."""
 SESSION_OWNED: Final = 36
-"""To a new home leader: sessions that live here and that the log does not know."""
+"""A node's report of its sessions to their coordinator, or the coordinator's request for it."""
 BARRIER: Final = 37
-"""To leaders: where do the partitions that you lead end?"""
+"""The request for the log ends of the partitions that the receiver leads."""
 BARRIER_RESULT: Final = 38
+"""The log ends of the partitions that the sender leads, in reply to BARRIER."""
 INTEREST: Final = 40
-"""Filters of the sender's live subscriptions: added, removed."""
+"""Filters of the sender's connected subscribers: added and removed ones."""
 INTEREST_ACK: Final = 41
+"""The number of the last INTEREST that the sender has applied."""
 QOS0: Final = 42
-"""Messages that are not in the log."""
+"""Messages of QoS 0, which are not in the log."""
 GROUP: Final = 43
-"""Shared subscriptions across nodes."""
+"""Messages of shared groups between nodes and coordinators."""
 IMAGE_REQUEST: Final = 44
-"""From a node that lacks what was derived from records that are gone: the next piece of it."""
+"""The request for the next piece of replicated state, from a node whose log lacks the records for
+it."""
 IMAGE: Final = 45
+"""A piece of replicated state, in reply to IMAGE_REQUEST."""
 
 
 class BadFrame(Exception):
-    """A payload that is none of its kind; the text says what is wrong with it."""
+    """The error of a payload that does not fit its kind. Its text says what is wrong. The link is
+    closed."""

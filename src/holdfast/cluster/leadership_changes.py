@@ -1,11 +1,13 @@
-"""What changes in a member when the metadata does: whom it leads, whom it follows, whom it tells
-what it has."""
+"""The consequences of a metadata change in a cluster node: leaderships, replication and session
+reports."""
 
 from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.parts import Parts
 
 
 class LeadershipChanges:
+    """The order in which the parts of a node take a new leadership or new metadata."""
+
     def __init__(self, parts: Parts) -> None:
         self._node_id = parts.meta.node_id
         self._is_witness = parts.config.is_witness
@@ -23,6 +25,11 @@ class LeadershipChanges:
         self.failovers = 0
 
     def lead(self, partition: int, epoch: int) -> None:
+        """Begins to lead a partition.
+
+        The uncommitted records are loaded before this node's own pending records are admitted, so
+        that admission recognises repetitions among them.
+        """
         self._fabric.leading[partition] = epoch
         self._admission.start_leading(partition, list(self._log.uncommitted[partition]))
         self._alignment.lead(partition, epoch, self._applier.tickets(partition))
@@ -34,6 +41,7 @@ class LeadershipChanges:
             self.failovers += 1
 
     def stop_leading(self, partition: int) -> None:
+        """Ends the leadership of a partition. From here on this node appends nothing to it."""
         self._fabric.leading[partition] = 0
         self._admission.stop_leading(partition)
         self._homes.stop_leading(partition)
@@ -43,7 +51,8 @@ class LeadershipChanges:
     def take_metadata(
         self, metadata: ClusterMetadata, changed: tuple[int, ...], now: float
     ) -> bool:
-        """`changed`: partitions. True if the nodes have changed as well."""
+        """Takes new metadata. `changed`: its changed partitions. Returns True if the nodes have
+        changed too."""
         before = self._fabric.metadata
         self._fabric.metadata = metadata
         moved = self._moved(before, metadata, changed)
@@ -69,7 +78,7 @@ class LeadershipChanges:
     def _moved(
         self, before: ClusterMetadata | None, metadata: ClusterMetadata, changed: tuple[int, ...]
     ) -> list[int]:
-        """Those with another leader, or epoch of it."""
+        """Returns the partitions with another leader, or another epoch of the same one."""
         moved: list[int] = []
         for partition in changed:
             info = metadata.partitions[partition]
@@ -88,12 +97,14 @@ class LeadershipChanges:
                 self._groups.coordinator.node_gone(node)
         own = metadata.nodes.get(self._node_id)
         if before is None or before.nodes.get(self._node_id) != own:
-            # Who was taken for down has no part in any group until it tells.
+            # A node that was marked down has no assigned records in any group until it reports them
+            # again.
             self._groups.shares.lose_all()
         self._interest.release()
 
     def tell_owned(self, node: str) -> None:
-        """`node` has a new link."""
+        """Reports this node's sessions to `node` over its new link, for the partitions that it
+        leads."""
         metadata = self._fabric.metadata
         if metadata is None:
             return

@@ -1,5 +1,8 @@
-"""What a member proposes for the metadata: nodes that are here and not known yet, the in-sync sets
-of the partitions that it leads and, where it leads the metadata, what its controller decides."""
+"""The proposals that a cluster node makes for the metadata.
+
+Every node proposes in-sync sets for the partitions that it leads. The Raft leader also proposes new
+nodes and the decisions of its controller.
+"""
 
 from typing import Final
 
@@ -14,27 +17,30 @@ from holdfast.cluster.parts import Parts
 from holdfast.cluster.placement.controller import Controller
 
 CHANGES_MAX: Final = 256
-"""Partitions in one command of a leader."""
+"""The most partitions in one command for in-sync sets."""
 
 
 class MetadataProposer:
+    """The source of this node's metadata proposals. It has a controller only while this node leads
+    Raft."""
+
     def __init__(self, parts: Parts) -> None:
         self._meta = parts.meta
         self._fabric: ClusterContext = parts.fabric
         self._detector = parts.detector
         self._config = parts.config.controller
         self.controller: Controller | None = None
-        # Something that the controller looks at is not what it was.
+        # True if an input of the controller has changed since its last step.
         self.is_changed = True
-        # Connected nodes, each with its role.
+        # The connected nodes with presence and role.
         self._presences: dict[str, tuple[Presence, str]] = {}
         self._commands: dict[int, Command] = {}
-        # Changes of in-sync sets to be proposed, and requests for several of them.
+        # Changes of in-sync sets to propose, and the requests that contain several of them.
         self._in_sync: list[ProposeInSync] = []
         self._gathered: set[int] = set()
 
     def leader_changed(self, is_leader: bool, now: float) -> None:
-        """Of the metadata."""
+        """Starts or ends the controller with this node's leadership of Raft."""
         self.controller = None
         if is_leader:
             self.controller = Controller(self._meta.node_id, self._config)
@@ -42,10 +48,12 @@ class MetadataProposer:
         self.is_changed = True
 
     def connected(self, node: str, presence: Presence, role: str, now: float) -> None:
+        """Notes a connected node, and proposes it if the metadata lacks it."""
         self._presences[node] = (presence, role)
         self._admit(node, now)
 
     def disconnected(self, node: str) -> None:
+        """Forgets a node whose link is lost."""
         del self._presences[node]
 
     def _admit(self, node: str, now: float) -> None:
@@ -68,7 +76,7 @@ class MetadataProposer:
         )
 
     def admit_all(self, now: float) -> None:
-        """Nodes that are here and not known yet."""
+        """Proposes the connected nodes that the metadata lacks."""
         metadata = self._fabric.metadata
         if metadata is not None and self._meta.is_leader:
             for node in self._presences:
@@ -76,11 +84,11 @@ class MetadataProposer:
                     self._admit(node, now)
 
     def note_in_sync(self, wanted: ProposeInSync) -> None:
-        """A partition led here has another in-sync set."""
+        """Notes a changed in-sync set of a partition that this node leads."""
         self._in_sync.append(wanted)
 
     def propose_in_sync(self, now: float) -> None:
-        """What was noted, many partitions in one command."""
+        """Proposes the noted in-sync sets, many partitions in one command."""
         while self._in_sync:
             changes = tuple(
                 (each.partition, each.expected_version, each.info)
@@ -92,7 +100,7 @@ class MetadataProposer:
                 self._gathered.add(request)
 
     def step(self, now: float) -> None:
-        """End of a turn: what the controller decides."""
+        """Proposes the controller's decisions, at the end of a turn."""
         controller = self.controller
         metadata = self._fabric.metadata
         if controller is None or metadata is None or not self.is_changed:
@@ -102,6 +110,7 @@ class MetadataProposer:
             self._propose(command, now)
 
     def timer(self) -> float | None:
+        """Returns the time of the controller's next step, or None."""
         return None if self.controller is None else self.controller.timer()
 
     def _propose(self, command: Command, now: float) -> int:
@@ -110,7 +119,7 @@ class MetadataProposer:
         return request
 
     def proposal_done(self, done: ProposalDone, now: float) -> bool:
-        """False if it was not for this."""
+        """Takes the outcome of a proposal. Returns False if it is not one of this class."""
         command = self._commands.pop(done.request, None)
         if command is None:
             return False
@@ -119,7 +128,8 @@ class MetadataProposer:
             and isinstance(command, ChangePartitions)
             and done.request in self._gathered
         ):
-            # One of them came too late; the others need not wait for the next round.
+            # The command is refused as a whole if one change has an old version. Each is proposed
+            # alone, so that one late change does not delay the others.
             for change in command.changes:
                 self._propose(ChangePartitions((change,)), now)
         self._gathered.discard(done.request)

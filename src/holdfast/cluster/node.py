@@ -1,10 +1,10 @@
-"""A node of a cluster as its driver sees it: frames, results and times in; frames, writes and
-reads out.
+"""A node of a cluster as its driver sees it: frames, results and times in; frames, writes and reads
+out.
 
-The driver sets the clock of the broker's node (`Node.tick`) before each call and calls `end_turn`
-after a batch of them. What is to be carried out has gathered then in `fabric.outgoing` (frames, in
-order), `persists` (for the metadata's log, in order), `reads` (from the journal), `outcomes`, and
-in the broker's node as ever. Nothing here blocks.
+The driver sets the clock of the broker's core (`Node.tick`) before each call. After several calls
+it calls `end_turn`. Then it carries out what has gathered: `fabric.outgoing` (frames, in order),
+`persists` (writes of the metadata's log, in order), `reads` (of the journal), `outcomes`, and the
+effects of the broker's core. Nothing here blocks.
 """
 
 from collections.abc import Callable, Iterable
@@ -57,12 +57,18 @@ from holdfast.storage.journal.segment import WriteGroup
 from holdfast.storage.record import Batch
 
 TIDY_S: Final = 0.25
-"""How often what waits too long is looked for."""
+"""The interval in seconds between checks for overdue messages, sessions and nodes."""
 SETTLE_SESSIONS: Final = 1000
-"""So many sessions get their timers then."""
+"""The most sessions that get their timers in one of these checks."""
 
 
 class ClusterNode(Parts):
+    """The core of one cluster node: it passes events to its parts and carries out their effects.
+
+    Effects are carried out until none is left (`_run`), because one may cause others. New metadata
+    can end a leadership, for example.
+    """
+
     def __init__(
         self,
         node: Node,
@@ -75,28 +81,29 @@ class ClusterNode(Parts):
         now: float,
         lacking: Iterable[int] = (),
     ) -> None:
-        """As Parts."""
+        """The arguments are those of Parts."""
         super().__init__(node, images, journal, meta, presence, config, random, now, lacking)
         self.governing = MetadataProposer(self)
         self.leadership = LeadershipChanges(self)
         self.persists: list[Write] = []
         self.reads: list[ReadBatches] = []
-        # Of proposals that the driver made.
+        # The outcomes of proposals that the driver made.
         self.outcomes: list[tuple[int, Outcome]] = []
-        # The metadata's nodes have changed: whom to be connected with.
+        # True if the metadata's nodes have changed, so that the driver adjusts the links.
         self.nodes_changed = False
         self.has_diverged = False
-        """What is committed here is not what the others have gone on with."""
-        # What was agreed before this node started: known once it is passed.
+        """True if records committed here are not those that the other nodes continued with."""
+        # A read of the metadata as of the start. Once it is passed, everything committed before the
+        # start is applied here.
         self._first_read = self.metadata_reads.begin()
         self._is_current = False
         self._tidy_at = now
         self._applied = False
-        # Connected nodes that understand POSITION, each with its incarnation.
+        # The connected nodes that understand POSITION, with their incarnations.
         self._reporting: dict[str, str] = {}
         self._position = DiskPosition()
         self._is_late = False
-        # The metadata.
+        # True unless this node must not lead Raft, because of its disk.
         self._may_lead = True
         node.state.cluster = BrokerPort(self)
         metadata = meta.metadata
@@ -106,27 +113,31 @@ class ClusterNode(Parts):
 
     @property
     def failovers(self) -> int:
+        """The number of leaderships that this node has taken over."""
         return self.leadership.failovers
 
-    # What the driver tells
+    # Events from the driver
 
     def load_uncommitted(self, batches: list[bytes]) -> None:
-        """After a start: what the log has above its high watermark."""
+        """Loads the batches above the high watermark of the log, after a start."""
         for data in batches:
             self.log.built(Batch(data, check=False))
 
     def tick(self, now: float) -> None:
-        """The clock of the broker's node was set, before anything else is told. In the middle of
-        what is dealt with at one time `now` may be later than that clock."""
+        """Checks the ownership lease, after the driver has set the clock and before any other call.
+
+        Within one turn `now` may be later than that clock.
+        """
         self.doubt.tick(now)
 
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
+        """Handles a new link to `node`."""
         self._drop_frames(node)
         self.fabric.connected.add(node)
         self._reporting.pop(node, None)
         if disk_position.FEATURE in presence.features.split(","):
             self._reporting[node] = presence.incarnation
-            # The clock first: what is judged by it may come at once.
+            # The clock is sent first, because frames that are judged by it may follow at once.
             self.fabric.outgoing.append((node, kinds.POSITION, self._report(now)))
         self.detector.connected(node, presence, now)
         self.alignment.lose_node(node)
@@ -140,6 +151,7 @@ class ClusterNode(Parts):
         self._run()
 
     def handle_disconnected(self, node: str, now: float) -> None:
+        """Handles the end of the link to `node`."""
         if node not in self.fabric.connected:
             return
         self._drop_frames(node)
@@ -160,13 +172,15 @@ class ClusterNode(Parts):
         self.admission.drop_results(node)
 
     def handle_refused(self, node: str, now: float) -> None:
-        """Nobody listens at its address."""
+        """Handles a refused connection: nothing listens at the address of `node`. A crash is then
+        seen without waiting for `suspect_s`."""
         self.detector.closed(node, True, now)
         self.meta.leader_gone(node, now)
         self._run()
 
     def handle_frame(self, node: str, kind: int, payload: bytes, now: float) -> None:
-        """Raises BadFrame: close the link."""
+        """Handles a frame. Raises BadFrame when it is malformed: the driver then closes the
+        link."""
         if kind == kinds.HEARTBEAT:
             self.detector.handle_heartbeat(node, payload, now)
             self._look_at_itself(now)
@@ -215,7 +229,8 @@ class ClusterNode(Parts):
         return encode_report(clock.own_us(now), clock.agreed_us(now), self.disk_position())
 
     def disk_position(self) -> DiskPosition:
-        """What will be found on the disk here whatever happens. Never less than before."""
+        """Returns what the disk here has under all circumstances: durable and committed. It never
+        decreases."""
         journal = self.fabric.journal
         durable = zip(journal.high_watermark, journal.durable_offset, strict=True)
         position = DiskPosition(*self.meta.durable, sum(map(min, durable)))
@@ -223,8 +238,10 @@ class ClusterNode(Parts):
         return self._position
 
     def disk_claim(self) -> DiskPosition:
-        """How far the disk here has got, uncommitted records and entries included: after a restart
-        it is not known which are committed."""
+        """Returns the position of the disk with its uncommitted records and entries.
+
+        After a restart this node cannot tell which of them are committed.
+        """
         durable = self.fabric.journal.durable_offset
         return DiskPosition(*self.meta.durable_end, sum(durable)).reached(self._position)
 
@@ -253,7 +270,7 @@ class ClusterNode(Parts):
             raise BadFrame(f"a frame of kind {kind}, which this version does not know")
 
     def handle_taken(self, group: WriteGroup, now: float) -> None:
-        """The journal's pending records are a group for the disk now."""
+        """Replicates the records that the journal has just taken as a write group."""
         if group.built:
             for batch in group.built:
                 self.log.built(batch)
@@ -267,28 +284,30 @@ class ClusterNode(Parts):
             self._run()
 
     def handle_durable(self, now: float) -> None:
-        """A group is durable, and the journal knows."""
+        """Acknowledges or commits the records of a write group that is durable. The journal was
+        informed before."""
         self.replication.handle_durable(now)
         self._run()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
+        """Handles the batches that a request in `reads` asked for."""
         self.replication.handle_batches(request, batches, now)
         self._run()
 
     def handle_persisted(self, now: float) -> None:
-        """The oldest of `persists` that was not reported is done."""
+        """Handles the completion of the oldest write of `persists` that was not reported yet."""
         self.meta.persisted(now)
         self._run()
 
     def handle_disk(self, is_stalled: bool, now: float) -> None:
-        """It has not finished a write for too long, or does so again."""
+        """Handles a write of the disk that takes too long, or the end of such a stall."""
         self.detector.set_stalled(is_stalled, now)
         self._look_at_itself(now)
         self.governing.is_changed = True
         self._run()
 
     def handle_space(self, is_full: bool, now: float) -> None:
-        """The disk has no room for more of the log, but its last reserve; or has some again."""
+        """Handles a disk that has only its reserve left, or has space again."""
         self.detector.set_full(is_full, now)
         self._look_at_itself(now)
         self.space.set_full(is_full, now)
@@ -296,8 +315,8 @@ class ClusterNode(Parts):
         self._run()
 
     def handle_damage(self, now: float) -> None:
-        """The log here has lost, or changed, what was in it: this node leads nothing and counts
-        for nothing any more. Once only."""
+        """Handles lost or changed records in the log here. The node leads nothing and counts for
+        nothing from now on. The driver calls it once."""
         self.transfer.may_give = False
         self.replication.set_unfit()
         self.detector.set_damaged(now)
@@ -307,8 +326,12 @@ class ClusterNode(Parts):
 
     @property
     def is_dispensable(self) -> bool:
-        """What was agreed before this node started is known, it is in sync nowhere, and the others
-        are a majority without its vote: they have everything that is committed or agreed."""
+        """True if the other nodes have everything that is committed, so that this one may be
+        removed.
+
+        It has applied everything committed before its start, it is in sync nowhere, and the
+        connected voters without it are a majority.
+        """
         metadata = self.fabric.metadata
         present = self.detector.health(self.state.now).present
         own = self.meta.node_id
@@ -327,7 +350,11 @@ class ClusterNode(Parts):
         )
 
     def end_turn(self, now: float) -> None:
-        """Send what has gathered."""
+        """Lets each part finish the turn, and gathers the frames to send.
+
+        The order matters. The barriers advance before sessions begin, and the frames of forwarding
+        are built last, so that they contain what the steps before have appended.
+        """
         if not self.transfer.is_whole or self.transfer.released:
             self._step_transfer(now)
         self.space.advance()
@@ -360,9 +387,10 @@ class ClusterNode(Parts):
         self._is_late = bool(self.state.dirty or self.state.effects)
 
     def timer(self) -> float:
+        """Returns the time at which to call `handle_timers` next."""
         times = [self.meta.timer(), self._tidy_at]
         if self._is_late and (self.state.dirty or self.state.effects):
-            # The driver may have carried out this turn's before.
+            # The driver may have carried out the effects of this turn already.
             times.append(self.state.now)
         images = self.images.state.timers
         if images:
@@ -386,6 +414,7 @@ class ClusterNode(Parts):
         return min(times)
 
     def handle_timers(self, now: float) -> None:
+        """Runs everything that is due at `now`."""
         self.detector.handle_timers(now)
         health = self.detector.health(now)
         self.replication.handle_ill(health.suspected | health.ill, now)
@@ -409,7 +438,7 @@ class ClusterNode(Parts):
         self.governing.is_changed = True
         self._run()
 
-    # Inside
+    # Internal steps
 
     def _note_clocks(self) -> None:
         for node, skew_s, begins in self.clock.take_changes():
@@ -417,21 +446,22 @@ class ClusterNode(Parts):
             self.state.note("warning", event, {"node": node, "skew_s": round(skew_s, 1)})
 
     def _look_at_itself(self, now: float) -> None:
-        """Is this node good for nothing, in the others' eyes?"""
+        """Checks whether the other nodes count this one as unhealthy, and adapts its ownership and
+        its vote."""
         metadata = self.fabric.metadata
         if metadata is not None:
             health = self.detector.health(now)
             own = self.meta.node_id
             is_ill = own in useless(metadata, health)
             self.doubt.set_ill(is_ill, now)
-            # On a full disk nobody leads the metadata either, if another one can.
+            # A node with a full disk does not lead Raft either, if another node can.
             may_lead = own not in health.stalled and not (is_ill and own in health.full)
             if may_lead != self._may_lead:
                 self._may_lead = may_lead
                 self.meta.set_stalled(not may_lead, now)
 
     def _run(self) -> None:
-        """Carry out what the cores ask of one another, until nothing is left."""
+        """Carries out the effects of the parts until none is left."""
         now = self.state.now
         while True:
             meta = self.meta.effects
@@ -541,7 +571,8 @@ class ClusterNode(Parts):
 
     def _restart(self, partition: int, offset: int) -> None:
         if self.state.delivered[partition] < offset:
-            # Who is connected here would never see what lies between; another node may have it.
+            # The clients connected here would never receive the records that were skipped. Another
+            # node may have them.
             for session in list(self.state.sessions.values()):
                 if session.connection is not None:
                     text = "this node was away for too long"
@@ -557,4 +588,5 @@ class ClusterNode(Parts):
         self.fabric.is_whole = self.transfer.is_whole
 
     def health(self, now: float) -> Health:
+        """Returns the health of all nodes as this one sees it."""
         return self.detector.health(now)

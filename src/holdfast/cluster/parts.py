@@ -1,4 +1,4 @@
-"""The parts of a member, put together."""
+"""The parts of a cluster node and how they are connected."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -38,14 +38,19 @@ from holdfast.storage.record import Record
 
 @dataclass(frozen=True)
 class ClusterNodeConfig:
+    """The configuration of the parts of a cluster node."""
+
     detector: DetectorConfig
     controller: ControllerConfig
     replication: ReplicationConfig
     is_witness: bool = False
-    """It votes on the metadata, and follows no partition."""
+    """True if the node votes in Raft and stores no partition."""
 
 
 class Parts:
+    """The parts of a cluster node. The constructor creates and connects them; ClusterNode drives
+    them."""
+
     def __init__(
         self,
         node: Node,
@@ -58,8 +63,9 @@ class Parts:
         now: float,
         lacking: Iterable[int] = (),
     ) -> None:
-        """`node`: the broker's, without sessions; `images`: as recovered up to the journal's high
-        watermarks, `lacking`: but for these partitions. `random`: from 0 to below 1."""
+        """`node`: the broker's core, without sessions. `images`: the replicated state, recovered up
+        to the journal's high watermarks except for the partitions `lacking`. `random` returns from
+        0 to below 1."""
         self.node = node
         self.state: NodeState = node.state
         self.images = images
@@ -111,7 +117,8 @@ class Parts:
         )
         self.transfer = Transfer(self.state, self.fabric, images, self.applier)
         self.space = DiskSpace(self.fabric, self.replication, self.transfer)
-        # The newest messages that are retained and the producers are those of the images.
+        # The broker's core and the replicated state share the retained messages, the producers and
+        # the delivered offsets.
         node.state.retained = images.state.retained
         node.state.producers = images.state.producers
         images.state.delivered = node.state.delivered
@@ -127,7 +134,7 @@ class Parts:
         return self.meta.propose(ChangePartitions(()), now) if self.meta.leader_id else NOTHING
 
     def _session_applied(self, record: Record) -> None:
-        """A SESSION record, or a will."""
+        """Passes on an applied SESSION record or will."""
         if record.kind == log_record.SESSION:
             self.homes.applied(record)
             self.opener.session_changed(record)

@@ -1,10 +1,14 @@
-"""QoS 0 between nodes: each tells the others the filters of its live subscriptions, and gets the
-messages that match one of them. Of a shared subscription one node gets a message: the publisher's
-node picks it, in turn, among those with members, and says so with the message.
+"""The routing of QoS 0 messages between nodes.
 
-Invariant: what a peer has acknowledged covers every filter with an older number. A SUBACK waits
-until every peer that is there has acknowledged its filters, so that what is published anywhere
-after it arrives; a peer that does not answer within WAIT_S is not waited for.
+Each node announces the filters of its connected subscribers to the other nodes, and receives the
+messages that match one of them. One node receives a message for a shared group. The publisher's
+node picks it round robin among the nodes with members, and names the group with the message.
+
+Invariant: an acknowledged number covers every filter with a lower number. A SUBACK waits until
+every connected peer has acknowledged its filters, so that messages published anywhere after it
+arrive. A peer that does not reply within WAIT_S is not waited for. Counter-example: without the
+wait, a client receives its SUBACK from n1. A second client then publishes at n2, which does not
+have the filter yet, and the message is lost.
 """
 
 import json
@@ -27,17 +31,21 @@ from holdfast.storage import record as log_record
 from holdfast.storage.record import Batch, BatchBuilder, CorruptBatch, Record
 
 WAIT_S: Final = 0.5
+"""The longest time in seconds that a SUBACK waits for the peers."""
 QOS0_BYTES_MAX: Final = 4 << 20
-"""Of one turn for one node; beyond it they are dropped and counted."""
+"""The size in bytes of QoS 0 messages in one turn for one node. Messages above it are dropped and
+counted."""
 SPREADS_BYTES_MAX: Final = 8 << 20
-"""Memory of the topics for which is remembered where their messages go."""
+"""The memory in bytes of the cached routes of topics."""
 SPREAD_BYTES: Final = 500
-"""Memory of one without its name, about."""
+"""The approximate memory in bytes of one cached route without its topic."""
 GROUPS_BYTES_MAX: Final = 65_535
-"""Of the names of the groups that go with one message."""
+"""The size in bytes of the group names that accompany one message."""
 
 
 class _Waiting:
+    """A SUBACK that waits for acknowledgements of the filters up to `number`."""
+
     def __init__(self, number: int, promise: Promise, since: float) -> None:
         self.number = number
         self.promise = promise
@@ -45,7 +53,7 @@ class _Waiting:
 
 
 class _Pick:
-    """Who of a shared subscription's nodes gets the next message."""
+    """The round robin of one shared group among its nodes."""
 
     def __init__(self, key: str, nodes: list[str], turn: int) -> None:
         self.key = key
@@ -58,7 +66,7 @@ class _Pick:
 
 
 class _Spread:
-    """Where messages of a topic go."""
+    """The route of a topic: nodes with subscribers, and the round robins of its shared groups."""
 
     def __init__(self, nodes: list[str], picks: list[_Pick]) -> None:
         self.nodes = nodes
@@ -72,6 +80,9 @@ def _key_and_node(found: object) -> tuple[str, str]:
 
 
 class Qos0Routing:
+    """The filters of this node and its peers, and the routes of QoS 0 messages that follow from
+    them."""
+
     def __init__(
         self, state: NodeState, fabric: ClusterContext, retained_updates: RetainedUpdates
     ) -> None:
@@ -79,14 +90,14 @@ class Qos0Routing:
         self._retained_updates = retained_updates
         self._fabric = fabric
         self._counts: dict[str, int] = {}
-        # Grows with every change; `_changes` are those that are not told yet.
+        # The number of the last change. `_changes` are those not announced yet.
         self._number = 0
         self._changes: dict[str, bool] = {}
         self._acknowledged: dict[str, int] = {}
         self._waiting: deque[_Waiting] = deque()
         self._peers: SubscriptionTrie = SubscriptionTrie()
         self._of_peer: dict[str, set[str]] = {}
-        # Filters of shared subscriptions, of this node too: (whole filter, node).
+        # Filters of shared subscriptions, those of this node included: (whole filter, node).
         self._groups: SubscriptionTrie = SubscriptionTrie()
         self._routes: dict[str, _Spread] = {}
         self._routes_bytes = 0
@@ -95,12 +106,14 @@ class Qos0Routing:
         self.dropped = 0
 
     def subscribed(self, filter: str) -> None:
+        """Counts a subscription of this node, and announces a new filter."""
         count = self._counts.get(filter, 0)
         self._counts[filter] = count + 1
         if not count:
             self._change(filter, True)
 
     def unsubscribed(self, filter: str) -> None:
+        """Removes a subscription of this node, and withdraws a filter without subscriptions."""
         count = self._counts.get(filter, 0) - 1
         if count > 0:
             self._counts[filter] = count
@@ -116,7 +129,7 @@ class Qos0Routing:
             self._routes = {}
 
     def _learn(self, filter: str, node: str, wanted: bool) -> None:
-        """Raises InvalidFilter."""
+        """Adds or removes a filter of a node. Raises InvalidFilter when it is malformed."""
         if is_shared(filter):
             _, inner = split_shared(filter)
             if wanted:
@@ -129,6 +142,7 @@ class Qos0Routing:
             self._peers.remove(filter, node)
 
     def hold(self, held: Held) -> None:
+        """Queues a SUBACK until all peers have acknowledged the filters so far."""
         promise = Promise(held)
         if self._laggards(self._number):
             promise.waiting = 1
@@ -143,11 +157,12 @@ class Qos0Routing:
         ]
 
     def connected(self, node: str) -> None:
-        """It gets everything, whatever it knew."""
+        """Announces all filters to a newly connected node, whatever it knew before."""
         self._acknowledged[node] = -1
         self._tell(node, list(self._counts), [], True)
 
     def disconnected(self, node: str) -> None:
+        """Removes the filters of a node whose link is lost."""
         self._acknowledged.pop(node, None)
         self._outbound.pop(node, None)
         for filter in self._of_peer.pop(node, set()):
@@ -163,7 +178,7 @@ class Qos0Routing:
         )
 
     def flush(self) -> None:
-        """End of a turn."""
+        """Sends changes of filters and gathered messages, at the end of a turn."""
         if self._changes:
             changes = self._changes
             self._changes = {}
@@ -178,6 +193,7 @@ class Qos0Routing:
                 self._fabric.send(node, QOS0, builder.build(0))
 
     def handle_interest(self, node: str, payload: bytes) -> None:
+        """Takes the filters of a peer. Raises BadFrame when the frame is malformed."""
         fields = fields_of(payload, "number", "whole", "added", "removed")
         known = self._of_peer.setdefault(node, set())
         added = fields["added"]
@@ -204,12 +220,14 @@ class Qos0Routing:
         self._fabric.send(node, INTEREST_ACK, answer)
 
     def handle_ack(self, node: str, payload: bytes) -> None:
+        """Takes a peer's acknowledgement of filters. Raises BadFrame when the frame is
+        malformed."""
         number = number_of(fields_of(payload, "number"), "number")
         self._acknowledged[node] = max(number, self._acknowledged.get(node, -1))
         self.release()
 
     def release(self) -> None:
-        """Keep what all have acknowledged, or has waited long enough."""
+        """Releases the SUBACKs that all peers have acknowledged or that have waited WAIT_S."""
         waiting = self._waiting
         while waiting:
             first = waiting[0]
@@ -219,9 +237,11 @@ class Qos0Routing:
             settled(self._state, first.promise)
 
     def timer(self) -> float | None:
+        """Returns the time at which the oldest SUBACK is released at the latest, or None."""
         return self._waiting[0].since + WAIT_S if self._waiting else None
 
     def spread(self, message: Message, topic: str) -> None:
+        """Sends a QoS 0 message to the nodes with receivers for it."""
         route = self._routes.get(topic)
         if route is None:
             self._routes_bytes += SPREAD_BYTES + len(topic)
@@ -230,7 +250,8 @@ class Qos0Routing:
                 self._routes_bytes = SPREAD_BYTES + len(topic)
             route = self._find(topic)
             self._routes[topic] = route
-        # One with RETAIN concerns those who subscribe anywhere before its record is applied there.
+        # A message with RETAIN goes to all nodes. Clients that subscribe there before its record is
+        # applied need it too (`publish.retained_updates`).
         nodes = list(self._fabric.connected) if message.retain else route.nodes
         if not route.picks:
             for node in nodes:
@@ -260,7 +281,8 @@ class Qos0Routing:
         return _Spread(nodes, picks)
 
     def _deliver_to_groups(self, keys: list[str], message: Message, passed: int) -> None:
-        """`passed`: how many nodes have passed it on."""
+        """Delivers a message to these groups. `passed`: the number of nodes that have passed it
+        on."""
         for key in keys:
             group = self._state.groups.get(key)
             if group is None or send_group_qos0(self._state, group, message):
@@ -269,7 +291,8 @@ class Qos0Routing:
                 self._pass_on(key, message, passed + 1)
 
     def _pass_on(self, key: str, message: Message, passed: int) -> None:
-        """No member here may read it: to the next node with members, once round and no further."""
+        """Passes a message that no member here may read to the next node of the group, at most once
+        round."""
         nodes = sorted(
             node
             for found, node in map(_key_and_node, self._groups.match(message.topic.decode()))
@@ -283,9 +306,11 @@ class Qos0Routing:
         self._send(following[0], message, key.encode(), passed)
 
     def _send(self, node: str, message: Message, groups: bytes, passed: int = 0) -> None:
-        """`groups`: for which of its groups the node is picked, with NUL between them. `passed`:
-        how many nodes with members of the group had none that may read it; then it is for the
-        group alone."""
+        """Queues a message for a node.
+
+        `groups`: the groups for which the node is picked, separated by NUL. `passed`: the number of
+        nodes without a member that may read it; above 0 the message is for the group alone.
+        """
         builder = self._outbound.get(node)
         if builder is None:
             builder = BatchBuilder(0, 0)
@@ -294,7 +319,7 @@ class Qos0Routing:
             self.dropped += 1
             return
         elif len(message.payload) + len(message.properties) > QOS0_BYTES_MAX:
-            # Peers may not take both in one frame.
+            # Both together may be larger than the frame that peers accept.
             self._fabric.send(node, QOS0, builder.build(0))
             builder = BatchBuilder(0, 0)
             self._outbound[node] = builder
@@ -317,6 +342,7 @@ class Qos0Routing:
         )
 
     def handle_qos0(self, payload: bytes) -> None:
+        """Delivers the messages of a QOS0 frame. Raises BadFrame when it is malformed."""
         try:
             batch = Batch(payload)
         except CorruptBatch as error:

@@ -111,7 +111,7 @@ class OwnershipLease:
         self._sure_until = FOREVER
 
     def set_ill(self, is_ill: bool, now: float) -> None:
-        """Takes whether the other nodes count this node's disk as unhealthy and may reassign its
+        """Notes whether the other nodes count this node's disk as unhealthy, and may reassign its
         sessions."""
         if is_ill != self._is_ill:
             self._is_ill = is_ill

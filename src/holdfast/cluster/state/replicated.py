@@ -311,13 +311,13 @@ class ReplicatedState(Recovery):
         return [session for session in touched if not self.settle_one(session)]
 
     def note_fired(self, client_id: str, epoch: int) -> None:
-        """Takes a published will from another node. With NOBODY: its newest epoch."""
+        """Notes a published will that another node reports. With NOBODY: its newest epoch."""
         self._note_epoch(epoch)
         if client_id != NOBODY:
             self._will_done(client_id, epoch)
 
     def note_ended(self, client_id: str, epoch: int) -> None:
-        """Takes an ended session from another node."""
+        """Notes an ended session that another node reports."""
         self._note_epoch(epoch)
         _remember(self.ended, client_id, epoch, ENDED_MAX)
 

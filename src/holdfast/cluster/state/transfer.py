@@ -122,8 +122,8 @@ class Transfer:
     # At the node that lacks them
 
     def restarted(self, partition: int, offset: int) -> None:
-        """Takes that the log of the partition now begins at `offset`, and requests the state if it
-        is older."""
+        """Handles a log that now begins at `offset`, and requests the replicated state if the one
+        here is older."""
         if self._asked is not None:
             self._asked.partitions.discard(partition)
         self.unsaved.pop(partition, None)
