@@ -1,5 +1,5 @@
 """The lake: tables declared as data, and the engine that keeps them up to date.
 
-A step reads what is new of a table's source, writes files, and commits both at once, so its effect
-is exactly once wherever it dies.
+A step reads the new rows of a table's source, writes files, and commits both together. So its
+effect is exactly-once, at whatever point it is interrupted.
 """

@@ -1,10 +1,12 @@
 """Bronze: the records of the log as they are, partitioned by the day they were stored.
 
-A step reads a range of offsets of every log partition and writes it where it was decoded: the task
-that reads the log writes the Parquet file, and no row crosses to the JVM and back. The range it
-ends at is in the commit, so the log's offsets and the table's rows are one thing. A structured
-streaming query would keep the offsets in a checkpoint of its own, which has to be matched with the
-sink's commits after a crash, costs 75 ms a batch, and moves every row twice between processes.
+A step reads a range of offsets of every partition. The task that reads and decodes it also writes
+the Parquet file, so no row crosses to the JVM and back. The commit contains the end of the range,
+so the table's rows and its position in the log change together.
+
+A structured streaming query is the rejected alternative. It keeps the offsets in a checkpoint of
+its own, which must be matched with the sink's commits after a crash. It also takes 75 ms more per
+micro-batch and moves every row twice between processes.
 """
 
 import json
@@ -26,13 +28,13 @@ from holdfast.pipeline.source.options import SourceOptions, parse
 from holdfast.pipeline.source.source import LogAccess, ReadWork, read_work
 
 RECORDS_PER_STEP: Final = 2_000_000
-"""Unless maxRecordsPerTrigger says otherwise."""
+"""The most records of one step, unless maxRecordsPerTrigger sets another limit."""
 RECORDS_PER_TASK_MIN: Final = 20_000
-"""Fewer are not worth another task, and another file."""
+"""The fewest records that are worth another task and another file."""
 PARTITIONS: Final = ("date",)
 WRITTEN: Final = ["file", "skipped"]
 WRITTEN_SCHEMA: Final = "file string, skipped string"
-"""What a task returns: one of the two in each row, as JSON."""
+"""The result rows of a task. Each row has one of the two columns, as JSON."""
 ENCODINGS: Final = {
     "payload": "PLAIN",
     "offset": "DELTA_BINARY_PACKED",
@@ -42,10 +44,10 @@ ENCODINGS: Final = {
 
 
 class Bronze:
-    """Brings `records` up to date. Keeps its connection to the log."""
+    """The maker of the table `records`. It keeps its connection to the log between steps."""
 
     def __init__(self, engine: Engine, source: Mapping[str, str]) -> None:
-        """`source`: options of the data source, see pipeline/source/options.py."""
+        """`source` are options of the data source, see pipeline/source/options.py."""
         self.engine = engine
         self.options = parse(source)
         self.records_max = self.options.records_per_trigger_max or RECORDS_PER_STEP
@@ -54,30 +56,34 @@ class Bronze:
         self.tasks_max = self.options.tasks if given else parallelism
         self._access = LogAccess(self.options)
         self.end: Offsets = {}
-        """The log's end when it was looked at last."""
+        """The end of the log at the last look."""
 
     def close(self) -> None:
+        """Close the connection to the log."""
         self._access.close()
 
     def position(self) -> Offsets:
-        """Up to where the table has the log; empty before the first step."""
+        """Return the position in the log up to which the table has it. Empty before the first
+        step."""
         last = self.engine.log(RECORDS).last()
         return offsets.from_json(last.offsets) if last is not None else {}
 
     def target(self) -> Offsets:
-        """The end of the log now."""
+        """Return the current end of the log."""
         self.end = {p: bound.end for p, bound in self._access.bounds().items()}
         return self.end
 
     def lag(self) -> int:
-        """Offsets between the table and the end of the log, as it was looked at last."""
+        """Return the number of offsets between the table and the end of the log at the last
+        look."""
         position = self.position()
         return sum(max(0, end - position.get(p, 0)) for p, end in self.end.items())
 
     def step(self, target: Offsets | None = None) -> Commit | None:
-        """Up to `records_max` records, none at or above `target`; None if there is nothing new.
+        """Append up to `records_max` records, none at or above `target`.
 
-        Raises DataLossError (pipeline/source/offsets.py) and what the source raises.
+        Returns None if the log has no new record. Raises DataLossError (pipeline/source/offsets.py)
+        and the errors of the source.
         """
         step = Step(self.engine, RECORDS)
         columns = names_of(RECORDS_COLUMNS)
@@ -88,7 +94,8 @@ class Bronze:
         self.end = {p: bound.end for p, bound in bounds.items()}
         begin = self._begin(step.last, bounds)
         end = self._end(begin, bounds, target)
-        # A start that depends on when it is asked for (latest) is fixed by a commit without rows.
+        # A commit without rows fixes the start, if the start is not the first offset. Otherwise
+        # `latest` would be later at each attempt, and records between two attempts would be lost.
         if end == begin and (step.last is not None or not self._starts_elsewhere()):
             return None
         skipped: list[OffsetRange] = []
@@ -132,13 +139,14 @@ class Bronze:
             end = {p: max(begin.get(p, 0), min(o, target.get(p, 0))) for p, o in end.items()}
         floor = {partition: bound.first for partition, bound in bounds.items()}
         admitted = offsets.admit(begin, end, floor, self.records_max)
-        # A partition that is new and empty is no step forward.
+        # A new, empty partition does not count as progress.
         return {p: o for p, o in admitted.items() if p in begin or o > floor[p]}
 
     def _write(
         self, ranges: list[OffsetRange], spec: WriteSpec
     ) -> tuple[list[str], list[OffsetRange]]:
-        """The files, and what was not in the log after all."""
+        """Write the ranges, and return the files and the ranges that the log did not have after
+        all."""
         options = self.options
         records = sum(each.records for each in ranges)
         tasks = min(self.tasks_max, -(-records // RECORDS_PER_TASK_MIN))
@@ -171,7 +179,10 @@ class Bronze:
 def dated(
     options: SourceOptions, works: Iterable[ReadWork], skipped: list[OffsetRange]
 ) -> Iterator[pa.RecordBatch]:
-    """Run in a task: the rows of some work, with the column `date`; what was skipped."""
+    """Read some work inside a task, and yield its rows with the column `date`.
+
+    The missing ranges are appended to `skipped`.
+    """
     for work in works:
         for batch in read_work(options, work, SCHEMA, skipped):
             yield with_date(batch, "timestamp")

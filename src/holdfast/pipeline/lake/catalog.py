@@ -1,4 +1,4 @@
-"""Which tables there are: those that come with the product, and the user's."""
+"""The catalogue of tables: the built-in ones and the user's."""
 
 import sys
 import traceback
@@ -11,12 +11,12 @@ from typing import Final
 from holdfast.pipeline.lake.table import RECORDS, Table, TableError
 
 BUILT_IN: Final = ("holdfast.pipeline.tables", "holdfast.pipeline.experiments")
-"""Modules with a list TABLES."""
+"""The modules with a list TABLES of built-in tables."""
 LAYERS: Final = ("bronze", "silver", "gold")
 
 
 class Catalog:
-    """Tables by name, each behind the one it is made from. Raises TableError."""
+    """Tables by name, ordered so that each follows its source."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         by_name: dict[str, Table] = {}
@@ -27,7 +27,7 @@ class Catalog:
         self.tables = _ordered(by_name)
 
     def table(self, name: str) -> Table:
-        """Raises TableError."""
+        """Return a table by name. Raises TableError if there is none."""
         if name not in self.tables:
             raise TableError(
                 f"there is no table {name}; there are {', '.join(self.names())}, and those of your "
@@ -36,13 +36,15 @@ class Catalog:
         return self.tables[name]
 
     def names(self) -> list[str]:
+        """Return the names of all tables in order, `records` first."""
         return [RECORDS, *self.tables]
 
     def is_gold(self, name: str) -> bool:
+        """Return whether a table with this name is declared and gold."""
         return name in self.tables and self.tables[name].layer == "gold"
 
     def chosen(self, what: Sequence[str]) -> list[str]:
-        """The tables meant by layers, names and `all`, in their order. Raises TableError."""
+        """Return the tables that layers, names and `all` select, in order. Raises TableError."""
         result = set()
         for word in what:
             if word == "all":
@@ -61,7 +63,7 @@ class Catalog:
         return [name for name in self.names() if name in result]
 
     def made_from(self, name: str) -> list[str]:
-        """A table and all that is made from it, directly or not, in their order."""
+        """Return a table and all tables made from it, directly or not, in order."""
         found = {name}
         for table in self.tables.values():
             if table.source in found:
@@ -94,9 +96,11 @@ def _explain(waiting: Mapping[str, Table], tables: Mapping[str, Table]) -> None:
 def load_catalog(
     files: Sequence[Path] = (), tables: Sequence[Table] = (), *, built_in: bool = True
 ) -> Catalog:
-    """The user's tables (of files, and given ones) and those that come with the product; a user's
-    one takes the place of one of ours with its name. Raises TableError, which names the file and
-    the line."""
+    """Return the catalogue of the user's tables (from files and given ones) and the built-in ones.
+
+    A user's table replaces a built-in one of the same name. Raises TableError, which names the file
+    and the line.
+    """
     own = [table for path in files for table in load_file(path)] + list(tables)
     names = {table.name for table in own}
     ours: list[Table] = []
@@ -106,8 +110,10 @@ def load_catalog(
 
 
 def load_file(path: Path) -> list[Table]:
-    """The tables that a Python file makes: those in its list TABLES, or else every Table among its
-    names. Raises TableError."""
+    """Return the tables that a Python file declares.
+
+    They are the tables of its list TABLES, or else every Table among its names. Raises TableError.
+    """
     name = f"holdfast_tables_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -133,7 +139,8 @@ def load_file(path: Path) -> list[Table]:
 
 
 def _send_by_value(module: object) -> None:
-    """Functions of the file that run in tasks travel whole: no worker has it."""
+    """Make Spark send the functions of this file to tasks as code, because the workers do not have
+    the file."""
     from pyspark import cloudpickle
 
     register: Callable[[object], None] = cloudpickle.register_pickle_by_value

@@ -1,4 +1,4 @@
-"""Tables as plain data: for the command line and the documentation."""
+"""Descriptions of tables as plain data, for the command line and the documentation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from holdfast.pipeline.lake.table import QUARANTINE, RECORDS, Column
 
 
 def described(catalog: Catalog, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """All tables, or some. Raises TableError for a name that there is not."""
+    """Return the descriptions of all tables, or of some. Raises TableError for an unknown name."""
     everything = [
         _entry(RECORDS, "bronze", "the log", RECORDS_DESCRIPTION, RECORDS_COLUMNS, ("date",), ())
     ]

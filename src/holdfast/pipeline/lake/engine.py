@@ -1,11 +1,14 @@
 """One step of a table: stage its files, record the commit, apply it.
 
-The same for every layer; what the layers differ in, which rows are read and what becomes of them,
-is in bronze.py, silver.py and gold.py. Where a step is interrupted:
+The step is the same in every layer. The layers differ in the rows they read and in what they make
+of them: see bronze.py, silver.py and gold.py. A step may be interrupted at three points:
 
-staged     before the commit is recorded: nothing has happened; the files are thrown away
-recorded   the commit counts; whoever opens the table next applies it
-applied    everything is done
+staged     the commit is not recorded yet: the step has no effect, and its files are thrown away
+recorded   the commit counts; the next process that opens the table applies it
+applied    the step is complete
+
+The order is the invariant. If files moved to their final places before the commit was recorded, a
+crash between the two would leave rows that the next step writes again.
 """
 
 import fcntl
@@ -43,22 +46,23 @@ from holdfast.pipeline.source.offsets import OffsetRange
 
 
 def nowhere(_: str) -> None:
-    """The default of `Engine.reached`."""
+    """Do nothing: the default of `Engine.reached`."""
 
 
 @dataclass
 class Engine:
-    """What all steps of a run share."""
+    """The session, lake and store that all steps of a run share."""
 
     spark: SparkSession
     lake: Path
     store: TableStore
     reached: Callable[[str], None] = nowhere
-    """Called with `<table> <point>` at the points of a step that are named above, and at `began`:
-    tests crash there."""
+    """A function that is called with `<table> <point>` at the points above and at `began`. Tests
+    crash there."""
     logs: dict[str, CommitLog] = field(default_factory=dict)
 
     def log(self, table: str) -> CommitLog:
+        """Return the commit log of a table, made on first use."""
         if table not in self.logs:
             self.logs[table] = CommitLog(self.lake, table)
         return self.logs[table]
@@ -66,7 +70,7 @@ class Engine:
     def frame(
         self, columns: Sequence[tuple[str, str]], files: Sequence[File], table: str
     ) -> DataFrame:
-        """The rows of some files of a table. A column that a file lacks is null there."""
+        """Return the rows of some files of a table. A column that a file lacks is null there."""
         schema = struct_type(columns)
         if not files:
             return self.spark.createDataFrame([], schema)
@@ -75,8 +79,11 @@ class Engine:
 
 
 class Step:
-    """A step that is being made. Left by an exception, it has not happened, unless the commit was
-    recorded."""
+    """A step in progress.
+
+    Invariant: if it ends with an exception before the commit is recorded, it has no effect. After
+    that point the step counts, and `recover` finishes it.
+    """
 
     def __init__(self, engine: Engine, table: str) -> None:
         self.engine = engine
@@ -88,12 +95,13 @@ class Step:
         self._staged: dict[str, list[File]] = {ROWS: [], QUARANTINED: [], STATE: []}
 
     def stage_directory(self, output: str) -> str:
+        """Make and return the directory for the staged files of one output."""
         path = self.engine.lake / self._directory / output
         path.mkdir(parents=True, exist_ok=True)
         return str(path)
 
     def stage(self, output: str, frame: DataFrame, spec: WriteSpec, *, replaced: bool) -> None:
-        """Compute a frame into files."""
+        """Compute a frame and write it to staged files of an output."""
 
         def write(batches: Iterable[Any]) -> Iterator[Any]:
             from pyspark import TaskContext
@@ -107,8 +115,10 @@ class Step:
         self.staged(output, [row[0] for row in rows], replaced=replaced)
 
     def staged(self, output: str, texts: Sequence[str], *, replaced: bool) -> None:
-        """Give the files that tasks have written their places: in an order that depends on the
-        partitions and the tasks' numbers only."""
+        """Give the files that tasks have written their final paths.
+
+        The order of the files depends only on their partitions and on the numbers of the tasks.
+        """
         files = [msgspec.json.decode(text, type=File) for text in texts]
         files.sort(key=lambda file: (list(map(str, file.partition.values())), file.staged))
         for index, file in enumerate(files):
@@ -125,9 +135,11 @@ class Step:
             )
 
     def rows(self) -> int:
+        """Return the number of staged rows of the table."""
         return rows_of(self._staged[ROWS])
 
     def files(self) -> list[File]:
+        """Return the staged files of the table's rows."""
         return self._staged[ROWS]
 
     def commit(
@@ -143,6 +155,7 @@ class Step:
         rows_total: int,
         change: str = "",
     ) -> Commit:
+        """Record the staged files as the next commit of the table, and apply it."""
         last = self.last
         now_us = time.time_ns() // 1000
         new = [
@@ -182,7 +195,8 @@ class Step:
             change=change,
         )
         engine = self.engine
-        # A commit that is recorded durably must not be of files whose names a power cut can take.
+        # The names of the files are synced before the commit is recorded. Otherwise a power failure
+        # could keep the commit and lose the files.
         sync_names(engine.lake, self._directory)
         engine.reached(f"{self.table} staged")
         engine.log(self.table).record(commit)
@@ -195,13 +209,15 @@ class Step:
 
 
 def recover(engine: Engine, table: str) -> None:
-    """Finish what an interrupted run has recorded, and throw away what it has not. For the one who
-    holds the table's lock."""
+    """Finish the step that an interrupted run has recorded, and throw away one that it has not.
+
+    The caller holds the table's lock.
+    """
     finish(engine.lake, engine.store, engine.log(table))
 
 
 def finish(lake: Path, store: TableStore, log: CommitLog) -> None:
-    """The same, for one who has no engine."""
+    """Recover a table like `recover`, without an engine."""
     last = log.last()
     if last is not None:
         before = log.read(last.version - 1) if last.version > 1 else None
@@ -211,8 +227,11 @@ def finish(lake: Path, store: TableStore, log: CommitLog) -> None:
 
 
 def usable(engine: Engine, table: str) -> Commit | None:
-    """The newest commit of a table whose files are all in their places; another process may be
-    about to put those of the last one there."""
+    """Return the newest commit of a table whose files are all in their places.
+
+    Another process may still be moving the files of the last commit. Then the commit before it is
+    returned.
+    """
     log = engine.log(table)
     last = log.last()
     if last is None or is_applied(engine.lake, last):
@@ -222,7 +241,10 @@ def usable(engine: Engine, table: str) -> Commit | None:
 
 @contextmanager
 def locked(lake: Path, tables: Sequence[str]) -> Iterator[None]:
-    """Be the only process that writes to some tables. Raises LakeError, which names the other."""
+    """Hold the locks of some tables, so that no other process writes to them.
+
+    Raises LakeError, which names the other process.
+    """
     directory = lake / LOCKS
     directory.mkdir(parents=True, exist_ok=True)
     files = []

@@ -1,6 +1,6 @@
-"""What the tasks of a StreamFold do (see folding.py): files in, files out.
+"""The tasks of a StreamFold (see folding.py): they read files and write files.
 
-Knows no Spark, so that it is quick to import in a task.
+The module imports no Spark, so that a task imports it quickly.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,20 +19,20 @@ from holdfast.pipeline.lake.files.writer import PartitionedWriter, WriteSpec, wi
 from holdfast.pipeline.lake.table import StreamFold
 
 READ_ROWS: Final = 32_768
-"""At a time, and never more than a row group."""
+"""The rows read at a time, never more than a row group."""
 HELD_BYTES: Final = 128 << 20
-"""Of Arrow data that a task of a small step has in memory; what is more is in a file."""
+"""The bytes of Arrow data that a task of a small step keeps in memory. The rest goes to a file."""
 FILE_BYTES_MAX: Final = 512 << 20
-"""Of Arrow data that becomes one file: it is sorted in memory."""
+"""The bytes of Arrow data that become one file, which is sorted in memory."""
 SHARE: Final = "share"
-"""Instead of an output: the text is a Share."""
+"""A marker in place of an output: the text is a TaskShare."""
 
 Pair = tuple[str, str]
-"""Name of an output, and one of its files as JSON (commits.File)."""
+"""The name of an output, and one of its files as JSON (commits.File)."""
 
 
 class Unit(msgspec.Struct):
-    """Some of the row groups of a file: each `step`-th, from `first` on."""
+    """Some row groups of a file: each `step`-th, from `first` on."""
 
     path: str
     is_state: bool
@@ -41,7 +41,7 @@ class Unit(msgspec.Struct):
 
 
 class TaskShare(msgspec.Struct):
-    """An exchange file: the bucket of each of its batches."""
+    """An exchange file, and the bucket of each of its batches."""
 
     path: str
     is_state: bool
@@ -50,23 +50,23 @@ class TaskShare(msgspec.Struct):
 
 @dataclass(frozen=True)
 class FoldSpec:
-    """What tasks need to know."""
+    """The parameters of a fold, as tasks receive them."""
 
     fold: StreamFold
     rows_schema: pa.Schema
-    """Of the source."""
+    """The schema of the source's rows."""
     state_schema: pa.Schema
     oldest_us: int | None
     keys: Sequence[str]
     outputs: dict[str, WriteSpec]
     exchange: str
-    """Directory of the exchange files."""
+    """The directory of the exchange files."""
     file_rows: int
-    """A task that makes more writes several files, each sorted for itself."""
+    """The rows after which a task begins another file. Each file is sorted separately."""
 
 
 def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]:
-    """Run in a task: all of a step."""
+    """Fold a complete small step inside one task."""
     rows = _Held(f"{spec.exchange}/{prefix}")
     states: list[pa.RecordBatch] = []
     try:
@@ -82,8 +82,11 @@ def fold_units(spec: FoldSpec, units: Sequence[Unit], prefix: str) -> list[Pair]
 
 
 class _Held:
-    """Batches of one schema; their rows stay in memory as long as they are few. The files of steps
-    are compressed, so that small ones may have much in them."""
+    """Batches of one schema. They stay in memory up to HELD_BYTES, then go to a file.
+
+    The bound counts Arrow bytes, because the files of steps are compressed: a small file may hold
+    much data.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -107,7 +110,7 @@ class _Held:
             self._writer.close()
 
     def batches(self) -> list[pa.RecordBatch]:
-        """In the order in which they came. When it is closed."""
+        """Return the batches in the order in which they came. Call it after `close`."""
         if self._writer is None:
             return self._batches
         reader = pa.ipc.open_file(pa.memory_map(self._path))
@@ -115,7 +118,7 @@ class _Held:
 
 
 def spread_units(spec: FoldSpec, units: Sequence[Unit], name: str, buckets: int) -> list[Pair]:
-    """Run in a task, in the first round."""
+    """Divide some units into buckets inside a task, in the first round."""
     shares = []
     for is_state in (False, True):
         own = [unit for unit in units if unit.is_state == is_state]
@@ -150,7 +153,7 @@ def _spread(spec: FoldSpec, units: Sequence[Unit], share: TaskShare, buckets: in
 def _parted(
     batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], buckets: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each bucket."""
+    """Yield the rows of each bucket."""
     batch = batch.take(pa.array(np.argsort(numbers, kind="stable")))
     ends = np.cumsum(np.bincount(numbers, minlength=buckets)).tolist()
     begin = 0
@@ -163,7 +166,7 @@ def _parted(
 def fold_bucket(
     spec: FoldSpec, shares: Sequence[TaskShare], bucket: int, prefix: str
 ) -> list[Pair]:
-    """Run in a task, in the second round."""
+    """Fold one bucket inside a task, in the second round."""
     found: dict[bool, list[pa.RecordBatch]] = {False: [], True: []}
     for share in shares:
         if bucket in share.buckets:
@@ -181,10 +184,11 @@ def _read(spec: FoldSpec, unit: Unit) -> Iterator[pa.RecordBatch]:
         if not groups:
             return
         there = [name for name in schema.names if name in file.schema_arrow.names]
-        # One group at a time: a batch of several may have more bytes than the writer's bound.
+        # One group is read at a time, because a batch of several may have more bytes than the
+        # writer's bound.
         for group in groups:
             for batch in file.iter_batches(READ_ROWS, [group], there, use_threads=False):
-                # A file may be older than a column.
+                # A file may be older than a column, which is null there.
                 arrays = [
                     batch.column(name).cast(kind) if name in there else pa.nulls(len(batch), kind)
                     for name, kind in zip(schema.names, schema.types, strict=True)
@@ -208,7 +212,7 @@ def _fold(
 
 @dataclass
 class _Outputs:
-    """The files of one attempt of a task."""
+    """The output files of one attempt of a task."""
 
     spec: FoldSpec
     prefix: str
@@ -235,7 +239,7 @@ class _Outputs:
             self._write_rows()
 
     def _write_rows(self) -> None:
-        """What has gathered becomes a file, or one for each partition."""
+        """Sort the collected rows and write them as one file, or as one per partition."""
         if self._rows:
             table = in_order(pa.Table.from_batches(self._rows), self.spec.keys)
             self._rows, self._count, self._bytes = [], 0, 0

@@ -1,10 +1,12 @@
 """Silver tables made by a StreamFold (see table.py): the tasks read files and write files.
 
-Where a step is large enough for several tasks, it goes in two rounds. The first reads the source
-and the states and writes what belongs to each *bucket* of streams into exchange files, next to
-those that the step stages; the second folds one bucket in each task. It is a shuffle of Arrow
-batches, without a row that has to be taken apart, and what is read from the files needs no memory
-of its own. A small step is one task.
+A step that is large enough for several tasks has two rounds. The first reads the source and the
+states, and divides them by *bucket* of streams into exchange files beside the staged files. The
+second folds one bucket per task. It is a shuffle of Arrow batches: no row is taken apart, and
+memory-mapped files need no memory of their own. A small step is one task.
+
+All rows of a stream must reach one task together with its state. If two tasks folded one stream,
+each would continue from the same old state.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,16 +32,16 @@ from holdfast.pipeline.lake.schema import Names, arrow_schema, names_of
 from holdfast.pipeline.lake.table import StreamFold, Table
 
 ROWS_PER_BUCKET: Final = 250_000
-"""Of the source: what a task folds at most, if the streams are many."""
+"""The most source rows that a task folds, if there are enough streams."""
 ROWS_PER_BUCKET_MIN: Final = 100_000
-"""Fewer are not worth another task, and another file."""
+"""The fewest source rows that are worth another task and another file."""
 BYTES_PER_BUCKET: Final = 32 << 20
-"""Of the source's files, compressed."""
+"""The most bytes of the source's compressed files per bucket."""
 BUCKETS_MAX: Final = 1024
 ROWS_PER_UNIT: Final = 131_072
-"""Of the source or the state: what is read at a time."""
+"""The rows of the source or the state that one unit has."""
 FILE_ROWS: Final = 1_000_000
-"""Of the table in one file."""
+"""The rows of the table in one file."""
 OUTPUT_SCHEMA: Final = "output string, file string"
 EXCHANGE: Final = "exchange"
 ENCODING: Final = "DELTA_BINARY_PACKED"
@@ -48,7 +50,10 @@ ENCODING: Final = "DELTA_BINARY_PACKED"
 def build_folded(
     engine: Engine, table: Table, step: Step, columns: Names, files: Sequence[File]
 ) -> None:
-    """`columns`: names and types of the source's; `files`: its new ones."""
+    """Fold the new files of the source and stage the outputs.
+
+    `columns` are the names and types of the source's columns.
+    """
     fold = table.build
     assert isinstance(fold, StreamFold)
     old = step.last.state if step.last is not None else []
@@ -85,7 +90,7 @@ def build_folded(
 
 
 def fold_encodings(table: Table) -> dict[str, str]:
-    """Whole numbers and times mostly differ little from one row to the next."""
+    """Return the encodings for whole numbers and times, which differ little from row to row."""
     return {
         column.name: ENCODING for column in table.columns if column.type in ("timestamp", "bigint")
     }
@@ -111,14 +116,14 @@ def _buckets(files: Sequence[File], parallelism: int) -> int:
         1,
     )
     if wanted > parallelism:
-        wanted += -wanted % parallelism  # so that no task is left alone at the end
+        wanted += -wanted % parallelism  # whole rounds: no task runs alone at the end
     return min(wanted, BUCKETS_MAX)
 
 
 def _run(
     engine: Engine, tasks: Sequence[Any], work: Callable[[Any, str], list[Pair]]
 ) -> list[Pair]:
-    """Call work(task, name of the attempt) for each task in a Spark task of its own."""
+    """Call work(task, name of the attempt) for each task, in a Spark task each."""
 
     def run(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext

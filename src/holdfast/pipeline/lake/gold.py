@@ -1,9 +1,9 @@
-"""Gold: a table recomputed by grain, wherever its source has changed.
+"""Gold: a table that is recomputed by grain, where its source has changed.
 
-A step finds the grains (hours, days, values) that the source's new files have rows of, reads all
-rows of those grains, and replaces the table's rows there: one file per grain, sorted, whose bytes
-depend on nothing but the source's rows. Which files of the source have rows of a time is known from
-the least and greatest times in its commits.
+A step finds the grains (hours, days, values) that the source's new files have rows of. It reads all
+rows of those grains and replaces the table's rows there. Each grain is one sorted file, whose bytes
+depend only on the source's rows. The commits of the source have the least and greatest times of
+each file, so a step reads only files that may have rows of the grains.
 """
 
 from bisect import bisect_left
@@ -25,31 +25,36 @@ from holdfast.pipeline.lake.silver import cast_to, consumed_by
 from holdfast.pipeline.lake.table import Grain, StreamFold, Table, TableError
 
 GRAINS_MAX: Final = 300_000
-"""Touched by one step: more than there are hours since 2000, before which no event time is
-believed, so that no device's clock stops a table. More of them mean too fine a grain."""
+"""The most grains that one step may touch.
+
+It is more than there are hours since 2000. No table accepts event times before that year, so a
+wrong device clock does not stop a table. More grains mean that the grain is too fine.
+"""
 DAY_US: Final = 86_400_000_000
 UNIT_US: Final = {"hour": 3_600_000_000, "day": DAY_US}
 DAYS: Final = ((date.min - date(1970, 1, 1)).days, (date.max - date(1970, 1, 1)).days + 1)
-"""Days since 1970 that have a date here, the end excluded: the years 1 to 9999. Spark's times go
-further; rows of such a time are in no grain."""
+"""The days since 1970 that Python's dates can express, the end excluded: the years 1 to 9999.
+Spark's times go further; rows of such a time are in no grain."""
 COMPRESSION_LEVEL: Final = 3
 IN_LIST_MAX: Final = 500
-"""Grains that are compared one by one; more are joined."""
+"""The most grains that are compared one by one. More are joined."""
 
 
 @dataclass(frozen=True)
 class Touched:
-    """Grains: hours or days since 1970, tuples of values, or `everything`; sorted."""
+    """The grains of a step, sorted: hours or days since 1970, or tuples of values. For a whole
+    table it is empty."""
 
     grain: Grain
     values: list[Any]
 
     @property
     def everything(self) -> bool:
+        """True if the grain is the whole table."""
         return self.grain.unit == "all"
 
     def of_source(self) -> "Touched":
-        """With those before them that the build wants to see."""
+        """Return these grains and those before them that the build also reads."""
         before = self.grain.before
         if not before:
             return self
@@ -57,7 +62,7 @@ class Touched:
         return Touched(self.grain, sorted(wanted))
 
     def has_file(self, file: File) -> bool:
-        """Whether a source file may have rows of these grains."""
+        """Return whether a source file may have rows of these grains."""
         unit_us = UNIT_US.get(self.grain.unit)
         times = file.times.get(self.grain.source_time)
         if unit_us is None:
@@ -76,7 +81,11 @@ class Touched:
 
 
 def step_gold(engine: Engine, table: Table) -> Commit | None:
-    """None if the source has nothing new. Raises LakeError, TableError and what Spark raises."""
+    """Recompute the touched grains of a table.
+
+    Returns None if the source has nothing new. Raises LakeError, TableError and the errors of
+    Spark.
+    """
     step = Step(engine, table.name)
     change = check_declared(table, step.last)
     source = usable(engine, table.source)
@@ -139,7 +148,7 @@ def _touched(engine: Engine, table: Table, source: Commit, new: Sequence[File]) 
 
 
 def _known_units(grain: Grain, files: Sequence[File]) -> tuple[set[int], list[File]]:
-    """The hours or days of files that have rows of one only (or none), and the other files."""
+    """Return the hours or days of files that lie within one, and the files that span several."""
     unit_us = UNIT_US[grain.unit]
     known: set[int] = set()
     unknown = []
@@ -204,7 +213,11 @@ def _build(
 
 
 def _order(table: Table, frame: DataFrame) -> list[str]:
-    """The keys, and then everything else that has an order: no two rows in an order of chance."""
+    """Return the keys, and then all other columns that have an order.
+
+    Keys alone are not enough: two rows with equal keys could change places, and the file's bytes
+    with them.
+    """
     rest = [
         each.name
         for each in frame.schema.fields
@@ -223,7 +236,7 @@ def _has_order(kind: DataType) -> bool:
 
 
 def _replaced(table: Table, own: Sequence[File], touched: Touched, step: Step) -> list[str]:
-    """The table's files in the touched grains."""
+    """Return the table's files in the touched grains."""
     if touched.everything:
         return [file.path for file in own]
     grain = touched.grain
@@ -233,7 +246,7 @@ def _replaced(table: Table, own: Sequence[File], touched: Touched, step: Step) -
 
 
 def _partition(grain: Grain, value: Any) -> dict[str, str | None]:
-    """The partition values of a grain, as the writer makes them."""
+    """Return the partition values of a grain, as the writer makes them."""
     if grain.unit == "value":
         return dict(zip(grain.columns, map(partition_text, value), strict=True))
     day, hour = divmod(value, 24) if grain.unit == "hour" else (value, None)
@@ -269,7 +282,10 @@ def _own_keys(grain: Grain) -> list[SparkColumn]:
 
 
 def _number(column: str, unit: str) -> SparkColumn:
-    """Hours or days since 1970; floored, also before it. In integers: far times are exact too."""
+    """Return the hours or days since 1970, rounded down, also before 1970.
+
+    Integers are used because floats are not exact for far times.
+    """
     micros = functions.unix_micros(functions.col(column))
     length = functions.lit(UNIT_US[unit])
     whole = micros - functions.pmod(micros, length)
@@ -279,7 +295,7 @@ def _number(column: str, unit: str) -> SparkColumn:
 def _only(
     engine: Engine, frame: DataFrame, keys: Sequence[SparkColumn], touched: Touched
 ) -> DataFrame:
-    """The rows in some grains."""
+    """Return the rows of a frame that are in some grains."""
     if touched.everything:
         return frame
     if len(keys) == 1 and len(touched.values) <= IN_LIST_MAX:

@@ -1,11 +1,13 @@
-"""A lake: a directory of tables, for programs and notebooks.
+"""A lake for programs and notebooks: a directory of tables.
 
-from holdfast.pipeline import Lake
+    from holdfast.pipeline import Lake
 
-lake = Lake("lake")
-lake.run("all", source="127.0.0.1:18083")
-lake.table("readings").where("device = 'd1'").show()
-lake.status()
+    lake = Lake("lake")
+    lake.run("all", source="127.0.0.1:18083")
+    lake.table("readings").where("device = 'd1'").show()
+    lake.status()
+
+A Spark session is made when the first method needs one.
 """
 
 import json
@@ -32,7 +34,8 @@ SETTINGS: Final = "lake.json"
 LAKE_FORMAT: Final = 1
 STORES: Final = ("parquet", "delta", "iceberg")
 NOT_KEPT: Final = ("failondataloss",)
-"""Options of the source that are for one run: to go on once does not mean to go on always."""
+"""Options of the source that hold for one run. A user who skips lost records once does not mean to
+skip them always."""
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 UTC_NAMES: Final = ("UTC", "Etc/UTC", "GMT", "Z", "+00:00")
 _SERVERS: Final = re.compile(
@@ -41,7 +44,7 @@ _SERVERS: Final = re.compile(
 
 
 class Lake:
-    """The tables below a directory. Made when something is written first."""
+    """The tables below a directory, which is made at the first write."""
 
     def __init__(
         self,
@@ -52,9 +55,12 @@ class Lake:
         tables: Sequence[str | Path | Table] = (),
         master: str | None = None,
     ) -> None:
-        """`store`: one of STORES; a lake keeps the one it was made with (default parquet).
-        `tables`: more tables, as Python files or declarations. `spark`: else a session is made when
-        it is needed, on `master`. Raises LakeError and TableError."""
+        """Open a lake. Raises LakeError and TableError.
+
+        `store` is one of STORES. A lake keeps the store it was made with (default parquet).
+        `tables` are further tables, as Python files or declarations. Without `spark`, a session is
+        made when it is needed, on `master`.
+        """
         self.path = Path(path).absolute()
         check_lake_path(self.path)
         self.settings = read_settings(self.path)
@@ -78,13 +84,16 @@ class Lake:
         self._spark = session
 
     def tables(self) -> list[str]:
-        """Names of the tables that have been written, and `quarantine` if there is any."""
+        """Return the names of the tables that have been written, and `quarantine` if there is
+        any."""
         written = [name for name in self.catalog.names() if CommitLog(self.path, name).last()]
         return [*written, QUARANTINE] if (self.path / QUARANTINE).exists() else written
 
     def table(self, name: str) -> DataFrame:
-        """All rows of a table as of its newest commit. Raises LakeError if it was never written,
-        TableError if there is no such table."""
+        """Return all rows of a table as of its newest commit.
+
+        Raises LakeError if it was never written, TableError if there is no such table.
+        """
         engine = self.engine()
         if name == QUARANTINE:
             return self._quarantine(engine)
@@ -95,7 +104,7 @@ class Lake:
             raise LakeError(f"table {name} of {self.path} has not been written yet: run it first")
         columns = commit.columns
         if name != RECORDS:
-            # A column declared since the last run is there already, null.
+            # A column that was declared since the last run is present and null.
             declared = names_of(stored_columns(self.catalog.table(name)))
             columns = [*columns, *(each for each in declared if each[0] not in dict(columns))]
         return engine.frame(columns, engine.log(name).live(commit.version), name)
@@ -118,10 +127,12 @@ class Lake:
         source: str | Mapping[str, str] | None = None,
         listener: RunListener | None = None,
     ) -> RunReport:
-        """Bring tables up to date: a layer, `all`, or names. `source`: where the records come
-        from, `host:adminport[,host:adminport]` or a data directory, or options of the data source;
-        it is remembered, so it need be given once. Raises LakeError and TableError; what went wrong
-        with single tables is in the report."""
+        """Bring tables up to date: a layer, `all`, or names.
+
+        `source` is where the records come from: `host:adminport[,host:adminport]`, a data
+        directory, or options of the data source. The lake remembers it, so it need be given only
+        once. Raises LakeError and TableError. Failures of single tables are in the report.
+        """
         return self.runner(what, source=source, listener=listener).once()
 
     def runner(
@@ -132,7 +143,7 @@ class Lake:
         listener: RunListener | None = None,
         compact_at: int | None = None,
     ) -> Runner:
-        """A run that is not begun yet: for `continuously`. `compact_at`: see Runner."""
+        """Return a run that has not begun, for `continuously`. For `compact_at` see Runner."""
         words = [what] if isinstance(what, str) else list(what)
         chosen = self.catalog.chosen(words)
         options = source_options(source) if source is not None else self.source()
@@ -142,7 +153,7 @@ class Lake:
         return Runner(engine, self.catalog, chosen, options, listener, compact_at)
 
     def rebuild(self, name: str, *, listener: RunListener | None = None) -> RunReport:
-        """Forget a table and all that is made from it, and make them anew. Raises LakeError."""
+        """Remove a table and all tables made from it, and build them again. Raises LakeError."""
         if name == RECORDS:
             raise LakeError(
                 f"{RECORDS} is not built anew: the log may not have all of it any more. Choose "
@@ -152,7 +163,8 @@ class Lake:
         names = self.catalog.made_from(name)
         engine = self._writing_engine()
         with locked(self.path, names):
-            # What is made from others goes first: a crash leaves nothing without its source.
+            # The tables made from others are removed first, so that a crash leaves no table without
+            # its source.
             for each in reversed(names):
                 engine.store.forget(each)
         return Runner(engine, self.catalog, names, None, listener).once()
@@ -160,11 +172,14 @@ class Lake:
     def compact(
         self, what: str | Iterable[str] = "all", *, listener: RunListener | None = None
     ) -> dict[str, int]:
-        """Make few files of the many small ones of bronze and silver tables: a layer, `all`, or
-        names. Returns by how many files each has fewer. Raises LakeError and TableError."""
+        """Merge the small files of bronze and silver tables: a layer, `all`, or names.
+
+        Returns per table by how many files it has fewer. Raises LakeError and TableError.
+        """
         chosen = self._to_compact([what] if isinstance(what, str) else list(what))
         heard = listener or RunListener()
-        # Delta's types are Spark's; who only moves files needs no Java.
+        # Delta and Iceberg need Spark, for its types or its process. Plain files are merged without
+        # Java.
         store = (
             self._store() if self.store_name == ParquetStore.name else self._writing_engine().store
         )
@@ -192,18 +207,24 @@ class Lake:
         return [name for name in chosen if not self.catalog.is_gold(name)]
 
     def status(self, *, ask_servers: bool = True) -> LakeStatus:
-        """How far each table is. `ask_servers`: also how far the log is, which takes a moment."""
+        """Return the state of each table. With `ask_servers` it includes the end of the log, which
+        takes a request."""
         return lake_status(self.path, self.catalog, self.source() if ask_servers else {})
 
     def source(self) -> dict[str, str]:
-        """Where the records came from when it was said last; empty if it never was."""
+        """Return the last given source of the records, or an empty dict."""
         return dict(self.settings.get("source") or {})
 
     def engine(self) -> Engine:
+        """Return an engine that can read and write the tables."""
         return Engine(self.spark, self.path, self._store(), nowhere)
 
     def _writing_engine(self) -> Engine:
-        """Hours and days of tables are UTC's. Raises LakeError."""
+        """Return an engine for a session whose time zone is UTC.
+
+        Hours and days of tables are those of UTC. In another zone the partitions of a grain would
+        be wrong. Raises LakeError.
+        """
         zone = self.spark.conf.get(TIME_ZONE)
         if zone not in UTC_NAMES:
             raise LakeError(
@@ -240,7 +261,8 @@ class Lake:
 
 
 def read_settings(lake: Path) -> dict[str, Any]:
-    """Empty for a lake that is not made yet. Raises LakeError."""
+    """Read the settings of a lake. They are empty for one that is not made yet. Raises
+    LakeError."""
     path = lake / SETTINGS
     try:
         settings = json.loads(path.read_bytes())
@@ -269,7 +291,8 @@ def _store_name(lake: Path, settings: Mapping[str, Any], wanted: str | None) -> 
 
 
 def source_options(source: str | Mapping[str, str]) -> dict[str, str]:
-    """Options of the data source for a text: servers, or the path of a data directory."""
+    """Return the options of the data source for a text: servers, or the path of a data
+    directory."""
     if not isinstance(source, str):
         return dict(source)
     if _SERVERS.fullmatch(source.strip()):

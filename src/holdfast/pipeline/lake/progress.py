@@ -1,6 +1,6 @@
-"""What a run tells people while it goes on: rates, lag, time left; and at its end.
+"""The progress of a run, for people: rates, lag and time left, and a summary at the end.
 
-A line a second on a terminal, always the same one; a line a minute in a log.
+On a terminal one line is rewritten every second. In a log there is a line per minute.
 """
 
 import sys
@@ -19,11 +19,11 @@ LOG_S: Final = 60.0
 RATE_WINDOW_S: Final = 10.0
 ERROR_LINES_MAX: Final = 3
 SKIPPED_SHOWN: Final = 5
-"""Ranges of offsets in one line."""
+"""The most ranges of offsets in one line."""
 
 
 class RunProgress(RunListener):
-    """Prints to `stream`."""
+    """A listener that prints the progress of a run to `stream`."""
 
     def __init__(
         self,
@@ -45,6 +45,7 @@ class RunProgress(RunListener):
         self._lock = threading.Lock()
 
     def committed(self, commit: Commit, lag: int | None) -> None:
+        """Count the rows of a commit, and print a line if one is due."""
         with self._lock:
             now = self.clock()
             name = commit.table
@@ -61,11 +62,13 @@ class RunProgress(RunListener):
                 self._print(self.line(now), over=self.terminal)
 
     def failed(self, table: str, error: BaseException, retry_s: float | None) -> None:
+        """Print the failure of a table."""
         then = "given up" if retry_s is None else f"tried again in {retry_s:.0f} s"
         with self._lock:
             self._print(f"table {table} failed ({then}): {error_text(error)}", over=False)
 
     def line(self, now: float) -> str:
+        """Return the progress line at a time."""
         while self._recent and self._recent[0][0] < now - RATE_WINDOW_S:
             self._recent.popleft()
         window_s = max(0.5, min(RATE_WINDOW_S, now - self.began))
@@ -81,7 +84,7 @@ class RunProgress(RunListener):
         return " | ".join(parts)
 
     def finished(self, report: RunReport) -> None:
-        """The last lines: what each table got."""
+        """Print the summary: the rows of each table, and the duration."""
         if self.quiet:
             return
         with self._lock:
@@ -100,7 +103,7 @@ class RunProgress(RunListener):
             self._print(f"{took_s:.1f} s", over=False)
 
     def _print(self, text: str, *, over: bool) -> None:
-        """`over`: the line stays the current one on a terminal, to be written over by the next."""
+        """Print a line. With `over`, the next line on a terminal overwrites it."""
         if not self.terminal:
             if text:
                 print(text, file=self.stream, flush=True)
@@ -111,7 +114,7 @@ class RunProgress(RunListener):
 
 
 def skipped_text(skipped: Sequence[Skipped]) -> str:
-    """What bronze went on without, in a line."""
+    """Describe in one line the offsets that bronze skipped."""
     count = sum(each.end - each.first for each in skipped)
     places = [
         f"{each.first} to {each.end} of partition {each.partition}"
@@ -125,7 +128,7 @@ def skipped_text(skipped: Sequence[Skipped]) -> str:
 
 
 def short(number: float) -> str:
-    """1234567 as 1.2M."""
+    """Shorten a number: 1234567 becomes 1.2M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= size:
             return f"{number / size:.1f}{unit}"
@@ -133,13 +136,14 @@ def short(number: float) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """The lines of an error that say something: Spark's errors carry both sides' stacks."""
+    """Return the useful lines of an error, because Spark's errors contain the stacks of both
+    sides."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return repr(error)
     told = [
         line for line in lines if not line.startswith(("at ", "File ", "Traceback", "JVM", "^"))
     ]
-    # A Python exception in a task: its own line is the last one of the Python traceback.
+    # For a Python exception in a task, the useful line is the last of the Python traceback.
     own = [line for line in told if ("Error: " in line or "Exception: " in line)]
     return " ".join(own[-1:] or told[:ERROR_LINES_MAX] or lines[:1])[:2000]

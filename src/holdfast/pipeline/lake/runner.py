@@ -1,7 +1,7 @@
-"""Runs tables: once, until everything that is there now is in them, or for as long as it is let.
+"""Runs of tables: once, until they have everything that exists now, or continuously.
 
-Bronze has a thread of its own in a continuous run, so that what the other tables cost does not
-delay it. A table that fails stops itself and what is made from it, not the others.
+In a continuous run bronze has its own thread, so that slow tables do not delay it. A table that
+fails stops itself and the tables made from it, and no others.
 """
 
 import threading
@@ -27,33 +27,36 @@ from holdfast.pipeline.source.offsets import DataLossError, OffsetError, Offsets
 from holdfast.pipeline.source.options import OptionError
 
 IDLE_S: Final = 0.05
-"""Between two looks at a source that had nothing new, however short the trigger."""
+"""The least pause in seconds after a source had nothing new, however short the trigger."""
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 30.0
-"""In a continuous run, between attempts of a table that fails: doubled from the first to this."""
+"""The longest pause in seconds between attempts of a failing table in a continuous run. The first
+is RETRY_S, and each doubles."""
 
 FATAL: Final = (LakeError, TableError, DataLossError, OffsetError, OptionError)
-"""Errors that another attempt does not mend."""
+"""Errors that another attempt does not fix."""
 
 
 @dataclass
 class RunReport:
-    """What became of a run."""
+    """The result of a run, per table."""
 
     commits: dict[str, int] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     skipped: int = 0
-    """Offsets of the log that bronze went on without, see commits.Skipped: in the ranges that its
-    commits tell of."""
+    """The number of offsets of the log that bronze skipped, as far as its commits list the ranges
+    (commits.Skipped)."""
     errors: dict[str, BaseException] = field(default_factory=dict)
-    """By table: why it stopped."""
+    """The error that stopped each failed table."""
 
     @property
     def ok(self) -> bool:
+        """True if no table failed."""
         return not self.errors
 
     def add(self, commit: Commit) -> None:
+        """Count a commit."""
         for counts, more in (
             (self.commits, 1),
             (self.rows, commit.rows),
@@ -64,17 +67,18 @@ class RunReport:
 
 
 class RunListener:
-    """Hears how a run goes on; the methods are called from several threads."""
+    """The receiver of a run's events. Several threads call its methods."""
 
     def committed(self, commit: Commit, lag: int | None) -> None:
-        """`lag`: bronze, the offsets between the table and the log's end."""
+        """A commit was made. For bronze, `lag` is the number of offsets between the table and the
+        end of the log."""
 
     def failed(self, table: str, error: BaseException, retry_s: float | None) -> None:
-        """`retry_s`: when it is tried again; None: never."""
+        """A step failed. It is repeated after `retry_s`; None means never."""
 
 
 def check_source(chosen: Sequence[str], source: Mapping[str, str] | None) -> None:
-    """Raises LakeError if records are to be read and nobody said from where."""
+    """Check that a run which reads records has a source. Raises LakeError."""
     if RECORDS in chosen and not source:
         raise LakeError(
             "where do the records come from? Give --from host:adminport of the servers, or a data "
@@ -83,7 +87,7 @@ def check_source(chosen: Sequence[str], source: Mapping[str, str] | None) -> Non
 
 
 class Runner:
-    """One run. `stop` may be called from any thread, and from a signal handler."""
+    """One run. `stop` may be called from any thread and from a signal handler."""
 
     def __init__(
         self,
@@ -94,9 +98,12 @@ class Runner:
         listener: RunListener | None = None,
         compact_at: int | None = None,
     ) -> None:
-        """`source`: options of the data source; needed if `records` is among the chosen.
-        `compact_at`: how many more small files a bronze or silver table gets before a run makes few
-        of them; None: never."""
+        """Prepare a run.
+
+        `source` are options of the data source, required if `records` is chosen. A run compacts a
+        bronze or silver table when it has `compact_at` more small files than the last compaction
+        left. None: never.
+        """
         check_source(chosen, source)
         self.engine = engine
         self.catalog = catalog
@@ -106,22 +113,24 @@ class Runner:
         self.report = RunReport()
         self.compact_at = compact_at
         self._small_files: dict[str, int] = {}
-        """By table: how many a compaction has left."""
+        """The number of small files per table that the last compaction left."""
         self._unsure: set[str] = set()
-        """Tables whose last step failed: its commit may have been recorded and not applied."""
+        """Tables whose last step failed. Its commit may be recorded and not applied."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
 
     def stop(self) -> None:
-        """End the run after the steps that are being made."""
+        """End the run after the current steps."""
         self._stopping.set()
 
     @property
     def stopping(self) -> bool:
+        """True after `stop`."""
         return self._stopping.is_set()
 
     def once(self) -> RunReport:
-        """Everything that is there at the start. Raises LakeError if another run has the tables."""
+        """Process everything that exists at the start. Raises LakeError if another run has the
+        tables."""
         with locked(self.engine.lake, self.chosen):
             self._recover()
             if RECORDS in self.chosen:
@@ -132,8 +141,11 @@ class Runner:
         return self.report
 
     def continuously(self, trigger_s: float) -> RunReport:
-        """Until `stop`, or until every table has failed for good. Steps of a table begin
-        `trigger_s` apart, or when the step before has ended if that is later."""
+        """Run until `stop`, or until every table has failed permanently.
+
+        Steps of a table begin `trigger_s` apart, or when the step before has ended if that is
+        later.
+        """
         with locked(self.engine.lake, self.chosen):
             self._recover()
             threads = []
@@ -203,7 +215,7 @@ class Runner:
         compaction = Compaction(engine.lake, engine.store, log, encodings, engine.reached)
         if compaction.small_files() < self._small_files.get(name, 0) + self.compact_at:
             return
-        with suppress(BusyError):  # then with one of the next commits
+        with suppress(BusyError):  # a later commit tries again
             for commit in compaction.run():
                 self._committed(commit, None)
         self._small_files[name] = compaction.small_files()
@@ -211,7 +223,7 @@ class Runner:
     def _attempt(self, name: str, work: Callable[[], None]) -> None:
         failed = [each for each in self.report.errors if name in self.catalog.made_from(each)]
         if failed or self.stopping:
-            return  # what it is made from is not complete: nothing is lost, it is made later
+            return  # its source is not complete: a later run makes it, and nothing is lost
         try:
             work()
         except Exception as error:  # noqa: BLE001 - Spark's, the user's: reported by table
@@ -265,7 +277,8 @@ class Runner:
         self._stopping.wait(max(IDLE_S, began + trigger_s - time.monotonic()))
 
     def _try_table(self, name: str, retry_s: float) -> tuple[float, float]:
-        """When to go on with it, and how long to wait after the next failure."""
+        """Make one step, and return the earliest time of the next one and the pause after its next
+        failure."""
         try:
             self._table_step(self.catalog.table(name))
         except FATAL as error:
@@ -283,7 +296,7 @@ class Runner:
     def _failed(self, name: str, error: BaseException, retry_s: float | None) -> None:
         self._unsure.add(name)
         if self.stopping and not isinstance(error, FATAL):
-            return  # Ctrl-C reaches Spark's processes too: the step has not happened, that is all
+            return  # Ctrl-C also stops Spark's processes: the step had no effect
         if retry_s is None:
             with self._lock:
                 self.report.errors[name] = error
@@ -291,6 +304,9 @@ class Runner:
 
 
 def _fair_share(engine: Engine, pool: str) -> None:
-    """This thread's Spark jobs do not wait for the end of the other's (if the session's scheduler
-    is FAIR)."""
+    """Put this thread's Spark jobs into a pool, so that they do not wait for those of the other
+    thread.
+
+    It has an effect if the session's scheduler is FAIR.
+    """
     engine.spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)

@@ -1,4 +1,5 @@
-"""Columns of tables as Spark and Arrow want them; whether what is stored fits the declaration."""
+"""Columns of tables as Spark and Arrow types, and the check of stored columns against a
+declaration."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
@@ -34,7 +35,7 @@ QUARANTINE_DESCRIPTION: Final = "Rows that a table's build could not use, and wh
 
 
 def quarantine_columns() -> tuple[Column, ...]:
-    """Of the stored table."""
+    """Return the columns of the stored quarantine table."""
     return (
         *QUARANTINE_COLUMNS,
         Column("table", "string", "whose build it was"),
@@ -43,18 +44,20 @@ def quarantine_columns() -> tuple[Column, ...]:
 
 
 def stored_columns(table: Table) -> tuple[Column, ...]:
-    """What is declared, and what the grain adds."""
+    """Return the declared columns, and those that the grain adds."""
     unit = table.grain.unit if table.grain is not None else None
     extra = {"hour": (DATE, HOUR), "day": (DATE,)}.get(unit or "", ())
     return (*table.columns, *extra)
 
 
 def names_of(columns: Iterable[Column]) -> list[tuple[str, str]]:
+    """Return the names and types of columns."""
     return [(column.name, column.type) for column in columns]
 
 
 def struct_type(columns: Names) -> Any:
-    """Spark's StructType. Raises TableError for a type that Spark does not know."""
+    """Return Spark's StructType of columns. Raises TableError for a type that Spark does not
+    know."""
     from pyspark.errors import ParseException
     from pyspark.sql.types import StructType
 
@@ -75,19 +78,23 @@ def _parse(kind: str) -> Any:
 
 
 def arrow_schema(columns: Names) -> Any:
-    """The pyarrow schema of some columns; timestamps are in UTC."""
+    """Return the Arrow schema of columns. Timestamps are in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(struct_type(columns), timezone="UTC")
 
 
 def same_type(one: str, other: str) -> bool:
+    """Return whether two spellings name the same Spark type."""
     return one == other or bool(_parse(one) == _parse(other))
 
 
 def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequence[str]) -> str:
-    """Whether a table as it is stored can be continued with these columns: the same ones, or more
-    at the end of the list or between. Returns what is new, for the commit. Raises LakeError."""
+    """Check that a stored table can continue with these columns.
+
+    They must be the same, or have additional ones at any place in the list. Returns the additions
+    as text for the commit. Raises LakeError.
+    """
     before = dict(last.columns)
     now = dict(columns)
     advice = (
@@ -115,7 +122,8 @@ def check_evolution(table: str, last: Commit, columns: Names, partition_by: Sequ
 
 
 def check_declared(table: Table, last: Commit | None) -> str:
-    """Whether a declaration continues what is stored; see `check_evolution`. Raises LakeError."""
+    """Check that a declaration can continue the stored table, see `check_evolution`. Raises
+    LakeError."""
     if last is None:
         return ""
     if table.revision != last.revision:

@@ -1,7 +1,8 @@
-"""Silver: rows made of the new rows of another table, and a memory of the rows before.
+"""Silver: rows made from the new rows of another table and a state of the rows before.
 
-A step takes whole commits of the source and commits rows, quarantine and the next state together
-with how far it has read. So a function that is deterministic is exactly once, without more.
+A step takes complete commits of the source. It commits rows, quarantine, the next state and the
+position in the source together. So a deterministic function has an exactly-once effect without
+further measures.
 """
 
 from collections.abc import Sequence
@@ -35,13 +36,16 @@ from holdfast.pipeline.lake.schema import (
 from holdfast.pipeline.lake.table import QUARANTINE_COLUMNS, Outputs, StreamFold, Table, TableError
 
 ROWS_PER_STEP: Final = 4_000_000
-"""Of the source; a single commit that has more is taken whole."""
+"""The most source rows of a step. A single commit with more is taken whole."""
 ROWS_PER_FILE: Final = 200_000
-"""A step with fewer source rows writes one file."""
+"""The source rows up to which a step writes one file."""
 
 
 def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
-    """How far a table has read its source. Raises LakeError if that is another one by now."""
+    """Return the position of a table in its source.
+
+    Raises LakeError if the source has been replaced by another table of that name since.
+    """
     last = engine.log(table.name).last()
     if last is None or last.consumed is None:
         return Consumed(table=table.source, lineage=source.lineage, upto=0, rows=0)
@@ -55,8 +59,10 @@ def consumed_by(engine: Engine, table: Table, source: Commit) -> Consumed:
 
 
 def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[File], int]:
-    """The files of the next commits behind a version, at least one commit's, and the version they
-    end at. Raises LakeError, see `changed`."""
+    """Return the files of the next commits after a version, at least those of one commit.
+
+    The second result is the version at which they end. Raises LakeError, see `changed`.
+    """
     taken: list[File] = []
     rows = 0
     for span in spans(changed(files, after)):
@@ -68,7 +74,11 @@ def next_files(files: Sequence[File], after: int, rows_max: int) -> tuple[list[F
 
 
 def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> Commit | None:
-    """None if the source has nothing new. Raises LakeError, TableError and what Spark raises."""
+    """Process the next commits of the source.
+
+    Returns None if the source has nothing new. Raises LakeError, TableError and the errors of
+    Spark.
+    """
     step = Step(engine, table.name)
     change = check_declared(table, step.last)
     source = usable(engine, table.source)
@@ -82,7 +92,7 @@ def step_silver(engine: Engine, table: Table, rows_max: int = ROWS_PER_STEP) -> 
     if not files and step.last is not None:
         return None  # commits without rows
     if upto == before.upto or len(files) == len(changed(live, before.upto)):
-        upto = source.version  # behind the last file there may be commits without any
+        upto = source.version  # the commits after the last file have no files
     engine.reached(f"{table.name} began")
     rows_in = rows_of(files)
     if rows_in:
@@ -148,7 +158,7 @@ def _stage_state(table: Table, step: Step, frame: DataFrame | None) -> None:
 
 
 def _few_files(engine: Engine, frame: DataFrame, rows_in: int) -> DataFrame:
-    """Small steps are not worth many files; large ones keep their parallelism."""
+    """Reduce the number of files of a small step. A large step keeps its parallelism."""
     wanted = -(-rows_in // ROWS_PER_FILE)
     if wanted < engine.spark.sparkContext.defaultParallelism:
         return frame.coalesce(max(1, wanted))
@@ -156,7 +166,7 @@ def _few_files(engine: Engine, frame: DataFrame, rows_in: int) -> DataFrame:
 
 
 def cast_to(frame: DataFrame, columns: Names, what: str) -> DataFrame:
-    """The declared columns in their order and types. Raises TableError for one that is missing."""
+    """Return the declared columns in their order and types. Raises TableError for a missing one."""
     there = {name.lower() for name in frame.columns}
     missing = [name for name, _ in columns if name.lower() not in there]
     if missing:
@@ -168,5 +178,5 @@ def cast_to(frame: DataFrame, columns: Names, what: str) -> DataFrame:
 
 
 def _cast(name: str, kind: str) -> SparkColumn:
-    # What does not fit becomes null, whatever the session's rules for casts are.
+    # A value that does not fit becomes null, whatever rules of casts the session has.
     return functions.col(f"`{name}`").try_cast(kind).alias(name)

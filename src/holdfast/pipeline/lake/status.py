@@ -1,4 +1,4 @@
-"""How far a lake is: what `holdfast pipeline status` shows. Starts no Spark."""
+"""The state of a lake, as `holdfast pipeline status` shows it. The module starts no Spark."""
 
 import time
 from collections.abc import Mapping
@@ -18,42 +18,45 @@ from holdfast.pipeline.source.source import LogAccess
 
 @dataclass(frozen=True)
 class TableStatus:
-    """One table; None and 0 where it has not been written."""
+    """The state of one table. Fields are None or 0 if it has not been written."""
 
     name: str
     layer: str
     source: str
     version: int = 0
     rows: int = 0
-    """bronze, silver: ever added; gold: there are."""
+    """The rows ever added (bronze, silver), or the current rows (gold)."""
     quarantined: int = 0
     last_rows: int = 0
     last_commit_us: int | None = None
     last_took_s: float = 0.0
     lag: int | None = 0
-    """Offsets of the log, or rows of the source, that are not in it; None: not known."""
+    """The offsets of the log, or rows of the source, that the table lacks. None: not known."""
 
 
 @dataclass(frozen=True)
 class LakeStatus:
+    """The state of a lake: its source, tables and losses."""
+
     lake: str
     source: dict[str, str]
     tables: list[TableStatus]
     offsets: dict[str, int] = field(default_factory=dict)
-    """Per log partition: up to where it is in the lake."""
+    """The offset per partition up to which the lake has the log."""
     ends: dict[str, int] | None = None
-    """Per log partition: its end; None if the servers were not asked or did not answer."""
+    """The end of each partition. None if the servers were not asked or did not respond."""
     problem: str = ""
-    """Why they did not."""
+    """The reason why the servers did not respond."""
     skipped_total: int = 0
-    """Offsets of the log that are in no table: they were gone, or damaged, when they were to be
-    read, and failOnDataLoss=false let it go on."""
+    """The number of offsets of the log that are in no table. They were missing or damaged when
+    bronze read them, and failOnDataLoss=false let it skip them."""
     skipped: list[Skipped] = field(default_factory=list)
-    """The last of them."""
+    """The last skipped ranges."""
     undeclared: list[str] = field(default_factory=list)
-    """Tables that are there, of which nobody has said here what they are."""
+    """The stored tables without a declaration in this catalogue."""
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the status as plain data."""
         found: dict[str, Any] = msgspec.to_builtins(self)
         return found
 
@@ -65,6 +68,8 @@ class LakeStatus:
 
 
 def lake_status(lake: Path, catalog: Catalog, source: Mapping[str, str]) -> LakeStatus:
+    """Read the state of a lake from its commits, and the end of the log from `source` if it is
+    given."""
     last = {name: CommitLog(lake, name).last() for name in catalog.names()}
     ends, problem = _ends(source) if source else (None, "")
     records = last[RECORDS]
@@ -140,7 +145,7 @@ def _table(
 
 
 def status_lines(status: LakeStatus) -> list[str]:
-    """For a terminal."""
+    """Format a status for a terminal."""
     source = ", ".join(f"{name} {value}" for name, value in status.source.items()) or "not known"
     lines = [f"lake    {status.lake}", f"source  {source}"]
     if status.problem:
@@ -164,7 +169,7 @@ def status_lines(status: LakeStatus) -> list[str]:
 
 
 def _losses(status: LakeStatus) -> list[str]:
-    """What is missing for good."""
+    """Describe records that are missing permanently."""
     lines = []
     if status.skipped_total:
         last = status.skipped[-1]

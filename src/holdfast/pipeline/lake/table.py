@@ -1,7 +1,7 @@
-"""How a table of the lake is declared.
+"""The declaration of a table of the lake.
 
-Every table is made from one other by a pure function of DataFrames; the first one is `records`
-(bronze: every message of the log). Nothing here does anything: the engine reads it.
+A pure function of DataFrames makes every table from one other table. The first one is `records`
+(bronze: every message of the log). This module only declares; the engine reads it.
 
     from pyspark.sql import functions as F
     from holdfast.pipeline.lake.table import Column, Grain, Table
@@ -23,15 +23,16 @@ Every table is made from one other by a pure function of DataFrames; the first o
         .agg(F.count("*").alias("alarms")),
     )
 
-What a function may rely on, and must keep to:
+The contract of a build function:
 
-- *Silver* sees every row of its source exactly once, in steps of any size. It gets the new rows,
-  and its own state as the last step left it (empty at first) if the table has state columns. What
-  it returns (rows, quarantine, state) is committed together. Rows are only ever added.
-- *Gold* is recomputed by grain (an hour, a day, the values of columns, or everything): it gets all
-  rows of the source that are in a touched grain, and its rows there are replaced.
-- The result is a function of the rows alone: not of their order, of how they are spread over tasks
-  or steps, of the clock or of chance. Bad rows are returned as quarantine, never raised.
+- *Silver* sees every row of its source exactly once, in steps of any size. It gets the new rows.
+  If the table has state columns, it also gets its state as the last step left it, empty at first.
+  Its results (rows, quarantine, state) are committed together. Rows are only ever added.
+- *Gold* is recomputed by grain: an hour, a day, the values of columns, or everything. It gets all
+  rows of the source that are in a touched grain, and the table's rows there are replaced.
+- The result depends on the rows alone. It does not depend on their order, on their distribution
+  over tasks or steps, on the clock or on chance. A build returns bad rows as quarantine and never
+  raises an exception for them.
 """
 
 import re
@@ -44,21 +45,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 RECORDS: Final = "records"
-"""Name of the bronze table, which is built in."""
+"""The name of the bronze table, which is built in."""
 QUARANTINE: Final = "quarantine"
-"""Name of the table with what could not be used of any table's source rows."""
+"""The name of the table with the source rows that no build of a table could use."""
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 class TableError(ValueError):
-    """A declaration cannot be used. The text names the table, what is wrong, and what to do."""
+    """A declaration cannot be used. The text names the table, the fault and what to do."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column with its Spark SQL type (`double`, `timestamp`, `array<string>`) and what it means,
-    with the unit."""
+    """A column with its Spark SQL type (`double`, `timestamp`, `array<string>`), its meaning and
+    its unit."""
 
     name: str
     type: str
@@ -73,16 +74,16 @@ QUARANTINE_COLUMNS: Final = (
     Column("timestamp", "timestamp", "when the broker stored the message"),
     Column("payload", "binary", "the payload as it came"),
 )
-"""What a silver build returns as quarantine. The stored table has `table` (whose build it was) and
-`date` beside them."""
+"""The columns of the quarantine that a silver build returns. The stored table also has `table` (the
+table of that build) and `date`."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a silver build returns if rows are not all: frames, not yet computed.
+    """The result of a silver build that returns more than rows. The frames are not yet computed.
 
-    `shared` are frames that several of the others are made from; they are kept in memory (or on
-    disk) until the step is committed, so that they are computed once.
+    `shared` are frames from which several of the others are made. They stay in memory (or on disk)
+    until the step is committed, so that they are computed once.
     """
 
     rows: "DataFrame"
@@ -93,32 +94,38 @@ class Outputs:
 
 @runtime_checkable
 class StreamFold(Protocol):
-    """A silver build that goes through streams, one row after the other, and remembers something of
-    each. It works on Arrow data inside the tasks, which read the source's files and write the
-    table's: a row never crosses to the JVM. It is sent to the tasks, and must have state columns.
+    """A silver build that folds each stream, row by row, and keeps a state per stream.
+
+    It works on Arrow data inside the tasks, which read the source's files and write the table's. So
+    a row never crosses to the JVM. The object is sent to the tasks, and its table must have state
+    columns.
     """
 
     @property
     def columns(self) -> Sequence[str]:
-        """Those of the source that it needs."""
+        """The columns of the source that it needs."""
         ...
 
     def spread(self, rows: "pa.RecordBatch") -> "tuple[pa.RecordBatch, Any]":
-        """The rows it wants, in any form; and a whole number for each (an array of numpy) that is
-        the same for all rows of a stream."""
+        """Return the rows that the fold needs, in any form, and a whole number for each.
+
+        The numbers are a numpy array and are equal for all rows of a stream.
+        """
         ...
 
     def spread_states(self, states: "pa.RecordBatch") -> "Any":
-        """The numbers of the streams of some rows of the state."""
+        """Return the numbers of the streams of some rows of the state."""
         ...
 
     def fold(
         self, rows: "pa.Table", states: "pa.Table", oldest_us: int | None
     ) -> "Iterator[tuple[str, pa.RecordBatch]]":
-        """All rows of the step of some streams, as `spread` gave them but in any order, and their
-        states. Returns batches of the outputs (commits.ROWS, QUARANTINED, STATE) with the declared
-        columns. `oldest_us`: the least of the source's times in the step, microseconds; None if it
-        has none."""
+        """Fold all rows of the step of some streams, with their states.
+
+        The rows are as `spread` returned them, but in any order. Yields batches of the outputs
+        (commits.ROWS, QUARANTINED, STATE) with the declared columns. `oldest_us` is the least of
+        the source's times in the step, in microseconds since 1970, or None if it has no times.
+        """
         ...
 
 
@@ -127,48 +134,49 @@ class Grain:
     """The unit in which a gold table is recomputed, and its partitions on disk: one file each.
 
     Rows without a value (a null time) or of a time outside the years 1 to 9999 are in no grain and
-    are left out. Made by `hours`, `days`,
-    `by` and `whole`.
+    are left out. Use `hours`, `days`, `by` and `whole` to make one.
     """
 
     unit: Literal["hour", "day", "value", "all"]
     time: str = "window_start"
-    """hour, day: the column of the table itself, a timestamp."""
+    """The timestamp column of the table itself (hour, day)."""
     source_time: str = "event_time"
-    """hour, day: the column of the source, a timestamp."""
+    """The timestamp column of the source (hour, day)."""
     columns: tuple[str, ...] = ()
-    """value: names that both the table and its source have."""
+    """The names of columns that both the table and its source have (value)."""
     before: int = 0
-    """hour, day: build also gets the rows of so many units before each touched one (an outage may
-    have begun there), and a touched one touches so many after it."""
+    """The units before each touched one whose rows the build also gets (hour, day). An outage may
+    have begun there. A touched unit also touches as many units after it."""
 
     @classmethod
     def hours(
         cls, time: str = "window_start", source_time: str = "event_time", before: int = 0
     ) -> "Grain":
-        """UTC hours; partitions date=2026-11-21/hour=7."""
+        """UTC hours, with partitions like date=2026-11-21/hour=7."""
         return cls("hour", time, source_time, (), before)
 
     @classmethod
     def days(
         cls, time: str = "window_start", source_time: str = "event_time", before: int = 0
     ) -> "Grain":
-        """UTC days; partitions date=2026-11-21."""
+        """UTC days, with partitions like date=2026-11-21."""
         return cls("day", time, source_time, (), before)
 
     @classmethod
     def by(cls, *columns: str) -> "Grain":
-        """The values of some columns, such as `Grain.by("run")`; partitions run=a1."""
+        """The values of some columns, such as `Grain.by("run")`, with partitions like run=a1."""
         return cls("value", columns=columns)
 
     @classmethod
     def whole(cls) -> "Grain":
-        """All of it whenever the source has changed: for small tables."""
+        """The whole table, recomputed whenever the source has changed. It is meant for small
+        tables."""
         return cls("all")
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
-        """`date` and `hour` are made by the engine; the table does not declare them."""
+        """The partition columns. The engine makes `date` and `hour`; the table does not declare
+        them."""
         if self.unit == "hour":
             return ("date", "hour")
         return ("date",) if self.unit == "day" else self.columns
@@ -180,29 +188,34 @@ GoldBuild: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 @dataclass(frozen=True)
 class Table:
-    """One table. Raises TableError for what cannot work."""
+    """The declaration of one table. Raises TableError for one that cannot work."""
 
     name: str
-    """Small letters, digits, underscores; its directory in the lake."""
+    """The name: small letters, digits and underscores. It is the table's directory in the lake."""
     layer: Literal["silver", "gold"]
     source: str
-    """Name of the table it is made from: `records`, or any other that is declared."""
+    """The name of the source table: `records`, or any other declared one."""
     build: "SilverBuild | GoldBuild"
-    """silver: build(rows) or, with `state`, build(rows, state) -> DataFrame or Outputs, or a
-    StreamFold; gold: build(rows) -> DataFrame. Columns of the result are taken by name."""
+    """The function that makes the rows. Its result's columns are taken by name.
+
+    silver: build(rows) or, with `state`, build(rows, state) -> DataFrame or Outputs, or a
+    StreamFold. gold: build(rows) -> DataFrame.
+    """
     columns: tuple[Column, ...]
-    """In this order in the files. The result is cast to these types."""
+    """The columns in the order of the files. The result is cast to these types."""
     description: str
     keys: tuple[str, ...] = ()
-    """Columns that tell rows apart; the rows of every file are sorted by them."""
+    """The columns that identify a row. The rows of every file are sorted by them."""
     partition_by: tuple[str, ...] = ()
-    """silver: declared columns that have few values each (`date`)."""
+    """Declared columns with few values each, such as `date` (silver)."""
     state: tuple[Column, ...] = ()
-    """silver: what is remembered from one step to the next. Kept small: it is written whole."""
+    """The columns of the state between steps (silver). Every step writes all of it, so keep it
+    small."""
     grain: Grain | None = field(default=None)
-    """gold: required."""
+    """The grain, required for gold."""
     revision: int = 1
-    """Raise it when `build` has changed its meaning: what is stored must then be built anew."""
+    """The revision of the meaning of `build`. Increase it when the meaning changes; the stored
+    table must then be rebuilt."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name) or self.name in (RECORDS, QUARANTINE):

@@ -132,8 +132,7 @@ class Coverage:
                     self.next[partition] = max(self.next[partition], min(stop, end))
 
     def forget_passed(self) -> None:
-        """Drop the ranges of `note_passed`. Another server may not have compared the same
-        topics."""
+        """Drop the ranges of `note_passed`. Each response has its own."""
         self._passed.clear()
 
     def finish(self, reason: str) -> None:

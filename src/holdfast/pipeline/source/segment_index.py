@@ -9,8 +9,8 @@ incomplete group, so its offsets may belong to other records after a restart.
 
 In the journal of a replica a batch may override earlier records of its partition, from its first
 offset on. The map keeps that as *cuts*: a batch before a byte position counts only below an offset.
-Counter-example without cuts: a deposed leader's batch 5 to 9 stays in the file, the new leader's
-batch 7 to 8 follows it, and offset 8 would be read from the old batch.
+Counter-example without cuts: a deposed leader's batch 5 to 9 stays in the file, and the new
+leader's batch 7 to 9 follows it. Offset 7 would be read from the old batch.
 """
 
 import os
@@ -225,7 +225,7 @@ class SegmentMap:
     def _bring_up_to_date(self) -> None:
         """Walk the file if byte positions are not known.
 
-        That is so if only the index was read, or if compaction has replaced the file by one with
+        That is so if only the index was read, or if retention has replaced the file by one with
         emptied messages.
         """
         if self.is_indexed or os.stat(self.path).st_ino != self._inode:

@@ -67,7 +67,6 @@ _DDL_TYPES: Final = {
     "client_id": "string",
     "producer": "struct<id: string, epoch: bigint, sequence: bigint>",
 }
-"""-"""
 
 
 @dataclass

@@ -1,12 +1,12 @@
-"""The commits of one table: what was read, what was written, one JSON file each.
+"""The commits of one table: the consumed and the written rows, one JSON file per commit.
 
     LAKE/<table>/_commits/00000012.json   a commit; versions count from 1 without gaps
                           00000100.live   every file of the table as of that version
 
-A commit is *recorded* when its file is there: from then on its rows belong to the table, and their
-source's rows are consumed, both by the same rename. It is *applied* when its files are in their
-places (see store.py); that is done again by whoever finds it undone. So no row is written twice,
-and none is lost, wherever a run ends.
+A commit is *recorded* when its file exists. One rename adds its rows to the table and consumes the
+rows of the source, so no crash can do one without the other. A commit is *applied* when its files
+are in their places (see store.py). The next process that finds it not applied applies it again. So
+no row is written twice and none is lost, wherever a run ends.
 """
 
 import re
@@ -23,9 +23,10 @@ from holdfast.pipeline.lake.files.files import LakeError, write_new, write_whole
 COMMITS: Final = "_commits"
 FORMAT: Final = 1
 LIVE_EVERY: Final = 100
-"""Versions between two lists of all files, so that nobody reads every commit since the first."""
+"""The versions between two lists of all files. A reader then needs no commit before the last
+list."""
 COMMITS_KEPT: Final = 1000
-"""Commits older than these are removed when the next list has been written."""
+"""The newest commits that are kept. Older ones are removed when the next list has been written."""
 
 ROWS: Final = "rows"
 QUARANTINED: Final = "quarantine"
@@ -38,87 +39,91 @@ class File(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A Parquet file of the lake."""
 
     path: str
-    """Below the lake's directory, with slashes."""
+    """The path below the lake's directory, with slashes."""
     rows: int
     bytes: int
     version: int
-    """The commit that added it; of a merged file, the last one whose rows it has."""
+    """The commit that added the file. For a merged file it is the last one whose rows it has."""
     since: int = 0
-    """Of a merged file: the first commit whose rows it has."""
+    """The first commit whose rows a merged file has. 0 for a file that was not merged."""
     staged: str = ""
-    """Below the lake's directory: where the commit found it."""
+    """The path below the lake's directory at which the commit found the file."""
     partition: dict[str, str | None] = {}
     times: dict[str, tuple[int, int]] = {}
-    """Least and greatest value of each timestamp column, µs since 1970."""
+    """The least and greatest value of each timestamp column, in µs since 1970."""
 
 
 class Consumed(Struct, frozen=True, kw_only=True):
-    """What a commit has taken from the table it is made from."""
+    """The position of a commit in the table that it is made from."""
 
     table: str
     lineage: str
     upto: int
-    """The version of the source up to which everything is in this table."""
+    """The version of the source up to which this table has everything."""
     rows: int
-    """Rows of the source in all its versions up to then."""
+    """The rows of the source in all its versions up to `upto`."""
 
 
 class Skipped(Struct, frozen=True, kw_only=True):
-    """Offsets of a log partition that bronze went on without: retention had removed them, or they
-    were damaged."""
+    """Offsets of a partition that bronze skipped, because retention had deleted them or they were
+    damaged."""
 
     partition: int
     first: int
     end: int
-    """The offset behind the last one."""
+    """The offset after the last one."""
     version: int
-    """Of the commit that read what is behind them."""
+    """The commit that read past them."""
     at_us: int
-    """When that was."""
+    """The time of that commit, in µs since 1970."""
 
 
 SKIPPED_KEPT: Final = 100
-"""Ranges that a commit tells of; the total is exact."""
+"""The most skipped ranges that a commit lists. The total is exact."""
 
 
 class Commit(Struct, frozen=True, kw_only=True):
+    """One version of a table: the files that it adds and removes, and the position in the
+    source."""
+
     table: str
     lineage: str
-    """Given to the table when its first commit was made: tells it from one that replaced it."""
+    """The random identity of the table, made with its first commit. It differs from that of a table
+    that replaced this one."""
     version: int
     revision: int
     columns: list[tuple[str, str]]
-    """Names and types, partition columns included."""
+    """The names and types of all columns, partition columns included."""
     partition_by: list[str]
     committed_at_us: int
     took_s: float
     rows: int
     quarantined: int
     rows_total: int
-    """Silver, bronze: rows ever added. Gold: rows there are."""
+    """The rows ever added (silver, bronze), or the current rows (gold)."""
     quarantined_total: int
     consumed: Consumed | None = None
-    """None for bronze."""
+    """The position in the source table. None for bronze."""
     offsets: dict[str, int] = {}
-    """Bronze: the offset up to which each log partition is in the table."""
+    """The offset per partition up to which the table has the log (bronze)."""
     skipped: list[Skipped] = []
-    """Bronze: the last ones, of this commit and those before it; newest last."""
+    """The last skipped ranges, of this commit and those before it, newest last (bronze)."""
     skipped_total: int = 0
-    """Bronze: offsets skipped, ever. Not each is a message."""
+    """The number of offsets ever skipped (bronze). Some of them are no messages."""
     files: list[File] = []
     quarantine: list[File] = []
     state: list[File] = []
     removed: list[str] = []
-    """Paths of rows' files that are no more part of the table."""
+    """The paths of row files that the table does not have any more."""
     merges: bool = False
-    """The files have the rows of the removed ones, and nothing else has changed (compacting.py)."""
+    """True if the added files have exactly the rows of the removed ones (compaction.py)."""
     change: str = ""
-    """What happened to the columns with this commit, for people."""
+    """The change of the columns with this commit, as text for people."""
     format: int = FORMAT
 
 
 class CommitLog:
-    """The commits below one table's directory. Not safe for several threads."""
+    """The commits in one table's directory. Not thread-safe."""
 
     def __init__(self, lake: Path, table: str) -> None:
         self.lake = lake
@@ -130,10 +135,11 @@ class CommitLog:
         self._sorted: list[File] = []
 
     def last(self) -> Commit | None:
-        """The newest commit; None for a table that has none. Looks at the disk each time."""
+        """Return the newest commit, or None for a table without one. It looks at the disk each
+        time."""
         version = self._last.version if self._last is not None else 0
         if version and not self._path(version).exists():
-            # The table was removed, or built anew, under our feet.
+            # The table was removed or rebuilt by another process.
             version, self._last = 0, None
         if version == 0:
             version = self._newest()
@@ -144,7 +150,7 @@ class CommitLog:
         return self._last
 
     def read(self, version: int) -> Commit:
-        """Raises LakeError."""
+        """Read a commit. Raises LakeError if it is missing or damaged."""
         path = self._path(version)
         try:
             commit = msgspec.json.decode(path.read_bytes(), type=Commit)
@@ -159,8 +165,11 @@ class CommitLog:
         return commit
 
     def record(self, commit: Commit) -> None:
-        """The commit point. The lock of the table keeps other processes away where the file system
-        honours it; where it does not, the second of two that record one version fails here."""
+        """Record a commit: the commit point of a step.
+
+        The table's lock keeps other processes away where the file system honours it. Elsewhere the
+        second process that records the same version fails here.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         path = self._path(commit.version)
         try:
@@ -170,8 +179,8 @@ class CommitLog:
         self._last = commit
 
     def live(self, upto: int) -> list[File]:
-        """Every file of the rows as of a version, in the order of their commits and paths. Not to
-        be changed by the caller."""
+        """Return every row file as of a version, ordered by commit and path. The caller must not
+        change the list."""
         if upto < self._live_version:
             self._live, self._live_version, self._sorted = {}, 0, []
         if self._live_version == 0:
@@ -185,7 +194,8 @@ class CommitLog:
         return self._sorted
 
     def save_live(self) -> None:
-        """Called after a commit was applied: now and then writes the list, removes old commits."""
+        """Write the list of files at every LIVE_EVERY-th version, and remove old commits. Call it
+        after a commit is applied."""
         last = self._last
         if last is None or last.version % LIVE_EVERY:
             return
@@ -226,8 +236,11 @@ def _apply(live: dict[str, File], commit: Commit) -> None:
 
 
 def changed(files: Iterable[File], after: int) -> list[File]:
-    """The files that were added behind a version. Raises LakeError if one of them was merged with
-    rows from before it."""
+    """Return the files that were added after a version.
+
+    Raises LakeError if one of them was merged with rows of that version or before: a reader would
+    get those rows twice.
+    """
     new = [file for file in files if file.version > after]
     for file in new:
         if file.since and file.since <= after:
@@ -239,8 +252,11 @@ def changed(files: Iterable[File], after: int) -> list[File]:
 
 
 def spans(files: Iterable[File]) -> list[list[File]]:
-    """The files in the order of their commits, in the shortest lists that can be read one after
-    the other: no commit has rows in two of them."""
+    """Divide files into the shortest lists that can be read one after the other, in commit order.
+
+    No commit has rows in two of the lists. A reader may stop after any list, and its position is
+    then one version.
+    """
     ordered = sorted(files, key=lambda file: (file.version, file.path))
     first = list(accumulate((file.since or file.version for file in reversed(ordered)), min))[::-1]
     result: list[list[File]] = []
@@ -252,9 +268,10 @@ def spans(files: Iterable[File]) -> list[list[File]]:
 
 
 def newly_skipped(commit: Commit) -> list[Skipped]:
-    """Those of this commit itself; of very many the last."""
+    """Return the ranges that this commit itself skipped. Of very many it returns the last."""
     return [each for each in commit.skipped if each.version == commit.version]
 
 
 def rows_of(files: Sequence[File]) -> int:
+    """Return the number of rows in some files."""
     return sum(file.rows for file in files)

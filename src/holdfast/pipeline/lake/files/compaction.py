@@ -1,8 +1,10 @@
-"""Makes few files of the many that a table has got by small commits. No row changes.
+"""Compaction: merges the many files of a table's small commits into few. No row changes.
 
-A commit marked `merges` replaces files of one partition by merged ones, and says nothing new about
-the source. What is merged was read by all tables that are made from this one, so that a merged file
-is wholly behind each of them; it counts as added by the last of the commits it is made of.
+A commit marked `merges` replaces files of one partition by merged ones and does not advance the
+position in the source. Only files that every dependent table has read are merged. Counter-example:
+a dependent table has read commit 5, and commits 5 and 6 are merged. It can neither read the merged
+file (commit 5 twice) nor skip it (commit 6 never). A merged file counts as added by the last commit
+whose rows it has.
 """
 
 import os
@@ -32,16 +34,17 @@ from holdfast.pipeline.lake.files.writer import PartitionFile, WriteSpec, partit
 from holdfast.pipeline.lake.stores.store import WORK, TableStore
 
 TARGET_BYTES: Final = 128 << 20
-"""Of a merged file, about."""
+"""The approximate size of a merged file in bytes."""
 SMALL_BYTES: Final = 64 << 20
-"""Larger files are left alone."""
+"""The size in bytes from which a file is left alone."""
 WINDOW_ROWS: Final = 4_000_000
-"""Commits with so many rows together are merged: a table that is built anew reads all of them in
+"""The rows of the commits that are merged together. A table that is rebuilt reads all of them in
 one step."""
 READ_ROWS: Final = 32_768
 COMPRESSION_LEVEL: Final = 3
 THREADS_MAX: Final = 4
-"""Files made at the same time; each takes a row group of memory (writer.ROW_GROUP_BYTES)."""
+"""The most files made at the same time. Each takes the memory of a row group
+(writer.ROW_GROUP_BYTES)."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,20 @@ class Merge:
 
     @property
     def version(self) -> int:
+        """The last commit whose rows the merged file has."""
         return max(file.version for file in self.files)
 
     @property
     def since(self) -> int:
+        """The first commit whose rows the merged file has."""
         return min(file.since or file.version for file in self.files)
 
 
 def plan(live: Sequence[File], upto: int) -> list[list[Merge]]:
-    """What to merge of the files of commits up to a version: for each partition of each window a
-    list, to be committed together."""
+    """Plan the merges of the files of commits up to a version.
+
+    Each inner list has the merges of one partition in one window, which are committed together.
+    """
     found: list[list[Merge]] = []
     for window in _windows([file for file in live if file.version <= upto]):
         partitions: dict[str, list[File]] = {}
@@ -97,8 +104,11 @@ def _packed(files: Sequence[File]) -> list[Merge]:
 
 
 def read_by_all(lake: Path, last: Commit) -> int:
-    """The version up to which every table that is made from this one has it. Whatever has commits
-    below the lake is looked at: nobody else knows all of the users' tables."""
+    """Return the version up to which every dependent table has read this one.
+
+    It looks at every directory with commits below the lake, because no catalogue knows the tables
+    of all users.
+    """
     upto = last.version
     for directory in lake.iterdir():
         if not (directory / COMMITS).is_dir():
@@ -114,7 +124,7 @@ def read_by_all(lake: Path, last: Commit) -> int:
 
 
 class Compaction:
-    """Of one table, for the one who holds its lock."""
+    """The compaction of one table. The caller holds the table's lock."""
 
     def __init__(
         self,
@@ -124,7 +134,7 @@ class Compaction:
         encodings: Mapping[str, str],
         reached: Callable[[str], None],
     ) -> None:
-        """`encodings`: as in WriteSpec; `reached`: as in Engine."""
+        """`encodings` are those of WriteSpec, and `reached` is that of Engine."""
         self.lake = lake
         self.store = store
         self.log = log
@@ -132,12 +142,16 @@ class Compaction:
         self.reached = reached
 
     def small_files(self) -> int:
+        """Return the number of files that are small enough to merge."""
         last = self.log.last()
         live = self.log.live(last.version) if last is not None else []
         return sum(file.bytes < SMALL_BYTES for file in live)
 
     def run(self) -> Iterator[Commit]:
-        """Each commit, after it was made. Raises LakeError, BusyError; what is committed stays."""
+        """Merge files and yield each commit after it was made.
+
+        Raises LakeError and BusyError. The commits made before an error stay.
+        """
         last = self.log.last()
         if last is None:
             return
@@ -149,7 +163,8 @@ class Compaction:
                 yield commit
 
     def _commit(self, merges: Sequence[Merge], threads: ThreadPoolExecutor) -> Commit | None:
-        """None: somebody has begun to read the table from before these commits."""
+        """Make one commit. Returns None if a new table has begun to read this one from before these
+        commits."""
         began_s = time.monotonic()
         last = self.log.last()
         assert last is not None
@@ -222,7 +237,7 @@ class Compaction:
 
 
 def _union(schemas: Sequence[pa.Schema], names: Sequence[str]) -> pa.Schema:
-    """All columns in the order of the table's: a file may be older than a column."""
+    """Return all columns in the table's order. A file may be older than a column."""
     fields = {field.name: field for schema in schemas for field in schema}
     return pa.schema([fields[name] for name in names if name in fields])
 

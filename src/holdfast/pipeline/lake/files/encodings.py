@@ -1,4 +1,4 @@
-"""Parquet encodings of the files of each table."""
+"""The Parquet encodings of the files of each table."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from holdfast.pipeline.lake.table import RECORDS, StreamFold
 
 
 def encodings_of(catalog: Catalog, name: str) -> Mapping[str, str]:
-    """Those that a table's files have, see WriteSpec."""
+    """Return the encodings of a table's files, see WriteSpec."""
     if name == RECORDS:
         return ENCODINGS
     table = catalog.table(name)

@@ -1,7 +1,7 @@
-"""Replaces several files of a directory by others at one moment, for those who list it.
+"""The atomic replacement of several files in a directory, for processes that list it.
 
-The new directory is composed beside the old one, of hard links, and the two change their names. A
-file system that cannot do that (NFS) is told by `exchange`.
+The new directory is composed of hard links beside the old one, and then the two directories
+exchange their names. `exchange` returns False on a file system that cannot do that (NFS).
 """
 
 import ctypes
@@ -16,16 +16,18 @@ from holdfast.pipeline.lake.files.files import remove_tree, sync_directory
 AT_FDCWD: Final = -100
 RENAME_EXCHANGE: Final = 2
 NOT_SUPPORTED: Final = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EPERM)
-"""EPERM: no hard links."""
+"""The error numbers of an unsupported operation. EPERM: no hard links."""
 
 
 def replace_in(
     place: Path, added: Mapping[str, Path], without: Collection[str], scratch: Path
 ) -> bool:
-    """Put files into a directory under new names (as links: they stay where they are, too), and
-    take some names out of it, all at one moment, durably. `scratch`: a path on the same file system
-    that is not there, and is not there afterwards; a crash may leave the old or the new directory
-    there. False: the file system cannot do it, and nothing has happened."""
+    """Add files to a directory under new names and remove some names, atomically and durably.
+
+    The added files are linked, so they also stay where they are. `scratch` is a path on the same
+    file system that does not exist before or after the call. A crash may leave the old or the new
+    directory there. Returns False if the file system cannot do it; the call then had no effect.
+    """
     try:
         _compose(scratch, place, added, without)
         return exchange(scratch, place)
@@ -60,8 +62,11 @@ def _link(source: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Two directories change their names at one moment, durably. False: the file system, or the
-    system, cannot do that, and nothing has happened."""
+    """Exchange the names of two directories, atomically and durably.
+
+    Returns False if the file system or the operating system cannot do it; the call then had no
+    effect.
+    """
     rename = _renameat2()
     if rename is None:
         return False

@@ -1,7 +1,7 @@
-"""File operations of the lake: what is made durable, and in which order.
+"""The file operations of the lake, and the order in which they make data durable.
 
-A lake is a directory that the driver and all executors see under one path (one machine, or a shared
-file system).
+A lake is a directory that the driver and all executors see under one path: on one machine, or on a
+shared file system.
 """
 
 import errno
@@ -12,19 +12,21 @@ from pathlib import Path
 
 
 class LakeError(Exception):
-    """The lake, or what is asked of it, is not in order. The text says what is wrong, and what
-    to do."""
+    """The lake, or a request to it, is not valid. The text says what is wrong and what to do."""
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """The file has `data`, durably, or is as it was before: nobody sees half of it."""
+    """Write a file durably and atomically: readers see the old or the new content."""
     os.replace(_written(path, data), path)
     sync_directory(path.parent)
 
 
 def write_new(path: Path, data: bytes) -> None:
-    """The same for a file that must not be there yet. Raises FileExistsError; of two processes that
-    create it at the same time one gets it, unless the file system has no hard links."""
+    """Write a file like `write_whole`, if it does not exist yet.
+
+    Raises FileExistsError. Of two processes that create it at the same time one succeeds, unless
+    the file system has no hard links.
+    """
     temporary = _written(path, data)
     try:
         os.link(temporary, path)
@@ -49,8 +51,10 @@ def _written(path: Path, data: bytes) -> Path:
 
 
 def sync_names(root: Path, directory: str) -> None:
-    """Make durable which files there are below `root/directory`, and the way to it from `root`.
-    Whoever wrote the files has synced what is in them."""
+    """Make the names below `root/directory`, and the path to it from `root`, durable.
+
+    The contents of the files must be synced already.
+    """
     path = root / directory
     if not path.exists():
         return
@@ -63,6 +67,7 @@ def sync_names(root: Path, directory: str) -> None:
 
 
 def sync_directory(directory: Path) -> None:
+    """Make the names in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,8 +76,11 @@ def sync_directory(directory: Path) -> None:
 
 
 def move_all(moves: Iterable[tuple[Path, Path]]) -> None:
-    """Each file to its place, over one that is there. Those that have been moved already are left
-    alone, so it may be done again after a crash. Raises LakeError if a file is in neither place."""
+    """Move each file to its place, and replace an existing one.
+
+    Files that were moved before are skipped, so the call may be repeated after a crash. Raises
+    LakeError if a file is in neither place.
+    """
     touched: set[Path] = set()
     for source, target in moves:
         try:
@@ -104,10 +112,11 @@ def _make_durably(directory: Path) -> None:
 
 
 def remove_all(paths: Iterable[Path]) -> None:
-    """Those that are there; directories that are left empty stay."""
+    """Remove those of the files that exist. Directories that become empty stay."""
     for path in paths:
         path.unlink(missing_ok=True)
 
 
 def remove_tree(directory: Path) -> None:
+    """Remove a directory with everything in it, if it exists."""
     shutil.rmtree(directory, ignore_errors=True)

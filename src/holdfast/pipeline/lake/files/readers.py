@@ -1,10 +1,10 @@
-"""Whoever makes a table from another reads its files; nobody replaces them meanwhile.
+"""The lock between the readers of a table's files and the process that replaces them.
 
-    LAKE/_locks/<table>.readers   shared by those who read, alone with the one who replaces
+    LAKE/_locks/<table>.readers   shared by readers, exclusive for the process that replaces files
 
-A reader is inside from before it looks at the table's commits until its own commit is recorded. So
-whoever is alone with a table knows from the commits how far each reader has come, and that none of
-them will open a file that is about to go.
+A reader holds the lock from before it looks at the table's commits until its own commit is
+recorded. So the holder of the exclusive lock sees every reader's position in the commits. No reader
+can open a file that is about to be removed.
 """
 
 import fcntl
@@ -18,19 +18,20 @@ from holdfast.pipeline.lake.files.files import LakeError
 
 LOCKS: Final = "_locks"
 REPLACING_MAX_S: Final = 60.0
-"""How long a reader waits for one who replaces files: he records a commit and renames."""
+"""The most seconds that a reader waits for a process that replaces files. That process only records
+a commit and renames."""
 READING_MAX_S: Final = 120.0
-"""How long one who replaces files waits for the steps that read them."""
+"""The most seconds that a process that replaces files waits for the steps that read them."""
 POLL_S: Final = 0.01
 
 
 class BusyError(LakeError):
-    """A table whose files cannot be replaced now."""
+    """The files of a table cannot be replaced now."""
 
 
 @contextmanager
 def reading(lake: Path, table: str) -> Iterator[None]:
-    """Read a table's files. Raises TimeoutError."""
+    """Hold the shared lock while reading a table's files. Raises TimeoutError."""
     with _locked(lake, table, fcntl.LOCK_SH, REPLACING_MAX_S) as got:
         if not got:
             raise TimeoutError(
@@ -41,7 +42,10 @@ def reading(lake: Path, table: str) -> Iterator[None]:
 
 @contextmanager
 def alone(lake: Path, table: str) -> Iterator[None]:
-    """Replace a table's files. Raises BusyError if somebody reads them all the time."""
+    """Hold the exclusive lock while replacing a table's files.
+
+    Raises BusyError if steps read the table without a pause.
+    """
     with _locked(lake, table, fcntl.LOCK_EX, READING_MAX_S) as got:
         if not got:
             raise BusyError(

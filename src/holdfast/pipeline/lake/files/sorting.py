@@ -1,4 +1,4 @@
-"""Arrow tables in the order of a table's keys, as Spark would have it: nulls first, texts by their
+"""Sorting of Arrow tables by a table's keys, in Spark's order: nulls first, texts by their
 bytes."""
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ Integers = npt.NDArray[np.int64]
 
 
 def in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The rows sorted by some columns of texts, whole numbers, dates and times."""
+    """Return the rows sorted by some columns of texts, whole numbers, dates and times."""
     table = table.unify_dictionaries().combine_chunks()
     ranks = [_ranks(table.column(name)) for name in keys]
     if _are_sorted(ranks):
@@ -22,7 +22,7 @@ def in_order(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def _ranks(column: pa.ChunkedArray) -> Integers:
-    """Numbers in the order of the values."""
+    """Return whole numbers in the order of the values."""
     kind = column.type
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
         array = column.combine_chunks()
@@ -30,7 +30,7 @@ def _ranks(column: pa.ChunkedArray) -> Integers:
             array = array.chunk(0) if array.num_chunks else pa.array([], kind)
         encoded = array if pa.types.is_dictionary(kind) else array.dictionary_encode()
         order = pc.array_sort_indices(encoded.dictionary.cast(pa.binary())).to_numpy()
-        # A name may be in a dictionary twice; the last place is for null.
+        # A name may be in a dictionary twice. The last rank is for null.
         names = encoded.dictionary.take(pa.array(order)).to_pylist()
         places = np.full(len(names) + 1, -1, np.int64)
         rank = -1
@@ -47,7 +47,7 @@ def _ranks(column: pa.ChunkedArray) -> Integers:
 
 
 def _are_sorted(ranks: Sequence[Integers]) -> bool:
-    """Whether each row is not before the one in front of it."""
+    """Return whether no row is less than the one before it."""
     tied = np.ones(max(0, len(ranks[0]) - 1), np.bool_)
     for rank in ranks:
         if np.any(tied & (rank[1:] < rank[:-1])):

@@ -1,10 +1,11 @@
-"""Arrow batches to Parquet files, inside a task.
+"""The writer of Arrow batches to Parquet files, inside a task.
 
-Spark's own Parquet writer is not used, for three reasons: its file names are random, its row groups
-depend on how much memory the executor has left (the same rows would not give the same bytes on
-another master), and half-written files are in the table's directory while it works. Here the files
-are staged elsewhere under names of their own for each attempt of a task; the driver gives them
-their final ones. Knows no Spark, so that it is quick to import in a task.
+Spark's own Parquet writer is not used, for three reasons. Its file names are random. Its row groups
+depend on the free memory of the executor, so the same rows would not give the same bytes on another
+master. Half-written files are in the table's directory while it works.
+
+Here each attempt of a task stages its files elsewhere under its own names, and the driver gives
+them their final paths. The module imports no Spark, so that a task imports it quickly.
 """
 
 import os
@@ -24,33 +25,34 @@ from holdfast.pipeline.lake.files.commits import File
 
 ROW_GROUP_ROWS: Final = 131_072
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Of unencoded Arrow data; bounds what a task holds per open file."""
+"""The most bytes of unencoded Arrow data per row group. It bounds the memory of a task per open
+file."""
 OPEN_FILES_MAX: Final = 64
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 FILE_SCHEMA: Final = "file string"
-"""What a writing task returns: one JSON text per file."""
+"""The result rows of a writing task: one JSON text per file."""
 
 _SPECIAL: Final = re.compile(r"[\x00-\x1f\x7f\"#%'*/:=?\\{\[\]^]")
-"""What Hive, and Spark after it, escapes in the names of partition directories."""
+"""The characters that Hive and Spark escape in the names of partition directories."""
 
 
 @dataclass(frozen=True)
 class WriteSpec:
-    """How one task writes."""
+    """The parameters of one task's writing."""
 
     directory: str
-    """Where files are staged; exists."""
+    """The existing directory for staged files."""
     partition_by: tuple[str, ...] = ()
     one_file_each: bool = False
-    """Rows come sorted by the partition columns, and all of a partition's rows come to one task:
-    one file per partition, whose bytes depend on nothing but its rows."""
+    """True if the rows come sorted by the partition columns and one task gets all rows of a
+    partition. Each partition is then one file, whose bytes depend only on its rows."""
     encodings: Mapping[str, str] = field(default_factory=dict)
-    """Parquet encoding by column; the others are dictionary-encoded where that pays."""
+    """The Parquet encoding per column. The other columns are dictionary-encoded where that pays."""
     compression_level: int = 1
 
 
 class PartitionFile:
-    """One file being written."""
+    """One open file of a partition."""
 
     def __init__(self, path: Path, spec: WriteSpec, partition: dict[str, str | None]) -> None:
         self.path = path
@@ -65,8 +67,9 @@ class PartitionFile:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Append rows."""
         while batch.num_rows:
-            # Groups have exactly as many rows, whatever the batches are cut into.
+            # The number of rows in a group does not depend on the sizes of the batches.
             part = batch.slice(0, ROW_GROUP_ROWS - self._waiting_rows)
             batch = batch.slice(part.num_rows)
             self._waiting.append(part)
@@ -77,7 +80,7 @@ class PartitionFile:
                 self._write_group()
 
     def close(self) -> File:
-        """The file is durable then."""
+        """Complete the file and make it durable."""
         if self._waiting:
             self._write_group()
         assert self._writer is not None
@@ -97,11 +100,13 @@ class PartitionFile:
         )
 
     def abandon(self) -> None:
+        """Close the file without completing it. It has no effect after `close`."""
         if self._file is not None:
             self._file.close()
 
     def _write_group(self) -> None:
-        # One chunk a column: Parquet's pages must not depend on where the batches were cut.
+        # Each column becomes one chunk. Otherwise Parquet's pages would depend on the sizes of the
+        # batches.
         table = pa.Table.from_batches(self._waiting).combine_chunks()
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         if self._writer is None:
@@ -119,7 +124,7 @@ class PartitionFile:
             schema,
             compression="zstd",
             compression_level=self.spec.compression_level,
-            # That a task had texts in dictionaries is nothing for readers.
+            # Readers need not know that a task had texts in dictionaries.
             store_schema=False,
             use_dictionary=[leaf for leaf in _leaves(schema) if leaf not in given],
             column_encoding={leaf: given[leaf] for leaf in _leaves(schema) if leaf in given},
@@ -138,7 +143,7 @@ class PartitionFile:
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """The Parquet columns that are given an encoding: the plain ones, and members of structs."""
+    """Return the Parquet columns that get an encoding: plain columns, and members of structs."""
     result = []
     for column in schema:
         if pa.types.is_struct(column.type):
@@ -149,7 +154,7 @@ def _leaves(schema: pa.Schema) -> list[str]:
 
 
 class PartitionedWriter:
-    """The files of one attempt of a task."""
+    """The files of one attempt of a task, at most OPEN_FILES_MAX of them open."""
 
     def __init__(self, spec: WriteSpec, prefix: str) -> None:
         self.spec = spec
@@ -159,6 +164,7 @@ class PartitionedWriter:
         self._names = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows to the files of their partitions."""
         if not batch.num_rows:
             return
         for values, part in split(batch, self.spec.partition_by):
@@ -169,12 +175,14 @@ class PartitionedWriter:
             file.add(part)
 
     def close(self) -> list[File]:
+        """Complete all open files, and return all files so far."""
         for file in self._open.values():
             self._done.append(file.close())
         self._open.clear()
         return self._done
 
     def abandon(self) -> None:
+        """Close the open files without completing them."""
         for file in self._open.values():
             file.abandon()
 
@@ -192,7 +200,7 @@ class PartitionedWriter:
 def write_files(
     batches: Iterable[pa.RecordBatch], spec: WriteSpec, prefix: str
 ) -> Iterator[pa.RecordBatch]:
-    """Run in a task: all of the batches to files; what became of them as rows of FILE_SCHEMA."""
+    """Write all batches inside a task, and yield the files as rows of FILE_SCHEMA."""
     writer = PartitionedWriter(spec, prefix)
     try:
         for batch in batches:
@@ -207,8 +215,10 @@ def write_files(
 def split(
     batch: pa.RecordBatch, columns: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-    """The rows of each partition without the partition columns; partitions in the order in which
-    they come first, rows in theirs."""
+    """Yield the rows of each partition without the partition columns.
+
+    Partitions come in the order of their first rows, and rows stay in order.
+    """
     if not columns:
         yield (), batch
         return
@@ -216,7 +226,7 @@ def split(
     dictionaries = []
     for name in columns:
         encoded = batch.column(name).dictionary_encode(null_encoding="encode")
-        # By Arrow: Python has no dates beyond the year 9999.
+        # Arrow converts the values, because Python has no dates beyond the year 9999.
         texts = encoded.dictionary.cast(pa.string()).to_pylist()
         dictionaries.append([partition_text(value) for value in texts])
         codes = codes * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy()
@@ -235,20 +245,21 @@ def split(
 
 
 def with_date(batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
-    """With the column `date`: the UTC day of one of its times."""
+    """Append the column `date`: the UTC day of a time column."""
     day = pc.cast(batch.column(time).view(pa.timestamp("us")), pa.date32())
     return batch.append_column("date", day)
 
 
 def partition_text(value: object) -> str | None:
-    """A partition's value as it is written in paths (before escaping) and in commits."""
+    """Return a partition value as commits and paths (before escaping) have it."""
     if value is None or value == "":
         return None
     return str(value)
 
 
 def partition_path(partition: Mapping[str, str | None]) -> str:
-    """`date=2026-11-21/hour=7/`, escaped as Hive does it; empty without partition columns."""
+    """Return a path like `date=2026-11-21/hour=7/`, escaped as Hive does. Empty without partition
+    columns."""
     return "".join(
         f"{name}={NULL_PARTITION if value is None else escape(value)}/"
         for name, value in partition.items()
@@ -256,4 +267,5 @@ def partition_path(partition: Mapping[str, str | None]) -> str:
 
 
 def escape(text: str) -> str:
+    """Escape a text for the name of a partition directory."""
     return _SPECIAL.sub(lambda match: f"%{ord(match.group()):02X}", text)

@@ -1,1 +1,1 @@
-"""The forms in which others read a table: a directory, Delta Lake, Iceberg."""
+"""The forms in which other programs read a table: a directory, Delta Lake, Iceberg."""

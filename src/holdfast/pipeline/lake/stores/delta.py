@@ -1,9 +1,9 @@
-"""Tables as Delta Lake tables, through delta-rs: no JVM packages.
+"""Tables as Delta Lake tables, through delta-rs and without JVM packages.
 
-A commit of ours becomes one Delta transaction per table it touches, marked with an application
-transaction (the table's lineage, the commit's version); one that is there already is left out, so
-applying again does nothing. Delta readers see a commit's rows all at once. Replaced files stay for
-readers of older versions until someone vacuums the table (`deltalake.DeltaTable(...).vacuum()`).
+Each commit becomes one Delta transaction per table. The transaction is marked with the table's
+lineage and the commit's version, and an existing mark is not applied again. So applying is
+idempotent. Delta readers see all rows of a commit at once. Replaced files stay for readers of older
+versions until a user vacuums the table (`deltalake.DeltaTable(...).vacuum()`).
 """
 
 import json
@@ -30,7 +30,7 @@ from holdfast.pipeline.lake.table import QUARANTINE
 
 
 class DeltaStore:
-    """See the module. One object per lake and process: it keeps the opened tables."""
+    """A store of Delta Lake tables, one object per lake and process. It keeps the opened tables."""
 
     name = "delta"
 
@@ -44,15 +44,18 @@ class DeltaStore:
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
+        """Return the final path of a staged file."""
         return numbered_place(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
+        """Move the files of a commit and add them to the Delta tables."""
         move_staged(self.lake, commit)
         for part in parts_of(commit, before):
             self._commit(part, commit)
         remove_old_state(self.lake, commit, before)
 
     def forget(self, table: str) -> None:
+        """Remove a table and its quarantine."""
         quarantine = self._open(QUARANTINE)
         if quarantine is not None:
             quarantine.delete(f"\"table\" = '{table}'")
@@ -125,6 +128,7 @@ def _properties(commit: Commit) -> CommitProperties:
 
 
 def add_action(root: Path, lake: Path, file: File, output: str, commit: Commit) -> AddAction:
+    """Return Delta's action for an added file."""
     return AddAction(
         path=str((lake / file.path).relative_to(root)),
         size=file.bytes,
@@ -136,7 +140,8 @@ def add_action(root: Path, lake: Path, file: File, output: str, commit: Commit) 
 
 
 def statistics(file: File) -> dict[str, object]:
-    """Delta's: times in whole milliseconds, so that none lies outside."""
+    """Return Delta's statistics of a file. Times are rounded outwards to milliseconds, so that none
+    lies outside."""
     return {
         "numRecords": file.rows,
         "minValues": {name: _time(least // 1000) for name, (least, _) in file.times.items()},

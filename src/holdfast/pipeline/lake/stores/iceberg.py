@@ -1,11 +1,12 @@
 """Tables as Iceberg tables, through Iceberg's Java library in Spark's own process.
 
-A table is in its directory of the lake (Iceberg's path-based tables: no catalog). The files are
-those that the tasks have written, found by the names of their columns. A commit of ours is one
-transaction of Iceberg; it sets the property `holdfast.version.<lineage>` of the table to the
-commit's version, together with the snapshot, so that applying again does nothing, also after
-somebody has expired snapshots. Replaced files stay for readers of older snapshots until those are
-expired; that is done here, too, now and then.
+A table is in its directory of the lake (Iceberg's path-based tables: no catalogue). Its files are
+those that the tasks have written; a name mapping connects their columns to Iceberg's ids.
+
+Each commit becomes one Iceberg transaction. It sets the table property `holdfast.version.<lineage>`
+to the commit's version, together with the snapshot. So applying is idempotent, even after snapshots
+were expired. Replaced files stay for readers of older snapshots until those expire, which this
+store does every EXPIRE_EVERY commits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,36 +38,39 @@ VERSION: Final = "holdfast.version."
 MAPPING: Final = "schema.name-mapping.default"
 PROPERTIES: Final = {
     "format-version": "2",
-    # One commit a second would make metadata of gigabytes: see EXPIRE_EVERY.
+    # One commit per second would make gigabytes of metadata, see EXPIRE_EVERY.
     "history.expire.max-snapshot-age-ms": "3600000",
     "history.expire.min-snapshots-to-keep": "100",
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
-"""Of a new table; whoever wants older snapshots changes them."""
+"""The properties of a new table. A user who needs older snapshots changes them."""
 EXPIRE_EVERY: Final = 100
-"""Commits of a table."""
+"""The commits of a table between two expirations of snapshots."""
 
 
 class IcebergStore:
-    """See the module."""
+    """A store of Iceberg tables."""
 
     name = "iceberg"
 
     def __init__(self, lake: Path, session: Callable[[], SparkSession]) -> None:
-        """`session` is asked when something is to be written."""
+        """`session` is called when the first table is written."""
         self.lake = lake
         self._session = session
 
     def check(self) -> None:
+        """Check that the session has Iceberg's library. Raises LakeError."""
         _ = self._java
 
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
+        """Return the final path of a staged file."""
         return numbered_place(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
+        """Move the files of a commit and add them to the Iceberg tables."""
         move_staged(self.lake, commit)
         for part in parts_of(commit, before):
             with self._sole_writer(part.name):
@@ -74,6 +78,7 @@ class IcebergStore:
         remove_old_state(self.lake, commit, before)
 
     def forget(self, table: str) -> None:
+        """Remove a table and its quarantine."""
         last = CommitLog(self.lake, table).last()
         with self._sole_writer(QUARANTINE):
             quarantine = self._load(QUARANTINE)
@@ -86,13 +91,16 @@ class IcebergStore:
         forget_files(self.lake, table)
 
     def _sole_writer(self, name: str) -> AbstractContextManager[None]:
-        """Several processes write to the quarantine, and a rename on a plain file system does not
-        tell Iceberg of the other. Each other table has one writer anyway."""
+        """Return the lock for writing to a table.
+
+        Several processes write to the quarantine, and Iceberg cannot detect a concurrent rename on
+        a plain file system. Each other table has only one writer, by the table's lock.
+        """
         return alone(self.lake, name) if name == QUARANTINE else nullcontext()
 
     @cached_property
     def _java(self) -> Any:
-        """The Java package org.apache.iceberg. Raises LakeError."""
+        """The Java package org.apache.iceberg. Raises LakeError if it is not available."""
         from py4j.java_gateway import JavaClass
 
         jvm = getattr(self._session(), "_jvm", None)
@@ -114,7 +122,7 @@ class IcebergStore:
         return self._java.hadoop.HadoopTables(context._jsc.hadoopConfiguration())
 
     def _load(self, name: str) -> Any:
-        """None if there is no such table."""
+        """Return Iceberg's table, or None if there is none."""
         location = _location(self.lake / name)
         return self._tables.load(location) if self._tables.exists(location) else None
 
@@ -169,7 +177,7 @@ class IcebergStore:
     def _change(
         self, transaction: Any, commit: Commit, part: StorePart, removed: Sequence[File]
     ) -> None:
-        """The snapshot of a commit."""
+        """Make the snapshot of a commit."""
         table = transaction.table()
         if commit.merges:
             update = transaction.newRewrite()
@@ -210,7 +218,7 @@ class IcebergStore:
         return builder.build()
 
     def _metrics(self, table: Any, file: File) -> Any:
-        """Counts and bounds of the columns, from the file's end."""
+        """Return counts and bounds of the columns, from the file's footer."""
         java = self._java
         mapping = java.mapping.NameMappingParser.fromJson(table.properties().get(MAPPING))
         source = table.io().newInputFile(_location(self.lake / file.path))
@@ -219,5 +227,5 @@ class IcebergStore:
 
 
 def _location(path: Path) -> str:
-    """With a scheme: whatever the default file system of Spark is, the lake is on this one."""
+    """Return a path with a scheme, because Spark's default file system may be another one."""
     return f"file://{path}"

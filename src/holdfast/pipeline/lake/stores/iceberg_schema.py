@@ -1,4 +1,4 @@
-"""Columns of tables as Iceberg's specification writes them in JSON."""
+"""The JSON form of a table's columns in Iceberg's specification."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -27,12 +27,16 @@ NAMES: Final = {
 
 
 def schema_json(columns: Sequence[tuple[str, str]]) -> str:
-    """All of it optional. Raises LakeError for a type that Iceberg has not, TableError."""
+    """Return the JSON schema of columns, all of them optional.
+
+    Raises LakeError for a type that Iceberg lacks, and TableError.
+    """
     return json.dumps({"schema-id": 0, **iceberg_type(struct_type(columns), count(1))})
 
 
 def iceberg_type(kind: DataType, ids: Iterator[int]) -> Any:
-    """`ids`: numbers that no other part of the schema has. Raises LakeError."""
+    """Return Iceberg's form of a type. `ids` yields numbers that are unique in the schema. Raises
+    LakeError."""
     if isinstance(kind, StructType):
         fields = [
             {

@@ -1,17 +1,17 @@
-"""How the files of a lake's tables are kept for others to read.
+"""The layout of a lake's files, and the stores that publish them to other programs.
 
-    LAKE/lake.json                   what kind of lake it is, and where its records come from
+    LAKE/lake.json                   the kind of the lake, and the source of its records
          <table>/date=.../*.parquet  the rows
          <table>/_commits/           see commits.py
-         quarantine/table=<table>/   what could not be used
-         _state/<table>/             what silver tables remember
-         _work/<table>/              files of the step that is being made
+         quarantine/table=<table>/   rows that the table's build could not use
+         _state/<table>/             the state of silver tables
+         _work/<table>/              the files of the step in progress
          _locks/<table>.lock         locked by the process that writes to the table
 
-A step writes its files into `_work`, records its commit, then the store *applies* the commit: each
-file is renamed to its place. So whoever lists a table's directory never sees half a file, nor rows
-that are not committed, nor any twice; after a crash he may miss the last commit's until the next
-run has applied it.
+A step writes its files into `_work` and records its commit. Then the store *applies* the commit: it
+renames each file to its place. So a program that lists a table's directory never sees half a file,
+a row that is not committed, or a row twice. After a crash it may miss the rows of the last commit
+until the next run has applied it.
 """
 
 import os
@@ -30,27 +30,29 @@ from holdfast.pipeline.lake.table import QUARANTINE
 STATES: Final = "_state"
 WORK: Final = "_work"
 QUARANTINE_PARTITIONS: Final = ("table", "date")
-"""Of the table that has all tables' quarantine."""
+"""The partition columns of the table that has the quarantine of all tables."""
 
 
 class TableStore(Protocol):
-    """What differs between kinds of lakes."""
+    """The operations that differ between the kinds of lakes."""
 
     name: str
 
     def check(self) -> None:
-        """Raises LakeError, which says what is missing, if it cannot write here."""
+        """Check that the store can write here. Raises LakeError, which says what is missing."""
         ...
 
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
-        """The final path of a staged file, below the lake. `replaced`: a gold partition's only
-        file."""
+        """Return the final path of a staged file, below the lake.
+
+        `replaced` means that it is the only file of a gold partition.
+        """
         ...
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
-        """Make the commit visible. May be done again, and is after a crash."""
+        """Make the commit visible. The call is idempotent, and is repeated after a crash."""
         ...
 
     def forget(self, table: str) -> None:
@@ -59,7 +61,7 @@ class TableStore(Protocol):
 
 
 class ParquetStore:
-    """Plain Parquet files in Hive's directories; gold partitions are replaced by a rename."""
+    """A store of plain Parquet files in Hive's directories. A rename replaces a gold partition."""
 
     name = "parquet"
 
@@ -72,11 +74,13 @@ class ParquetStore:
     def place(
         self, output: str, table: str, version: int, index: int, file: File, *, replaced: bool
     ) -> str:
+        """Return the final path of a staged file."""
         if replaced and output == ROWS:
             return f"{table}/{partition_path(file.partition)}data.parquet"
         return numbered_place(output, table, version, index, file)
 
     def apply(self, commit: Commit, before: Commit | None) -> None:
+        """Move the files of a commit to their places and remove the replaced ones."""
         if commit.merges and commit.files:
             self._exchange(commit)
         move_staged(self.lake, commit)
@@ -84,9 +88,11 @@ class ParquetStore:
         remove_old_state(self.lake, commit, before)
 
     def _exchange(self, commit: Commit) -> None:
-        """Put merged files where those are that they are made of, at one moment. Where that cannot
-        be done nothing happens: they are then moved there before the others are removed, and who
-        lists the directory in between sees rows twice."""
+        """Replace merged files atomically, if the file system can do it.
+
+        Otherwise this has no effect. The caller then moves the merged files before it removes the
+        others, and a program that lists the directory in between sees rows twice.
+        """
         if is_applied(self.lake, commit):
             return
         place = (self.lake / commit.files[0].path).parent
@@ -97,11 +103,12 @@ class ParquetStore:
             remove_all(added.values())
 
     def forget(self, table: str) -> None:
+        """Remove a table and its quarantine."""
         forget_files(self.lake, table)
 
 
 class StorePart(NamedTuple):
-    """What a commit adds to one table, for stores that keep tables in another format."""
+    """The files that a commit adds to one table, for stores with another table format."""
 
     name: str
     output: str
@@ -111,7 +118,7 @@ class StorePart(NamedTuple):
 
 
 def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
-    """One table has the quarantine of all."""
+    """Yield the parts of a commit: one for the table, and one for the common quarantine table."""
     if commit.quarantine:
         columns = names_of(quarantine_columns())
         yield StorePart(QUARANTINE, QUARANTINED, columns, QUARANTINE_PARTITIONS, commit.quarantine)
@@ -120,13 +127,13 @@ def parts_of(commit: Commit, before: Commit | None) -> Iterator[StorePart]:
 
 
 def partition_of(commit: Commit, output: str, file: File) -> dict[str, str | None]:
-    """A file's place in a Part's partition columns."""
+    """Return a file's values of the partition columns of a StorePart."""
     partition = dict(file.partition)
     return {"table": commit.table, **partition} if output == QUARANTINED else partition
 
 
 def removed_by(lake: Path, commit: Commit) -> list[File]:
-    """The files of rows that a commit removes."""
+    """Return the row files that a commit removes."""
     if not commit.removed:
         return []
     files = {file.path: file for file in CommitLog(lake, commit.table).live(commit.version - 1)}
@@ -134,7 +141,7 @@ def removed_by(lake: Path, commit: Commit) -> list[File]:
 
 
 def forget_files(lake: Path, table: str) -> None:
-    """Quarantine, rows, commits and state; the rows vanish at once."""
+    """Remove quarantine, rows, commits and state. The rows vanish at once, by a rename."""
     remove_tree(lake / QUARANTINE / f"table={table}")
     if (lake / table).exists():
         grave = lake / WORK / table
@@ -145,8 +152,11 @@ def forget_files(lake: Path, table: str) -> None:
 
 
 def numbered_place(output: str, table: str, version: int, index: int, file: File) -> str:
-    """A name that no other file has, or had: the quarantine outlives its table, whose versions
-    begin anew then."""
+    """Return a path that no other file has or had.
+
+    A quarantine file gets a random part, because the quarantine outlives its table: the versions of
+    a rebuilt table begin again at 1.
+    """
     root = {ROWS: table, QUARANTINED: f"{QUARANTINE}/table={table}", STATE: f"{STATES}/{table}"}
     unique = f"-{secrets.token_hex(4)}" if output == QUARANTINED else ""
     name = f"{version:08}-{index:04}{unique}.parquet"
@@ -154,32 +164,37 @@ def numbered_place(output: str, table: str, version: int, index: int, file: File
 
 
 def files_of(commit: Commit) -> list[File]:
+    """Return all files that a commit adds."""
     return [*commit.files, *commit.quarantine, *commit.state]
 
 
 def move_staged(lake: Path, commit: Commit) -> None:
+    """Move the staged files of a commit to their places."""
     move_all((lake / file.staged, lake / file.path) for file in files_of(commit) if file.staged)
 
 
 def remove_old_state(lake: Path, commit: Commit, before: Commit | None) -> None:
+    """Remove the state files of the commit before."""
     if before is not None:
         kept = {file.path for file in commit.state}
         remove_all(lake / file.path for file in before.state if file.path not in kept)
 
 
 def is_applied(lake: Path, commit: Commit) -> bool:
-    """Whether all files of a commit are in their places (removals may be left to do)."""
+    """Return whether all files of a commit are in their places. Removals may still be
+    outstanding."""
     if commit.merges:
         return all((lake / file.path).exists() for file in commit.files)
     return not any((lake / file.staged).exists() for file in files_of(commit) if file.staged)
 
 
 def check_lake_path(lake: Path) -> None:
-    """Raises LakeError for what Spark would take for a pattern."""
+    """Check the lake's path. Raises LakeError for characters that Spark takes for a pattern."""
     bad = sorted(set(str(lake)) & set("*?[]{}\\,"))
     if bad:
         raise LakeError(f"the lake's path {lake} has {' '.join(bad)}: choose another directory")
 
 
 def paths_of(lake: Path, files: Iterable[File]) -> list[str]:
+    """Return the full paths of files."""
     return [str(lake / file.path) for file in files]
