@@ -1,1 +1,1 @@
-"""The Spark sink `holdfast`: rows published over MQTT, in order, repetitions dropped."""
+"""The Spark sink `holdfast`: rows published over MQTT, in order, with repetitions dropped."""

@@ -1,4 +1,4 @@
-"""Which server a task publishes to: one after another, until one takes it."""
+"""The choice of the server that a task publishes to: one after another, until one accepts."""
 
 import ssl
 import time
@@ -14,18 +14,23 @@ from holdfast.pipeline.sink.link import BrokerLink, open_link
 
 ROUND_FIRST_S: Final = 0.02
 ROUND_MAX_S: Final = 5.0
-"""Between two rounds through the servers."""
+"""The longest pause in seconds between two rounds through the servers. The first is
+ROUND_FIRST_S."""
 SERVERS_MAX: Final = 64
-"""In one round, with those that others named."""
+"""The most servers in one round, including those that other servers named."""
 
 
 class PublishError(RuntimeError):
-    """The task cannot go on. The text says why and what to do."""
+    """The task cannot continue. The text says why and what to do."""
 
 
 class LinkDialer:
-    """A round begins with the server that took us last. A connection that ends before a message
-    was acknowledged makes the next round wait as a failed one does."""
+    """The dialer of one task. A round begins with the server that accepted last.
+
+    The pause before a round grows until a message is acknowledged. So a connection that ends before
+    any acknowledgement counts like a failed one, and a server that accepts and disconnects is not
+    called in a tight loop.
+    """
 
     def __init__(
         self,
@@ -43,8 +48,11 @@ class LinkDialer:
         self._round_s = 0.0
 
     def connect(self, since: float) -> BrokerLink:
-        """`since`: when a message was acknowledged last, of the monotonic clock. Raises
-        PublishError."""
+        """Connect to the first server that accepts.
+
+        `since` is the time of the last acknowledgement, on the monotonic clock. Raises
+        PublishError.
+        """
         while True:
             if self._round_s:
                 time.sleep(self._round_s * (0.5 + 0.5 * random()))
@@ -61,11 +69,11 @@ class LinkDialer:
                 raise PublishError(f"no connection for {stuck_s:.0f} s (retryTimeout): {text}")
 
     def succeeded(self) -> None:
-        """A message was acknowledged: the next round need not wait."""
+        """Note that a message was acknowledged: the next round begins without a pause."""
         self._round_s = 0.0
 
     def avoid(self, server: Server) -> None:
-        """It fell silent, and perhaps still accepts: it comes last from now on."""
+        """Move a silent server to the end. It may still accept connections."""
         self._servers.remove(server)
         self._servers.append(server)
 
@@ -85,7 +93,7 @@ class LinkDialer:
         return None
 
     def _follow(self, candidates: list[Server], references: str, origin: Server) -> None:
-        """Try the servers that this one named, too, in the same round."""
+        """Add the servers that a refusal named to the current round."""
         for server in parse_references(references, origin):
             is_reachable = not server.is_websocket and (self._tls or not server.is_secure)
             if is_reachable and server not in candidates and len(candidates) < SERVERS_MAX:
@@ -93,7 +101,7 @@ class LinkDialer:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether another attempt may go better."""
+    """Return whether another attempt may succeed."""
     if isinstance(error, ConnectionLost | ConnectionRefused):
         return error.reason in TRANSIENT
     return isinstance(error, TimedOut)

@@ -1,16 +1,18 @@
-"""The numbers that let a broker drop what a repeated task publishes again: `hf-seq`.
+"""The sequences that let a broker drop what a repeated task publishes again: the property `hf-seq`.
 
-A job is a streaming query or a batch write with its writeId. Its rows are numbered in one of two
-ways, both the same in every attempt:
+A job is a streaming query, or a batch write with its writeId. Its rows are numbered in one of two
+ways. Both give the same numbers in every attempt:
 
-- counted: each task is a producer, and a row's sequence is the batch and the row's place in the
-  task. So each attempt of a task must get the same rows in the same order.
-- by origin: the rows have columns `partition` and `offset` that say where they come from. Each
-  partition of the origin is a producer, and a row's sequence is its offset. How Spark divides the
-  rows into tasks does not matter then, as long as one partition's rows are in one task.
+- Counted: each task is a producer, and a row's sequence is the batch and the row's index in the
+task. So each attempt of a task must get the same rows in the same order.
 
-A producer's epoch is always 0: which of two attempts is the newer one does not matter, since both
-publish the same rows with the same numbers, each in ascending order.
+- By origin: the columns `partition` and `offset` say where the rows come from. Each origin
+partition is a producer, and a row's sequence is its offset. Spark may then divide the rows into
+tasks in any way that keeps the rows of one partition in one task.
+
+The epoch of a producer is always 0. Two attempts publish the same rows with the same numbers, each
+in ascending order, so it does not matter which of them is newer. Fencing the older one by an epoch
+would only fail it.
 """
 
 import hashlib
@@ -23,32 +25,33 @@ EPOCH: Final = 0
 BATCH_SHIFT: Final = 32
 BATCH_MAX: Final = (1 << 31) - 1
 ROWS_MAX: Final = (1 << BATCH_SHIFT) - 1
-"""Rows in one task."""
+"""The most rows in one task."""
 REPEAT_SHIFT: Final = 16
 REPEATS_MAX: Final = 1 << REPEAT_SHIFT
-"""Rows of one task with the same origin, as an `explode` makes them."""
+"""The most rows of one task with the same origin, as `explode` makes them."""
 OFFSET_MAX: Final = (1 << 63 - REPEAT_SHIFT) - 2
 ORIGINS_MAX: Final = 10_000
-"""Origin partitions in one task."""
+"""The most origin partitions in one task."""
 
 _NAME: Final = IDENTITY_PROPERTY.encode()
 
 
 class IdentityError(ValueError):
-    """Rows that cannot be numbered. The text says which, and what to do."""
+    """Some rows cannot be numbered. The text says which, and what to do."""
 
 
 class Stamp:
-    """Writes one producer's user property."""
+    """The encoder of one producer's user property `hf-seq`."""
 
     def __init__(self, producer: str) -> None:
         self._value = f"{producer}:{EPOCH}:".encode()
         self._head = b""
-        # The sequences with as many digits as `_head` says.
+        # The range of sequences whose number of digits fits `_head`.
         self._least = 0
         self._end = 0
 
     def block(self, sequence: int) -> bytes:
+        """Return the property for a sequence."""
         if not self._least <= sequence < self._end:
             self._measure(sequence)
         return b"%b%d" % (self._head, sequence)
@@ -70,44 +73,52 @@ class Stamp:
 
 
 def stream_job(query_id: str) -> str:
+    """Return the job of a streaming query."""
     return _digest("query", query_id)
 
 
 def write_job(write_id: str) -> str:
+    """Return the job of a batch write."""
     return _digest("write", write_id)
 
 
 def counted_producer(job: str, task_partition: int) -> str:
+    """Return the producer id of a task whose rows are counted."""
     return f"spark-{job}-{task_partition}"
 
 
 def origin_producer(job: str, origin: int | str) -> str:
-    """A name is hashed: it may have any characters and any length."""
+    """Return the producer id of an origin partition. A name is hashed, because it may have any
+    characters and length."""
     if isinstance(origin, int):
         return f"spark-{job}-o{origin}"
     return f"spark-{_digest(job, origin)}-n"
 
 
 def first_sequence(batch: int) -> int:
-    """Of the first row of a task in this batch. Raises IdentityError."""
+    """Return the sequence of the first row of a task in this batch. Raises IdentityError."""
     if not 0 <= batch <= BATCH_MAX:
         raise IdentityError(f"batch {batch}: the numbers reach to {BATCH_MAX}")
     return (batch << BATCH_SHIFT) + 1
 
 
 class Origins:
-    """The stamps of a task's rows by where they come from, and how far each partition has come."""
+    """The stamps of a task's rows by origin, and the range of offsets of each origin partition.
+
+    Invariant: within a partition the offsets ascend. The broker drops a lower sequence as a
+    repetition, so a row out of order would be lost silently.
+    """
 
     def __init__(self, job: str) -> None:
         self.ranges: dict[int | str, tuple[int, int]] = {}
-        """Per origin partition the first and the last offset."""
+        """The first and the last offset per origin partition."""
         self._job = job
         self._stamps: dict[int | str, Stamp] = {}
-        # Rows so far with the last offset of its partition.
+        # The number of earlier rows with the last offset of the partition.
         self._repeats: dict[int | str, int] = {}
 
     def block(self, partition: int | str | None, offset: int | None) -> bytes:
-        """The property for the next row. Raises IdentityError."""
+        """Return the property for the next row. Raises IdentityError."""
         if partition is None or offset is None:
             raise IdentityError(
                 "a row has null in the columns partition or offset, which say where it comes from. "
@@ -152,9 +163,11 @@ class Origins:
 
 
 def check_overlap(tasks: list[dict[int | str, tuple[int, int]]]) -> None:
-    """Of the tasks of one batch, per origin partition the first and the last offset: no partition
-    may be in two tasks, where the broker would take the rows of one for repetitions of the
-    other's. Raises IdentityError."""
+    """Check that no origin partition is in two tasks of a batch.
+
+    Otherwise the broker may take the rows of one task for repetitions of the other's. Each dict has
+    the first and the last offset per origin partition of one task. Raises IdentityError.
+    """
     seen: dict[int | str, tuple[int, int]] = {}
     for ranges in tasks:
         for partition, (first, last) in ranges.items():

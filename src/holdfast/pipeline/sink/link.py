@@ -1,5 +1,7 @@
-"""One MQTT connection of a task, on a plain socket: a task does nothing else meanwhile, and an
-event loop would cost it half of its speed."""
+"""One MQTT connection of a task, on a plain socket.
+
+A task does nothing else while it publishes. An event loop would halve its speed.
+"""
 
 import select
 import socket
@@ -29,25 +31,26 @@ from holdfast.protocol.mqtt.properties import USER_PROPERTY
 from holdfast.protocol.mqtt.reasons import PACKET_TOO_LARGE
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""For the socket, for TLS, and for CONNACK."""
+"""The timeout in seconds for the socket, for TLS and for CONNACK."""
 KEEP_ALIVE_S: Final = 600
-"""Rows may come slowly, and nobody pings meanwhile: a server that has given up is asked again."""
+"""The keep-alive in seconds. It is long because rows may come slowly and no timer sends pings
+meanwhile. If the server closes the connection, the task connects again."""
 READ_BYTES: Final = 1 << 16
 UNSENT_BYTES: Final = 1 << 18
-"""In the kernel, beyond what is on the wire: so that what the socket takes is what gets through,
-and a slow upload does not look like a server that is silent."""
+"""The most bytes in the kernel that are not yet sent (TCP_NOTSENT_LOWAT). So the bytes that the
+socket takes show real progress, and a slow upload does not look like a silent server."""
 PACKET_BYTES_MAX: Final = 1 << 16
-"""The largest packet a server may send us; it has nothing to send but acknowledgements."""
+"""The largest packet in bytes that the server may send. It sends only acknowledgements."""
 ASKING: Final = (IDENTITY_PROPERTY, "?")
-"""A user property of CONNECT: does the server look at producer sequences?"""
+"""A user property of CONNECT: it asks whether the server uses producer sequences."""
 KNOWS: Final = (IDENTITY_PROPERTY, "1")
-"""The one of CONNACK that says so."""
+"""The user property of CONNACK that confirms it."""
 
 _HTTP: Final = b"HTTP/"
 
 
 class BrokerLink:
-    """A connection that the server has accepted. Raises ConnectionLost where it ends."""
+    """A connection that the server has accepted. Its methods raise ConnectionLost when it ends."""
 
     def __init__(self, server: Server, connection: socket.socket, options: Options) -> None:
         self.server = server
@@ -57,10 +60,10 @@ class BrokerLink:
         self._is_tls = isinstance(connection, ssl.SSLSocket)
         self._level = options.level
         self.rest = b""
-        """The beginning of a packet that waits for its end."""
+        """The beginning of an incomplete packet."""
 
     def send(self, data: memoryview) -> int:
-        """How much of it the socket took, perhaps nothing."""
+        """Send data, and return how many bytes the socket took, perhaps 0."""
         try:
             return self._socket.send(data)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -69,7 +72,7 @@ class BrokerLink:
             raise self._lost(error) from None
 
     def receive(self) -> bytes:
-        """What has arrived, perhaps nothing."""
+        """Return the bytes that have arrived, perhaps none."""
         try:
             data = self._socket.recv(READ_BYTES)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -81,7 +84,7 @@ class BrokerLink:
         return data
 
     def wait(self, timeout_s: float, *, to_send: bool) -> None:
-        """Until something has arrived, or (`to_send`) the socket takes more."""
+        """Wait until bytes have arrived or, with `to_send`, until the socket takes more."""
         if self._is_tls and self._socket.pending():  # type: ignore[attr-defined]
             return
         poll = select.poll()
@@ -89,8 +92,10 @@ class BrokerLink:
         poll.poll(max(0.0, timeout_s) * 1000)
 
     def packets(self, data: bytes) -> list[Packet]:
-        """The packets in `data`, which begins with one; what remains goes to `rest`. Raises
-        ProtocolError."""
+        """Decode the packets in `data`, which begins with one. The incomplete rest goes to `rest`.
+
+        Raises ProtocolError.
+        """
         found: list[Packet] = []
         position = 0
         try:
@@ -104,11 +109,14 @@ class BrokerLink:
         return found
 
     def close(self) -> None:
+        """Close the socket."""
         self._socket.close()
 
     def shut_down(self, farewell: bytes, timeout_s: float) -> None:
-        """Send the last packet, and wait until the server has read everything: at QoS 0 nothing
-        else tells."""
+        """Send the last packet, and wait until the server has closed the connection.
+
+        At QoS 0 this is the only sign that the server has read everything.
+        """
         try:
             self._socket.settimeout(timeout_s)
             self._socket.sendall(farewell)
@@ -126,7 +134,7 @@ class BrokerLink:
 def open_link(
     server: Server, options: Options, tls: ssl.SSLContext | None, server_name: str | None
 ) -> BrokerLink:
-    """Connect and be accepted. Raises ClientError."""
+    """Connect to a server and wait for its CONNACK. Raises ClientError."""
     connection: socket.socket | None = None
     try:
         connection = socket.create_connection((server.host, server.port), CONNECT_TIMEOUT_S)
@@ -183,7 +191,7 @@ def _shake_hands(link: BrokerLink, connection: socket.socket, options: Options) 
 
 
 def disconnected(server: Server, packet: Disconnect) -> ConnectionLost:
-    """What a server's DISCONNECT means."""
+    """Return the error for a server's DISCONNECT."""
     return ConnectionLost(
         f"{server.address} closed the connection: {reason_text(packet.reason)}",
         packet.reason,
@@ -195,7 +203,8 @@ def disconnected(server: Server, packet: Disconnect) -> ConnectionLost:
 def link_options(
     level: int, client_id: str, username: str | None, password: str | None, *, asks: bool
 ) -> Options:
-    """`asks`: whether the server looks at producer sequences. Raises ValueError."""
+    """Return the client's options. With `asks`, CONNECT asks for producer sequences. Raises
+    ValueError."""
     properties: Properties = {}
     if asks and level >= LEVEL_5:
         properties[USER_PROPERTY] = [ASKING]
@@ -211,7 +220,7 @@ def link_options(
 
 
 def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl.SSLContext:
-    """Raises ValueError naming the file."""
+    """Return the TLS settings. Raises ValueError, which names the file."""
     try:
         context = ssl.create_default_context(cafile=ca)
     except (OSError, ssl.SSLError) as error:
@@ -225,8 +234,11 @@ def tls_context(ca: str | None, certificate: str | None, key: str | None) -> ssl
 
 
 def _frame(data: bytes, position: int) -> tuple[int, int] | None:
-    """Where the body of the packet at `position` starts and ends; None if it is not all there.
-    Raises ProtocolViolation."""
+    """Return the start and end of the body of the packet at `position`, or None if it is
+    incomplete.
+
+    Raises ProtocolViolation.
+    """
     length = 0
     shift = 0
     at = position + 1

@@ -67,7 +67,7 @@ NAMES: Final = (
     "retryTimeout",
 )
 OF_SPARK: Final = ("path", "checkpointLocation")
-"""Spark's own options of a query, which arrive together with ours."""
+"""The options of Spark itself, which arrive together with those of the sink."""
 WRITE_ID_CHARACTERS_MAX: Final = 1024
 WRITE_VERSION_MAX: Final = (1 << 31) - 1
 CLIENT_ID_PREFIX_BYTES_MAX: Final = 64
@@ -79,9 +79,11 @@ RETRY_TIMEOUT_MAX_S: Final = 86_400
 
 @dataclass(frozen=True)
 class SinkOptions:
+    """The checked options of one write."""
+
     servers: tuple[Server, ...]
     topic: str | None
-    """None: the rows have it."""
+    """The topic of all rows. None: the rows have a column."""
     qos: int
     retain: bool
     exactly_once: str
@@ -97,13 +99,13 @@ class SinkOptions:
     server_name: str | None
     client_id_prefix: str
     level: int
-    """Protocol level: 4 is MQTT 3.1.1, 5 is 5.0."""
+    """The protocol level: 4 is MQTT 3.1.1, 5 is MQTT 5.0."""
     inflight_max: int
     retry_timeout_s: int
 
 
 def parse(options: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Raises OptionError."""
+    """Check the options of a write. Raises OptionError."""
     given = {name.lower(): value for name, value in options.items()}
     _check_names(given)
     level = PROTOCOLS.get(given.get("protocolversion", "5").strip())

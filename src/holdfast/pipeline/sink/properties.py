@@ -1,8 +1,9 @@
-"""The column `properties` of the sink as MQTT 5 property blocks.
+"""The encoder of the sink's column `properties` to MQTT 5 property blocks.
 
-It may be binary (a block as the source gives it), a struct with some of the fields of
-PROPERTIES_DDL, where `user` may be a map, too, or a map: the user properties. A producer sequence
-that a message came with is left out, because it says which message that was.
+The column may be binary: a block as the source gives it. It may be a struct with some fields of
+PROPERTIES_DDL, where `user` may also be a map. It may also be a map of user properties. The
+producer sequence that a message came with is left out, because it identifies that message and not
+the new one.
 """
 
 from collections.abc import Callable, Iterable
@@ -30,10 +31,10 @@ from holdfast.protocol.mqtt.properties import (
 )
 
 BLOCK_BYTES_MAX: Final = 268_435_455
-"""What a length in MQTT can say."""
+"""The most bytes that a length in MQTT can express."""
 CACHE_MAX: Final = 1024
 CACHED_BYTES_MAX: Final = 1024
-"""Larger blocks are not remembered."""
+"""The most bytes of a block that is cached."""
 
 _IDENTIFIERS: Final[dict[str, int]] = {
     "payload_is_text": PAYLOAD_FORMAT_INDICATOR,
@@ -52,7 +53,7 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "correlation_data": ("binary",),
     "user": ("array<struct<key:string,value:string>>", _MAP),
 }
-"""Per field, as Spark writes types."""
+"""The allowed types per field, as Spark writes them."""
 _ALLOWED: Final = (
     f"binary (a block as the source gives it), {_MAP} (user properties), or a struct of "
     + ", ".join(f"{name} {' or '.join(types)}" for name, types in _TYPES.items())
@@ -61,7 +62,7 @@ _OF_A_CONNECTION: Final = (TOPIC_ALIAS, SUBSCRIPTION_IDENTIFIER)
 
 
 def check_type(data_type: DataType) -> None:
-    """Raises OptionError."""
+    """Check the type of the column. Raises OptionError."""
     if isinstance(data_type, StructType):
         for field in data_type.fields:
             found = field.dataType.simpleString()
@@ -72,13 +73,13 @@ def check_type(data_type: DataType) -> None:
 
 
 class PropertiesEncoder:
-    """Remembers the blocks it made last: mostly many rows have the same."""
+    """An encoder with a cache of the last blocks, because mostly many rows have the same."""
 
     def __init__(self) -> None:
         self._known: dict[bytes, bytes] = {}
 
     def blocks(self, column: pa.Array) -> list[bytes | str]:
-        """Per row the block, empty for null, or a text that says why there is none."""
+        """Return per row the block, empty for null, or a text that says why the row has none."""
         data_type = column.type
         encode: Callable[[Any], bytes | str]
         if pa.types.is_map(data_type):
@@ -138,7 +139,7 @@ def _of_struct(value: dict[str, Any]) -> bytes | str:
 
 
 def _pairs(pairs: Iterable[tuple[str | None, str | None]]) -> list[Any]:
-    """Null is an empty text."""
+    """Return the user properties without the producer sequence. Null becomes an empty text."""
     return [(key or "", value or "") for key, value in pairs if key != IDENTITY_PROPERTY]
 
 

@@ -1,4 +1,4 @@
-"""Publishes a task's messages, over as many connections as it takes, and waits for their
+"""The publisher of one task's messages. It reconnects as needed and waits for the
 acknowledgements."""
 
 import logging
@@ -22,25 +22,31 @@ from holdfast.protocol.mqtt.packets import Ack, Disconnect
 logger = logging.getLogger("holdfast.pipeline")
 
 CHUNK_BYTES: Final = 1 << 16
-"""What is gathered before it is sent."""
+"""The bytes that are collected before they are sent."""
 RESPONSE_TIMEOUT_S: Final = 20.0
-"""A server that owes answers and is silent for so long is gone; half-way it is sent a PINGREQ."""
+"""The seconds of silence after which a server that owes acknowledgements counts as down. After half
+of that it is sent a PINGREQ."""
 UNSENT_BYTES_MAX: Final = 1 << 20
-"""Of what has been handed over, with QoS 0, too."""
+"""The most bytes that wait for the socket, QoS 0 included."""
 PATIENCE_S: Final = 0.5
-"""The longest wait before silence and progress are looked at again."""
+"""The longest wait in seconds before silence and progress are checked again."""
 FRUITLESS_MAX: Final = 3
-"""Connections lost and messages refused for now, in a row. From then on only acknowledgements
-count as progress, and not what is sent: that may be what the server ends connections for."""
+"""The failures in a row (lost connections and transient refusals) after which only acknowledgements
+count as progress. Sent bytes do not count then: they may be the reason why the server closes the
+connections."""
 CLOSE_S: Final = 5.0
+"""The most seconds to wait for the server to close the connection."""
 
 _IDENTITY_REFUSED: Final = ("producer epoch is fenced", "the producer belongs to", "hf-seq")
-"""What Holdfast's reason strings begin with when not the row is wrong but who sends it."""
+"""The beginnings of Holdfast's reason strings that reject the writer and not the row."""
 
 
 class Publisher:
-    """`on_connected` is told of each connection; `on_refused` of each message that the server does
-    not take (its PUBLISH, and why). What they raise ends the task."""
+    """The messages of one task and the connection that carries them.
+
+    `on_connected` is called for each connection. `on_refused` is called for each message that the
+    server rejects, with its PUBLISH and the reason. An exception from either ends the task.
+    """
 
     def __init__(
         self,
@@ -67,20 +73,22 @@ class Publisher:
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._sending = memoryview(b"")
-        """What the socket has not taken yet."""
+        """The bytes that the socket has not taken yet."""
         self._settled_before = 0
         self._fruitless = 0
-        """Connections lost and messages refused for now since the last one was settled."""
+        """The lost connections and transient refusals since the last acknowledgement."""
         self._progress_at = 0.0
         self._heard_at = 0.0
-        # When the caller was given back control.
+        # The time at which the last call returned to the caller.
         self._away_at = 0.0
         self._has_pinged = False
         self._last_error = ""
 
     def publish(self, first: int, topic: bytes, tail: bytes) -> None:
-        """A PUBLISH: its first byte, its topic field, and what stands behind the packet id. It may
-        wait. Raises PublishError."""
+        """Publish a message: its first byte, its topic field and the bytes after the packet id.
+
+        The call waits while the window is full. Raises PublishError.
+        """
         window = self.window
         if not window.unsettled and not self._out and not self._sending:
             self._progress_at = self._heard_at = self._away_at = time.monotonic()
@@ -102,8 +110,11 @@ class Publisher:
                 self._exchange(self._patience_s())
 
     def push(self) -> None:
-        """Send what is gathered, as far as the socket takes it: the next message may be long in
-        coming. Raises PublishError."""
+        """Send the collected bytes as far as the socket takes them, because the next message may
+        come late.
+
+        Raises PublishError.
+        """
         if self._out:
             self._exchange(0.0)
 
@@ -116,7 +127,7 @@ class Publisher:
         self.close()
 
     def close(self) -> None:
-        """At once."""
+        """Close the connection at once."""
         if self._link is not None:
             self._link.close()
             self._link = None
@@ -136,9 +147,13 @@ class Publisher:
         return True
 
     def _exchange(self, wait_s: float) -> None:
-        """Send what the socket takes, and take what has arrived; wait at most so long for either.
-        Raises PublishError."""
-        # Nobody has listened while the caller was away: that time counts for nothing.
+        """Send what the socket takes, and process what has arrived. Wait at most `wait_s` for
+        either.
+
+        Raises PublishError.
+        """
+        # The time between two calls does not count as silence or as lack of progress, because
+        # nothing was read meanwhile.
         away_s = time.monotonic() - self._away_at
         self._progress_at += away_s
         self._heard_at += away_s
@@ -203,8 +218,10 @@ class Publisher:
                 raise disconnected(link.server, packet)
 
     def _take_acknowledgements(self, data: bytes) -> int:
-        """The PUBACKs without an error at the beginning of `data`: nearly all there is. Returns
-        where they end."""
+        """Process the successful PUBACKs at the beginning of `data`, which are nearly all packets.
+
+        Returns the position at which they end.
+        """
         acknowledged = self.window.acknowledged
         position = 0
         last = len(data) - 4
@@ -240,7 +257,7 @@ class Publisher:
                 self._last_error = self.window.last_refusal
 
     def _check_silence(self, link: BrokerLink, now: float) -> None:
-        """Raises TimedOut."""
+        """Check that the server is not silent for too long. Raises TimedOut."""
         if not self.window.on_wire:
             self._heard_at = now
             return
@@ -252,7 +269,7 @@ class Publisher:
             self._out.append(PINGREQ_BYTES)
 
     def _check_progress(self, now: float) -> None:
-        """Raises PublishError."""
+        """Check that messages are acknowledged. Raises PublishError."""
         stuck_s = now - self._progress_at
         if stuck_s < self._retry_timeout_s or not (self.window.unsettled or self._sending):
             return
@@ -262,8 +279,10 @@ class Publisher:
         )
 
     def _lose(self, error: Exception) -> None:
-        """The connection is of no use any more. What is in the window is sent again; QoS 0 was at
-        most once. Raises PublishError."""
+        """Drop the connection. Messages in the window are sent again; QoS 0 is at most once.
+
+        Raises PublishError if another connection would not help.
+        """
         link = self._link
         self._fruitless += 1
         if link is not None:
@@ -281,7 +300,7 @@ class Publisher:
             raise PublishError(str(error))
 
     def _connect(self) -> BrokerLink:
-        """Raises PublishError."""
+        """Connect, and prepare the window for the new connection. Raises PublishError."""
         link = self._dialer.connect(self._progress_at)
         self._link = link
         self.connections += 1

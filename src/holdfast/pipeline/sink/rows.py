@@ -1,17 +1,17 @@
-"""Rows as messages: which columns there may be, and Arrow batches to PUBLISH packets.
+"""The columns that the sink accepts, and the encoder from Arrow batches to PUBLISH packets.
 
 =========== =======================================================================================
 topic       string; or the option `topic` for all rows
 payload     string or binary; null is an empty payload
 qos         0, 1 or 2; null or no such column: the option `qos`
 retain      boolean; null or no such column: the option `retain`
-properties  see sink_properties.py (MQTT 5)
-partition   number or string, and `offset`, a number: where the row comes from, as the source of
-            Holdfast and that of Kafka have them; both or none (see sink_identity.py)
+properties  see properties.py (MQTT 5)
+partition   number or string, and `offset`, a number: where the row comes from, as the sources of
+            Holdfast and Kafka have them; both or none (see identity.py)
 =========== =======================================================================================
 
-Columns named in `orderBy` may be there, too; any other is an error, so that nothing is left out
-unseen.
+Columns named in `orderBy` may be present, too. Any other column is an error, so that no data is
+left out unnoticed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,16 +44,17 @@ from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 COLUMNS: Final = ("topic", "payload", "qos", "retain", "properties", "partition", "offset")
 SORTED_BYTES_MAX: Final = 512 << 20
-"""Of the rows of one task, with orderBy: they are in memory together."""
+"""The most bytes of the rows of one task with orderBy. They are in memory together."""
 SORTED_ROWS: Final = 10_000
-"""In one batch of them."""
+"""The most rows in one sorted batch."""
 TOPICS_MAX: Final = 100_000
-"""Topics that are remembered in their encoded form."""
+"""The most topics that are cached in their encoded form."""
 MESSAGE_BYTES_MAX: Final = 268_435_455 - 256
-"""Of topic, properties and payload together; the rest is for lengths and the producer sequence."""
+"""The most bytes of topic, properties and payload together. The rest of MQTT's limit is for lengths
+and the producer sequence."""
 
 Message = tuple[int, bytes, bytes]
-"""A PUBLISH: first byte, topic field, and what stands behind the packet id."""
+"""A PUBLISH: its first byte, its topic field, and the bytes after the packet id."""
 _SORTABLE: Final = (
     NumericType,
     StringType,
@@ -66,11 +67,11 @@ _SORTABLE: Final = (
 
 
 class RowError(ValueError):
-    """The rows cannot be published as asked. The text says why and what to do."""
+    """The rows cannot be published as requested. The text says why and what to do."""
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raises OptionError."""
+    """Check the columns of a write against its options. Raises OptionError."""
     types = {field.name: field.dataType for field in schema.fields}
     if len(types) != len(schema.fields):
         raise OptionError(f"columns of the same name: {', '.join(schema.names)}")
@@ -123,7 +124,7 @@ def _check_column(name: str, data_type: DataType) -> None:
 
 
 class Counted:
-    """Numbers the rows of a task as they come."""
+    """A numbering of a task's rows in the order in which they come."""
 
     def __init__(self, producer: str, first_sequence: int) -> None:
         self._stamp = Stamp(producer)
@@ -131,7 +132,7 @@ class Counted:
         self._end = first_sequence + ROWS_MAX
 
     def blocks(self, rows: int) -> Iterator[bytes]:
-        """The properties of the next rows. Raises IdentityError."""
+        """Return the properties for the next rows. Raises IdentityError."""
         start = self._next
         if start + rows > self._end:
             raise IdentityError(f"more than {ROWS_MAX} rows in one task: use more partitions")
@@ -140,8 +141,11 @@ class Counted:
 
 
 class RowEncoder:
-    """The rows of one task as messages. `on_refused` is told why a row can be none; what it raises
-    ends the task."""
+    """The encoder of the rows of one task.
+
+    It calls `on_refused` with the reason when a row cannot be a message. An exception from that
+    call ends the task.
+    """
 
     def __init__(
         self,
@@ -150,7 +154,7 @@ class RowEncoder:
         on_refused: Callable[[str], None],
     ) -> None:
         self.unnumbered = 0
-        """Rows without a number because of their QoS."""
+        """The number of rows without a sequence because of their QoS."""
         self._options = options
         self._numbering = numbering
         self._on_refused = on_refused
@@ -159,8 +163,10 @@ class RowEncoder:
         self._topics: dict[str | None, bytes | str] = {}
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
-        """In the order of the rows. Raises IdentityError, and RowError where exactlyOnce=require
-        cannot be kept."""
+        """Yield the messages in the order of the rows.
+
+        Raises IdentityError, and RowError if a row contradicts exactlyOnce=require.
+        """
         options = self._options
         topics, places = self._topic_fields(batch)
         rows = zip(
@@ -195,8 +201,8 @@ class RowEncoder:
                 yield FIRST_BYTE | qos << 1 | retain, topic, payload
 
     def _topic_fields(self, batch: pa.RecordBatch) -> tuple[list[bytes | str], Iterable[int]]:
-        """The different topics as fields (or what is wrong with them), and which one each row
-        has."""
+        """Return the distinct topics as fields (or their faults), and the index of each row's
+        topic."""
         if self._options.topic is not None:
             return [self._topic_field(self._options.topic)], repeat(0, batch.num_rows)
         encoded = pc.dictionary_encode(batch.column("topic"), null_encoding="encode")
@@ -244,7 +250,7 @@ def _given(batch: pa.RecordBatch, name: str, default: Any) -> Iterable[Any]:
 
 
 def _payloads(column: pa.Array) -> list[bytes]:
-    """Text as UTF-8, null as an empty payload."""
+    """Return the payloads: text as UTF-8, null as empty bytes."""
     if not pa.types.is_binary(column.type):
         column = column.cast(pa.binary())
     if column.null_count:
@@ -254,8 +260,10 @@ def _payloads(column: pa.Array) -> list[bytes]:
 
 
 def ordered(batches: Iterator[pa.RecordBatch], order_by: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a task by these columns, and where those are equal by all others: an order that
-    depends on nothing but the rows. Raises RowError."""
+    """Sort the rows of a task by these columns, and then by all others.
+
+    The order then depends only on the rows, so each attempt numbers them equally. Raises RowError.
+    """
     found: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

@@ -1,8 +1,8 @@
-"""`df.write.format("holdfast")` and `df.writeStream.format("holdfast")`: rows to messages.
+"""The Spark sink: `df.write.format("holdfast")` and `df.writeStream.format("holdfast")`.
 
-See sink_options.py for the options, sink_rows.py for the columns, and sink_identity.py for what
-lets a repeated task take effect once. What a task has published is with the subscribers at once
-and is never taken back: `commit` and `abort` only report.
+The options are in options.py, the columns in rows.py, and the numbering that makes a repeated task
+take effect once in identity.py. Subscribers get a task's messages at once, and messages cannot be
+withdrawn. So `commit` and `abort` only report.
 """
 
 import logging
@@ -29,15 +29,16 @@ logger = logging.getLogger("holdfast.pipeline")
 
 QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
-"""What Spark tells the tasks of a stream."""
+"""The local properties in which Spark gives the tasks of a stream their query and batch."""
 
 _told: set[str] = set()
-"""Warnings that this process has given; there are few different ones."""
+"""The warnings that this process has logged."""
 TOLD_MAX: Final = 100
+"""The most different warnings that this process logs."""
 
 
 class HoldfastWriter(DataSourceArrowWriter):
-    """A batch write. Made once, on the driver; the tasks have copies of it."""
+    """The writer of a batch write. It is made once, on the driver; the tasks have copies."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -47,18 +48,21 @@ class HoldfastWriter(DataSourceArrowWriter):
         self.job = write_job(self.options.write_id or uuid4().hex)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:
+        """Publish the rows of one task."""
         task = Task(self.job, self.options.write_version, _context().partitionId())
         return TaskWriter(self.options, task).write(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Report the write."""
         report(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Report the failure."""
         report_abort(messages)
 
 
 class HoldfastStreamWriter(DataSourceStreamArrowWriter):
-    """A stream's writer. Spark makes a new one whenever it needs one."""
+    """The writer of a streaming query. Spark makes a new one whenever it needs one."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -67,6 +71,7 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
         check_columns(schema, self.options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommit:
+        """Publish the rows of one task."""
         context = _context()
         query_id = context.getLocalProperty(QUERY_ID)
         batch = context.getLocalProperty(BATCH_ID)
@@ -81,15 +86,20 @@ class HoldfastStreamWriter(DataSourceStreamArrowWriter):
         return TaskWriter(self.options, task).write(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Report one micro-batch."""
         report(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Report the failure of one micro-batch."""
         report_abort(messages)
 
 
 def report(messages: Sequence[WriterCommitMessage | None]) -> None:
-    """On the driver, when all tasks have ended well. Raises IdentityError where rows may be
-    missing after all, so that the batch does not count as done."""
+    """Report a write on the driver after all tasks have succeeded.
+
+    Raises IdentityError if rows may be missing after all, so that Spark does not count the batch as
+    done.
+    """
     done = [message for message in messages if isinstance(message, SinkCommit)]
     check_overlap([one.origins for one in done])
     refused = sum(one.refused for one in done)
@@ -101,6 +111,7 @@ def report(messages: Sequence[WriterCommitMessage | None]) -> None:
 
 
 def report_abort(messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Report a failed write. Its published messages stay published."""
     rows = sum(message.rows for message in messages if isinstance(message, SinkCommit))
     logger.warning(
         "the write failed; what its tasks have published (%d rows by those that ended well) stays "

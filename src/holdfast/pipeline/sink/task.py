@@ -1,4 +1,4 @@
-"""What a task of the sink does: its rows in, a commit message out."""
+"""One task of the sink: it takes rows and returns a commit message."""
 
 import logging
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from holdfast.protocol.mqtt.fields import read_varint
 logger = logging.getLogger("holdfast.pipeline")
 
 EXAMPLES_MAX: Final = 3
-"""Refused rows of a task that are told of one by one."""
+"""The most rejected rows of a task that are reported one by one."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """Which part of which job: the same in every attempt. `job` is from sink_identity."""
+    """The part of a job that is the same in every attempt. `job` comes from identity.py."""
 
     job: str
     batch: int
@@ -34,22 +34,22 @@ class Task:
 
 @dataclass
 class SinkCommit(WriterCommitMessage):
-    """What one task has done."""
+    """The result of one task."""
 
     rows: int = 0
     refused: int = 0
     examples: list[str] = field(default_factory=list)
     resent: int = 0
-    """Messages that were sent again, after a refusal or a lost connection."""
+    """The number of messages that were sent again, after a refusal or a lost connection."""
     connections: int = 0
     at_least_once: str = ""
-    """Why the broker does not recognise repetitions; empty where it does."""
+    """The reason why the broker does not recognise repetitions. Empty if it does."""
     origins: dict[int | str, tuple[int, int]] = field(default_factory=dict)
-    """Per origin partition the first and the last offset."""
+    """The first and the last offset per origin partition."""
 
 
 class TaskWriter:
-    """One attempt. `done` is right once `write` has returned."""
+    """One attempt of a task. `done` is valid after `write` has returned."""
 
     def __init__(self, options: SinkOptions, task: Task) -> None:
         self.done = SinkCommit()
@@ -57,8 +57,10 @@ class TaskWriter:
         self._task = task
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> SinkCommit:
-        """Returns when the server has everything. A task without rows connects nowhere. Raises
-        PublishError, RowError, IdentityError."""
+        """Publish the rows, and return when the server has everything.
+
+        A task without rows makes no connection. Raises PublishError, RowError and IdentityError.
+        """
         options = self._options
         if options.order_by:
             batches = ordered(batches, options.order_by)
@@ -97,7 +99,7 @@ class TaskWriter:
         options = self._options
         task = self._task
         client_id = f"{options.client_id_prefix}-{task.job[:8]}-{task.partition}-{token_hex(4)}"
-        # The tasks spread over the servers.
+        # Each task begins with another server, which spreads the load.
         start = task.partition % len(options.servers)
         tls = None
         if any(server.is_secure for server in options.servers):
@@ -137,7 +139,7 @@ class TaskWriter:
         self._refuse(f"the broker does not take a message to {topic!r}: {why}")
 
     def _refuse(self, why: str) -> None:
-        """A row that can be no message."""
+        """Count a row that cannot be a message, or end the task (failOnRefused)."""
         if self._options.fail_on_refused:
             raise RowError(f"{why} (failOnRefused=false leaves such rows out)")
         self.done.refused += 1

@@ -1,13 +1,15 @@
-"""Which messages of a task are on their way, and what is sent again. Pure: no socket, no clock.
+"""The messages of a task that are under way, and those to send again. Pure: no socket, no clock.
 
-Messages are sent in the order they come, at most `messages_max` and about BYTES_MAX at a time. When
-the server refuses one for now, nothing more is sent until all that is on the wire is answered;
-then, after a pause, sending begins again at the first that is not settled, with that one alone
-until it is accepted. Holdfast refuses what follows a refused message of the same producer, so the
-order holds there.
+Messages are sent in order, at most `messages_max` and about BYTES_MAX at a time. After a transient
+refusal nothing more is sent until everything on the wire is answered. After a pause, sending begins
+again at the first message that is not resolved, and with that one alone until it is accepted.
 
-With a new connection everything that is not settled is sent again: without a session the server
-knows nothing of the old one.
+Invariant: the broker accepts messages in order. Counter-example: 5 is refused, 6 is accepted, and 5
+sent again is dropped as a repetition of a lower sequence. Holdfast refuses the messages that follow
+a refused one of the same producer, so that cannot happen there.
+
+A new connection has no session, so the server has no state of the old one. Everything that is not
+resolved is sent again.
 """
 
 from collections import OrderedDict
@@ -19,7 +21,8 @@ from holdfast.protocol.mqtt.fields import varint
 from holdfast.protocol.mqtt.packets import PUBCOMP, PUBREC, PUBREL
 
 BYTES_MAX: Final = 16 << 20
-"""Of messages that are not settled; the one that reaches it is the last."""
+"""The bytes of unresolved messages at which no more are added. The message that reaches it is still
+added."""
 PAUSE_FIRST_S: Final = 0.05
 PAUSE_MAX_S: Final = 5.0
 RETRIED: Final = frozenset(
@@ -30,20 +33,20 @@ RETRIED: Final = frozenset(
         reasons.QUOTA_EXCEEDED,
     }
 )
-"""Refusals that may not last."""
+"""Refusals that may be transient."""
 
 _PACKET_IDS: Final = 65_536
 
 
 class UnknownPacket(Exception):
-    """The server acknowledged what was not sent."""
+    """The server acknowledged a packet that was not sent."""
 
     def __init__(self, packet_id: int) -> None:
         super().__init__(f"the server acknowledged packet id {packet_id}, which is not on the wire")
 
 
 class RowRefused(Exception):
-    """The server refused a message for good. `frame` is what was sent."""
+    """The server refused a message permanently. `frame` is the PUBLISH that was sent."""
 
     def __init__(self, frame: bytes, reason: int, detail: str) -> None:
         super().__init__(reasons.NAMES.get(reason, f"reason 0x{reason:02x}"))
@@ -53,22 +56,23 @@ class RowRefused(Exception):
 
 
 class PublishWindow:
-    """`settled` counts the messages that the server has taken or refused for good."""
+    """The window of one task. `settled` counts the messages that the server has accepted or refused
+    permanently."""
 
     def __init__(self, messages_max: int) -> None:
         self.settled = 0
         self.resent = 0
         self.unsettled: dict[int, bytes] = {}
-        """Packet id to the whole PUBLISH, in the order of publishing."""
+        """The PUBLISH per packet id, in the order of publishing."""
         self.last_refusal = ""
         self._messages_max = messages_max
         self._limit = messages_max
         self._bytes = 0
         self._next_id = 1
-        # Ids that go out again before anything new does, in order.
+        # The packet ids to send again before anything new, in order.
         self._backlog: OrderedDict[int, None] = OrderedDict()
         self._refused: set[int] = set()
-        # QoS 2: the server has it, and our PUBREL is on its way.
+        # QoS 2: the server has the message, and PUBREL is on its way.
         self._released: set[int] = set()
         self._is_probing = False
         self._resume_at = 0.0
@@ -76,11 +80,11 @@ class PublishWindow:
 
     @property
     def on_wire(self) -> int:
-        """Messages that the server owes an answer."""
+        """The number of messages that the server has not answered yet."""
         return len(self.unsettled) - len(self._backlog) - len(self._refused)
 
     def has_room(self) -> bool:
-        """Whether a new message may be added."""
+        """Return whether a new message may be added."""
         return (
             len(self.unsettled) < self._limit
             and self._bytes < BYTES_MAX
@@ -90,8 +94,10 @@ class PublishWindow:
         )
 
     def add(self, first: int, head: bytes, tail: bytes) -> bytes:
-        """A new PUBLISH with QoS 1 or 2 that goes out now: its first byte, its topic field, and
-        what stands behind the packet id."""
+        """Add a message with QoS 1 or 2, and return the PUBLISH to send now.
+
+        The arguments are its first byte, its topic field and the bytes after the packet id.
+        """
         packet_id = self._next_id
         while packet_id in self.unsettled:
             packet_id = packet_id % (_PACKET_IDS - 1) + 1
@@ -109,19 +115,19 @@ class PublishWindow:
         return frame
 
     def connected(self, receive_maximum: int) -> None:
-        """There is a new connection, without a session from the one before."""
+        """Note a new connection, without a session from the last one."""
         self.disconnected()
         self._limit = min(self._messages_max, receive_maximum)
 
     def disconnected(self) -> None:
-        """From now on everything that is not settled goes out again, before anything new does."""
+        """Queue everything that is not resolved, to be sent again before anything new."""
         self._backlog = OrderedDict.fromkeys(self.unsettled)
         self._refused.clear()
         self._released.clear()
         self._is_probing = False
 
     def take(self, now: float) -> list[bytes]:
-        """What is to be sent again now."""
+        """Return the messages to send again now."""
         if self._refused and not self.on_wire and now >= self._resume_at:
             self._refused.clear()
             self._backlog = OrderedDict.fromkeys(self.unsettled)
@@ -135,12 +141,12 @@ class PublishWindow:
         return frames
 
     def timer(self) -> float | None:
-        """When `take` may have something without another answer; None: not by time alone."""
+        """Return the time at which `take` may return messages without another answer. None: it
+        depends on answers."""
         return self._resume_at if self._refused and not self.on_wire else None
 
     def acknowledged(self, packet_id: int) -> None:
-        """A PUBACK without an error, which is what nearly all answers are. Raises
-        UnknownPacket."""
+        """Process a successful PUBACK, which nearly all answers are. Raises UnknownPacket."""
         if (self._refused or self._backlog) and not self._is_on_wire(packet_id):
             raise UnknownPacket(packet_id)
         frame = self.unsettled.pop(packet_id, None)
@@ -153,8 +159,10 @@ class PublishWindow:
             self._pause_s = PAUSE_FIRST_S
 
     def answered(self, kind: int, packet_id: int, reason: int, detail: str, now: float) -> bytes:
-        """Any PUBACK, PUBREC or PUBCOMP. Returns what is to be sent for it. Raises UnknownPacket,
-        and Refused for a message that is thereby settled."""
+        """Process any PUBACK, PUBREC or PUBCOMP, and return the bytes to send for it.
+
+        Raises UnknownPacket, and RowRefused for a message that the server refused permanently.
+        """
         if not self._is_on_wire(packet_id):
             raise UnknownPacket(packet_id)
         frame = self.unsettled[packet_id]
