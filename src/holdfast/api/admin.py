@@ -85,6 +85,7 @@ class AdminRoutes:
         return PlainTextResponse("ok\n")
 
     async def readyz(self, request: Request) -> Response:
+        """Report the obstacles, and the figures that explain them."""
         found = obstacles(self._server)
         body: dict[str, object] = {
             "ready": not found,

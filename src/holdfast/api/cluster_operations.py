@@ -130,6 +130,11 @@ class ClusterOperations:
         ]
 
     async def init(self) -> dict[str, object]:
+        """Initialise a cluster with this node.
+
+        It refuses if another node refused this one or belongs to a cluster: that cluster probably
+        is the one to join, and a second one with the same nodes could never merge with it.
+        """
         member = self._member
         if member.meta.metadata is not None:
             raise ClusterError(
@@ -200,6 +205,7 @@ class ClusterOperations:
         }
 
     async def remove(self, node: str) -> None:
+        """Remove a node after the checks of `operations.remove`."""
         try:
             operations.remove(self._metadata(), node)
         except operations.OperationError as error:

@@ -135,7 +135,7 @@ class LogSender:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
                 LogRequests(connection, received, self._find_broker, self._hosts, self._bodies)
         except OSError:
-            return  # the reader has gone, or is too slow
+            return  # The reader has closed the connection, or is too slow.
         except Exception as error:
             logger.error("log_sender_failed error=%r", str(error), exc_info=error)
         finally:
@@ -151,6 +151,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int) -> bool:
+        """Take bytes from the budget; returns False if there are not enough left."""
         with self._lock:
             if size_bytes > self._left:
                 return False
@@ -158,6 +159,7 @@ class Budget:
             return True
 
     def give_back(self, size_bytes: int) -> None:
+        """Return bytes to the budget."""
         with self._lock:
             self._left += size_bytes
 
@@ -231,6 +233,10 @@ class LogRequests(BaseHTTPRequestHandler):
         """Do nothing: requests are not logged."""
 
     def do_POST(self) -> None:
+        """Serve one request, and close the connection after a refused one.
+
+        A refused body is not read, so the next request could not be found behind it.
+        """
         text = self._refusal()
         if text:
             self.close_connection = True
@@ -394,6 +400,10 @@ class LogConnections(BoundedConnection):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        """Decide by the first bytes whether this connection belongs to a reader.
+
+        All bytes so far are buffered until they differ from FIRST_BYTES or contain them.
+        """
         if self._is_ours is None:
             data = self._first = self._first + data
             if data.startswith(FIRST_BYTES):

@@ -128,12 +128,14 @@ class Readiness:
         """The time at which each obstacle was first seen."""
 
     async def watch(self) -> None:
+        """Look every LOOK_S, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             self.look(loop.time())
             await asyncio.sleep(LOOK_S)
 
     def look(self, now: float) -> None:
+        """Log the obstacles that appeared or ended since the last look."""
         found = {each.name: each for each in obstacles(self._server)}
         if not self._was_ready:
             self._was_ready = not found

@@ -391,6 +391,7 @@ class ClusterMembership:
             self.member.node.redirect(servers, text)
 
     async def stop(self) -> None:
+        """Close the links and write the last high watermarks."""
         for task in (self._saving, self._forgetting):
             if task is not None:
                 task.cancel()

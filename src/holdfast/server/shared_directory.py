@@ -48,7 +48,10 @@ class SharedDirectory:
         on_failed: Callable[[BaseException], None],
         on_handover: Callable[[], None],
     ) -> None:
-        """Raises `StorageError` if the directory cannot be shared. Callbacks: see `Mastership`."""
+        """Open the directory. Raises `StorageError` if it cannot be shared.
+
+        The callbacks are those of `Mastership`.
+        """
         self._on_failed = on_failed
         path = Path(config.node.data)
         manifest = _open(path, config)
@@ -150,7 +153,7 @@ class SharedDirectory:
                 await asyncio.to_thread(self.mastership.forget_old_epochs)
                 return
             except LeaseLost:
-                return  # the renewal tells
+                return  # The renewal reports it.
             except OSError as error:
                 # Their hard links occupy space, so this is repeated until it succeeds.
                 logger.warning("old_epochs_not_removed error=%r", str(error))

@@ -34,7 +34,7 @@ class AdminPort:
     """Sends requests to one admin port."""
 
     def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Raises `AdminError` if the address is malformed."""
+        """Parse the address. Raises `AdminError` if it is malformed."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise AdminError(f"--admin {address!r}: give ADDR:PORT, as {DEFAULT_ADMIN}")

@@ -18,7 +18,7 @@ NODES: Final = 3
 NODES_MAX: Final = 32
 ADMIN_DISTANCE: Final = 100
 PEER_DISTANCE: Final = 200
-"""With a base port: the distance from a node's port for clients to its peer port."""
+"""The distance from a node's port for clients to its peer port, with a base port."""
 BASE_PORT_MAX: Final = 65535 - PEER_DISTANCE - NODES_MAX
 FREE_PORTS: Final = range(10_000, 32_000)
 """The ports to choose from.

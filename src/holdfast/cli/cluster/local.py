@@ -128,7 +128,7 @@ class LocalCluster:
     """The nodes of one directory as child processes."""
 
     def __init__(self, directory: Path, args: argparse.Namespace, signals: _Signals) -> None:
-        """Raises `LayoutError` or `OSError` if the directory cannot be used."""
+        """Plan the nodes. Raises `LayoutError` or `OSError` if the directory is unusable."""
         self._directory = directory
         self._args = args
         self._signals = signals

@@ -83,7 +83,7 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
     older_copy: str = ""
     """The records that this node's disk has lost. The node takes no part in the cluster."""
     refused_by: list[str] = []
-    """For a node without a cluster: the nodes that refuse it, with their reasons."""
+    """The nodes that refuse a node without a cluster, with their reasons."""
 
     def node_status(self, node: str) -> NodeStatus | None:
         return next((each for each in self.nodes if each.node == node), None)

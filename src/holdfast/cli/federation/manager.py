@@ -5,7 +5,7 @@ nodes       the members, their health and their neighbours
 links       the links; --pin, --forbid and --free change the rules for them
 join-token  make a token that lets one member join
 dot         the federation for Graphviz
-leave       remove a member; the others are linked anew
+leave       remove a member; the others get new links
 
 Exit codes: 0 success; 1 the manager refuses or does not answer; 2 wrong usage or configuration.
 """

@@ -29,7 +29,7 @@ class ManagerPort:
         certificate: str | None = None,
         key: str | None = None,
     ) -> None:
-        """Raises `ManagerError` if the URL or a certificate cannot be used."""
+        """Check URL and certificates. Raises `ManagerError` if one cannot be used."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ManagerError(f"{url!r} is no URL of a manager: write http://host:8080")

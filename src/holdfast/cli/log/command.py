@@ -241,7 +241,7 @@ def _newest_records(
         try:
             reader = SegmentReader(directory, sequence)
         except FileNotFoundError:
-            break  # removed by retention, so what is older is gone too
+            break  # Removed by retention, so older segments are removed too.
         positions: list[int] = []
         for item in reader.read(newest=newest is None):
             if isinstance(item, DamagedRange):

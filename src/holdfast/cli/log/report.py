@@ -1,10 +1,17 @@
 """Examines a whole data directory: its content, and everything that is wrong with it.
 
-A *problem* must not exist after any crash of the broker: damage, missing or repeated offsets, an
-index that does not describe its segment, an unusable snapshot, or a journal that does not reach
-back to the newest usable snapshot. A *note* is harmless: an unfinished tail, which the next start
-truncates, a missing index, which it builds again, or records that a replica has truncated and
-replaced by its leader's.
+A *problem* must not exist after any crash of the broker:
+
+- damage, or missing or repeated offsets
+- an index that does not describe its segment
+- an unusable snapshot
+- a journal that does not reach back to the newest usable snapshot
+
+A *note* is harmless:
+
+- an unfinished tail, which the next start truncates
+- a missing index, which the next start builds again
+- records that a replica has truncated and replaced by its leader's
 """
 
 import contextlib
@@ -24,7 +31,7 @@ from holdfast.storage.snapshot import CorruptSnapshot, Snapshot
 
 @dataclass
 class SegmentReport:
-    """One segment, and what was found in it."""
+    """One segment, with the findings in it."""
 
     sequence: int
     size_bytes: int

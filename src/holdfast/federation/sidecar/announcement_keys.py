@@ -60,6 +60,7 @@ class CertificateKeys:
             raise TlsError(f"{settings.key}: cannot be used to sign: {error}") from None
 
     def sign(self, statement: bytes) -> bytes:
+        """Sign a statement. The federation's name is signed too, so it is valid there only."""
         from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 
         data, key = self._context + statement, self._key
@@ -73,6 +74,11 @@ class CertificateKeys:
     def verifies(
         self, origin: bytes, certificate: bytes, signature: bytes, statement: bytes
     ) -> bool:
+        """Return whether the origin signed the statement with a valid certificate.
+
+        The certificate's dates are checked at each call, because the verdict on its chain is
+        cached.
+        """
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
 

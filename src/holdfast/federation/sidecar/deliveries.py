@@ -51,6 +51,8 @@ class Deliveries:
         return self._is_up
 
     def take(self, effect: DeliverLocally, now: float) -> None:
+        """Accept a delivery. QoS 0 is dropped while the edge is down; other messages wait for
+        it."""
         if not effect.message.qos:
             if self._is_up:
                 self._edge.deliver(effect, _nothing)
@@ -64,6 +66,7 @@ class Deliveries:
             self._hand_over(delivery, now)
 
     def up(self, now: float) -> None:
+        """Give all unfinished deliveries to the edge, in order."""
         self._is_up = True
         self._generation += 1
         generation = self._generation
@@ -73,6 +76,7 @@ class Deliveries:
                 self._hand_over(delivery, now)
 
     def down(self) -> None:
+        """Stop giving deliveries to the edge. They stay in the queue, unfinished."""
         self._is_up = False
 
     def _hand_over(self, delivery: _Delivery, now: float) -> None:

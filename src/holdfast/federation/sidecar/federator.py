@@ -294,6 +294,7 @@ class Federator:
         self._publications.take(message, done)
 
     def change_interest(self, added: Iterable[str], removed: Iterable[str]) -> None:
+        """Report interest to the member, or keep it for the first announcement."""
         if self._member is None:
             self._early_interest.update(added)
             self._early_interest.subtract(removed)
@@ -306,12 +307,14 @@ class Federator:
             self._retention.removed(removals)
 
     def edge_up(self) -> None:
+        """Deliver again, and compare the retained messages."""
         logger.info("federation: the broker is connected")
         self._deliveries.up(self._now())
         if self._retention is not None:
             self._retention.up()
 
     def edge_down(self, reason: str) -> None:
+        """Suspend deliveries until the broker is back. The member and its links keep running."""
         if self._deliveries.is_up:
             logger.warning("federation: the broker is not connected: %s", reason)
         self._deliveries.down()
@@ -352,6 +355,7 @@ class Federator:
     # StoreOwner
 
     def on_stored(self, ids: list[MessageId]) -> None:
+        """Report durable messages to the member and confirm them to the edge."""
         self._call(lambda member, now: member.all_stored(ids, now))
         for id in ids:
             self._publications.confirm(id)

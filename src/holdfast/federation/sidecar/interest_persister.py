@@ -1,4 +1,4 @@
-"""Passes the interest of other members to the edge and what is known of them to the store."""
+"""Passes the interest of other members to the edge and the knowledge of them to the store."""
 
 import asyncio
 import time

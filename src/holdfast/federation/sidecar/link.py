@@ -62,6 +62,11 @@ class MemberLink(asyncio.BufferedProtocol):
         return self.inner.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        """Pass bytes to the link, and report signs of life at most every STIR_S.
+
+        A frame may take longer than the silence that the member tolerates. Without the report, a
+        slow link with one large frame would count as down.
+        """
         self.inner.buffer_updated(nbytes)
         if self.inner.peer is not None and not self.inner.closing:
             now = self._loop.time()
@@ -70,6 +75,7 @@ class MemberLink(asyncio.BufferedProtocol):
                 self._watcher.stirred(self)
 
     def pause_writing(self) -> None:
+        """Mark the link as busy, so that the member drops QoS 0 instead of queueing it."""
         self.is_busy = True
         self._watcher.busy(self, True)
 

@@ -226,6 +226,11 @@ class MemberLinks:
     # PeerLinkOwner and LinkWatcher
 
     def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
+        """Return why a connection must not become a link, or None. See `Handshake`.
+
+        The check for an existing link comes last, when this end decides. A connection of the same
+        process is a duplicate. One of another process replaces it, because the peer has restarted.
+        """
         own = self.identity
         if fullmatch("[0-9a-f]{32}", peer.node_id) is None:
             return Refusal("handshake", f"{peer.node_id!r} is no id of a member")
@@ -252,6 +257,10 @@ class MemberLinks:
         return None
 
     def established(self, link: PeerLink) -> None:
+        """Use a new link, after ending the one that it replaces.
+
+        The owner receives `link_down` before `link_up`, so it never has two links to one peer.
+        """
         wrapper = self._open[link]
         node = wrapper.node
         known = self._links.get(node)
@@ -269,6 +278,7 @@ class MemberLinks:
             self._owner.link_busy(node, True)
 
     def received(self, link: PeerLink, kind: int, payload: bytes) -> None:
+        """Pass on a frame, or reply to a ping. Frames of a replaced link are ignored."""
         wrapper = self._open[link]
         if self._links.get(wrapper.node) is not wrapper:
             return

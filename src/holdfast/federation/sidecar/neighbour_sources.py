@@ -37,7 +37,7 @@ class NeighbourSources:
     """
 
     def __init__(self, federator: Managed, directory: Path) -> None:
-        """Raises `TlsError` when the files for the manager's connection cannot be used."""
+        """Read the peers of the settings. Raises `TlsError` if the manager's files are bad."""
         self._federator = federator
         settings = federator.settings
         peers = [peer_of(text) for text in settings.peers]
@@ -70,6 +70,7 @@ class NeighbourSources:
             )
 
     def start(self) -> None:
+        """Report the fixed peers, look for those without an id, and start the manager's client."""
         if self._fixed:
             self._tell()
         self._federator.links.find(self._unnamed)
@@ -83,11 +84,13 @@ class NeighbourSources:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def leave(self) -> None:
+        """Stop the manager's client and leave the manager's graph."""
         await self.stop()
         if self.client is not None:
             await self.client.leave()
 
     def found(self, address: str, peer: bytes) -> None:
+        """Add the peer found at a configured address."""
         if self._found.get(address) != peer:
             self._found[address] = peer
             self._tell()
@@ -111,5 +114,6 @@ class NeighbourSources:
         return len(self._federator.member.database.entries[self._federator.node].filters)
 
     def set_neighbours(self, neighbours: dict[bytes, str]) -> None:
+        """Replace the neighbours that the manager assigns."""
         self._managed = neighbours
         self._tell()

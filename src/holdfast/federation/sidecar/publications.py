@@ -48,9 +48,12 @@ class Publications:
 
     @property
     def held(self) -> int:
+        """The number of messages that wait for room."""
         return len(self._held)
 
     def take(self, message: Message, done: Callable[[], None]) -> None:
+        """Accept a message from the edge. A QoS 1 or 2 message waits behind those that wait
+        already."""
         size = len(message.properties)
         if size > PROPERTIES_BYTES_MAX:
             # Other members would close the link on a frame with larger properties.

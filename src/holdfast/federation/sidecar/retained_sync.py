@@ -81,6 +81,7 @@ class RetainedSync:
 
     @property
     def waiting(self) -> int:
+        """The number of topics with a change that the broker has not confirmed."""
         return len(self._settings)
 
     # The broker
@@ -96,6 +97,10 @@ class RetainedSync:
                 logger.info("federation: the clock agrees with the other members'")
 
     def up(self) -> None:
+        """Give all pending changes to the broker again, and compare its retained messages.
+
+        Replies of the earlier connection are lost, so every pending change counts as unconfirmed.
+        """
         self._is_up = True
         self._generation += 1
         for setting in list(self._settings.values()):
@@ -110,6 +115,7 @@ class RetainedSync:
         self._read(frozenset("#"), found)
 
     def down(self) -> None:
+        """Stop giving changes to the broker. They stay pending until `up`."""
         self._is_up = False
 
     def want(self, filters: frozenset[str]) -> None:
@@ -157,6 +163,7 @@ class RetainedSync:
     # The member
 
     def carry_out(self, effect: RetainLocally | StoreRetained | DeleteRetained) -> None:
+        """Carry out an effect of the member on the broker or the store."""
         if isinstance(effect, RetainLocally):
             self._retain(effect)
         elif isinstance(effect, StoreRetained):

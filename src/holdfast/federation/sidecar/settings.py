@@ -48,6 +48,7 @@ class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.advertise or self.listen
 
     def member_config(self) -> FederationConfig:
+        """Derive the member's configuration. Its timeouts scale with `hello_s`."""
         asks = FederationConfig.ask_after_s / FederationConfig.hello_s
         sooner = FederationConfig.ask_sooner_s / FederationConfig.hello_s
         return FederationConfig(
@@ -64,6 +65,7 @@ class Settings(Federation, frozen=True, kw_only=True, forbid_unknown_fields=True
         )
 
     def link_policy(self) -> LinkPolicy:
+        """Derive the limits that apply to each neighbour."""
         return LinkPolicy(
             payload_bytes_max=self.payload_bytes,
             messages_per_s=self.messages_per_s or UNLIMITED,

@@ -139,6 +139,7 @@ class Renewal:
         self._taken.lock.release()
 
     def stop(self) -> None:
+        """Stop renewing and wait for the thread, unless it is the calling one."""
         self._stopping.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -117,6 +117,12 @@ class Broker:
             self.loop.call_soon(self.turn)
 
     def turn(self) -> None:
+        """Carry out everything that this iteration of the loop has produced.
+
+        The journal's group goes to the writer before effects and sockets, so that the disk works
+        meanwhile. The second attempt takes the records that effects have appended, if the writer is
+        free.
+        """
         self.turn_scheduled = False
         if self.has_failed:
             return
@@ -153,7 +159,7 @@ class Broker:
             self.timer = self.loop.call_at(when, self.fire)
 
     def advance(self) -> None:
-        """Advance what takes part in each turn besides the node."""
+        """Advance the parts of a turn that a subclass adds to the node."""
 
     def finish_turn(self) -> None:
         """Finish the turn after all effects and writes."""
@@ -242,6 +248,11 @@ class Broker:
         logger.warning("journal_goes_on")
 
     def refuse_publishes(self) -> None:
+        """Refuse publishes of QoS 1 and 2 until there is space.
+
+        Acknowledgements and progress of cursors still need records, so the reserve is kept for
+        them.
+        """
         state = self.node.state
         if not state.disk_full:
             state.disk_full = True
@@ -302,6 +313,7 @@ class Broker:
                 waiter.set_result(None)
 
     def carry_out(self, effect: Effect) -> None:
+        """Carry out one effect of the node."""
         if isinstance(effect, ReadLog):
             self.read_log(effect)
         elif isinstance(effect, ResumeInput):
@@ -328,6 +340,7 @@ class Broker:
             self.check_password(effect)
 
     def read_log(self, effect: ReadLog) -> None:
+        """Read the log in the reader's thread and hand the result to the node."""
         reader = self.reader
         written = self.node.state.journal.written
         for partition, limit in enumerate(effect.limits):
@@ -427,6 +440,7 @@ class Broker:
         return await future
 
     def check_password(self, effect: CheckPassword) -> None:
+        """Check a password, at once if it is remembered, else in a thread."""
         file = self.password_file
         assert file is not None
         if file.is_remembered(effect.username, effect.password):

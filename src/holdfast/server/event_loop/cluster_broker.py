@@ -103,6 +103,7 @@ class ClusterBroker(Broker):
             self.member.tick(state.now)
 
     def advance(self) -> None:
+        """Run the cluster's timers and the checks of the disk, and let the cluster end its turn."""
         member = self.member
         now = self.node.state.now
         disk_at = self.disk.timer()
@@ -141,6 +142,11 @@ class ClusterBroker(Broker):
         self.member.handle_disk(is_stalled, now)
 
     def finish_turn(self) -> None:
+        """Send frames, submit Raft's writes and reads, and report the turn's news.
+
+        Frames that announce a Raft write as durable are not among them: they are made by
+        `raft_written`.
+        """
         member = self.member
         outgoing = member.fabric.outgoing
         links = self.links
@@ -237,6 +243,7 @@ class ClusterBroker(Broker):
         self.member.handle_taken(group, now)
 
     def group_written(self, group: WriteGroup) -> None:
+        """Commit a group locally, and let the cluster acknowledge what is durable."""
         super().group_written(group)
         now = self.node.state.now
         if self.disk.ended(self.disk.journal, now):

@@ -128,4 +128,4 @@ def configure(transport: asyncio.BaseTransport) -> None:
             try:
                 one.setsockopt(level, option, value)
             except OSError:
-                return  # The connection has ended already, of which the protocol will hear.
+                return  # The connection has ended already, and the protocol receives that event.

@@ -123,10 +123,10 @@ class PeerLinks:
         self.own_disk: Callable[[], str] | None = None
         """The description of this node's disk: see `Handshake`."""
         self.objection: Callable[[PeerIdentity, Known], Refusal | None] | None = None
-        """Returns why a peer is refused, given what was known of disks when the connection
+        """Returns why a peer is refused, given the knowledge of disks when the connection
         began."""
         self.refused_by: dict[str, Refusal] = {}
-        """By address, why the last dial failed although a node was there."""
+        """Refusals by address: the last dial failed although a node was there."""
 
     async def start(self) -> None:
         """Begin to listen. Raises `OSError` if the address cannot be used."""
@@ -292,6 +292,10 @@ class PeerLinks:
     # LinkOwner
 
     def judge(self, link: PeerLink, peer: PeerIdentity, last: bool) -> Refusal | None:
+        """Return why a connection must not become a link, or None. See `Handshake`.
+
+        `last`: this end decides now, so an existing link of the same process counts as a duplicate.
+        """
         own = self.identity
         if peer.node_id == own.node_id:
             if peer.process == own.process:
@@ -337,6 +341,11 @@ class PeerLinks:
         return None
 
     def established(self, link: PeerLink) -> None:
+        """Use a new link, after ending the one that it replaces.
+
+        on_disconnected comes before on_connected, because the peer has restarted and lost its
+        frames.
+        """
         peer = link.peer
         assert peer is not None
         known = self._links.get(peer.node_id)

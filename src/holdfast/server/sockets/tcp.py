@@ -49,6 +49,7 @@ class TcpConnection(ClientTransport):
         self.close_called = False
 
     def connection_made(self, transport: BaseTransport) -> None:
+        """Admit the connection, or abort it at the limits of the listener or the process."""
         transport = cast(Transport, transport)
         self.transport = transport
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
@@ -74,6 +75,7 @@ class TcpConnection(ClientTransport):
         self.connection = connection
 
     def data_received(self, data: bytes) -> None:
+        """Hand bytes to the node. An exception cuts this connection only, see `failures`."""
         broker = self.broker
         broker.touch()
         connection = self.connection
@@ -99,6 +101,7 @@ class TcpConnection(ClientTransport):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Report the end to the node. A connection that was not admitted is unknown to it."""
         connection = self.connection
         if connection is None:
             return

@@ -64,6 +64,7 @@ class WebSocketConnection(WebSocketStream):
         super().connection_lost(error)
 
     def read_upgrade(self, head: bytes, rest: bytes) -> None:
+        """Check the complete upgrade request, and accept or refuse it."""
         upgrade = ServerProtocol(
             origins=self._admission.origins,
             subprotocols=SUBPROTOCOLS,

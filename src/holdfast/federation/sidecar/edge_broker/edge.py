@@ -118,6 +118,7 @@ class BrokerEdge:
     # RetainingEdge
 
     async def start(self, host: EdgeHost) -> None:
+        """Open the broker's session for the federation, and report its present interest."""
         self._host = host
         broker = self._broker
         state = broker.node.state
@@ -136,6 +137,10 @@ class BrokerEdge:
         self._schedule()
 
     def deliver(self, delivery: DeliverLocally, done: Callable[[], None]) -> None:
+        """Queue a message for the broker, or finish it if it must not be imported.
+
+        A refused message is finished, not kept: its origin would otherwise send it forever.
+        """
         message = delivery.message
         reason = refusal(delivery.id, message, self._imports)
         if not reason and not message.qos and len(self._arrivals) >= WAITING_MAX:
@@ -162,6 +167,7 @@ class BrokerEdge:
         BrokerRetainedScan(self._broker, self._retained_message).begin(sorted(allowed), done)
 
     async def stop(self) -> None:
+        """Close the session in the broker. The log keeps its position for the next start."""
         broker = self._broker
         broker.node.state.watch_interest = None
         broker.node.state.watch_removal = None

@@ -102,14 +102,17 @@ class Exports:
             self._held = deque()
 
     def release(self) -> None:
+        """Export the held messages in their order of arrival."""
         held, self._held = self._held, None
         for received in held or ():
             self.take(received)
 
     def fence(self) -> None:
+        """Separate earlier from later messages: a later one is no copy of an earlier one."""
         self._last = None
 
     def take(self, received: Received) -> None:
+        """Process a received message. Its repetition on a new connection is not exported again."""
         if received.connection != self._connection:
             self._connection = received.connection
             self._queue.clear()

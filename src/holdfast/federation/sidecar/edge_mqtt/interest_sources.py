@@ -157,6 +157,7 @@ class InterestSources:
             raise BadWord(str(error)) from None
 
     def expire(self, now: float) -> None:
+        """Drop the statements that are no longer valid."""
         for held in [held for held, until in self._held.items() if until <= now]:
             self._drop(held)
 
@@ -180,6 +181,8 @@ class InterestSources:
         ]
 
     def restore(self, entries: Iterable[tuple[str, str, str, float]], now: float) -> None:
+        """Add statements saved before a restart. A wrong clock cannot extend them beyond
+        TTL_MAX_S."""
         for source, owner, filter, left_s in entries:
             self._hold(HeldInterest(source, owner, filter), now + min(left_s, TTL_MAX_S))
 

@@ -75,7 +75,7 @@ class EdgeMemory:
     """The state of a running edge, and its writes in a thread."""
 
     def __init__(self, settings: EdgeSettings, complain: Complaints) -> None:
-        """Raises `InvalidFilter` if a static filter of the settings is bad."""
+        """Prepare an empty state. Raises `InvalidFilter` for a bad static filter."""
         self.sources = InterestSources(settings.sources, settings.interest, settings.import_filters)
         self._client_id = settings.client_id
         self._complain = complain
@@ -128,6 +128,7 @@ class EdgeMemory:
             await self.save()
 
     async def save(self) -> None:
+        """Save the state. Writes do not overlap, so the newest one is written last."""
         async with self._saving:
             self._is_unsaved = False
             self._state.interest = self.sources.snapshot(asyncio.get_running_loop().time())

@@ -71,6 +71,8 @@ class EdgeSubscriptions:
         self._is_first_round = True
 
     def connected(self, session_present: bool) -> None:
+        """Note a new connection. Without the session, only this client's filters are still
+        valid."""
         self.refused.clear()
         if not session_present:
             self._held = {one: held for one, held in self._held.items() if one in self._granted}

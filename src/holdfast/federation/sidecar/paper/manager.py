@@ -47,7 +47,7 @@ class PaperManager:
     """The member's client of its topology manager."""
 
     def __init__(self, settings: PaperSettings, complaints: Complaints) -> None:
-        """Raises `SettingsError` or `TlsError` when a file of the settings cannot be used."""
+        """Read token and certificates. Raises `SettingsError` or `TlsError` if that fails."""
         self.is_reached = False
         self._settings = settings
         self._http = ManagerHttp(

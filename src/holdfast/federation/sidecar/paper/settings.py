@@ -58,7 +58,7 @@ class PaperSettings:
     """
 
     def __post_init__(self) -> None:
-        """Raises `SettingsError` when settings are missing or contradict each other."""
+        """Check the settings. Raises `SettingsError` if they are incomplete or contradictory."""
         for name in ("broker", "advertised"):
             _check_url(name, getattr(self, name))
         for address in self.neighbours.values():

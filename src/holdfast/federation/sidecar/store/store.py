@@ -144,6 +144,7 @@ class MemberStore:
         self._work.set()
 
     def remember(self, memory: list[bytes]) -> None:
+        """Replace the stored knowledge of other members, lazily."""
         self._next.memory = memory
         self._soon(False)
 
