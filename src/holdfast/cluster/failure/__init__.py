@@ -1,1 +1,1 @@
-"""Failure detection: heartbeats, suspicion, the health of disks, the agreed clock."""
+"""Failure detection: heartbeats, suspicion, the health of disks, the cluster clock."""

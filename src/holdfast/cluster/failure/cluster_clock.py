@@ -1,18 +1,17 @@
-"""The wall clock that the nodes of a cluster agree on.
+"""The cluster clock: the wall clock that the nodes of a cluster agree on.
 
-Times in the log, and how long a session, a will or a message still lasts, go by the wall clock. One
-node writes a time, another one judges it later, so one wrong clock must not count. Smallest
-counter-example: A closes a session that lasts ten minutes, B is two days ahead and leads its home:
-B ends it at once, with the messages that were acknowledged for it.
+Times in the log use the wall clock, and so do the lifetimes of sessions, wills and messages. One
+node writes a time and another judges it later, so one wrong clock must not count. Smallest
+counter-example: A closes a session that lasts ten minutes, B is two days ahead and leads its home.
+B ends the session at once, with the messages that were acknowledged for it.
 
-Each node sends its clock with its heartbeats. A node goes by the median of all clocks that it
-knows, its own included, as long as its own is farther than TOLERANCE_S from it; else by its own.
-Between
-two samples the median goes on with the monotonic clock, so a jump of the node's own clock moves
-nothing. Where two clocks are in the middle the one counts that is nearer to what counted before; a
-node that has just started, and has nothing before, believes the others.
+Each node sends its clock with its heartbeats. A node uses its own clock while that is within
+TOLERANCE_S of the median of all clocks that it knows. Otherwise it uses the median. Between two
+samples the median advances with the monotonic clock, so a jump of the node's own clock moves
+nothing. Of two middle clocks, the one nearer to the previous value counts. A node that has just
+started has no previous value, and takes the others'.
 
-Pure: times are arguments. All in microseconds.
+The module is pure: times are arguments, in microseconds.
 """
 
 from collections.abc import Collection
@@ -20,36 +19,42 @@ from dataclasses import dataclass
 from typing import Final
 
 TOLERANCE_S: Final = 1.0
-"""So far from the median a clock is right enough."""
+"""The distance from the median, in seconds, up to which a clock is accurate enough."""
 SKEW_S: Final = 5.0
-"""A clock that is off by more is told in the log; half of it ends that."""
+"""The error in seconds above which a clock is reported as wrong. Below half of it, the report
+ends."""
 SAMPLE_S: Final = 5.0
-"""A sample that was under way for long seems too old: for so long the newest clock counts."""
+"""The seconds for which the newest sample counts. A sample that was long under way looks too old,
+and a smaller delay shows a later clock."""
 NEVER_SET_US: Final = 1_735_689_600_000_000
-"""2025-01-01: a machine that says an earlier time has none."""
+"""2025-01-01 in microseconds. A machine with an earlier time has no set clock."""
 _TOLERANCE_US: Final = int(TOLERANCE_S * 1e6)
 
 
 @dataclass(slots=True)
 class _Sample:
+    """One reading of another node's clock."""
+
     offset_us: int
-    """Of the node's wall clock from our monotonic clock."""
+    """The node's wall clock minus our monotonic clock."""
     taken_at: float
 
 
 class ClusterClock:
+    """The clocks of the nodes, and the agreed clock as an offset from our monotonic clock."""
+
     def __init__(self, node_id: str) -> None:
         self._node_id = node_id
         self._samples: dict[str, _Sample] = {}
         self._own_us = 0
-        # What the cluster goes by, as an offset from our monotonic clock; valid with samples.
+        # The agreed clock as an offset from our monotonic clock; None without samples.
         self._base_us: int | None = None
         self.is_settled = False
-        """This node has taken part: its clock is not the one that must give way."""
+        """This node has taken part in the cluster, so its clock need not give way at the start."""
         self._skewed: set[str] = set()
 
     def tick(self, now: float, wall_us: int) -> int:
-        """What counts as the wall clock, where this node's says `wall_us`."""
+        """The wall clock to use while this node's shows `wall_us`."""
         now_us = int(now * 1e6)
         self._own_us = wall_us - now_us
         base_us = self._base_us
@@ -62,14 +67,14 @@ class ClusterClock:
         return int(now * 1e6) + self._own_us
 
     def agreed_us(self, now: float) -> int:
-        """For the others: what this node goes by; 0: it has just started."""
+        """The clock that this node uses, for the others; 0 if it has just started."""
         if not self.is_settled:
             return 0
         base_us = self._base_us
         return int(now * 1e6) + (self._own_us if base_us is None else base_us)
 
     def heard(self, node: str, wall_us: int, agreed_us: int, now: float) -> None:
-        """The clock of another node."""
+        """Take a sample of another node's clock."""
         now_us = int(now * 1e6)
         offset_us = wall_us - now_us
         sample = self._samples.get(node)
@@ -78,7 +83,7 @@ class ClusterClock:
         self._agree(agreed_us - now_us if agreed_us else None, now_us)
 
     def forget(self, nodes: Collection[str], now: float) -> None:
-        """All but these."""
+        """Drop the samples of all nodes except these."""
         gone = self._samples.keys() - nodes
         for node in gone:
             del self._samples[node]
@@ -99,8 +104,8 @@ class ClusterClock:
             elif told_us is not None:
                 base_us = told_us
             else:
-                # Nobody knows what counted before. By the earlier clock nothing ends too soon, and
-                # it is the earlier one unless it was never set.
+                # No node knows the previous value. By the earlier clock nothing expires too soon.
+                # It is chosen unless it was never set.
                 base_us = low if low + now_us >= NEVER_SET_US else high
         median_us = low if abs(low - base_us) <= abs(high - base_us) else high
         if abs(self._own_us - median_us) <= _TOLERANCE_US:
@@ -110,16 +115,15 @@ class ClusterClock:
         self._base_us = base_us
 
     def skews_s(self) -> dict[str, float]:
-        """By node, of all whose clocks are known: how far it is ahead of what the cluster goes by;
-        this node included."""
+        """By node, this one included, the seconds by which its clock is ahead of the agreed one."""
         base_us = self._own_us if self._base_us is None else self._base_us
         skews = {node: (each.offset_us - base_us) / 1e6 for node, each in self._samples.items()}
         skews[self._node_id] = (self._own_us - base_us) / 1e6
         return skews
 
     def take_changes(self) -> list[tuple[str, float, bool]]:
-        """(node, skew, whether it begins) of each whose clock has begun to be wrong, or is right
-        again, since the last call."""
+        """(node, skew, True) of each clock that became wrong since the last call, and (node, skew,
+        False) of each that is right again."""
         changes = []
         for node, skew_s in self.skews_s().items():
             if node not in self._skewed and abs(skew_s) > SKEW_S:

@@ -1,16 +1,19 @@
-"""The failure detector of one node: whom it hears, whom it suspects, who is dead.
+"""The failure detector of one node: which nodes it hears, which it suspects, and which are dead.
 
-Every node sends a heartbeat from inside its event loop to every other. A node is *suspected* when
-it was silent for `suspect_s`, or at once when its socket is closed and nobody listens at its
-address any more. It is *dead* when another node that we hear says so too: a link that fails
-between two nodes is no failure of either. A node that was about to stop in good order needs no
-second opinion, nor does anybody where there is nobody left to ask, or nobody for `alone_after_s`
-whose own loop runs well. Whether something may follow from that is decided by the majority that
-agrees on the metadata.
+Every node sends a heartbeat to every other, from inside its event loop. A node is *suspected* when
+it was silent for `suspect_s`. It is suspected at once when its socket is closed and its address
+refuses connections. It is *dead* when another node that we hear suspects it too, because a failed
+link between two nodes is a failure of neither.
 
-Our own pauses are the commonest reason to hear nobody. A node whose loop was late by more than
-`lag_max_s` counts nobody's silence until it has run well for `well_after_s`, and then from the end
-of its pause ("local health", arXiv 1707.00788). A refused connection is a fact, paused or not.
+There are three exceptions to the second opinion. A node that was stopping in good order needs none.
+If no other node is left to ask, ours is enough. If all others have unwell loops for
+`alone_after_s`, ours is enough too. The majority that agrees on the metadata decides whether
+anything follows from it.
+
+Our own pauses are the commonest reason for silence. A node whose loop was late by more than
+`lag_max_s` counts no silence until its loop has run well for `well_after_s`. The silence then
+counts from the end of the pause ("local health", arXiv 1707.00788). A refused connection is a fact,
+paused or not.
 """
 
 from collections import deque
@@ -23,38 +26,48 @@ from holdfast.cluster.failure.heartbeat import Heartbeat, decode_heartbeat, enco
 
 NEVER: Final = float("-inf")
 REMEMBERED: Final = 100
-"""Heartbeats of ours whose times are known."""
+"""The number of our heartbeats whose send times are kept."""
 
 
 @dataclass(frozen=True)
 class DetectorConfig:
+    """The times of failure detection, in seconds."""
+
     heartbeat_s: float = 0.1
+    """The interval between two heartbeats."""
     suspect_s: float = 0.5
+    """The silence after which a node is suspected."""
     lag_max_s: float = 0.2
+    """The lateness of our own loop above which it is not well."""
     well_after_s: float = 0.5
+    """The time without lag after which our loop is well again."""
     first_contact_s: float = 2.0
-    """Grace for a node that we have not heard since we started, or since it joined: nodes that
-    are switched on together do not listen at the same moment."""
+    """The grace for a node not heard since we started, or since it joined. Nodes that are switched
+    on together do not listen at the same moment."""
 
     alone_after_s: float = 2.0
-    """When our suspicion counts though all others are too busy to have an opinion."""
+    """The age at which our suspicion counts although the loops of all others are unwell."""
 
 
 @dataclass(frozen=True)
 class Beat:
-    """To be sent to every connected node, as HEARTBEAT."""
+    """A heartbeat to send to every connected node."""
 
     payload: bytes
 
 
 @dataclass(frozen=True)
 class Suspected:
+    """A node became suspected, with the reason as text."""
+
     node: str
     reason: str
 
 
 @dataclass(frozen=True)
 class HeardAgain:
+    """A suspected node was heard again."""
+
     node: str
 
 
@@ -63,10 +76,12 @@ DetectorEffect = Beat | Suspected | HeardAgain
 
 @dataclass
 class _Peer:
+    """The last reports of another node. An unset `presence` means that it is not connected."""
+
     since: float
-    """When we began to expect it, or to hear it after all."""
+    """The time since which we expect it."""
     presence: Presence | None = None
-    """None: not connected."""
+    """Its part of the handshake; None: it is not connected."""
     heard_at: float = NEVER
     is_refused: bool = False
     is_leaving: bool = False
@@ -78,15 +93,15 @@ class _Peer:
     sequence: int = -1
     is_well: bool = True
     suspects: frozenset[str] = field(default_factory=frozenset)
-    """What it said last."""
+    """The nodes that its last heartbeat suspects."""
     acknowledged_at: float = NEVER
-    """When the newest of our heartbeats was sent of which it said that it has come."""
+    """The send time of the newest of our heartbeats that it has confirmed."""
 
 
 class Detector:
-    """Call `handle_timers` when `timer` says, and carry `effects` out after every call. Answers
-    are those of the last call of `handle_timers` or of an event, so a pause between them and now
-    accuses nobody."""
+    """The failure detector. The driver calls `handle_timers` when `timer` is due, and carries out
+    `effects` after every call. Reads return the state of the last event or `handle_timers` call, so
+    a pause since then suspects no node."""
 
     def __init__(
         self, node_id: str, presence: Presence, config: DetectorConfig, now: float
@@ -102,7 +117,7 @@ class Detector:
         self._members: frozenset[str] = frozenset()
         self._peers: dict[str, _Peer] = {}
         self._sequence = 0
-        # When the last ones were sent, the newest at the end.
+        # The send times of our last heartbeats, the newest at the end.
         self._sent_at: deque[float] = deque(maxlen=REMEMBERED)
         self._beat_at = now
         self._silence_at = now + config.suspect_s
@@ -111,7 +126,7 @@ class Detector:
         self._health = Health()
 
     def set_members(self, nodes: Collection[str], now: float) -> None:
-        """All nodes of the cluster, witnesses too: who is expected, and whose opinion counts."""
+        """Set the nodes of the cluster, witnesses too. Each is expected, and its opinion counts."""
         self._members = frozenset(nodes) - {self._node_id}
         for node in self._members:
             self._peer(node, now)
@@ -120,6 +135,7 @@ class Detector:
                 del self._peers[node]
 
     def connected(self, node: str, presence: Presence, now: float) -> None:
+        """Note a new link; the state reported over the old one is forgotten."""
         peer = self._peer(node, now)
         peer.presence = presence
         peer.is_refused = False
@@ -132,8 +148,8 @@ class Detector:
         self.heard(node, now)
 
     def closed(self, node: str, refused: bool, now: float) -> None:
-        """The link is gone. `refused`: and a new one was refused, because nobody listens there;
-        may be told later than the end itself, and again."""
+        """Note that the link ended. With `refused` the address refused a new one. That may be
+        reported later than the end itself, and repeatedly."""
         peer = self._peers.get(node)
         if peer is None:
             return
@@ -146,7 +162,7 @@ class Detector:
             self._suspect(node, peer, "nobody listens at its address", now)
 
     def heard(self, node: str, now: float) -> None:
-        """A frame of any kind has come: bulk data may hold heartbeats up."""
+        """Note a frame of any kind, because bulk data may delay heartbeats."""
         peer = self._peers.get(node)
         if peer is None or peer.presence is None:
             return
@@ -156,7 +172,10 @@ class Detector:
             self.effects.append(HeardAgain(node))
 
     def handle_heartbeat(self, node: str, payload: bytes, now: float) -> None:
-        """Raises BadFrame."""
+        """Process a heartbeat; one that was overtaken changes nothing.
+
+        Raises `BadFrame` if the payload is invalid.
+        """
         beat = decode_heartbeat(payload)
         self.heard(node, now)
         peer = self._peers.get(node)
@@ -175,39 +194,40 @@ class Detector:
             peer.acknowledged_at = max(peer.acknowledged_at, sent_at)
 
     def acknowledged_at(self, node: str) -> float:
-        """When a heartbeat of ours was sent that this node has heard, and has said so: it takes us
-        for dead at `suspect_s` after that at the earliest. NEVER: there was none."""
+        """The send time of our newest heartbeat that this node has confirmed; NEVER without one.
+        The node suspects us at `suspect_s` after that at the earliest."""
         peer = self._peers.get(node)
         return NEVER if peer is None else peer.acknowledged_at
 
     def loop_lag(self, lag_s: float, now: float) -> None:
-        """Our event loop was late by that much, as the driver has found."""
+        """Note the lateness of our event loop, as the driver measured it."""
         self._worst_lag_s = max(self._worst_lag_s, lag_s)
         if lag_s <= self._config.lag_max_s:
             return
         self._well_at = now + self._config.well_after_s
         for peer in self._peers.values():
-            # What was sent to us meanwhile may not have been read yet.
+            # Frames that arrived during the pause may be unread, so the silence counts from now.
             if not peer.is_suspected and peer.heard_at != NEVER:
                 peer.heard_at = now
 
     def leave(self, now: float) -> None:
-        """This node will stop in good order: it asks to be relieved of what it leads."""
+        """Announce that this node stops in good order and asks to be relieved of its
+        leaderships."""
         self._is_leaving = True
         self._beat_at = now
 
     def set_stalled(self, is_stalled: bool, now: float) -> None:
-        """The disk of this node does not answer, or does so again."""
+        """Announce whether the disk of this node responds."""
         self._is_stalled = is_stalled
         self._beat_at = now
 
     def set_damaged(self, now: float) -> None:
-        """The log of this node is not what it was, and will not be again."""
+        """Announce that the log of this node is damaged. That state does not end."""
         self._is_damaged = True
         self._beat_at = now
 
     def set_full(self, is_full: bool, now: float) -> None:
-        """The disk of this node has no room for more of the log, or has some again."""
+        """Announce whether the disk of this node is full."""
         self._is_full = is_full
         self._beat_at = now
 
@@ -223,8 +243,8 @@ class Detector:
             self._beat(now)
 
     def suspects(self, now: float) -> frozenset[str]:
-        """Members that we do not hear. While our own loop is not well, only those whom nobody
-        can reach: the others cannot be told from our own pauses."""
+        """The nodes that we suspect. While our own loop is unwell, only those whose address refuses
+        connections count, because other silence may be our own pause."""
         return frozenset(
             node
             for node in self._members
@@ -233,10 +253,11 @@ class Detector:
         )
 
     def confirmed(self, node: str, now: float) -> bool:
+        """True if the node is suspected and needs no further opinion: it is dead."""
         return node in self.suspects(now) and self._is_seconded(node, now)
 
     def health(self, now: float) -> Health:
-        """The same object as long as nothing has changed."""
+        """The health of all nodes; the same object while nothing has changed."""
         present = {self._node_id: self._presence}
         leaving = {self._node_id} if self._is_leaving else set()
         stalled = {self._node_id} if self._is_stalled else set()
@@ -271,7 +292,7 @@ class Detector:
         return peer.heard_at != NEVER or now >= peer.since + self._config.first_contact_s
 
     def _find_silent(self, now: float) -> None:
-        """Suspects who is due; says when the next will be."""
+        """Suspect the nodes that are silent for too long, and set the time of the next check."""
         self._silence_at = now + self._config.suspect_s
         for node in self._members:
             peer = self._peers[node]
@@ -294,7 +315,7 @@ class Detector:
         peer.is_suspected = True
         peer.suspected_at = now
         self.effects.append(Suspected(node, reason))
-        # The others wait for our opinion.
+        # The others wait for our opinion, so the next heartbeat leaves at once.
         self._beat_at = now
 
     def _beat(self, now: float) -> None:

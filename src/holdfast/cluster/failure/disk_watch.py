@@ -1,69 +1,71 @@
-"""Whether the disk of this node answers.
+"""A watch over this node's disk: does it respond?
 
-A write that is never finished looks like a healthy node from outside: heartbeats come, and nothing
-is ever acknowledged. So the node itself says when one has taken too long, and is served by no more
-than the others' memory of it: it gives up what it leads until its disk goes on. Who waits for free
-space is not meant; that disk answers.
+A write that never ends looks like a healthy node from outside: heartbeats arrive, and no record is
+ever acknowledged. So the node reports a write that takes too long and gives up its leaderships
+until the disk responds. Waiting for free space is not a stall: that disk responds.
 """
 
 from typing import Final
 
 LATE_S: Final = 0.2
-"""If a timer of ours comes later than this, we were held up ourselves, and so may be the report
-that a write is done."""
+"""The lateness of our own timer, in seconds, above which this node itself was stalled. The report
+that a write is done may then be late too."""
 
 
 class WriteClock:
-    """One thread that writes, one thing after the other: how long it has been at this one."""
+    """The duration of the current write of one thread. The thread writes one thing after
+    another."""
 
     def __init__(self) -> None:
         self.under_way = 0
         self.since = 0.0
 
     def began(self, now: float) -> None:
-        """Something more was given to it."""
+        """Count one more write for the thread."""
         if not self.under_way:
             self.since = now
         self.under_way += 1
 
     def ended(self, now: float) -> None:
-        """It is done with the oldest."""
+        """Count the oldest write as done."""
         self.under_way -= 1
         self.since = now
 
     def waits_for_space(self, now: float) -> None:
-        """The disk answers: it is full."""
+        """Restart the duration, because a full disk responds."""
         self.since = now
 
 
 class DiskWatch:
-    """Call `handle_timers` when `timer` says."""
+    """The stall detection for the journal's and the metadata's writes. The driver calls
+    `handle_timers` when `timer` is due."""
 
     def __init__(self, stall_s: float) -> None:
-        """`stall_s`: how long one write may take; and how long all must have been well afterwards
-        before the disk counts as well again."""
+        """Set the limits: a write may take `stall_s` seconds. After a stall, the disk counts as
+        well when no write was overdue for `stall_s`."""
         self.is_stalled = False
         self.journal = WriteClock()
         self.metadata = WriteClock()
         self.stall_s = stall_s
-        # When the disk may count as well again.
+        # The time from which the disk may count as well again.
         self._well_at = 0.0
 
     def timer(self) -> float | None:
         due = self._overdue_at()
         if not self.is_stalled:
             return due
-        # While a write is overdue its end is awaited, however long that takes.
+        # An overdue write needs no timer: its end is reported, however long that takes.
         return self._well_at if due is None or due > self._well_at else None
 
     def ended(self, clock: WriteClock, now: float) -> bool:
-        """See WriteClock.ended and `handle_timers`."""
+        """Count the oldest write as done. Returns True if `is_stalled` has changed. The timers come
+        first, or a write that was overdue and ends now would leave no trace."""
         has_changed = self.handle_timers(now)
         clock.ended(now)
         return has_changed
 
     def handle_timers(self, now: float) -> bool:
-        """True: it is stalled, or is not any more, since this call."""
+        """Check the writes under way. Returns True if `is_stalled` has changed."""
         due = self._overdue_at()
         was_stalled = self.is_stalled
         if due is not None and not was_stalled and now > due + LATE_S:
@@ -77,11 +79,12 @@ class DiskWatch:
         return self.is_stalled != was_stalled
 
     def _overdue_at(self) -> float | None:
-        """When the older of the writes under way has taken too long."""
+        """The time at which the older write under way has taken too long; None without one."""
         since = [clock.since for clock in (self.journal, self.metadata) if clock.under_way]
         return min(since) + self.stall_s if since else None
 
     def _forgive(self, late_s: float) -> None:
-        """Long enough for what waits behind the timer to be told."""
+        """Extend the writes under way, so that reports waiting behind the late timer arrive
+        first."""
         for clock in (self.journal, self.metadata):
             clock.since += late_s

@@ -1,4 +1,4 @@
-"""What a node knows about the others right now: from the detector to the controller."""
+"""One node's present view of the other nodes, from the detector to the controller."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,34 +6,36 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Presence:
-    """Who a connected node says it is (its part of the handshake)."""
+    """The description that a connected node gives of itself in the handshake."""
 
     incarnation: str
     peer_address: str
     client_address: str = ""
     admin_address: str = ""
     features: str = ""
-    """See PeerIdentity."""
+    """The optional protocol features of the node; see PeerIdentity."""
 
 
 @dataclass(frozen=True)
 class Health:
+    """The health of all nodes as one node sees it. A dead node is always suspected too."""
+
     present: Mapping[str, Presence] = field(default_factory=dict)
-    """Nodes that are connected and heard, ourselves included."""
+    """Nodes that are connected and heard, this node included."""
     suspected: frozenset[str] = frozenset()
-    """Nodes that we do not hear, whatever others say."""
+    """Nodes that this node does not hear, whatever others report."""
     dead: frozenset[str] = frozenset()
-    """Suspected, and another node says so too."""
+    """Suspected nodes that another node suspects too."""
     leaving: frozenset[str] = frozenset()
-    """Present, and about to stop in good order."""
+    """Present nodes that are about to stop in good order."""
     stalled: frozenset[str] = frozenset()
-    """Present, and says that its disk does not answer: it can promise nothing."""
+    """Present nodes whose disk does not respond, so they can promise nothing."""
     damaged: frozenset[str] = frozenset()
-    """Present, and says that its disk has lost, or changed, what was on it."""
+    """Present nodes whose disk has lost or changed data."""
     full: frozenset[str] = frozenset()
-    """Present, and says that its disk has no room for more of the log."""
+    """Present nodes whose disk has no room for more of the log."""
 
     @property
     def ill(self) -> frozenset[str]:
-        """Whose disk cannot be counted on."""
+        """Nodes whose disk cannot be relied on."""
         return self.stalled | self.damaged | self.full

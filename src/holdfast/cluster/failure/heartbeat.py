@@ -1,8 +1,8 @@
-"""The HEARTBEAT frame: proof that the sender's event loop runs, and what it thinks of others.
+"""The HEARTBEAT frame: proof that the sender's event loop runs, with its opinion of others.
 
-u64 sequence, u32 lag of its loop in ms, u8 flags, u16 count of suspected nodes; then each as u8
-length and ASCII id; u16 count of nodes that were heard; then each as u8 length, ASCII id and u64
-sequence. Big-endian.
+The payload is big-endian: u64 sequence, u32 lag of the loop in ms, u8 flags, u16 count of suspected
+nodes; then each as u8 length and ASCII id. A u16 count of heard nodes follows; then each as u8
+length, ASCII id and u64 sequence.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,21 +26,24 @@ _LAG_MAX_MS: Final = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class Heartbeat:
+    """The content of one heartbeat."""
+
     sequence: int
-    """Grows by one with each of a link's sender; it says which is newer."""
+    """The number of the heartbeat of this sender; the higher one is newer."""
     lag_s: float = 0.0
-    """How late the sender's event loop was at worst of late."""
+    """The worst lateness of the sender's event loop since its last heartbeat, in seconds."""
     is_leaving: bool = False
-    """The sender stops in good order and waits to be relieved of what it leads."""
+    """The sender stops in good order and waits to be relieved of its leaderships."""
     is_well: bool = True
-    """The sender's loop has been running well of late: it would say whom it does not hear."""
+    """The sender's loop runs well, so its suspicions are complete."""
     suspected: frozenset[str] = frozenset()
+    """The nodes that the sender suspects."""
     is_stalled: bool = False
     """The sender's disk has not finished a write for too long."""
     is_damaged: bool = False
-    """The sender's log is not what it was."""
+    """The sender's log is damaged."""
     heard: Mapping[str, int] = field(default_factory=dict)
-    """Per node the newest heartbeat of it that has come over the link that there is now."""
+    """By node, its newest heartbeat that came over the present link."""
     is_full: bool = False
     """The sender's disk has no room for more of the log."""
 
@@ -62,7 +65,10 @@ def _encode_names(names: Collection[str]) -> bytes:
 
 
 def decode_heartbeat(payload: bytes) -> Heartbeat:
-    """Raises BadFrame. Flags that this version does not know are ignored."""
+    """The heartbeat in a payload. Flags that this version does not know are ignored.
+
+    Raises `BadFrame` if the payload is invalid.
+    """
     if len(payload) < _HEAD.size:
         raise BadFrame(f"heartbeat of {len(payload)} bytes, at least {_HEAD.size} are needed")
     sequence, lag_ms, flags, count = _HEAD.unpack_from(payload)
@@ -95,7 +101,7 @@ def _check_count(count: int) -> None:
 
 
 def _decode_name(payload: bytes, position: int) -> tuple[str, int]:
-    """And where it ends."""
+    """The name at `position`, and the position after it."""
     end = position + 1 + (payload[position] if position < len(payload) else 0)
     name = payload[position + 1 : end].decode("latin-1")
     if end > len(payload) or NODE_ID.fullmatch(name) is None:
@@ -104,7 +110,7 @@ def _decode_name(payload: bytes, position: int) -> tuple[str, int]:
 
 
 def _decode_heard(payload: bytes, position: int) -> tuple[dict[str, int], int]:
-    """And where it ends."""
+    """The heard nodes at `position`, and the position after them."""
     if len(payload) < position + _COUNT.size:
         raise BadFrame("heartbeat that does not say whom the sender hears")
     (count,) = _COUNT.unpack_from(payload, position)

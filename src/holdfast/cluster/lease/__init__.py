@@ -1,6 +1,6 @@
-"""Mastership on shared storage: who of several nodes on one directory may write its log.
+"""The lease of a shared directory: the right of one node to write its log.
 
 `directory` has the files and their formats, `watch` a standby's judgement of the holder, `tenure`
-the holder's of itself, `claim` the steps of a takeover. All of it works on a FileSystem and takes
-the time as an argument.
+the holder's judgement of itself, and `claim` the steps of a takeover. All of them work on a
+FileSystem and take the time as an argument.
 """

@@ -3,11 +3,13 @@
 1. create <epoch>.claim exclusively: of several claimants one gets the number;
 2. announce the epoch: from here on the old holder, wherever it is, promises nothing more;
 3. link the old epoch's snapshots, then its segments, into the new folder;
-4. read the old journal to its end: this is where everything promised before step 2 lies;
+4. read the old journal to its end: it contains everything promised before step 2;
 5. make that end durable, and epoch.json with it (the seal): from here on the new epoch counts;
-6. look at `epochs`: if somebody newer is there, it was for nothing.
+6. read `epochs` again: if a newer epoch is there, the takeover was in vain.
 
 A claimant that dies in between leaves a number that is never used and a folder that never counts.
+Reading before announcing would be wrong: A commits record 9 after B has read to 8, and B seals at
+8.
 """
 
 from dataclasses import dataclass
@@ -27,19 +29,19 @@ from holdfast.storage.files.layout import (
 from holdfast.storage.journal.epoch_folders import EPOCHS, Epoch, epoch_folder, write_epoch
 
 LINK_ATTEMPTS: Final = 100
-"""How often linking begins anew because the old holder has removed something meanwhile."""
+"""The most attempts at linking; one fails if the old holder removes a file meanwhile."""
 
 
 @dataclass
 class Claim:
-    """A number that is ours, and the lock that shows that we live."""
+    """A claimed epoch, with the lock that proves that the claimant lives."""
 
     epoch: int
     lock: Lock
 
 
 def claim(directory: LeaseDirectory, info: HolderInfo) -> Claim | None:
-    """Steps 1 and 2. None: another node was faster."""
+    """Carry out steps 1 and 2. Returns None if another node was faster."""
     epoch = directory.next_epoch()
     lock = directory.begin_claim(epoch, info)
     if lock is None:
@@ -53,23 +55,27 @@ def claim(directory: LeaseDirectory, info: HolderInfo) -> Claim | None:
 
 
 def require_newest(directory: LeaseDirectory, epoch: int) -> None:
-    """Raises LeaseLost if a newer epoch was claimed."""
+    """Check that no newer epoch was claimed.
+
+    Raises `LeaseLost` if one was.
+    """
     newest = directory.newest_claimed()
     if newest != epoch:
         raise LeaseLost(f"epoch {newest} was claimed while {epoch} was taking over")
 
 
 def link_epoch(root: FileSystem, manifest: Manifest, old: Epoch, number: int) -> DataDirectory:
-    """Step 3: the new epoch's folder with everything that the old one has now. Raises OSError.
+    """Carry out step 3: fill the new epoch's folder with every file that the old one has now.
 
-    Snapshots before segments: one that is there is covered by the journal that is read later.
+    Snapshots come before segments. So a snapshot that is linked is covered by the journal that is
+    read later. Raises `OSError` if the files keep changing.
     """
     for _ in range(LINK_ATTEMPTS):
         try:
             _link_all(root, old, number)
             break
         except FileNotFoundError:
-            # Retention removes what is oldest, after it has said so in START.
+            # Retention removed the oldest files, after it had recorded that in START.
             continue
     else:
         raise OSError(f"the files under {old.folder or 'the directory'} keep changing")
@@ -91,12 +97,12 @@ def _link_all(root: FileSystem, old: Epoch, number: int) -> None:
         there = source.list(folder, must_exist=folder != QUARANTINE)
         names = [name for name in there if name.endswith(endings)]
         for name in sorted(present - set(names)):
-            # Linked by an attempt before, and removed by retention since.
+            # An earlier attempt linked this file, and retention has removed it since.
             target.remove(f"{folder}/{name}")
         for name in names:
             if name not in present:
                 _link(source, root, f"{folder}/{name}", old, number)
-    # After the segments: what was removed before they were linked, it knows.
+    # START comes after the segments, so it covers every removal before they were linked.
     start_name = START.rpartition("/")[2]
     if start_name in source.list(JOURNAL, must_exist=True):
         start = read_whole(source, START)
@@ -117,7 +123,7 @@ def _link(source: FileSystem, root: FileSystem, name: str, old: Epoch, number: i
 
 
 def _still_sealed(root: FileSystem, old: Epoch, number: int) -> dict[int, int]:
-    """Seals of segments that are still there."""
+    """The seals of the segments that still exist."""
     names = set(root.list(f"{epoch_folder(number)}/{JOURNAL}", must_exist=True))
     return {
         sequence: size for sequence, size in old.sealed.items() if f"{sequence:020d}.log" in names
@@ -133,13 +139,16 @@ def seal(
     last_segment: int | None,
     end_bytes: int,
 ) -> None:
-    """Steps 5 and 6: the journal ends at `end_bytes` of its last segment (None: it has none).
-    Raises LeaseLost, OSError."""
+    """Carry out steps 5 and 6: the journal ends at `end_bytes` of its last segment (None: it has
+    none).
+
+    Raises `LeaseLost` if a newer epoch was claimed, and `OSError`.
+    """
     if last_segment is not None:
         folder.sealed[last_segment] = end_bytes
         file = folder.append_to_segment(last_segment)
         try:
-            # The old holder may not have come to it; from now on it counts as committed.
+            # The old holder may not have synced this end. From now on it counts as committed.
             file.sync()
         finally:
             file.close()

@@ -7,13 +7,14 @@
     handover          JSON: an operator's wish that the holder of an epoch hands over
     nodes/<id>.json   each node that runs, its role and addresses; locked as long as it lives
 
-An epoch is *claimed* once its page is in `epochs`: that fences every older holder, which looks
-there after each write and before each promise. It *counts* once epochs/<epoch>/epoch.json says
-what it sealed (holdfast.storage.journal.epoch_folders).
+An epoch is *claimed* once its page is in `epochs`. That fences every older holder, because a holder
+reads `epochs` after each write and before each promise. The epoch *counts* once
+epochs/<epoch>/epoch.json has its seals (`storage.journal.epoch_folders`).
 
-Why one file that grows: opening it anew makes another node's write visible over NFS (close-to-open
-consistency), where a look for a file that is not there yet may be answered from a cache. Why a
-page each: two claimants never write to the same one, so neither can undo what the other wrote.
+A single growing file is used because opening it again makes another node's write visible over NFS
+(close-to-open consistency). A check for a file that does not exist yet may be served from a cache.
+Each epoch has its own page so that two claimants never write to the same one. Neither can undo the
+other's write.
 """
 
 import json
@@ -35,38 +36,42 @@ from holdfast.storage.journal.epoch_folders import (
 NODES: Final = f"{LEASE}/nodes"
 HANDOVER: Final = f"{LEASE}/handover"
 RELEASED: Final = 1
-"""The holder has stopped and everything it promised is in the journal."""
+"""The flag of a holder that has stopped, with everything it promised in the journal."""
 _BEAT: Final = struct.Struct(">QQ")
 
 
 @dataclass(frozen=True)
 class HolderInfo:
-    """What the others need to know of a node."""
+    """The description of a node for the other nodes of the directory."""
 
     node_id: str
     address: str = ""
-    """Where its clients connect, host:port; goes into Server Reference."""
+    """The host:port for its clients; the Server Reference of MQTT."""
     admin: str = ""
-    """host:port of its admin port, or empty."""
+    """The host:port of its admin port, or ""."""
     machine: str = ""
-    """Equal for processes that see one another's process ids."""
+    """A name that is equal for processes that see one another's process ids."""
     pid: int = 0
     process_start: int = 0
-    """Clock ticks from boot to the start of the process: tells it from a later one of the pid."""
+    """The clock ticks from boot to the start of the process. They distinguish it from a later
+    process with the same id."""
     since_us: int = 0
-    """Wall clock when it took its role."""
+    """The wall clock in microseconds when it took its role."""
     role: str = ""
     """"holder" or "standby"; "" in a claim."""
 
 
 @dataclass(frozen=True)
 class LeaseBeat:
+    """The content of a beat file."""
+
     counter: int
     is_released: bool
 
 
 class LeaseDirectory:
-    """Names and formats; nothing is kept between calls. Every method may raise OSError."""
+    """The names and formats of the lease's files. It keeps no state between calls. Every method may
+    raise `OSError`."""
 
     def __init__(self, root: FileSystem) -> None:
         self.root = root
@@ -74,17 +79,17 @@ class LeaseDirectory:
     # Epochs
 
     def newest_claimed(self) -> int:
-        """0 if none was."""
+        """The newest claimed epoch; 0 without one."""
         return newest_claimed(self.root)
 
     def next_epoch(self) -> int:
-        """One that nobody has begun to claim so far."""
+        """An epoch that no node has begun to claim."""
         names = self.root.list(LEASE, must_exist=True)
         begun = [_number(name) for name in names if name.endswith(".claim")]
         return 1 + max([self.newest_claimed(), *begun, *epoch_folders(self.root)])
 
     def begin_claim(self, epoch: int, info: HolderInfo) -> Lock | None:
-        """Create the claim file; None if somebody else was faster. The lock is the claimant's."""
+        """Create the claim file and return the claimant's lock; None if another node was faster."""
         name = claim_name(epoch)
         try:
             file = self.root.open_write(name, create=True)
@@ -108,7 +113,8 @@ class LeaseDirectory:
         return lock
 
     def announce_epoch(self, epoch: int) -> None:
-        """Write its page to `epochs`, durably: older holders are fenced when this returns."""
+        """Write the epoch's page to `epochs`, durably. Older holders are fenced when this
+        returns."""
         file = self.root.open_write(CLAIMED_NAME, create=False)
         try:
             file.write(epoch * CLAIM_BYTES, [epoch.to_bytes(8, "big")])
@@ -117,11 +123,11 @@ class LeaseDirectory:
             file.close()
 
     def read_claim(self, epoch: int) -> HolderInfo | None:
-        """None if there is none, or it is being written."""
+        """The claimant; None if there is no claim, or it is being written."""
         return self._read_node(claim_name(epoch))
 
     def is_locked(self, epoch: int) -> bool:
-        """Whether the claimant lives, as far as locks tell; True if there is no way to know."""
+        """True if the claimant lives, according to its lock, or if locks cannot show it."""
         try:
             return self.root.is_locked(claim_name(epoch))
         except FileNotFoundError:
@@ -130,10 +136,11 @@ class LeaseDirectory:
     # Beats
 
     def create_beat(self, epoch: int) -> WriteFile:
+        """Create the beat file of an epoch."""
         return self.root.open_write(f"{LEASE}/{_digits(epoch)}.beat", create=True)
 
     def read_beat(self, epoch: int) -> LeaseBeat:
-        """A counter of 0 until the first one."""
+        """The last beat of the epoch's holder; its counter is 0 before the first."""
         try:
             data = self.root.open_read(f"{LEASE}/{_digits(epoch)}.beat").read(0, _BEAT.size)
         except FileNotFoundError:
@@ -146,9 +153,11 @@ class LeaseDirectory:
     # Hand-over
 
     def request_handover(self, epoch: int) -> None:
+        """Ask the holder of this epoch to hand over."""
         self._write_json(HANDOVER, {"epoch": epoch})
 
     def handover_requested(self, epoch: int) -> bool:
+        """True if an operator asked the holder of this epoch to hand over."""
         try:
             content = self._read_json(HANDOVER)
         except FileNotFoundError:
@@ -158,21 +167,23 @@ class LeaseDirectory:
     # Nodes
 
     def lock_node(self, node_id: str) -> Lock | None:
-        """None if a node of this id runs on the directory already."""
+        """Lock the node id. Returns None if a node of this id runs on the directory already."""
         self.root.make_folder(NODES)
         return self.root.lock(f"{NODES}/{node_id}.lock")
 
     def write_node(self, info: HolderInfo) -> None:
+        """Publish the description of a running node."""
         self._write_json(f"{NODES}/{info.node_id}.json", asdict(info))
 
     def remove_node(self, node_id: str) -> None:
+        """Remove the description of a node that stops."""
         try:
             self.root.remove(f"{NODES}/{node_id}.json")
         except FileNotFoundError:
             return
 
     def nodes(self) -> list[HolderInfo]:
-        """Those that run."""
+        """The nodes that run."""
         found = []
         for name in self.root.list(NODES):
             if name.endswith(".json"):
@@ -190,7 +201,7 @@ class LeaseDirectory:
     # Housekeeping
 
     def forget_before(self, epoch: int) -> None:
-        """Remove claims and beats of older epochs; `epochs` keeps their numbers."""
+        """Remove the claims and beats of older epochs. `epochs` keeps their numbers."""
         for name in self.root.list(LEASE):
             if name.endswith((".claim", ".beat")) and 0 < _number(name) < epoch:
                 try:
@@ -206,7 +217,7 @@ class LeaseDirectory:
             return None
 
     def _read_json(self, name: str) -> object:
-        """None if it is not whole."""
+        """The content of the file; None if it is incomplete."""
         data = read_whole(self.root, name)
         try:
             return json.loads(data)
@@ -218,10 +229,12 @@ class LeaseDirectory:
 
 
 def write_beat(file: WriteFile, counter: int, flags: int) -> None:
+    """Renew the lease: write the counter and the flags."""
     file.write(0, [_BEAT.pack(counter, flags)])
 
 
 def claim_name(epoch: int) -> str:
+    """The name of an epoch's claim file."""
     return f"{LEASE}/{_digits(epoch)}.claim"
 
 

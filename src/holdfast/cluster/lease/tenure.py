@@ -1,11 +1,13 @@
-"""The holder's side: its renewals, and when it must not promise any more.
+"""The holder's side of a lease: its renewals, and the moment when it must stop promising.
 
-Two things keep a promise back. The *fence*: after a write is durable and before it is promised,
-`epochs` is looked at; if a newer epoch is there, nothing is promised any more, ever. That alone
-makes promises safe, without any assumption about clocks: a claimant reads the journal's length
-after it has announced its epoch, so what was durable before a look that found nothing is inside.
-And the *tenure*: a holder whose renewals do not get through stops promising after half the time
-after which others take over, and gives up after all of it.
+Two checks delay a promise. The *fence*: after a write is durable and before it is promised, the
+holder reads `epochs`. If a newer epoch is there, it never promises again. The fence alone makes
+promises safe, without any assumption about clocks. A claimant reads the journal's length after it
+has announced its epoch. So everything that was durable before a fence check that passed is in that
+length.
+
+The *tenure*: a holder whose renewals fail stops promising after half of `timeout_s`, after which
+others take over. It gives up after all of it.
 """
 
 from holdfast.cluster.lease.directory import LeaseDirectory
@@ -13,11 +15,12 @@ from holdfast.cluster.lease.watch import LeaseTimes
 
 
 class LeaseLost(Exception):
-    """This node is not the holder any more: another took over, or it could not renew."""
+    """This node is no longer the holder: another took over, or it could not renew."""
 
 
 class Tenure:
-    """One epoch's holder. Its methods may be called from several threads."""
+    """The tenure of one epoch's holder. Once lost, it stays lost. Its methods may be called from
+    several threads."""
 
     def __init__(
         self, directory: LeaseDirectory, epoch: int, times: LeaseTimes, now: float
@@ -29,33 +32,43 @@ class Tenure:
         self._lost = ""
 
     def renewed(self, began_at: float) -> None:
-        """A renewal that began then is in the file."""
+        """Note that a renewal that began at `began_at` is in the file. The start counts, because a
+        standby may have seen the beat as early as that."""
         self._renewed_at = max(self._renewed_at, began_at)
 
     def check(self, now: float) -> None:
-        """Raises LeaseLost, once and for all, if another node took over or the lease ran out."""
+        """Check the fence and the time of the last renewal.
+
+        Raises `LeaseLost`, from then on always, if another node took over or the lease ran out.
+        """
         if self._lost:
             raise LeaseLost(self._lost)
         silent_s = now - self._renewed_at
         if silent_s > self._times.timeout_s:
-            # Before the look, which may not be possible any more.
+            # The time comes first, because the fence check may no longer be possible.
             self._lost = f"not renewed for {silent_s:.3f} s"
             raise LeaseLost(self._lost)
         self.check_fence()
 
     def has_run_out(self, now: float) -> bool:
-        """The same by the clock alone, without a look that may not come back."""
+        """True if the lease ran out by the clock alone. It does not read the directory, which may
+        hang."""
         return now - self._renewed_at > self._times.timeout_s
 
     def check_fence(self) -> None:
-        """The look at `epochs` alone. Raises LeaseLost, and OSError: then nothing is known, and
-        nothing may be promised."""
+        """Check the fence alone.
+
+        Raises `LeaseLost` if another epoch is the newest. Raises `OSError` if the check failed: the
+        holder then must not promise.
+        """
         newest = self._directory.newest_claimed()
         if newest != self.epoch:
-            # Smaller: the file was replaced or cut. Whoever did it, this is not our lease.
+            # A smaller epoch means that the file was replaced or cut. Whatever the cause, this is
+            # not our lease.
             self._lost = f"epoch {newest} was claimed, ours is {self.epoch}"
             raise LeaseLost(self._lost)
 
     def may_promise(self, now: float) -> bool:
-        """False: wait for the next renewal. Call `check` too, first."""
+        """True while the last renewal is recent enough. Otherwise wait for the next one. Call
+        `check` first in either case."""
         return now - self._renewed_at <= self._times.timeout_s / 2

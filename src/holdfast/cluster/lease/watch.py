@@ -1,9 +1,9 @@
 """A standby's judgement: does the holder live?
 
-A holder is given up when its counter has not changed for `timeout_s` by *our* monotonic clock, or
-at once when its lock is free or it says that it has released the lease. Clocks of two machines are
-never compared. A wrong judgement costs a takeover and nothing else: what keeps promises is the
-fence (see claim).
+A standby claims the lease when the holder's counter has not changed for `timeout_s` by the
+standby's own monotonic clock. It claims at once when the holder's lock is free or the lease is
+released. Clocks of two machines are never compared. A wrong judgement costs only a takeover,
+because the fence protects promises (see `claim`).
 """
 
 from dataclasses import dataclass
@@ -18,28 +18,33 @@ NOBODY: Final = "nobody"
 
 @dataclass(frozen=True)
 class LeaseTimes:
+    """The times of a lease, in seconds."""
+
     timeout_s: float = 0.5
-    """Silence after which a standby takes over. A holder stops promising after half of it without
-    a renewal of its own, and gives up after all of it."""
+    """The silence after which a standby takes over. A holder stops promising after half of it
+    without a renewal of its own, and gives up after all of it."""
     heartbeat_s: float = 0.1
+    """The interval between two renewals."""
     poll_s: float = 0.02
-    """How often a standby looks."""
+    """The interval between two checks by a standby."""
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a standby saw of the lease."""
+    """One observation of the lease by a standby."""
 
     epoch: int
-    """The newest claimed; 0: nobody ever held it."""
+    """The newest claimed epoch; 0: the lease was never held."""
     counts: bool
-    """Whether its claimant has taken over; until then its lock means nothing."""
+    """True if its claimant has taken over. Before that its lock means nothing."""
     counter: int
     is_locked: bool
     is_released: bool
 
 
 class HolderWatch:
+    """The memory of a standby: when the holder's counter last changed."""
+
     def __init__(self, times: LeaseTimes) -> None:
         self._timeout_s = times.timeout_s
         self._epoch = -1
@@ -47,9 +52,10 @@ class HolderWatch:
         self._changed_at = 0.0
 
     def judge(self, sight: Sight, began_at: float, ended_at: float) -> str:
-        """Why to claim the lease, or WAIT. The look took from `began_at` to `ended_at`; silence
-        is counted from the end of the look that saw a change to the beginning of this one: a
-        standby that is held up in a look must not take its own pause for the holder's."""
+        """The reason to claim the lease, or WAIT. The observation took from `began_at` to
+        `ended_at`. Silence counts from the end of the observation that saw a change to the
+        beginning of this one. Otherwise a standby that is stalled while it reads would take its own
+        pause for the holder's."""
         if sight.epoch != self._epoch or sight.counter != self._counter:
             self._epoch = sight.epoch
             self._counter = sight.counter

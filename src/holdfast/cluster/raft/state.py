@@ -96,28 +96,28 @@ class Raft:
         self.vote = state.vote
         self.role = FOLLOWER
         self.leader = ""
-        """Of this term, as far as is known."""
+        """The leader of this term; "" if it is not known. """
         snapshot_index = state.snapshot.index if state.snapshot is not None else 0
         self.commit = max(snapshot_index, min(state.commit, self.log.last_index))
         self.handed = snapshot_index
-        """Up to here entries were handed out to be applied."""
+        """The last entry that was handed out to be applied."""
         self.durable_index = self.log.last_index
-        """Up to here the log in memory is on the disk."""
+        """The last entry of the log in memory that is on the disk."""
         self.durable_term = state.term
 
         self.heard = NEVER
-        """When the leader was heard of."""
+        """The time of the leader's last message."""
         self.election_at = NEVER
-        """When to stand for election, unless a leader is heard of."""
+        """The time of the next election, unless a leader sends a message before."""
         self.may_lead = True
-        """The disk answers: an election would be of use."""
+        """The disk responds, so this peer may lead."""
         self.granted: set[str] = set()
-        """By whom, as TRIAL or CANDIDATE."""
+        """The voters that granted their votes, as TRIAL or CANDIDATE."""
         self.is_transfer = False
-        """As CANDIDATE: on the old leader's wish."""
+        """As CANDIDATE: the old leader asked for this election."""
 
         self.followers: Followers | None = None
-        """As LEADER, as what follows."""
+        """The progress of the followers while this peer leads."""
         self.heartbeat_at = NEVER
         self.transfer_to = ""
         self.transfer_until = NEVER
