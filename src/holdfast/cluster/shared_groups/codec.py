@@ -1,11 +1,12 @@
-"""GROUP frames: between a group's coordinator and the nodes that have members of it.
+"""The codec of GROUP frames, between the coordinator of a group and the nodes with group members.
 
-TELL (node to coordinator, JSON): everything that the node has of all groups of some home
-partitions. HEARD (back, JSON): the coordinator knows. REPORT (node to coordinator, packed): what
-has changed for one group since. ASSIGN (coordinator to node, packed): records for members. ASK
-(coordinator to node, JSON): the coordinator does not know, or does not any more; TELL is to come.
+- TELL (node to coordinator, JSON): all that the node has of all groups of some home partitions.
+- HEARD (back, JSON): the coordinator has taken the TELL.
+- REPORT (node to coordinator, packed): the changes of one group since then.
+- ASSIGN (coordinator to node, packed): records for group members.
+- ASK (coordinator to node, JSON): the coordinator requests a TELL.
 
-A place is (partition, offset) of a record.
+A place is the (partition, offset) of a record.
 """
 
 import json
@@ -39,9 +40,12 @@ _ASSIGN: Final = struct.Struct("<BHIQHI")
 
 @dataclass
 class NodeCapacity:
-    """What a node has of a group. `durable`: of the members, those whose sessions outlive their
-    connections. `limit`: how many records it wants to have at a time. `start`: where the group
-    begins if nobody knows of it."""
+    """The capacity and the records of one node in one group.
+
+    `durable`: the number of members whose sessions outlive their connections. `limit`: the most
+    records that the node wants at a time. `start`: the position at which the group begins if the
+    log has none.
+    """
 
     key: str
     members: int
@@ -54,7 +58,8 @@ class NodeCapacity:
 
 @dataclass
 class Tell:
-    """`homes`: (partition, epoch of its leader) each."""
+    """A TELL frame. `homes`: (partition, epoch of its leader) of each home partition that it
+    covers."""
 
     number: int
     homes: list[tuple[int, int]]
@@ -63,6 +68,8 @@ class Tell:
 
 @dataclass
 class AgentReport:
+    """A REPORT frame: the changes of one group at one node."""
+
     home: int
     epoch: int
     number: int
@@ -73,14 +80,18 @@ class AgentReport:
     done: list[Place]
     returned: list[Place]
     start: list[int]
-    # Of `returned`, those that no member at the node may read. An older version does not tell.
+    # Those of `returned` that no member at the node may read. An older version does not report
+    # them.
     denied: list[Place] = field(default_factory=list)
-    # Members have come or gone since the last report: what the node could not give to any, it may.
+    # True if members have joined or left since the last report. The node may then accept records
+    # that it returned before.
     has_changed: bool = False
 
 
 @dataclass
 class Assign:
+    """An ASSIGN frame: records of one group for one node."""
+
     home: int
     epoch: int
     number: int
@@ -89,6 +100,7 @@ class Assign:
 
 
 def encode_tell(tell: Tell) -> bytes:
+    """Encodes a TELL frame."""
     stocks = [
         {
             "key": stock.key,
@@ -106,7 +118,7 @@ def encode_tell(tell: Tell) -> bytes:
 
 
 def decode_tell(payload: bytes) -> Tell:
-    """Raises BadFrame, as all of these."""
+    """Decodes a TELL frame. Raises BadFrame when it is malformed, as all decoders here do."""
     fields = fields_of(payload[1:], "number", "homes", "groups")
     groups = fields["groups"]
     if not isinstance(groups, list):
@@ -143,23 +155,28 @@ def _pairs(value: object) -> list[tuple[int, int]]:
 
 
 def encode_heard(number: int, homes: list[tuple[int, int]]) -> bytes:
+    """Encodes a HEARD frame."""
     return bytes((HEARD,)) + json.dumps({"number": number, "homes": homes}).encode()
 
 
 def decode_heard(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
+    """Decodes a HEARD frame into its number and homes. Raises BadFrame when it is malformed."""
     fields = fields_of(payload[1:], "number", "homes")
     return number_of(fields, "number"), _pairs(fields["homes"])
 
 
 def encode_ask(homes: list[tuple[int, int]]) -> bytes:
+    """Encodes an ASK frame."""
     return bytes((ASK,)) + json.dumps({"homes": homes}).encode()
 
 
 def decode_ask(payload: bytes) -> list[tuple[int, int]]:
+    """Decodes an ASK frame into its homes. Raises BadFrame when it is malformed."""
     return _pairs(fields_of(payload[1:], "homes")["homes"])
 
 
 def encode_report(report: AgentReport) -> bytes:
+    """Encodes a REPORT frame."""
     key = report.key.encode()
     head = _REPORT.pack(
         REPORT,
@@ -188,6 +205,7 @@ def encode_report(report: AgentReport) -> bytes:
 
 
 def decode_report(payload: bytes) -> AgentReport:
+    """Decodes a REPORT frame. Raises BadFrame when it is malformed."""
     try:
         _, home, epoch, number, key_length, members, durable, limit, done, returned, start = (
             _REPORT.unpack_from(payload)
@@ -222,7 +240,8 @@ def decode_report(payload: bytes) -> AgentReport:
 
 
 def _places(payload: bytes, at: int, count: int) -> list[Place]:
-    """Raises struct.error."""
+    """Decodes `count` places from offset `at`. Raises struct.error when the payload is too
+    short."""
     end = at + _PLACE.size * count
     if end > len(payload):
         raise struct.error(f"{count} places are not in {len(payload)} bytes")
@@ -230,6 +249,7 @@ def _places(payload: bytes, at: int, count: int) -> list[Place]:
 
 
 def encode_assign(assign: Assign) -> bytes:
+    """Encodes an ASSIGN frame."""
     key = assign.key.encode()
     messages = assign.messages
     head = _ASSIGN.pack(ASSIGN, assign.home, assign.epoch, assign.number, len(key), len(messages))
@@ -245,7 +265,8 @@ def encode_assign(assign: Assign) -> bytes:
                 timestamp_us=message.timestamp_us,
                 topic=message.topic,
                 client_id=message.publisher,
-                # A batch has its times relative to its first record, and these are in any order.
+                # The timestamps of a batch are relative to its first record, and these records are
+                # in any order. So the sequence contains the timestamp.
                 sequence=message.timestamp_us,
                 properties=message.properties,
                 payload=message.payload,
@@ -256,6 +277,7 @@ def encode_assign(assign: Assign) -> bytes:
 
 
 def decode_assign(payload: bytes) -> Assign:
+    """Decodes an ASSIGN frame. Raises BadFrame when it is malformed."""
     try:
         _, home, epoch, number, key_length, count = _ASSIGN.unpack_from(payload)
         at = _ASSIGN.size

@@ -1,13 +1,18 @@
-"""The coordinator of shared groups: the leader of a group's home partition (by hash of its key).
+"""The coordinator of shared groups, at the leader of their home partition (the hash of the group's
+key).
 
-A leader that is new begins where the log says that the group stands. It hands nothing out before it
-has applied what was committed anywhere, and before the nodes have told what their members have and
-have finished: only then it knows what others have handed out. A node that does not answer is waited
-for START_WAIT_S.
+A new leader begins at the positions that the log has. It assigns no record before two conditions
+are met:
+- It has applied everything that was committed anywhere.
+- The nodes have reported the records that their members have and have finished.
 
-What a lost node had goes to others, but for QoS 2 records that a session has kept (`taken_back`).
-Nor is a group opened that has such sessions at a node which has not told: the coordinator before
-may have given it something.
+Only then it knows what earlier coordinators have assigned. Counter-example: n1 has record 7 from
+the previous coordinator. The new one assigns it to n2 before the report of n1, and two members
+receive it. A node that does not reply is waited for START_WAIT_S.
+
+The records of a node that is down go to other nodes, except QoS 2 records that a session has kept
+(`reclaim`). A group with such sessions at a node without a report stays closed: the previous
+coordinator may have assigned records to that node.
 """
 
 from collections.abc import Callable
@@ -32,17 +37,22 @@ from holdfast.storage.partition import partition_of
 from holdfast.storage.record import Record
 
 START_WAIT_S: Final = 2.0
+"""The longest time in seconds that a new coordinator waits for the reports of the nodes."""
 LOST_WAIT_S: Final = 5.0
-"""How long a node without a link that the cluster takes for alive may keep what it has."""
+"""The time in seconds after which the records of a node without a link are reclaimed, although the
+cluster does not count it as down."""
 TAILED_MAX: Final = 200
-"""Records of a group that wait for the end of a turn."""
+"""The most records of a group that wait for the end of a turn."""
 DONE_IN_RECORD: Final = 10_000
-"""Finished offsets in one CURSOR record, below what its count can say."""
+"""The most finished offsets in one CURSOR record, below the limit of its count field."""
 
 
 class Home:
-    """A home partition that this node leads. `begins_at`: behind what coordinators before have
-    logged."""
+    """A home partition that this node leads.
+
+    `begins_at`: the log end when the leadership began. The records of earlier coordinators are
+    below it.
+    """
 
     def __init__(
         self, partition: int, epoch: int, since: float, barrier: int, begins_at: int
@@ -52,15 +62,21 @@ class Home:
         self.epoch = epoch
         self.since = since
         self.barrier = barrier
-        # Nodes that have told, with the number of their TELL.
+        # The nodes that have reported, with the number of their TELL.
         self.told: dict[str, int] = {}
         self.is_open = False
         self.groups: dict[str, Coordination] = {}
-        # Groups that this coordinator has ended; the images may not know yet.
+        # The groups that this coordinator has ended. The replicated state may still have them.
         self.ended: set[str] = set()
 
 
 class Coordinator:
+    """The shared groups of all home partitions that this node leads.
+
+    Invariant: this coordinator assigns a record again only after the node that had it returned it,
+    reported without it, or is down. A node without a link for LOST_WAIT_S counts as down here.
+    """
+
     def __init__(
         self,
         state: NodeState,
@@ -81,31 +97,33 @@ class Coordinator:
         self.homes: dict[int, Home] = {}
         self._loads: dict[str, NodeLoad] = {}
         self._dirty: dict[Coordination, None] = {}
-        # Progress that is to be logged.
+        # The groups whose progress is to be logged, and the time for it.
         self._due: dict[Coordination, None] = {}
         self._due_at = -1.0
         self._opening: dict[Home, None] = {}
         self._taken_back = Reclaimer(images.groups, barriers, self._has_told)
-        # Groups that are not open though their homes are.
+        # The groups that are still closed although their home is open.
         self._unopened: dict[Coordination, None] = {}
         self._open_at = 0.0
-        # Groups without members, of which it shows after their barrier whether they have ended.
+        # The groups without members. After their barrier this node knows whether they have ended.
         self._deserted: dict[Coordination, None] = {}
-        # Nodes without a link, and since when.
+        # The nodes without a link, and the time of its loss.
         self._lost: dict[str, float] = {}
 
     @property
     def taken_back(self) -> int:
-        """Records, from lost nodes."""
+        """The number of records reclaimed from nodes that are down."""
         return self._taken_back.count
 
     @property
     def is_dirty(self) -> bool:
+        """True if groups wait for `flush`."""
         return bool(self._dirty)
 
     # Leading
 
     def start_leading(self, partition: int, epoch: int) -> None:
+        """Begins to coordinate the groups of a home partition, closed at first."""
         self.stop_leading(partition)
         begins_at = self._fabric.journal.next_offset[partition]
         home = Home(partition, epoch, self._state.now, self._barriers.begin(), begins_at)
@@ -113,6 +131,8 @@ class Coordinator:
         self._opening[home] = None
 
     def stop_leading(self, partition: int) -> None:
+        """Drops the groups of a home partition. Their state is in the log and in the reports of the
+        nodes."""
         home = self.homes.pop(partition, None)
         if home is None:
             return
@@ -159,6 +179,7 @@ class Coordinator:
         return node in self.homes[coordination.home].told
 
     def _have_told(self, home: Home) -> bool:
+        """True if every data node that is not down has reported, or START_WAIT_S has passed."""
         metadata = self._fabric.metadata
         if metadata is None:
             return False
@@ -194,9 +215,10 @@ class Coordinator:
         self._dirty[coordination] = None
         self._note_progress(coordination)
 
-    # What nodes tell
+    # Reports of the nodes
 
     def tell(self, node: str, tell: Tell) -> None:
+        """Takes a node's complete report of the groups of some homes."""
         accepted: dict[int, Home] = {}
         for partition, epoch in tell.homes:
             home = self.homes.get(partition)
@@ -241,6 +263,8 @@ class Coordinator:
         return self._loads.setdefault(node, NodeLoad())
 
     def report(self, node: str, report: AgentReport) -> None:
+        """Takes the changes of one group at a node. A report without the present TELL number is
+        ignored."""
         home = self.homes.get(report.home)
         if (
             home is None
@@ -281,7 +305,10 @@ class Coordinator:
             self._dirty.update(dict.fromkeys(home.groups.values()))
 
     def disconnected(self, node: str) -> None:
-        """What its members have they may finish yet; it tells when it is back."""
+        """Suspends assignments to a node whose link is lost.
+
+        Its members may still finish what they have. The node reports again when it is connected.
+        """
         self._lost.setdefault(node, self._state.now)
         for home in self.homes.values():
             home.told.pop(node, None)
@@ -291,7 +318,8 @@ class Coordinator:
                     stake.is_here = False
 
     def node_gone(self, node: str) -> None:
-        """By the metadata, or for too long: others get what it had."""
+        """Reclaims the records of a node that is down by the metadata, or without a link for too
+        long."""
         self._lost.pop(node, None)
         lost: dict[Coordination, list[Place]] = {}
         for home in self.homes.values():
@@ -302,7 +330,7 @@ class Coordinator:
         self._taken_back.take(lost, node)
 
     def _look(self) -> None:
-        """It may be known by now what lost nodes have kept."""
+        """Assigns reclaimed records again where it is known now which ones sessions have kept."""
         now = self._state.now
         for coordination in self._taken_back.look(now):
             self._dirty[coordination] = None
@@ -315,6 +343,7 @@ class Coordinator:
     # Records
 
     def record(self, group: Group, message: Message) -> None:
+        """Takes a committed record for a group."""
         coordination = group.coordination
         assert isinstance(coordination, Coordination)
         if not coordination.is_open:
@@ -328,6 +357,7 @@ class Coordinator:
     def handle_read(
         self, group: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
+        """Takes records of a group that were read from the log."""
         coordination = group.coordination
         if isinstance(coordination, Coordination):
             coordination.handle_read(group, records, positions, done)
@@ -342,14 +372,17 @@ class Coordinator:
             self._send_assign(stake.node, assign)
 
     def _may_any_read(self, key: str, topic: bytes) -> bool:
+        """True if a member in the log, connected or not, may read the topic."""
         group = self._images.state.groups.get(key)
         return group is not None and any(
             may_read_later(self._state, session, topic) for session in group.members
         )
 
     def _look_aside(self, coordination: Coordination) -> None:
-        """Members that the log knows have come or gone: one that was waited for may be away for
-        good."""
+        """Tries the records aside again when members in the log have changed.
+
+        The member that a record waited for may have left for good.
+        """
         group = self._images.state.groups.get(coordination.key)
         changes = -1 if group is None else group.changes
         if coordination.aside and (coordination.retries or changes != coordination.changes):
@@ -358,6 +391,7 @@ class Coordinator:
         coordination.changes = changes
 
     def flush(self) -> None:
+        """Opens groups, assigns records and logs progress, at the end of a turn."""
         if self._opening:
             self._open_homes()
         self._look()
@@ -379,8 +413,12 @@ class Coordinator:
             self._log_progress()
 
     def _end_if_over(self, coordination: Coordination) -> bool:
-        """Nobody is subscribed, here or in the log, and nobody has anything. A session that has
-        just gone may have subscribed in a record that is not applied here yet."""
+        """Ends a group that has no member here or in the log and no assigned record. Returns True
+        if it did.
+
+        The barrier comes first because a session that has just left may have subscribed in a record
+        that is not applied here yet.
+        """
         key = coordination.key
         if coordination.was_durable:
             if coordination.barrier < 0:
@@ -436,7 +474,8 @@ class Coordinator:
             done = done[DONE_IN_RECORD:]
 
     def tidy(self) -> None:
-        """Now and then."""
+        """Reclaims from nodes without a link, requests missing reports and ends groups, every
+        `node.TIDY_S`."""
         now = self._state.now
         for node, since in list(self._lost.items()):
             if since + LOST_WAIT_S <= now:
@@ -450,8 +489,11 @@ class Coordinator:
                     self._end_if_over(coordination)
 
     def _ask(self) -> None:
-        """Who is there and has not told, or not any more: when we see late that a node was down
-        once, it has told already that it is back."""
+        """Requests a report from every connected data node without a current one.
+
+        A node reports as soon as it is up again. This node may apply the metadata that had it as
+        down only after that report, and then drops the report.
+        """
         metadata = self._fabric.metadata
         if metadata is None:
             return
@@ -468,6 +510,7 @@ class Coordinator:
                 self._send_ask(node, homes)
 
     def timer(self) -> float | None:
+        """Returns the time at which `flush` has something to do, or None."""
         times: list[float] = []
         if self._dirty:
             times.append(self._state.now)

@@ -1,21 +1,26 @@
-"""One shared group at its coordinator: a cursor over all records, and who has which of them.
+"""The state of one shared group at its coordinator: one cursor over all records, and their owners.
 
-Invariant: a record that matches is with exactly one of: the cursor (its outbox or the log),
-`wanted` or `returned` (given back, to be handed out again), `doubtful` (a lost node had it),
-`aside`, `given` (to one node), finished. Positions in the log stay at or below all of them but the
-last.
+Invariant: a matching record is in exactly one of these:
+- the cursor (its outbox, or the log ahead of it);
+- `wanted` or `returned`, if it was returned and is to be assigned again;
+- `doubtful`, if a node that is down had it;
+- `aside`, if no present node can give it to a member that may read it;
+- `given`, if it is assigned to a node;
+- finished.
 
-Of a record that members may not read, this is the rule. A node none of whose members may read it
-denies it, and is not given it again before members there have come or gone. So a record goes to
-each node at most once for each such change, and never round and round. When no node that takes
-records now is left for it, it waits aside, and the group goes on: for a node that has no room yet,
-or for a member that is away and may read it, as the log knows that. If there is neither, the record
-is finished without having been sent, and counted. With ASIDE_MAX aside the group waits.
+Positions in the log stay at or below all of them except finished records.
 
-A finished record never becomes another one of these, whoever finished it: this coordinator or one
-before, in whose time the log says so. Counter-example: a node that was cut off still has a record
-that its session has finished elsewhere. A new coordinator that believed the node would log a
-position below that record, and hand the record out again when the node gives it back.
+A node denies a record if none of its members may read it. It does not receive the record again
+before members there have joined or left. So a record goes to each node at most once per such
+change, and does not circulate. A record without a node that can take it now waits aside, and the
+group continues. It waits for a node without capacity, or for an absent member in the log that may
+read it. If there is neither, the record is finished without being sent, and counted. With ASIDE_MAX
+records aside the group waits.
+
+A finished record never returns to another of these states, whichever coordinator finished it.
+Counter-example: a node that was cut off still has a record that its session has finished elsewhere.
+A new coordinator that accepted the node's report would log a position below that record. When the
+node returns the record, it would be assigned again.
 """
 
 from collections.abc import Callable
@@ -34,15 +39,16 @@ from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
 LOAD_BYTES_MAX: Final = 8 << 20
-"""Given to one node and not finished, of all groups; one record more may go above it."""
+"""The size in bytes of unfinished records at one node, over all groups. One record may exceed
+it."""
 ASIDE_MAX: Final = 1000
-"""Records of one group that wait for a node or a member that may read them."""
+"""The most records of one group that wait for a node or a member that may read them."""
 FETCH_SPAN: Final = 1000
-"""Returned records that lie so near one another in a partition are read together."""
+"""The distance in offsets within which returned records of a partition are read together."""
 
 
 class NodeLoad:
-    """Of one node, over all groups of this coordinator."""
+    """The size of the assigned records at one node, over all groups of this coordinator."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -50,7 +56,7 @@ class NodeLoad:
 
 
 class NodeWeight:
-    """What a node's members of the group take."""
+    """The current capacity and weight of a node in one shared group."""
 
     def __init__(self, node: str, load: NodeLoad) -> None:
         self.node = node
@@ -58,13 +64,15 @@ class NodeWeight:
         self.members = 0
         self.limit = 0
         self.count = 0
-        # Of the weighted round robin: who has waited longest for its share comes next.
+        # The credit of the weighted round robin. The node with the highest credit is next.
         self.credit = 0
-        # False: the link is lost, or it has to tell anew.
+        # False if the link is lost or the node must report again.
         self.is_here = False
 
 
 class Coordination:
+    """The assignment of the records of one shared group; the module states its invariant."""
+
     def __init__(self, key: str, home: int, epoch: int, state: NodeState) -> None:
         self.key = key
         self.home = home
@@ -75,39 +83,42 @@ class Coordination:
         self.cursor.coordination = self
         self.cursor.tailing = False
         self.is_open = False
-        # A node or the log has told of members whose sessions outlive their connections.
+        # True if the group ever had members whose sessions outlive their connections.
         self.was_durable = False
-        # Since nobody is there: what was subscribed before is known here once it is passed.
+        # The read barrier that began when the last member left. Once it is passed, earlier
+        # subscriptions are applied here. -1: none.
         self.barrier = -1
         self.stakes: dict[str, NodeWeight] = {}
         # Place -> node, bytes.
         self.given: dict[Place, tuple[str, int]] = {}
-        # Places ahead of the cursor that are not to be handed out: given already, or finished.
+        # Places ahead of the cursor that are not assigned again, because they are given or
+        # finished.
         self.skipped: set[Place] = set()
-        # Place -> number of the barrier after which it is known whether a session has kept it, and
-        # the node that had it, if that is lost.
+        # Place -> (barrier, node): a session's claim is known after the barrier. The node is the
+        # one that had the record, or "" if that is not down.
         self.doubtful: dict[Place, tuple[int, str]] = {}
         self.wanted: dict[Place, None] = {}
         # Place -> nodes none of whose members may read the record.
         self.denied: dict[Place, set[str]] = {}
         self.aside: dict[Place, None] = {}
-        # It is to be looked at again, now and then.
+        # True if the records aside are to be tried again by the next `tidy`.
         self.retries = False
-        # Of the members that the log knows, `Group.changes` when what is aside was last looked at.
+        # `Group.changes` of the members in the log at the last try of the records aside.
         self.changes = -1
         self._fetch: Group | None = None
         self._fetch_limits: list[int] = []
         self._fetching: dict[Place, None] = {}
         self.starts: list[int] | None = None
-        # Of a new group: what lies before was published before it.
+        # For a new group: the offsets below which records were published before the group existed.
         self._floor: list[int] | None = None
-        # Finished since the last record of progress.
+        # The places finished since progress was last logged.
         self.finished: list[Place] = []
         self.logged: list[int] | None = None
 
-    # Who is there
+    # Members and nodes
 
     def stake(self, node: str, load: NodeLoad) -> NodeWeight:
+        """Returns the weight of a node, which is created if needed."""
         stake = self.stakes.get(node)
         if stake is None:
             stake = NodeWeight(node, load)
@@ -115,16 +126,18 @@ class Coordination:
         return stake
 
     def member_count(self) -> int:
+        """Returns the number of connected members at all nodes."""
         return sum(stake.members for stake in self.stakes.values())
 
     def begin_at(self, start: list[int]) -> None:
-        """A node knows a group's beginning; the earliest counts, if nobody knows more."""
+        """Takes the start of a group that the log does not have. The earliest of several counts."""
         if self.starts is None:
             self.starts = list(start)
         else:
             self.starts = list(map(min, self.starts, start))
 
     def measured(self, stake: NodeWeight, members: int, durable: int, limit: int) -> None:
+        """Takes the present capacity of a node."""
         stake.is_here = True
         stake.members = members
         stake.limit = limit
@@ -134,7 +147,11 @@ class Coordination:
             self.was_durable = True
 
     def told(self, stake: NodeWeight, stock: NodeCapacity, images: GroupPositions) -> list[Place]:
-        """Everything that a node has. Returns what was given to it and is lost."""
+        """Takes a node's complete report of this group. Returns the records that the node has lost.
+
+        A reported record counts only if it is not finished in the log, and if this coordinator has
+        not assigned it to another node.
+        """
         self.measured(stake, stock.members, stock.durable, stock.limit)
         lost = {place: None for place, given in self.given.items() if given[0] == stake.node}
         ahead = self.cursor.resume_positions(self._state.delivered) if self.is_open else None
@@ -153,7 +170,8 @@ class Coordination:
         return list(lost)
 
     def _claim(self, place: Place, ahead: list[int] | None) -> bool:
-        """Was it not handed out by this coordinator? Then it need not be."""
+        """Takes a reported record out of the records to assign. Returns False if it was assigned or
+        passed already."""
         if place in self.given or place in self.skipped:
             return False
         if self.doubtful.pop(place, None) is not None:
@@ -174,7 +192,7 @@ class Coordination:
         return False
 
     def lose(self, node: str) -> list[Place]:
-        """A node has nothing of the group any more. Returns what it had."""
+        """Removes the capacity of a node. Returns the records that are assigned to it."""
         stake = self.stakes.get(node)
         if stake is not None:
             stake.members = 0
@@ -182,13 +200,17 @@ class Coordination:
         return [place for place, given in self.given.items() if given[0] == node]
 
     def doubt(self, places: list[Place], barrier: int, node: str) -> None:
-        """`node`: that is lost; "" if it has told what it has."""
+        """Marks records as doubtful until `barrier` is passed. `node`: the one that is down, or ""
+        if it has reported."""
         for place in places:
             self._take(place)
             self.doubtful[place] = (barrier, node)
 
     def settle_doubts(self, known: set[tuple[int, str]], kept: set[Place]) -> None:
-        """`known`: barriers and nodes after which it is known."""
+        """Resolves doubtful records: those in `kept` are finished, the others are assigned again.
+
+        `known`: the pairs of barrier and node whose doubt is resolved.
+        """
         for place, doubt in list(self.doubtful.items()):
             if doubt in known:
                 del self.doubtful[place]
@@ -198,6 +220,7 @@ class Coordination:
                     self.wanted[place] = None
 
     def finish(self, node: str, place: Place) -> None:
+        """Finishes a record that is assigned to this node."""
         if self.given.get(place, ("", 0))[0] == node:
             self._take(place)
             self._finish(place)
@@ -207,27 +230,28 @@ class Coordination:
         self.finished.append(place)
 
     def deny(self, node: str, place: Place) -> None:
-        """No member at the node may read the record. `give_back` follows."""
+        """Notes that no member at the node may read the record. `give_back` follows."""
         if self.given.get(place, ("", 0))[0] == node:
             self.denied.setdefault(place, set()).add(node)
 
     def allow(self, node: str) -> None:
-        """Members at the node have come or gone: it may be given again what it has denied."""
+        """Permits records again that the node has denied, because its members have changed."""
         for place, nodes in list(self.denied.items()):
             nodes.discard(node)
             if not nodes:
                 del self.denied[place]
-        # Not at once: members that come and go all the time would have it all read each time.
+        # The records aside are tried again by the next `tidy`, not now. Members that join and leave
+        # all the time would otherwise cause a read of all of them each time.
         self.retries = True
 
     def retry(self) -> None:
-        """Hand out again what is aside, or finish it."""
+        """Assigns the records aside again, or finishes them."""
         self.retries = False
         self.wanted.update(self.aside)
         self.aside = {}
 
     def retry_at(self, stake: NodeWeight) -> None:
-        """The node takes records: it may be one that what is aside waits for."""
+        """Assigns records aside to a node that has capacity again and has not denied them."""
         room = stake.limit - stake.count
         for place in list(self.aside):
             if room <= 0:
@@ -238,6 +262,7 @@ class Coordination:
                 room -= 1
 
     def give_back(self, node: str, place: Place) -> None:
+        """Takes back a record that the node has returned."""
         if self.given.get(place, ("", 0))[0] == node:
             self._take(place)
             self.wanted[place] = None
@@ -249,19 +274,19 @@ class Coordination:
             stake.count -= 1
             stake.load.size_bytes -= size_bytes
 
-    # Records in
+    # Records from the log
 
     def open(self, positions: list[int] | None, images: GroupPositions) -> None:
-        """Begin to hand out. `positions`: of the log; None: the group is new."""
+        """Begins to assign records. `positions`: those in the log; None: the group is new."""
         state = self._state
         self.is_open = True
         if positions is None:
             starts = images.starts(self.key) + ([self.starts] if self.starts else [])
-            # The node that subscribed may be ahead of this one.
+            # The node that subscribed may have applied more than this one.
             self._floor = list(map(min, *starts, starts[0])) if starts else list(state.delivered)
             begin = list(map(min, self._floor, state.delivered))
         else:
-            # What nodes have told before may have been finished by records that came later.
+            # Records that nodes have reported may be finished by log records applied later.
             for place in [each for each in self.given if images.is_finished(self.key, *each)]:
                 self._take(place)
             begin = list(positions)
@@ -281,6 +306,7 @@ class Coordination:
             cursor.positions = begin
 
     def tail(self, message: Message) -> None:
+        """Takes a committed record, if the cursor is at the end of the log."""
         cursor = self.cursor
         if not cursor.tailing:
             return
@@ -292,7 +318,7 @@ class Coordination:
         cursor.push(Delivery(message, message.qos, message.retain, ()))
 
     def park(self) -> None:
-        """Nobody is there: memory goes, the log keeps it."""
+        """Frees the memory of a group without members; its records remain in the log."""
         cursor = self.cursor
         while cursor.returned:
             message = cursor.returned.popleft()
@@ -302,7 +328,7 @@ class Coordination:
             cursor.fall_behind(self._state.delivered)
 
     def read(self) -> None:
-        """Ask for what comes next from the log, if something does."""
+        """Requests the next records from the log if the cursor is behind."""
         if self.wanted and self._fetch is None:
             self._fetch_some()
         cursor = self.cursor
@@ -348,13 +374,14 @@ class Coordination:
     def handle_read(
         self, reader: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
+        """Takes records that were read from the log."""
         if reader is self._fetch:
             self._handle_fetched(reader, records, positions, done)
             return
         if reader is not self.cursor:
             return
         cursor = self.cursor
-        # Before whatever was tailed while the read was under way.
+        # These records come before those that `tail` has added during the read.
         cursor.reading = False
         for record in records:
             message = message_of(record)
@@ -373,19 +400,21 @@ class Coordination:
             self._ask(reader, positions, self._fetch_limits)
             return
         self._fetch = None
-        # Retention took them.
+        # The records that were not found have been deleted by retention.
         self._state.stats.dropped_lost += len(self._fetching)
         for place in self._fetching:
             self._finish(place)
         self._fetching = {}
 
-    # Records out
+    # Records to the nodes
 
     def hand_out(
         self, may_any_read: Callable[[str, bytes], bool]
     ) -> dict[NodeWeight, list[Message]]:
-        """What goes to whom now, as far as there is somebody to take it. `may_any_read(key,
-        topic)`: may a member that the log knows, connected or not, read a topic?"""
+        """Returns the records to assign now, by node.
+
+        `may_any_read(key, topic)`: may a member in the log, connected or not, read the topic?
+        """
         found: dict[NodeWeight, list[Message]] = {}
         while True:
             message = self._head()
@@ -421,7 +450,7 @@ class Coordination:
             self.cursor.pop()
 
     def _head(self) -> Message | None:
-        """The next one to be handed out; returned ones first."""
+        """Returns the next record to assign, returned ones first. Expired ones are finished."""
         cursor = self.cursor
         while cursor.returned or cursor.outbox:
             if cursor.returned:
@@ -443,11 +472,15 @@ class Coordination:
         return None
 
     def _is_awaited(self, denied: set[str]) -> bool:
-        """Is there a node with members that was not given the record since they are there?"""
+        """True if a node with members has not denied the record."""
         return any(stake.members and stake.node not in denied for stake in self.stakes.values())
 
     def _next_stake(self, denied: set[str] | None) -> NodeWeight | None:
-        """Weighted by members, of the nodes that take another record, and this one."""
+        """Returns the node for the next record, by smooth weighted round robin over the numbers of
+        members.
+
+        Only nodes with capacity that have not denied the record take part.
+        """
         best: NodeWeight | None = None
         total = 0
         for stake in self.stakes.values():
@@ -467,7 +500,7 @@ class Coordination:
         return best
 
     def positions(self) -> list[int]:
-        """First unfinished offset per partition."""
+        """Returns the first unfinished offset per partition."""
         positions = self.cursor.resume_positions(self._state.delivered)
         for places in (self.given, self.doubtful, self.wanted, self._fetching, self.aside):
             for partition, offset in places:

@@ -1,9 +1,9 @@
-"""Shared subscriptions of a cluster: one cursor a group for the members on all nodes.
+"""The shared groups of a cluster node: the coordinator of its homes, and the agent of its members.
 
-The leader of a group's home partition coordinates it (`coordinating`): it gives each record to one
-node, weighted by how many members are there, as far as that has said it can take. The node hands it
-to one of its members and reports when that has it, or gives it back (`shares`). A record is with
-exactly one of: the coordinator, one node, finished. What is said on the way is in `group_wire`.
+The coordinator gives each record to one node, weighted by the number of members there, up to the
+capacity that the node has reported. The node gives it to one of its members. Then it reports the
+record as finished, or returns it (`node_agent`). A record is with exactly one of: the coordinator,
+one node, finished. The frames are in `codec`.
 
 Within one node the two sides call each other directly.
 """
@@ -41,10 +41,13 @@ from holdfast.cluster.shared_groups.node_agent import NodeAgent
 from holdfast.cluster.state.replicated import ReplicatedState
 
 ROUNDS_MAX: Final = 8
-"""How often in one turn the two sides of a node answer each other; the rest waits for the next."""
+"""The most exchanges per turn between the two sides of one node. Further ones wait for the next
+turn."""
 
 
 class Groups:
+    """The coordinator and the agent of one node, and the frames between those of several nodes."""
+
     def __init__(
         self,
         state: NodeState,
@@ -101,7 +104,7 @@ class Groups:
             self._fabric.send(node, GROUP, encode_ask(homes))
 
     def handle_frame(self, node: str, payload: bytes) -> None:
-        """Raises BadFrame."""
+        """Takes a GROUP frame. Raises BadFrame when it is malformed."""
         operation = payload[0] if payload else 0
         if operation == TELL:
             tell = decode_tell(payload)
@@ -129,18 +132,21 @@ class Groups:
                 raise BadFrame(f"a record in partition {partition} of {partitions}")
 
     def start_leading(self, partition: int, epoch: int) -> None:
+        """Begins to coordinate a home partition. The own agent reports to it like every other."""
         self.coordinator.start_leading(partition, epoch)
         self.shares.lose(partition)
 
     def stop_leading(self, partition: int) -> None:
+        """Ends the coordination of a home partition."""
         self.coordinator.stop_leading(partition)
 
     def disconnected(self, node: str) -> None:
+        """Handles the loss of the link to `node`, on both sides."""
         self.shares.lose_node(node)
         self.coordinator.disconnected(node)
 
     def flush(self) -> None:
-        """End of a turn."""
+        """Exchanges reports and assignments at the end of a turn."""
         for _ in range(ROUNDS_MAX):
             self.shares.flush()
             self.coordinator.flush()
@@ -148,10 +154,12 @@ class Groups:
                 return
 
     def tidy(self) -> None:
+        """Runs the periodic checks of both sides."""
         self.shares.tidy()
         self.coordinator.tidy()
 
     def timer(self) -> float | None:
+        """Returns the time of the next `flush`, or None."""
         times = [
             when for when in (self.shares.timer(), self.coordinator.timer()) if when is not None
         ]

@@ -1,9 +1,12 @@
-"""A node's part in shared subscriptions: it tells the coordinator of each group what its members
-can take, and hands them what the coordinator assigns.
+"""The agent of a node in shared groups.
 
-Invariant: an assigned record is `held` until it is finished (a member has it) or returned; which
-of the two is told to the coordinator, in the next report or, if the coordinator or the link to it
-is another one meanwhile, by what the next TELL says is held and finished.
+It reports to the coordinator of each group the capacity of the members here, and gives them the
+assigned records.
+
+Invariant: an assigned record is `held` until it is finished (a member has it) or returned. The next
+report informs the coordinator which of the two happened. If the coordinator or the link to it
+changes first, the next TELL does, by its held and finished records. Counter-example: a report is
+lost with the link, and the record is in neither. The new coordinator would assign it again.
 """
 
 from collections.abc import Callable
@@ -24,23 +27,30 @@ from holdfast.cluster.state.replicated import ReplicatedState
 from holdfast.storage.partition import partition_of
 
 LIMIT_MAX: Final = 2000
-"""Records of one group at one node, whatever its members could take."""
+"""The most records of one group at one node, whatever the capacity of its members."""
 FINISHED_MAX: Final = 100_000
-"""Of one group, finished above what the log says of it. Beyond that a new coordinator may hand the
-oldest out again."""
+"""The most finished records of one group that the log does not have as finished. A new coordinator
+may assign the oldest ones again if there are more."""
 QUEUE_WAIT_S: Final = 0.5
-"""How long an assigned record waits for a member that is ready; then others may have it."""
+"""The longest time in seconds that an assigned record waits for a member with capacity. Then it is
+returned."""
 KEPT_WAIT_S: Final = 60.0
-"""How long a QoS 2 record waits to be known as kept by a session whose home partition has no
-leader. Then it goes to another member, unless the log has it by then: a record that comes twice, if
-the leader that was lost is back with the session's, is better than one that never comes."""
+"""The longest time in seconds that a QoS 2 record waits for the record of the session that has kept
+it. It applies while the home partition of that session has no leader.
+
+Then it is given to another member, unless the log has it as kept. It may arrive twice if the lost
+leader returns with the session's record. That is better than a record that never arrives.
+"""
 ASK_AGAIN_S: Final = 0.1
-"""After a TELL without an answer: the next leader may know later than we that it is one."""
+"""The interval in seconds after which a TELL without HEARD is repeated. The next leader may apply
+the metadata later than this node."""
 
 
 class FinishPromise:
-    """A promise that waits until the log says that a group has finished with a record, which it has
-    given to the session."""
+    """A promise that waits until the log has the record as finished by its group.
+
+    The group has given the record to the session.
+    """
 
     def __init__(self, group: Group, session: Session, place: Place, promise: Promise) -> None:
         self.group = group
@@ -50,29 +60,31 @@ class FinishPromise:
 
 
 class NodeAssignments:
-    """Of one group."""
+    """The records of one group that are assigned to this node, and what the coordinator knows of
+    them."""
 
     def __init__(self, key: str, home: int) -> None:
         self.key = key
         self.home = home
-        # None: nobody here has subscribed.
+        # None: no client here has subscribed.
         self.group: Group | None = None
         self.held: dict[Place, None] = {}
         self.finished: dict[Place, None] = {}
-        # Still to be reported.
+        # The finished and the returned records that are not reported yet.
         self.done: list[Place] = []
         self.returned: list[Place] = []
-        # Of these, the ones that no member here may read.
+        # Those of `returned` that no member here may read.
         self.denied: list[Place] = []
-        # Denied since members have last come or gone, and those of them that were assigned again.
+        # The records denied since members last joined or left, and those of them that were assigned
+        # again.
         self.refused: dict[Place, None] = {}
         self.again: dict[Place, None] = {}
-        # `Group.changes` when the coordinator was last told that members have come or gone.
+        # `Group.changes` when the coordinator was last informed of joined or left members.
         self.changes = 0
-        # Where the group begins, if this is its beginning: until the log has it.
+        # The start of the group, if it begins at this node, until the log has its positions.
         self.start: list[int] | None = None
         self.tells_start = False
-        # As the coordinator knows.
+        # The capacity as last reported to the coordinator.
         self.members = 0
         self.durable = 0
         self.limit = 0
@@ -80,6 +92,12 @@ class NodeAssignments:
 
 
 class NodeAgent:
+    """The shared groups of this node's members.
+
+    Invariant: nothing is taken from a coordinator that has not confirmed the present TELL with
+    HEARD. Its assignments may be older than what that TELL says.
+    """
+
     def __init__(
         self,
         state: NodeState,
@@ -97,26 +115,29 @@ class NodeAgent:
         self._send_report = send_report
         self.shares: dict[str, NodeAssignments] = {}
         self._touched: dict[NodeAssignments, None] = {}
-        # With something that `tidy` looks after.
+        # The groups with something for `tidy`.
         self._untidy: dict[NodeAssignments, None] = {}
         self._waiting: list[FinishPromise] = []
-        # What sessions may have kept: client and since when, oldest first.
+        # QoS 2 records that sessions may have kept: client id and time, oldest first.
         self._kept: dict[tuple[NodeAssignments, Place], tuple[str, float]] = {}
-        # Of the images, when these were looked through last.
+        # The version of the group positions at the last check of `_waiting`.
         self._version = 0
         self._number = 0
         self._was_unsure = False
-        # Per home partition: leader, epoch and number of the last TELL; and whether it was heard.
+        # Per home partition: leader, epoch and number of the last TELL. `_untold`: those without
+        # HEARD.
         self._told: dict[int, tuple[str, int, int]] = {}
         self._untold: dict[int, None] = dict.fromkeys(range(len(fabric.leading)))
         self._tell_at = -1.0
 
     @property
     def is_waiting(self) -> bool:
+        """True if promises wait for groups to finish records."""
         return bool(self._waiting)
 
     @property
     def is_touched(self) -> bool:
+        """True if groups wait for `flush`."""
         return bool(self._touched)
 
     def _share(self, key: str) -> NodeAssignments:
@@ -127,6 +148,7 @@ class NodeAgent:
         return share
 
     def changed(self, group: Group) -> None:
+        """Notes that members of a group, or their capacity, may have changed."""
         share = self.shares.get(group.key)
         if share is None:
             if not group.members:
@@ -140,6 +162,7 @@ class NodeAgent:
         self._touched[share] = None
 
     def finished(self, key: str, place: Place) -> None:
+        """Marks a record as finished: a member has it, or it cannot be sent to any."""
         share = self.shares.get(key)
         if share is not None and place in share.held:
             self._finish(share, place)
@@ -154,8 +177,11 @@ class NodeAgent:
         self._untidy[share] = None
 
     def unfinished(self, session: Session, entry: Inflight) -> list[Group]:
-        """Those groups of the session that may have given it the record, and of which the log does
-        not say that they have finished with it: one, but for tags that are the same by chance."""
+        """Returns the groups of the session that may have given it the record and have not finished
+        it in the log.
+
+        There is more than one only when the tags of two groups are equal by chance.
+        """
         groups = self._images.groups
         found: list[Group] = []
         for group in session.groups or ():
@@ -166,8 +192,12 @@ class NodeAgent:
         return found
 
     def wait(self, group: Group, session: Session, entry: Inflight, promise: Promise) -> None:
-        """The promise waits for that, for as long as the group lasts: while its coordinator is
-        missing the packet id is all that tells the next one who has the record."""
+        """Makes the promise wait until the log has the record as finished by the group, or the
+        group ends.
+
+        Without a coordinator the packet id is all that shows the next one which session has the
+        record.
+        """
         place = (entry.partition, entry.offset)
         self._waiting.append(FinishPromise(group, session, place, promise))
 
@@ -191,16 +221,18 @@ class NodeAgent:
             return True
         if groups.is_finished(key, *waiting.place) or groups.is_full(key):
             return True
-        # A group of which nothing was logged ends without a record, once its members have left.
+        # A group without a logged position ends without a record, once its members have left.
         return key not in groups.positions and waiting.group not in (waiting.session.groups or ())
 
     def denied(self, key: str, place: Place) -> None:
+        """Returns a record that no member here may read."""
         share = self.shares.get(key)
         if share is None or place not in share.held:
             return
         if place in share.refused:
-            # The coordinator is of a version that does not know of rights: `tidy` gives it back, or
-            # it would go round as fast as the nodes can.
+            # The coordinator has an older version without access rights, and has assigned the
+            # record again. `tidy` returns it; an immediate return would circulate it as fast as the
+            # nodes can.
             share.again[place] = None
             self._untidy[share] = None
             return
@@ -214,6 +246,7 @@ class NodeAgent:
             del share.refused[next(iter(share.refused))]
 
     def kept(self, key: str, session: Session, place: Place) -> None:
+        """Handles a QoS 2 record that the session of a leaving member keeps."""
         share = self.shares.get(key)
         if share is None or place not in share.held:
             return
@@ -228,11 +261,14 @@ class NodeAgent:
         self._forwarding.after_newest(home, lambda: self._settle_kept(share, client_id, place))
 
     def _settle_kept(self, share: NodeAssignments, client_id: str, place: Place) -> None:
-        """The session's record that has the place is applied; it counts for nothing if another node
-        had the session by then. Unless the group has finished: the session may have completed the
-        record at that node, so that its packet id is free again."""
+        """Finishes or returns a kept record, once the session's record that contains it is applied.
+
+        That record is ignored if another node owned the session by then, and the place is returned.
+        The exception is a record that the group has finished. The session may have completed it at
+        the other node, so that its packet id is free again.
+        """
         if self._kept.get((share, place), ("", 0.0))[0] != client_id:
-            # It waited too long, and is another session's by now.
+            # The record has waited too long, and another session has it now.
             return
         del self._kept[(share, place)]
         if place not in share.held:
@@ -244,8 +280,11 @@ class NodeAgent:
             self._give_back(share, place)
 
     def assigned(self, node: str, assign: Assign) -> None:
-        """Of a coordinator before, or from before the last TELL, nothing is taken: the coordinator
-        sees from that TELL what was not."""
+        """Takes assigned records.
+
+        Those of an earlier coordinator, or from before the last TELL, are ignored. The coordinator
+        sees from that TELL that they were not taken.
+        """
         told = self._told.get(assign.home)
         if told != (node, assign.epoch, assign.number) or assign.home in self._untold:
             return
@@ -265,32 +304,38 @@ class NodeAgent:
             pump_group(self._state, group)
 
     def _doubt(self) -> None:
-        """A node that may have been taken for lost keeps nothing for its members: others may have
-        been given it. What comes from the coordinator later comes from one that knows of this node
-        again, or goes back as well."""
+        """Returns all waiting records when this node is unsure of its ownership.
+
+        The other nodes may have counted it as down and reassigned its records. Records that a
+        coordinator assigns later come from one that has this node's new report, or are returned
+        too.
+        """
         self._was_unsure = self._state.is_unsure
         for share in self.shares.values():
             self._touched[share] = None
             if self._was_unsure and share.group is not None:
                 self._drain(share, share.group)
 
-    # What the coordinator is to know
+    # Reports to the coordinator
 
     def lose(self, home: int) -> None:
-        """Its leader, the leader's epoch or the link to it is another one."""
+        """Marks a home for a new TELL: its leader, the epoch or the link has changed."""
         self._untold[home] = None
         self._tell_at = -1.0
 
     def lose_node(self, node: str) -> None:
+        """Marks the homes that `node` leads for a new TELL."""
         for home in range(len(self._fabric.leading)):
             if self._fabric.leader(home) == node:
                 self.lose(home)
 
     def lose_all(self) -> None:
+        """Marks all homes for a new TELL."""
         for home in range(len(self._fabric.leading)):
             self.lose(home)
 
     def asked(self, node: str, homes: list[tuple[int, int]]) -> None:
+        """Marks these homes for a new TELL because their coordinator requests it."""
         for home, epoch in homes:
             if not 0 <= home < len(self._fabric.leading):
                 raise BadFrame(f"home partition {home} of {len(self._fabric.leading)}")
@@ -298,6 +343,7 @@ class NodeAgent:
                 self.lose(home)
 
     def heard(self, node: str, number: int, homes: list[tuple[int, int]]) -> None:
+        """Takes the coordinator's confirmation of a TELL. Reports may follow now."""
         for home, epoch in homes:
             if self._told.get(home) == (node, epoch, number) and home in self._untold:
                 del self._untold[home]
@@ -331,7 +377,7 @@ class NodeAgent:
             share.changes = share.group.changes
         known = self._images.group_positions.get(share.key)
         if share.members and share.start is None and known is not None:
-            # A coordinator that has missed this node for long may have ended the group.
+            # A coordinator without contact to this node for long may have ended the group.
             share.start = list(known)
             self._untidy[share] = None
         return NodeCapacity(
@@ -345,7 +391,7 @@ class NodeAgent:
         )
 
     def _measure(self, share: NodeAssignments) -> bool:
-        """What members can take; False if that is as the coordinator knows it."""
+        """Measures the capacity of the members here. Returns False if it has not changed."""
         members = 0
         durable = 0
         limit = len(share.held)
@@ -364,7 +410,7 @@ class NodeAgent:
                     note_room(group, member)
                     limit += session.inflight_max - len(session.inflight)
                 else:
-                    # So that the group is measured again when there is room.
+                    # The group is measured again when the session has capacity.
                     note_blocked(self._state, group, member)
         limit = min(limit, LIMIT_MAX)
         if (members, durable, limit) == (share.members, share.durable, share.limit):
@@ -384,7 +430,7 @@ class NodeAgent:
             share.start = None
 
     def _drain(self, share: NodeAssignments, group: Group) -> None:
-        """What waits for a member goes back."""
+        """Returns the records that wait for a member."""
         share.queued_at = -1.0
         waiting: list[object] = list(group.returned)
         group.returned.clear()
@@ -406,7 +452,7 @@ class NodeAgent:
         self._touched[share] = None
 
     def flush(self) -> None:
-        """Tell what has changed."""
+        """Sends TELLs and reports of what has changed."""
         if self._version != self._images.groups.version:
             self._settle_waiting()
         if self._was_unsure != self._state.is_unsure:
@@ -480,7 +526,8 @@ class NodeAgent:
                 self._state.note("warning", "kept_record_settled", {"client": client_id, **fields})
 
     def tidy(self) -> None:
-        """Now and then."""
+        """Returns records that have waited too long and forgets what the log has, every
+        `node.TIDY_S`."""
         if self._kept:
             self._give_up_kept()
         if self._waiting:
@@ -509,7 +556,7 @@ class NodeAgent:
                 self._untidy[share] = None
 
     def _forget_logged(self, share: NodeAssignments) -> None:
-        """Of what the log says, no coordinator needs to be told."""
+        """Forgets finished records that the log has: no coordinator needs a report of them."""
         groups = self._images.groups
         if share.key not in groups.positions:
             if share.group is None:
@@ -523,6 +570,7 @@ class NodeAgent:
         }
 
     def timer(self) -> float | None:
+        """Returns the time of the next `flush`, or None."""
         if self._touched:
             return self._state.now
         if self._untold and self._tell_at >= 0:

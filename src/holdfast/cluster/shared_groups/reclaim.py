@@ -1,8 +1,14 @@
-"""What a coordinator of shared groups takes back from a lost node, until it is known who has it.
+"""The reclaiming of assigned records from nodes that are down.
 
-QoS 2 records that a session there has kept stay with it. They are in the images once everything
-committed is applied (Barriers), and the sessions are closed: until then what the node says of them
-may still come into the log, and counts (images.Images). A node that is back tells itself.
+A QoS 2 record that a session there has kept stays with the session. The replicated state shows it
+when two conditions are met:
+- Everything committed is applied here (Barriers).
+- The sessions of that node are closed. Until then cursor records of the node may still be
+  committed, and count (`state.replicated`).
+
+Counter-example: the record is assigned to n2 at once, and then a cursor record of n1 is committed.
+The log now has the QoS 2 record with two sessions. A node that is connected again reports for
+itself.
 """
 
 from collections.abc import Callable
@@ -14,28 +20,33 @@ from holdfast.cluster.shared_groups.group_state import Coordination
 from holdfast.cluster.state.groups import GroupPositions
 
 LOOK_AGAIN_S: Final = 0.02
-"""While sessions at a lost node are not closed."""
+"""The interval in seconds between checks while sessions at a node that is down are not closed."""
 
 
 class Reclaimer:
+    """The records of nodes that are down, until it is known which sessions have kept them.
+
+    Invariant: a reclaimed record is assigned again only when no session in the log keeps it.
+    """
+
     def __init__(
         self,
         images: GroupPositions,
         barriers: Barriers,
         has_told: Callable[[Coordination, str], bool],
     ) -> None:
-        """`has_told(group, node)`: the node has told what it has, and was not lost since."""
+        """`has_told(group, node)`: the node has reported, and has not been down since."""
         self._images = images
         self._barriers = barriers
         self._has_told = has_told
         self._pending: set[int] = set()
         self._doubtful: dict[Coordination, None] = {}
         self._look_at = 0.0
-        # Records.
+        # The number of reclaimed records.
         self.count = 0
 
     def take(self, lost: dict[Coordination, list[Place]], node: str) -> None:
-        """`node`: that is lost; "" if it has told what it has."""
+        """Reclaims the records `lost`. `node`: the one that is down, or "" if it has reported."""
         if not any(lost.values()):
             return
         barrier = self._barriers.begin()
@@ -47,15 +58,17 @@ class Reclaimer:
                 self.count += len(places)
 
     def forget(self, coordination: Coordination) -> None:
+        """Forgets a group that this node does not coordinate any more."""
         self._doubtful.pop(coordination, None)
 
     def may_keep_more(self, coordination: Coordination, node: str) -> bool:
-        """Has the node sessions that may have kept QoS 2 records without the log knowing it yet?"""
+        """True if the node has sessions that may have kept QoS 2 records that the log does not have
+        yet."""
         is_owner = self._images.is_owned_at(coordination.key, node)
         return is_owner and not self._has_told(coordination, node)
 
     def look(self, now: float) -> list[Coordination]:
-        """Groups of which more is known than before."""
+        """Resolves doubtful records where possible. Returns the groups that have changed."""
         passed = {each for each in self._pending if self._barriers.has_passed(each)}
         if not passed and (self._look_at > now or not self._doubtful):
             return []
@@ -78,4 +91,5 @@ class Reclaimer:
         return len(known) > 0
 
     def timer(self) -> float | None:
+        """Returns the time of the next check, or None."""
         return self._look_at if self._doubtful and not self._pending else None
