@@ -43,8 +43,8 @@ until the reply."""
 ASK_AGAIN_S: Final = 0.3
 """The interval in seconds after which a SESSION_OPEN without a reply is sent again."""
 REFUSED_AFTER_S: Final = 2.0
-"""The longest time in seconds that a CONNECT waits for a majority, or for the end of the doubt
-about ownership."""
+"""The longest time in seconds that a CONNECT waits for a majority, or while this node is unsure of
+its ownership."""
 
 NEVER: Final = float("inf")
 NOTHING: Final = -1
@@ -255,7 +255,7 @@ class SessionAcquisition:
     def doubt_is_over(self) -> None:
         """Makes the waiting sessions wait for a new read barrier.
 
-        While this node was unsure of its ownership the others may have closed or reassigned them.
+        While this node was unsure of its ownership, other nodes may have closed or reassigned them.
         """
         for asking in self.asking.values():
             if asking.answer is not None and asking.is_recorded:

@@ -138,8 +138,8 @@ class Endings:
             self._confirming.pop(client_id, None)
 
     def will_comes_first(self, image: Session, is_clean: bool) -> bool:
-        """Publishes the will that must precede the opening of a session, and returns True if
-        opening must wait.
+        """Publishes the will that must precede the opening of a session. Returns True if the
+        opening must wait for it, or for the end of an expired session.
 
         An ended session publishes its will, also if a clean start ends it [MQTT-3.1.2-8]. A resumed
         session publishes a will that was not delayed. `will_applied` and `applied` continue with

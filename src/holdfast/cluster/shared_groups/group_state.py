@@ -39,8 +39,8 @@ from holdfast.storage.reading.interest import ReadInterest
 from holdfast.storage.record import Record
 
 LOAD_BYTES_MAX: Final = 8 << 20
-"""The size in bytes of unfinished records at one node, over all groups. One record may exceed
-it."""
+"""The size in bytes of unfinished records at one node, over all groups. The last assigned record
+may exceed it."""
 ASIDE_MAX: Final = 1000
 """The most records of one group that wait for a node or a member that may read them."""
 FETCH_SPAN: Final = 1000

@@ -5,8 +5,9 @@ assigned records.
 
 Invariant: an assigned record is `held` until it is finished (a member has it) or returned. The next
 report informs the coordinator which of the two happened. If the coordinator or the link to it
-changes first, the next TELL does, by its held and finished records. Counter-example: a report is
-lost with the link, and the record is in neither. The new coordinator would assign it again.
+changes first, the next TELL does, by its held and finished records. Counter-example: a member
+finishes a record, and the report is lost with the link. Without `finished` in the TELL, a new
+coordinator assigns the record again.
 """
 
 from collections.abc import Callable

@@ -7,8 +7,9 @@ when two conditions are met:
   committed, and count (`state.replicated`).
 
 Counter-example: the record is assigned to n2 at once, and then a cursor record of n1 is committed.
-The log now has the QoS 2 record with two sessions. A node that is connected again reports for
-itself.
+Two sessions in the log have the QoS 2 record now.
+
+A node that is connected again reports for itself.
 """
 
 from collections.abc import Callable
