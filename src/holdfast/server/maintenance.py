@@ -129,7 +129,7 @@ class Maintenance:
     async def take_snapshot(self, *, always: bool = False) -> None:
         """Write a snapshot of the derived state in slices, while the state changes.
 
-        See `holdfast.broker.recovery.state_records`. `always`: write it even if one exists for all
+        See `holdfast.broker.recovery.recovery`. `always`: write it even if one exists for all
         records, because the state contains more than they define.
         """
         async with self._snapshot_lock:
@@ -141,8 +141,8 @@ class Maintenance:
             newest = self._storage.snapshots[-1] if self._storage.snapshots else -1
             sequence = journal.committed_sequence
             if journal.replicated:
-                # The settled sequence is coarse and may decrease when records are appended. What
-                # was settled stays settled, so the newest snapshot's sequence is a lower bound.
+                # The settled sequence is coarse and may decrease when records are appended. But
+                # settled records stay settled, so the newest snapshot's sequence is a lower bound.
                 sequence = max(newest, journal.settled_sequence(journal.high_watermark))
             is_due = journal.replicated and grown >= self._config.log.snapshot_bytes
             if sequence == newest and not is_due and not always:

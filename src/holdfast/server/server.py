@@ -487,6 +487,7 @@ class Server:
             await self._serving
         for server in self.listeners:
             server.close()
+        # The federator is a client of the broker, so it ends while turns still run.
         if self.federation is not None:
             await self.federation.stop()
         if broker is not None:
@@ -502,9 +503,11 @@ class Server:
             if not reference:
                 await broker.wait_for_disconnects(SHUTDOWN_S)
             is_drained = await self._within_shutdown(broker.drain_journal())
+            # A standby has followed the journal and needs no snapshot.
             if self.maintenance is not None and not reference and is_drained:
                 await self.maintenance.take_snapshot()
             broker.close()
+        # Released last: after that, no thread of this process may write to the directory.
         if sharing is not None:
             await sharing.stop()
         if broker is not None and reference:
@@ -523,6 +526,7 @@ class Server:
         for server in self.listeners:
             server.close()
         broker = cluster.broker
+        # Leaderships move first, so that clients find leaders at the nodes they reconnect to.
         reference = await cluster.leave()
         broker.touch()
         broker.node.shut_down(reference)

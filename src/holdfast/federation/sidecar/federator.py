@@ -195,6 +195,8 @@ class Federator:
         )
         self._managing = NeighbourSources(self, self._directory)
         self._has_edge = True
+        # The edge starts before the member exists, so that the interest it reports at once is part
+        # of the first announcement.
         await self._edge.start(self)
         self._member = FederationMember(
             identity,
@@ -221,6 +223,7 @@ class Federator:
             identity.epoch,
             len(self._member.custody),
         )
+        # Links come last, because a frame needs the member and everything behind it.
         await self._links.start(settings.listen)
         self._managing.start()
         if self._retention is not None:
@@ -234,6 +237,7 @@ class Federator:
         if self._is_stopped:
             return
         self._is_stopped = True
+        # Sources of input stop first, so that the store's last write includes everything.
         if self._managing is not None:
             await self._managing.stop()
         if self._has_edge:

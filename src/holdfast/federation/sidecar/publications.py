@@ -67,6 +67,8 @@ class Publications:
 
     def release(self) -> None:
         """Hand over waiting messages for which there is room now."""
+        # Handing over may make room and call this again. The nested call returns, so that the loop
+        # keeps the order.
         if self._is_releasing:
             return
         self._is_releasing = True

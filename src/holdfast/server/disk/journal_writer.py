@@ -261,6 +261,9 @@ class JournalWriter:
                     break
                 if not self._write(group):
                     continue
+                # After the sync, because only a lease that was valid then protects the group.
+                # Counter-example: the lease expires during the sync, and the next holder seals the
+                # journal without the group.
                 if self._confirm is not None:
                     self._confirm()
                 # Checked after every group: at full speed a small disk is full within a moment.

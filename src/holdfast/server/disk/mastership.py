@@ -363,6 +363,8 @@ class Mastership:
             return False
         logger.warning("lease_claimed epoch=%d reason=%s", taken.epoch, reason)
         try:
+            # Beats begin before the takeover's work. Otherwise other nodes would count a long
+            # takeover as a dead holder and claim the next epoch.
             renewal = self._renew(taken)
         except OSError:
             taken.lock.release()
@@ -399,6 +401,7 @@ class Mastership:
         )
 
     def _become_holder(self, taken: Claim, reason: str) -> tuple[Node, Storage]:
+        """Carry out steps 3 to 6 of a takeover: see `holdfast.cluster.lease.claim`."""
         old = self._counting = newest_epoch(self._root)
         if reason == EXPIRED:
             self._kill_stale_holder(taken.epoch)
@@ -415,6 +418,7 @@ class Mastership:
             None if last is None else last.sequence,
             0 if last is None else last.size_bytes,
         )
+        # After the seal: only then the new epoch is valid, and records may carry it.
         journal.begin_epoch(taken.epoch)
         return self.standby.finish(), storage
 

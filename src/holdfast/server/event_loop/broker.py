@@ -177,7 +177,7 @@ class Broker:
         return list(self.node.state.journal.high_watermark)
 
     def snapshot_entries(self) -> Iterator[tuple[int, bytes]]:
-        """Return the entries of a snapshot: see `state_records.snapshot_entries`."""
+        """Return the entries of a snapshot: see `recovery.snapshot_entries`."""
         return snapshot_entries(self.node.state)
 
     def fire(self) -> None:

@@ -150,10 +150,12 @@ class Exports:
         self._acknowledge_done()
 
     def _acknowledge_done(self) -> None:
+        """Acknowledge finished messages in their order of arrival (MQTT 5, section 4.6)."""
         queue = self._queue
         while queue and queue[0].is_done:
             pending = queue.popleft()
             if self._pending.get(pending.message.packet_id) is pending:
+                # Otherwise a newer message has the packet id, and its acknowledgement is not due.
                 if not self._acknowledge(pending.message):
                     queue.clear()
                     return
@@ -181,6 +183,11 @@ class Exports:
         return None
 
     def _is_copy(self, received: Received) -> bool:
+        """Return whether the message is a further copy of the last one.
+
+        The subscription identifiers must differ: two equal messages through the same subscription
+        are two publications.
+        """
         ids = received.properties.get(pr.SUBSCRIPTION_IDENTIFIER)
         numbers = {one for one in ids if isinstance(one, int)} if isinstance(ids, list) else set()
         if (

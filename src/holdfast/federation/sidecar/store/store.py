@@ -212,6 +212,7 @@ class MemberStore:
         try:
             await self._call(lambda: self._file.apply(change))
         except (MemberStoreError, MemberStoreFull):
+            # In front of later requests, so that an older value never replaces a newer one.
             self._next = change.followed_by(self._next)
             self._passed[:0] = passed
             self._waiters[:0] = waiters
