@@ -4,11 +4,10 @@ A job is a streaming query, or a batch write with its writeId. Its rows are numb
 ways. Both give the same numbers in every attempt:
 
 - Counted: each task is a producer, and a row's sequence is the batch and the row's index in the
-task. So each attempt of a task must get the same rows in the same order.
-
+  task. So each attempt of a task must get the same rows in the same order.
 - By origin: the columns `partition` and `offset` say where the rows come from. Each origin
-partition is a producer, and a row's sequence is its offset. Spark may then divide the rows into
-tasks in any way that keeps the rows of one partition in one task.
+  partition is a producer, and a row's sequence is its offset. Spark may then divide the rows into
+  tasks in any way that keeps the rows of one partition in one task.
 
 The epoch of a producer is always 0. Two attempts publish the same rows with the same numbers, each
 in ascending order, so it does not matter which of them is newer. Fencing the older one by an epoch

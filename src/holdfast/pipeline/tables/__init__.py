@@ -1,7 +1,8 @@
-"""The tables made of messages: `readings` and what is made of it. docs/tables.md has their columns.
+"""The tables made from messages: `readings`, and the tables made from it. docs/tables.md lists
+columns.
 
-`TABLES` has all of them with the default rules; `readings_table(RULES)` is the table `readings`
-with a user's rules before those.
+`TABLES` has all of them with the default rules. `readings_table(RULES)` is the table `readings`
+with a user's rules before the default ones.
 """
 
 from holdfast.pipeline.lake.table import Table

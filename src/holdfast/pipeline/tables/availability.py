@@ -1,8 +1,8 @@
-"""Gold `outages` and `availability`: when a device was not there, by its own word, the broker's (a
-will) or its silence. All by the broker's clock.
+"""Gold `outages` and `availability`: the times at which a device was down, by the broker's clock.
 
-A day is judged by its rows and those of the day before, where an outage may have begun; so an
-outage is cut at midnight, and each day has its part.
+A device is down if it says so, if its will says so, or if it is silent for too long. A day is
+computed from its rows and those of the day before, in which an outage may have begun. So an outage
+is cut at midnight, and each day has its part.
 """
 
 from typing import Final
@@ -15,12 +15,12 @@ from holdfast.pipeline.lake.table import Column, Grain, Table
 from holdfast.pipeline.tables.statistics import gathered, percentile
 
 SILENCE_FACTOR: Final = 5
-"""Silence of so many usual intervals is an outage."""
+"""The usual intervals of silence that make an outage."""
 USUAL_SHARE: Final = 0.9
-"""The usual interval: nine of ten are not longer. The median would be 0 for a device that sends
-several messages at once."""
+"""The share of intervals that are not longer than the usual one. The median would be 0 for a device
+that sends several messages at once."""
 INTERVALS_MIN: Final = 5
-"""With fewer intervals nothing is usual."""
+"""The fewest intervals from which a usual one is computed."""
 SILENCE_MIN_US: Final = 10_000_000
 DAY_US: Final = 86_400_000_000
 
@@ -55,6 +55,7 @@ _AVAILABILITY_COLUMNS: Final = (
 
 
 def build_outages(readings: DataFrame) -> DataFrame:
+    """Compute the outages of each device and day."""
     return (
         _spans(_events(readings))
         .where(F.col("down_us") > 0)
@@ -72,6 +73,7 @@ def build_outages(readings: DataFrame) -> DataFrame:
 
 
 def build_availability(readings: DataFrame) -> DataFrame:
+    """Compute the availability of each device and day."""
     none = F.lit(0).cast("bigint")
     days = (
         _spans(_events(readings))
@@ -105,8 +107,10 @@ def build_availability(readings: DataFrame) -> DataFrame:
 
 
 def _events(readings: DataFrame) -> DataFrame:
-    """One row for each message and each day that it counts for (its own and the next), with the
-    day's last time (`as_of_us`) and the device's usual interval."""
+    """Return one row per message and day that it counts for: its own day and the next.
+
+    Each row has the day's last time (`as_of_us`) and the device's usual interval.
+    """
     first = (F.col("position") == 0) | (F.col("metric") == ONLINE)
     gone = (F.col("metric") == ONLINE) & ~F.coalesce("value_boolean", F.lit(True))
     at_us = F.unix_micros("store_time")
@@ -139,8 +143,10 @@ def _events(readings: DataFrame) -> DataFrame:
 
 
 def _spans(events: DataFrame) -> DataFrame:
-    """From one message of a device to the next, for each day: how much of it the device was gone
-    (`down_us`, from `from_us` to `to_us`). It was if it said so, or if the next was long in coming.
+    """Return the spans between the messages of a device, per day, with their down time.
+
+    A device is down (`down_us`, from `from_us` to `to_us`) if it said so, or if the next message
+    came too late.
     """
     order = Window.partitionBy("day_us", "device").orderBy("at_us", "partition", "offset")
     heard = ~F.col("gone")
@@ -166,7 +172,7 @@ def _spans(events: DataFrame) -> DataFrame:
         .withColumn("begin_us", F.when(silent, F.col("heard_us")).otherwise(F.col("gone_us")))
         .withColumn("from_us", F.greatest("begin_us", "day_us"))
         .withColumn("to_us", F.least("end_us", "as_of_us"))
-        # Nothing where none began, or where it ended the day before and is told there.
+        # It is 0 if no outage began, or if it ended the day before: that day has it then.
         .withColumn(
             "down_us",
             F.when(F.col("begin_us").isNotNull() & (length_us > 0), length_us).otherwise(0),

@@ -1,5 +1,7 @@
-"""Readings, quarantine and state as Arrow batches. What is the same for all readings of a message
-is kept once and repeated by Arrow."""
+"""Readings, quarantine and state as Arrow batches.
+
+Values that all readings of a message share are kept once, and Arrow repeats them.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -13,15 +15,15 @@ from holdfast.pipeline.lake.files.commits import QUARANTINED, ROWS, STATE
 
 READINGS_PER_BATCH: Final = 50_000
 BYTES_PER_BATCH: Final = 32 << 20
-"""Of the payloads that readings are from, or of states."""
+"""The bytes of payloads, or of states, in one batch."""
 QUARANTINED_BYTES_MAX: Final = 4096
-"""Of a payload in the quarantine; the records have all of it."""
+"""The most bytes of a payload in the quarantine. The table `records` has all of it."""
 REASON_LENGTH_MAX: Final = 2000
-"""Characters; what a reason quotes may be as long as the payload."""
+"""The most characters of a reason. It may quote a text as long as the payload."""
 QUARANTINED_PER_BATCH: Final = 5_000
 STATES_PER_BATCH: Final = 50_000
 TIME_END_US: Final = 253_402_300_800_000_000
-"""The year 10000: Spark shows nothing beyond it."""
+"""The year 10000 in microseconds since 1970. Spark shows no later time."""
 
 TIME: Final = pa.timestamp("us", tz="UTC")
 NAME: Final = pa.dictionary(pa.int32(), pa.string())
@@ -50,7 +52,7 @@ READINGS: Final = pa.schema(
         ("is_historical", pa.bool_()),
     ]
 )
-"""The table `readings` without its partition column."""
+"""The columns of the table `readings` without its partition column."""
 UNREADABLE: Final = pa.schema(
     [
         ("reason", pa.string()),
@@ -63,7 +65,8 @@ UNREADABLE: Final = pa.schema(
 )
 STATES: Final = pa.schema([("stream", pa.string()), ("state", pa.string()), ("last_time", TIME)])
 Piece = tuple[str, pa.RecordBatch]
-"""ROWS with READINGS, QUARANTINED with UNREADABLE, or STATE with STATES."""
+"""An output and its batch: ROWS with READINGS, QUARANTINED with UNREADABLE, or STATE with
+STATES."""
 
 
 HEAD: Final = (
@@ -71,13 +74,17 @@ HEAD: Final = (
     "gap_before", "gap_opened_at", "sent_time", "device", "first", "event_us", "claimed_us",
     "is_late",
 )  # fmt: skip
-"""What the readings of one message and device have in common: columns of READINGS, and the position
-of the first reading in the message, its event time, and the time claimed. Times are integers,
-microseconds."""
+"""The values that all readings of one message and device share.
+
+They are columns of READINGS, the position of the first reading in the message, its event time, and
+the claimed time. Times are integers, in microseconds since 1970.
+"""
 _REPEATED: Final = tuple(name for name in HEAD if name in READINGS.names)
 
 
 class Output:
+    """The collector of readings, quarantine and states, which turns them into Arrow batches."""
+
     def __init__(self) -> None:
         self._states: list[tuple[str, str, int]] = []
         self._state_bytes = 0
@@ -86,13 +93,13 @@ class Output:
 
     def _clear(self) -> None:
         self.heads: list[tuple[Any, ...]] = []
-        """Values of HEAD."""
+        """The values of HEAD per message."""
         self.counts: list[int] = []
         self.names: list[str] = []
         self.values: list[Any] = []
         self.exact: list[tuple[int, str]] = []
         self.own: list[tuple[int, int, int | None]] = []
-        """Index of a reading with a time of its own; event time, claimed time."""
+        """The index of a reading with its own time, its event time and its claimed time."""
         self.historical: list[int] = []
         self._bytes = 0
 
@@ -103,7 +110,8 @@ class Output:
         own: list[tuple[int, int | None]] | None,
         payload_bytes: int,
     ) -> None:
-        """`own`: event and claimed time of each reading, where those differ."""
+        """Add the readings of a message. `own` has the event and claimed time of each reading with
+        its own time."""
         if not decoded.names:
             return
         at = len(self.names)
@@ -122,6 +130,7 @@ class Output:
             ]
 
     def quarantine(self, message: Any, reason: str) -> None:
+        """Add a message that could not be read, with the reason."""
         payload = message.payload
         if len(reason) > REASON_LENGTH_MAX:
             reason = f"{reason[:REASON_LENGTH_MAX]}..."
@@ -133,12 +142,12 @@ class Output:
         )  # fmt: skip
 
     def add_state(self, stream: str, text: str, last_us: int) -> None:
-        """`last_us`: when the stream's last message was stored."""
+        """Add the state of a stream. `last_us` is the time at which its last message was stored."""
         self._states.append((stream, text, last_us))
         self._state_bytes += len(text)
 
     def is_full(self) -> bool:
-        """Whether `batches` has something already."""
+        """Return whether `batches` has a batch of the full size."""
         return self._has_readings() or self._has_bad() or self._has_states()
 
     def _has_readings(self) -> bool:
@@ -151,7 +160,7 @@ class Output:
         return len(self._states) >= STATES_PER_BATCH or self._state_bytes >= BYTES_PER_BATCH
 
     def batches(self, least: bool) -> Iterator[Piece]:
-        """What has gathered; unless `least`, only what is worth a batch."""
+        """Yield the collected data. Unless `least`, yield only full batches."""
         if self.names and (least or self._has_readings()):
             yield ROWS, self._readings()
             self._clear()
@@ -219,7 +228,7 @@ def _array(name: str, values: Any) -> pa.Array:
 
 
 def typed_array(values: Any, kind: pa.DataType) -> pa.Array:
-    """Times are given as microseconds."""
+    """Return an Arrow array. Times are given in microseconds."""
     return pa.array(values, pa.int64()).cast(kind) if kind == TIME else pa.array(values, kind)
 
 

@@ -1,4 +1,4 @@
-"""Gold `device_minutes` and `device_hours`: statistics of each device and metric."""
+"""Gold `device_minutes` and `device_hours`: statistics per device and metric."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ from holdfast.pipeline.tables.statistics import (
 
 SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 READING_ORDER: Final = ("event_time", "partition", "offset", "position")
-"""Tells all readings of a device and metric apart."""
+"""The columns that identify a reading among those of a device and metric."""
 
 
 def _columns(unit: str) -> tuple[Column, ...]:
@@ -47,6 +47,7 @@ def _columns(unit: str) -> tuple[Column, ...]:
 
 
 def build_windows(readings: DataFrame, unit: str) -> DataFrame:
+    """Compute the statistics per device, metric and window of `unit`."""
     rows = readings.where(~F.col("metric").startswith("$"))
     window = F.date_trunc(unit, "event_time").alias("window_start")
     number = F.col("value_double")

@@ -1,8 +1,8 @@
-"""Sparkplug B edge nodes: births give metrics their names and types, deaths end them.
+"""Sparkplug B edge nodes: births give metrics their names and types, and deaths end them.
 
-The messages of an edge node are on several topics, and so in several partitions of the log; they
-come here in the order in which the broker stored them, as far as a step has them. A message that is
-older than the newest birth is read by the birth before it.
+The messages of an edge node have several topics, and so are in several partitions. They arrive here
+in the order in which the broker stored them, as far as one step has them. A message that is older
+than the newest birth is read by the birth before it.
 """
 
 from typing import Final, NamedTuple
@@ -22,19 +22,19 @@ from holdfast.pipeline.tables.stream import (
 )
 
 BIRTHS_MAX: Final = 2
-"""Births of an edge node remembered: the newest, and one for what is late."""
+"""The births kept per edge node: the newest, and the one before it for late messages."""
 ALIASES_MAX: Final = 20_000
 DEVICES_MAX: Final = 1000
 SEQUENCE_END: Final = 256
 TIME_MAX_MS: Final = 100_000_000_000_000
-"""The year 5138; a time beyond it is in another unit, or garbage."""
+"""The year 5138 in milliseconds. A later time is in another unit, or invalid."""
 BD_SEQUENCE: Final = "bdSeq"
 _COMMANDS: Final = frozenset({"NCMD", "DCMD"})
 _TYPES: Final = frozenset({"NBIRTH", "NDEATH", "NDATA", "DBIRTH", "DDEATH", "DDATA"})
 
 
 class Emission(NamedTuple):
-    """The readings of one device."""
+    """The readings of one device in a message."""
 
     device: str
     decoded: Decoded
@@ -43,7 +43,7 @@ class Emission(NamedTuple):
 def read_edge(
     state: StreamState, topic: str, payload: bytes, at: At
 ) -> tuple[list[Emission], StreamPosition]:
-    """What one message of the edge node says. Raises DecodeError."""
+    """Read one message of an edge node. Raises DecodeError."""
     levels = topic.split("/")
     if len(levels) == 3 and levels[1] == "STATE":
         return [Emission(f"STATE/{levels[2]}", _host_state(payload))], NOWHERE
@@ -80,7 +80,10 @@ def _host_state(payload: bytes) -> Decoded:
 
 
 def _place(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosition:
-    """By the numbers 0 to 255, which begin anew with each NBIRTH, counted on without end."""
+    """Return the position of a message by its number from 0 to 255, continued without end.
+
+    The numbers begin again with each NBIRTH.
+    """
     raw = found.sequence
     if raw is None or raw >= SEQUENCE_END:
         return NOWHERE
@@ -101,7 +104,7 @@ def _place(state: StreamState, kind: str, found: Payload, at: At) -> StreamPosit
 
 
 def _birth_at(state: StreamState, at: At) -> Birth | None:
-    """The last birth before `at`."""
+    """Return the last birth at or before `at`."""
     for birth in reversed(state.births):
         if birth.at <= at:
             return birth
@@ -137,7 +140,8 @@ def _learn(birth: Birth, device: str, found: Payload) -> None:
 
 
 def _add_metrics(decoded: Decoded, device: str, found: Payload, birth: Birth | None) -> None:
-    """The metrics with their names; what cannot be read is an error of its own."""
+    """Add the metrics with their names. A metric that cannot be read becomes an error of the
+    message."""
     times: list[int | None] = [None] * len(decoded.names)
     historical: list[bool] = [False] * len(decoded.names)
     for metric in found.metrics:
@@ -187,8 +191,11 @@ def _set_online(state: StreamState, device: str, online: bool, decoded: Decoded)
 
 
 def _node_death(state: StreamState, node: str, found: Payload, at: At) -> list[Emission]:
-    """The will of the edge node: it and all its devices are gone. The will of a session before
-    the last birth says nothing."""
+    """Process the will of an edge node: it and all its devices are down.
+
+    The will of a session before the last birth has no effect. The broker may publish a delayed will
+    after the node has connected again.
+    """
     birth = _birth_at(state, at)
     number = _bd_sequence(found)
     of_birth = number if birth is None or birth.bd_sequence is None else birth.bd_sequence

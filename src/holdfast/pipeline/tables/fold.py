@@ -1,9 +1,11 @@
-"""Messages to readings, one stream after the other: runs in Spark's tasks, knows no Spark.
+"""The fold from messages to readings, one stream after the other. It runs in Spark's tasks and
+imports no Spark.
 
-`Folder.fold` gets Arrow batches of INPUT, sorted by stream and, within it, in the order of the
-messages, and what is remembered of the streams. It returns readings, quarantine, and what is to be
-remembered. Where many messages of a stream look alike they are read together, by columns (flat.py,
-spans.py, grid.py); all others one by one. The rows are the same.
+`Folder.fold` gets Arrow batches of INPUT, sorted by stream and by message order, and the states of
+the streams. It returns readings, quarantine and the new states.
+
+If many messages of a stream have the same fields, they are read together, by columns (columnar/).
+All others are read one by one. Invariant: both ways give the same rows and the same state.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,25 +44,29 @@ SEQUENCE: Final = "$sequence"
 
 
 class Folder:
-    """Streams to readings; one for each task."""
+    """The fold of one task."""
 
     def __init__(self, rules: Sequence[Rule], *, together: bool = True) -> None:
-        """`together`: whether messages that look alike may be read together. (A test compares.)"""
+        """With `together`, messages with the same fields may be read together. A test compares both
+        ways."""
         self.topics = Topics(rules)
         self.together = together
         self.output = Output()
         self.states: Mapping[str, tuple[str, int]] = {}
         self.stream: str | None = None
         self.text: str | None = None
-        """The stream's state as it came; stays so until a message needs it."""
+        """The stream's state as it came. It is decoded when a message needs it."""
         self.state: StreamState | None = None
         self.last_us = 0
 
     def fold(
         self, batches: Iterator[pa.RecordBatch], states: Mapping[str, tuple[str, int]]
     ) -> Iterator[Piece]:
-        """`states`: text and time of the last message, by stream. Those of streams without any
-        message are not returned."""
+        """Fold the batches, and yield readings, quarantine and states.
+
+        `states` has the text and the time of the last message per stream. States of streams without
+        a message in the batches are not returned.
+        """
         self.states = states
         for batch in batches:
             yield from self._batch(Rows(batch))
@@ -91,8 +97,11 @@ class Folder:
                 yield from self.output.batches(least=False)
 
     def _take_alike(self, alike: ColumnBatch, begin: int, end: int) -> Iterator[Piece]:
-        """Together as far as nothing happens; around what does, one by one, and more of them the
-        more often something does."""
+        """Read a span together where nothing special happens, and one by one around the exceptions.
+
+        After each exception twice as many messages are read alone, so that a span with many
+        exceptions costs few useless looks.
+        """
         alone = 1
         while end - begin >= SPAN_MIN:
             length = alike.length_in_order(self._known(), begin, end)
@@ -123,13 +132,16 @@ class Folder:
         self.text, self.last_us = self.states.get(stream, (None, 0))
 
     def _forget_what_is_old(self, store_us: int) -> None:
-        """Before a message that was stored then. A step without any message of the stream may
-        have forgotten its state by now, or not: this makes it one."""
+        """Drop a state that is too old for a message stored at `store_us`.
+
+        A step without messages of the stream may have dropped it already, or not. Dropping it here
+        makes the rows independent of the steps.
+        """
         if self.last_us and store_us - self.last_us > IDLE_US_MAX:
             self.text = self.state = None
 
     def _end_stream(self) -> None:
-        """Writes the state of the stream."""
+        """Output the state of the stream."""
         if self.stream is not None:
             text = self.text
             if self.state is not None:
@@ -157,7 +169,7 @@ class Folder:
             self.output.quarantine(message, str(error))
             return
         if place.sequence is not None and emissions and not emissions[0].decoded.names:
-            # Else nothing would tell that this number has come.
+            # Without this reading no row would show that the number has come.
             emissions[0].decoded.add_only(SEQUENCE, place.sequence)
         first = 0
         for emission in emissions:
@@ -178,7 +190,7 @@ class Folder:
         )
 
     def _read(self, message: TableMessage, reader: Reader) -> tuple[list[Emission], StreamPosition]:
-        """Nothing for a repetition. Raises DecodeError."""
+        """Read one message. A repetition gives nothing. Raises DecodeError."""
         payload = message.payload
         if payload is None or message.bytes > PAYLOAD_BYTES_MAX:
             raise DecodeError(
@@ -201,7 +213,8 @@ class Folder:
             return [], NOWHERE
         if number is None:
             return [emission], NOWHERE
-        # An offset tells the runs of a topic apart, but not those of several.
+        # An offset identifies a run of one topic. Offsets of several partitions may be equal, so
+        # streams of several topics use the time.
         begun = message.offset if message.stream == message.topic else message.store_us
         return [emission], follow(self._known(), number, begun, message.store_us)
 
@@ -236,7 +249,7 @@ class Folder:
 
 
 def _believed(time_us: int | None, store_us: int, future_us: int) -> tuple[int, int | None]:
-    """The event time, and the time claimed where that is not believed."""
+    """Return the event time, and the claimed time if it is not plausible."""
     if time_us is None:
         return store_us, None
     if EARLIEST_US <= time_us <= store_us + future_us:

@@ -1,4 +1,4 @@
-"""Messages as the fold gets them."""
+"""Messages as the fold receives them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,26 +36,26 @@ class TableMessage(NamedTuple):
 
 @dataclass
 class Names:
-    """A column of texts, most of which come again and again."""
+    """A column of texts, most of which repeat."""
 
     names: Sequence[str]
-    """In their order."""
+    """The distinct texts, sorted by their bytes."""
     codes: Codes
-    """Their numbers, -1 for null."""
+    """The index of each row's text, -1 for null."""
 
     def array(self, rows: npt.NDArray[np.int64]) -> pa.Array:
-        """Of some rows, which have no nulls."""
+        """Return some rows, which have no nulls, as a dictionary array."""
         return pa.DictionaryArray.from_arrays(
             pa.array(self.codes[rows]), pa.array(self.names, pa.string())
         )
 
 
 def names_of(column: pa.Array) -> Names:
-    """Of texts, or of a dictionary of them."""
+    """Return a column of texts, or of a dictionary of texts, as Names."""
     if not pa.types.is_dictionary(column.type):
         column = column.dictionary_encode()
     codes = column.indices.fill_null(-1).to_numpy()
-    # Of a slice's dictionary most may be in other slices only.
+    # Most texts of a slice's dictionary may be used in other slices only.
     used = np.unique(codes[codes >= 0])
     names = column.dictionary.take(pa.array(used)).to_pylist()
     order = sorted(range(len(names)), key=lambda index: names[index].encode())
@@ -65,13 +65,14 @@ def names_of(column: pa.Array) -> Names:
 
 
 class Rows:
-    """A batch of INPUT; each column is made Python's, or numpy's, when it is first needed."""
+    """A batch of INPUT. Each column is converted to Python or numpy when it is first needed."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.batch = batch
         self.count = batch.num_rows
 
     def message(self, row: int) -> TableMessage:
+        """Return one message."""
         return self._messages[row]
 
     @cached_property
@@ -84,27 +85,32 @@ class Rows:
 
     @cached_property
     def payloads(self) -> list[bytes | None]:
+        """The payload of each message."""
         payloads: list[bytes | None] = self.batch.column("payload").to_pylist()
         return payloads
 
     @cached_property
     def streams(self) -> Names:
+        """The stream of each message."""
         return names_of(self.batch.column("stream"))
 
     @cached_property
     def topics(self) -> Names:
+        """The topic of each message."""
         return names_of(self.batch.column("topic"))
 
     @cached_property
     def clients(self) -> Names:
+        """The client id of each message."""
         return names_of(self.batch.column("client_id"))
 
     @cached_property
     def producers(self) -> Names:
+        """The producer id of each message."""
         return names_of(self.batch.column("producer_id"))
 
     def integers(self, name: str) -> npt.NDArray[Any]:
-        """A column of integers; nulls are 0."""
+        """Return a column of integers. Nulls are 0."""
         column = self.batch.column(name)
         found: npt.NDArray[Any] = (column.fill_null(0) if column.null_count else column).to_numpy()
         return found

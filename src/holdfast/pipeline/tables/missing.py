@@ -1,4 +1,4 @@
-"""Silver `gaps`: what was found missing, and what came later; gold `missing`: what is left."""
+"""Silver `gaps`: numbers found missing, and those that came later. Gold `missing`: the rest."""
 
 from typing import Final
 
@@ -34,6 +34,7 @@ _MISSING_COLUMNS: Final = (
 
 
 def build_gaps(readings: DataFrame) -> DataFrame:
+    """Return the gaps that were opened, and the missing numbers that came later."""
     rows = readings.where((F.col("position") == 0) & F.col("gap_opened_at").isNotNull())
     opened = F.col("gap_before") > 0
     return rows.select(
@@ -54,7 +55,7 @@ def build_gaps(readings: DataFrame) -> DataFrame:
 
 
 def build_missing(gaps: DataFrame) -> DataFrame:
-    """Each gap without the numbers that came later: what is left of it are some ranges."""
+    """Return each gap without the numbers that came later, as ranges."""
     day = F.date_trunc("day", "opened_at").alias("window_start")
     key = ["stream", "run", "opened_at"]
     opened = gaps.where("event = 'missing'").select(*key, day, "device", "first", "last")

@@ -1,7 +1,7 @@
-"""Silver `readings`: one row for each device, metric and time, made of the records.
+"""Silver `readings`: one row per device, metric and time, made from the records.
 
-The messages of a stream go to one task, in order, with the state that the step before has left;
-there `fold.Folder` decodes and marks them in one pass.
+All messages of a stream in a step go to one task, in order, with the state that the last step has
+left. There `fold.Folder` decodes and marks them in one pass.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -68,12 +68,11 @@ STATE_COLUMNS: Final = (
 )
 
 BATCH_ROWS: Final = 8192
-"""Messages that are read together at most."""
+"""The most messages that are read together."""
 BATCH_BYTES: Final = 32 << 20
-"""Of their payloads; one that is longer is read alone."""
+"""The most bytes of their payloads. A longer payload is read alone."""
 SLICE_BYTES: Final = 64 << 20
-"""Of payloads, client ids and producers in the batches that are put in order together, and are in
-memory for that."""
+"""The bytes of payloads, client ids and producers that are sorted together, in memory."""
 _MESSAGE: Final = (
     "topic", "payload", "bytes", "partition", "offset", "timestamp", "client_id", "producer",
 )  # fmt: skip
@@ -83,7 +82,7 @@ Codes = npt.NDArray[np.int32]
 
 
 def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
-    """The table with some rules before the default ones."""
+    """Return the table with some rules before the default ones."""
     return Table(
         name=name,
         layer="silver",
@@ -99,13 +98,14 @@ def readings_table(rules: Sequence[Rule] = (), name: str = "readings") -> Table:
 
 @dataclass(frozen=True)
 class ReadingsFold:
-    """A StreamFold (see jobs/table.py)."""
+    """The StreamFold (see lake/table.py) of the table `readings`."""
 
     rules: Sequence[Rule]
-    """All of them, with the default ones."""
+    """All rules, the default ones included."""
 
     @property
     def columns(self) -> Sequence[str]:
+        """The columns of `records` that the fold needs."""
         return ("topic", "payload", "partition", "offset", "timestamp", "client_id", "producer")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -116,13 +116,13 @@ class ReadingsFold:
         return Topics(self.rules)
 
     def spread(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, Integers]:
-        """The messages with something to read, and a number for each that is the same for all of
-        its stream."""
+        """Return the messages with something to read, and a number for each that is equal within a
+        stream."""
         sizes = pc.binary_length(rows.column("payload")).fill_null(0)
         rows = rows.append_column("bytes", sizes.cast(pa.int64())).select(_MESSAGE)
         names = names_of(rows.column("topic"))
         topics = [self._topics[name] for name in names.names]
-        # An empty payload clears a retained message and says nothing of the device.
+        # An empty payload clears a retained message. It is no statement of the device.
         wanted = np.array([self._is_wanted(name, topic) for name, topic
                            in zip(names.names, topics, strict=True)], np.bool_)  # fmt: skip
         chosen = wanted[names.codes] & (sizes.to_numpy() > 0)
@@ -138,10 +138,14 @@ class ReadingsFold:
         return topic.reader is not None and (self._topics.with_dollar or not name.startswith("$"))
 
     def spread_states(self, states: pa.RecordBatch) -> Integers:
+        """Return the number of the stream of each state."""
         return np.array([crc32(name.encode()) for name in states["stream"].to_pylist()], np.int64)
 
     def fold(self, rows: pa.Table, states: pa.Table, oldest_us: int | None) -> Iterator[Piece]:
-        """`oldest_us`: the oldest message of the step, in any task."""
+        """Fold the messages of some streams.
+
+        `oldest_us` is the time of the oldest message in the step, over all tasks.
+        """
         states = _kept(states, oldest_us)
         if not rows.num_rows:
             yield from _unchanged(states)
@@ -161,7 +165,7 @@ class ReadingsFold:
 
 
 def _streams(names: Names, topics: Sequence[Topic], clients: pa.Array) -> Names:
-    """`topics`: what is known of each name."""
+    """Return the stream of each row. `topics` has the Topic of each name."""
     found = [topic.stream for topic in topics]
     if None not in found:
         return _named(found, names.codes)  # type: ignore[arg-type]
@@ -178,7 +182,7 @@ def _named(streams: Sequence[str], codes: npt.NDArray[np.int32]) -> Names:
 
 
 def _with_short_payloads(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """What is too long to be decoded is cut to what the quarantine has of it."""
+    """Cut payloads that are too long to decode to the part that the quarantine keeps."""
     too_long = pc.greater(rows["bytes"], PAYLOAD_BYTES_MAX)
     if not pc.any(too_long).as_py():
         return rows
@@ -187,7 +191,7 @@ def _with_short_payloads(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _kept(states: pa.Table, oldest_us: int | None) -> pa.Table:
-    """Without those that are too old for every message of the step."""
+    """Return the states without those that are too old for every message of the step."""
     if oldest_us is None:
         return states
     least = pa.scalar(oldest_us - IDLE_US_MAX)
@@ -201,7 +205,8 @@ def _unchanged(states: pa.Table) -> Iterator[Piece]:
 
 
 def _encoded(texts: pa.ChunkedArray) -> pa.Array:
-    """As a dictionary, in one chunk: the texts themselves may be too long together for one."""
+    """Return texts as a dictionary in one chunk. The texts together may be too long for one
+    chunk."""
     found = texts.dictionary_encode().combine_chunks()
     return found.chunk(0) if isinstance(found, pa.ChunkedArray) else found
 
@@ -209,8 +214,10 @@ def _encoded(texts: pa.ChunkedArray) -> pa.Array:
 def _in_order(
     rows: pa.Table, names: Names, topics: Sequence[Topic], streams: Names
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of INPUT: stream by stream, the messages in the order of each. The payloads may lie
-    in files; so many of them are in memory as a slice has."""
+    """Yield batches of INPUT, stream by stream, with the messages of each in order.
+
+    The payloads may be in memory-mapped files. Only those of one slice are in memory.
+    """
     store_us = rows["timestamp"].cast(pa.int64()).to_numpy()
     partitions, offsets = rows["partition"].to_numpy(), rows["offset"].to_numpy()
     by_clock = np.array([topic.by_clock for topic in topics])[names.codes]
@@ -242,8 +249,11 @@ def _in_order(
 
 
 def _clock(store_us: Integers, streams: Codes, partitions: Codes, offsets: Integers) -> Integers:
-    """When messages were stored; where the broker's clock was put back, not before the one before
-    them in their stream and partition."""
+    """Return the time at which each message was stored, made monotonic per stream and partition.
+
+    The broker's clock may be set back. Offsets decide the order within a partition, so a message
+    does not get a time before that of its predecessor.
+    """
     order = np.lexsort((offsets, partitions, streams))
     times, parts = store_us[order], (streams[order], partitions[order])
     ends = np.logical_or(*(part[1:] != part[:-1] for part in parts))
@@ -257,7 +267,7 @@ def _clock(store_us: Integers, streams: Codes, partitions: Codes, offsets: Integ
 
 
 def _weights(rows: pa.Table) -> Integers:
-    """Bytes of what a row has in a slice."""
+    """Return the bytes that each row needs in a slice."""
     weights: Integers = rows["bytes"].to_numpy()
     for texts in (rows["client_id"], pc.struct_field(rows["producer"], "id")):
         weights = weights + pc.fill_null(pc.binary_length(texts), 0).to_numpy()
@@ -265,7 +275,7 @@ def _weights(rows: pa.Table) -> Integers:
 
 
 def _slices(cuts: Iterable[tuple[int, int]], sizes: Integers) -> Iterator[list[tuple[int, int]]]:
-    """Batches that follow each other, of so many bytes together as fit in memory."""
+    """Yield consecutive batches that fit in memory together."""
     found: list[tuple[int, int]] = []
     total = 0
     for begin, end in cuts:
@@ -280,8 +290,10 @@ def _slices(cuts: Iterable[tuple[int, int]], sizes: Integers) -> Iterator[list[t
 
 
 def _taken(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
-    """Some rows in some order, copied. A part of them at a time is looked for in each chunk, since
-    all of them together may be more than one array can hold."""
+    """Return some rows in some order, copied.
+
+    Rows are taken chunk by chunk, because all rows together may be more than one array can have.
+    """
     place = np.argsort(wanted, kind="stable")
     ascending = wanted[place]
     parts = []
@@ -300,8 +312,11 @@ def _taken(rows: pa.Table, wanted: Integers) -> pa.RecordBatch:
 
 
 def _cuts(sizes: Integers, streams: Codes) -> Iterator[tuple[int, int]]:
-    """Begin and end of each batch: within the bounds, and between two streams where possible, so
-    that the readings of one batch do not go among those of another."""
+    """Yield the begin and end of each batch, within the bounds and between two streams where
+    possible.
+
+    A batch that ends between two streams keeps their readings apart.
+    """
     total = np.cumsum(sizes)
     ends = np.append(np.flatnonzero(streams[1:] != streams[:-1]) + 1, len(streams))
     begin = 0

@@ -1,4 +1,4 @@
-"""Which topics are decoded how, declared as data:
+"""The rules that say how the messages of topics are decoded, declared as data.
 
     RULES = (
         Rule("factory/+/+/json", decode="json", device="level 2", time="ts", sequence="seq"),
@@ -6,7 +6,7 @@
         Rule("factory/+/debug/#", decode="ignore"),
     )
 
-The first rule whose filter matches counts; after a user's rules come DEFAULT_RULES.
+The first rule whose filter matches applies. DEFAULT_RULES follow a user's rules.
 """
 
 import re
@@ -24,49 +24,54 @@ TIME_FIELDS: Final = ("ts", "timestamp", "time", "event_time")
 SENT_FIELDS: Final = ("sent", "sent_at", "published_at")
 SEQUENCE_FIELDS: Final = ("seq", "sequence")
 ID_FIELDS: Final = ("message_id", "msg_id")
-"""Looked for without a rule. Not `id`: in many payloads that is the device."""
+"""The default fields of a message id. `id` is not one: in many payloads it is the device."""
 
 SECONDS_MAX: Final = 10_000_000_000
-"""More than 300 years: as good as for ever, and whole microseconds of it fit into 64 bits."""
+"""The most seconds of a limit, more than 300 years. Its microseconds fit into 64 bits."""
 
 Names = str | tuple[str, ...] | None
 
 
 class RuleError(ValueError):
-    """A rule that cannot be used. The text names its filter, and what to write."""
+    """A rule cannot be used. The text names its filter and says what to write."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """How the messages of some topics are read. Raises RuleError."""
+    """The way in which the messages of some topics are read. Raises RuleError."""
 
     filter: str
-    """An MQTT topic filter."""
+    """The MQTT topic filter."""
     decode: str = "auto"
-    """One of DECODERS. auto: JSON where it begins like JSON, else a number, boolean or text."""
+    """One of DECODERS. `auto` reads JSON if the payload begins like JSON, else a number, boolean or
+    text."""
     device: str = "topic"
-    """`topic`, `level 2`, `levels 1-3` (negative from the end: `levels 1--2`), `client` (the
-    client id), or `field name` (of the payload)."""
+    """The source of the device: `topic`, `level 2`, `levels 1-3` (negative from the end: `levels
+    1--2`), `client` (the client id), or `field name` (of the payload)."""
     metric: str = "value"
-    """Name of the metric where the payload is one value; or `level 3`, `level -1`."""
+    """The name of the metric if the payload is one value, or `level 3`, `level -1`."""
     time: Names = TIME_FIELDS
-    """Fields (or CSV columns) with the event time; one that is given and cannot be read is an
-    error, a default one is not."""
+    """The fields (or CSV columns) with the event time. An unreadable value is an error only in a
+    field that the rule names, not in a default one."""
     sent: Names = SENT_FIELDS
-    """With the time of publishing, for the latency; without it the event time is taken."""
+    """The fields with the time of publishing, for the latency. Without one the event time is
+    used."""
     sequence: Names = SEQUENCE_FIELDS
-    """With a number that grows by one with each message, for gaps."""
+    """The fields with a number that grows by one with each message, for gaps."""
     id: Names = ID_FIELDS
-    """With a text that is different in every message: a second message with it is dropped."""
+    """The fields with a text that differs in every message. A second message with the same text is
+    dropped."""
     sequence_per: str = "topic"
-    """`topic` or `device`: who counts. `device` needs a device made of levels or the client."""
+    """The unit that counts: `topic` or `device`. `device` needs a device made from levels or the
+    client."""
     columns: tuple[str, ...] = ()
-    """csv: names of the columns, `_` for one that is left out; empty: the first line has them."""
+    """The names of the columns (csv), `_` for one to leave out. Empty: the first line has them."""
     delimiter: str = ","
     lateness_s: float = 60.0
-    """A reading is late if its event time is so much older than the newest before it."""
+    """The seconds by which an event time may be older than the newest before it without being
+    late."""
     future_s: float = 300.0
-    """Event times so far ahead of the broker's clock are not believed."""
+    """The seconds by which an event time may be ahead of the broker's clock."""
 
     def __post_init__(self) -> None:
         try:
@@ -99,7 +104,7 @@ class Rule:
         return RuleError(f"rule {self.filter!r}: {what}")
 
     def fields(self) -> Fields:
-        """What the decoders look for."""
+        """Return the fields that the decoders look for."""
         device = (self.device.removeprefix("field "),) if self.device.startswith("field ") else ()
         required = {
             role
@@ -118,7 +123,10 @@ class Rule:
         )
 
     def device_of(self) -> Callable[[str, str], str]:
-        """(topic, client id) -> device. Raises DecodeError for a topic with too few levels."""
+        """Return the function (topic, client id) -> device.
+
+        It raises DecodeError for a topic with too few levels.
+        """
         if self.device == "topic":
             return lambda topic, client_id: topic
         if self.device == "client":
@@ -133,7 +141,10 @@ class Rule:
         return lambda topic, client_id: _some_levels(topic, begin, end)
 
     def metric_of(self) -> Callable[[str], str]:
-        """Topic -> name of the metric of a payload that is one value. Raises DecodeError."""
+        """Return the function from a topic to the metric of a payload that is one value.
+
+        It raises DecodeError for a topic with too few levels.
+        """
         if not self.metric.startswith("level "):
             name = self.metric
             return lambda topic: name
@@ -144,11 +155,11 @@ class Rule:
         return lambda topic: _some_levels(topic, begin, end)
 
     def level_range(self) -> tuple[int, int] | None:
-        """First and last level of the device, None where it is not made of levels."""
+        """Return the first and last level of the device, or None if it is not made from levels."""
         return self._levels(self.device)
 
     def _levels(self, text: str) -> tuple[int, int] | None:
-        """First and last level, counted from 1, or from the end with -1."""
+        """Return the first and last level, counted from 1, or from the end with -1."""
         match = re.fullmatch(r"levels? (-?\d{1,3})(?:-(-?\d{1,3}))?", text)
         if match is None:
             return None
@@ -159,7 +170,7 @@ class Rule:
         return begin, end
 
     def literal_prefix(self) -> str:
-        """What every matching topic begins with."""
+        """Return the text with which every matching topic begins."""
         levels = re.split("[+#]", self.filter, maxsplit=1)
         return levels[0] if len(levels) == 1 else levels[0].removesuffix("/")
 
@@ -180,7 +191,7 @@ class Rule:
 
 
 def _quoted(level: str) -> str:
-    """Every character that might mean something, escaped."""
+    """Escape every character that may have a meaning in a regular expression."""
     return "".join(f"\\{c}" if c.isascii() and not c.isalnum() else c for c in level)
 
 
@@ -212,9 +223,13 @@ DEFAULT_RULES: Final = (
     ),
     Rule("#"),
 )
-"""Sparkplug B; online and offline on topics that end in `/status`, `/availability` or `/LWT`;
-everything else by its look. Topics that begin with `$` are left out."""
+"""The default rules.
+
+They read Sparkplug B, and online or offline on topics that end in `/status`, `/availability` or
+`/LWT`. They read everything else by its look. Topics that begin with `$` are left out.
+"""
 
 
 def with_defaults(rules: Sequence[Rule]) -> tuple[Rule, ...]:
+    """Return some rules, followed by the default ones."""
     return (*rules, *DEFAULT_RULES)

@@ -1,7 +1,8 @@
-"""What is remembered of a stream of messages, to find repetitions, gaps and late ones.
+"""The state of a stream of messages, which finds repetitions, gaps and late messages.
 
-A stream is what one counter counts: a topic, a device, or an edge node of Sparkplug. Everything
-here is bounded, and the same whatever the steps in which the messages come.
+A stream is the messages that one counter numbers: those of a topic, a device, or an edge node of
+Sparkplug. The state is bounded. Invariant: after the same messages it is the same, however they
+were divided into steps.
 """
 
 from hashlib import blake2b
@@ -10,67 +11,74 @@ from typing import Final
 import msgspec
 
 SEEN_MAX: Final = 256
-"""Ids of messages remembered for each stream."""
+"""The most message ids kept per stream."""
 ID_LENGTH_MAX: Final = 64
-"""Longer ids are remembered by their hash."""
+"""The most characters of an id that is kept as it is. Of a longer one the hash is kept."""
 PRODUCERS_MAX: Final = 256
-"""Where a stream is in several partitions, each producer counts once for each of them."""
+"""The most producers kept per stream. If a stream is in several partitions, each producer counts
+once per partition."""
 IDLE_DAYS_MAX: Final = 7
-"""What came before so many days without any message is forgotten."""
+"""The days without a message after which the state is dropped."""
 IDLE_US_MAX: Final = IDLE_DAYS_MAX * 86_400_000_000
 DEVICES_MAX: Final = 1000
 GAPS_MAX: Final = 64
-"""Open gaps of a stream; of more the oldest can no longer be filled."""
+"""The most open gaps kept per stream. If there are more, the oldest can no longer be filled."""
 REORDER_MAX: Final = 1000
-"""A number lower by more than this begins a new run (the device has started again), as does a 0 or
-1 that is not missing."""
+"""The distance down beyond which a lower number begins a new run (the device has restarted). A 0 or
+1 that is not missing begins one, too."""
 JUMP_MAX: Final = 1_000_000
-"""A number higher by more than this begins a new run, too."""
+"""The most missing numbers of one gap. A higher number begins a new run."""
 
 At = tuple[int, int, int, int]
-"""Where a message is in a stream of several topics: when it was stored (microseconds), 0 to 2 for
-births before what they explain, partition, offset."""
+"""The position of a message in a stream of several topics.
+
+It has the time at which it was stored (microseconds), a rank from 0 to 2 that puts births before
+the messages that need them, the partition and the offset.
+"""
 Gap = tuple[int, int, int]
-"""First and last missing number, and when it was found (microseconds, the broker's time)."""
+"""The first and last missing number, and the time at which the gap was found (microseconds, the
+broker's clock)."""
 
 
 class Birth(msgspec.Struct, omit_defaults=True, array_like=True):
-    """A birth of a Sparkplug edge node, and what its devices' births have said since."""
+    """A birth of a Sparkplug edge node, with the births of its devices since then."""
 
     at: At
     bd_sequence: int | None = None
     aliases: dict[str, tuple[str, int]] = {}
-    """Alias (as text, which JSON wants) to name and datatype."""
+    """The name and datatype per alias. The alias is a text, because JSON needs it."""
     types: dict[str, int] = {}
-    """Device, a zero character and the metric's name, to its datatype."""
+    """The datatype per device and metric name, joined by a zero character."""
 
 
 class StreamState(msgspec.Struct, omit_defaults=True):
-    """Of one stream, as JSON in the table's state."""
+    """The state of one stream, stored as JSON in the table's state."""
 
     run: int | None = None
-    """What tells runs apart: the offset or time at which it began; None before the first number."""
+    """The identity of the run: the offset or time at which it began. None before the first
+    number."""
     high: int = 0
     """The highest number of the run."""
     raw: int = 0
-    """Sparkplug: the number on the wire that `high` was."""
+    """The number on the wire for `high` (Sparkplug)."""
     gaps: list[Gap] = []
     seen: dict[str, bool] = {}
-    """Ids of the last messages, oldest first."""
+    """The ids of the last messages, oldest first."""
     contents: dict[int, int] = {}
-    """By the numbers of the last messages, checksums of their payloads; oldest first."""
+    """The checksum of the payload per number of the last messages, oldest first."""
     producers: dict[str, tuple[int, int]] = {}
-    """By producer (see `producer_key`): the epoch and sequence of its last message, least recent
+    """The epoch and sequence of the last message per producer (see `producer_key`), least recent
     first."""
     latest: dict[str, int] = {}
-    """By device: the newest event time, least recently changed first."""
+    """The newest event time per device, least recently changed first."""
     births: list[Birth] = []
     online: dict[str, bool] = {}
-    """Sparkplug: the devices of the edge node."""
+    """The devices of the edge node, and whether each is online (Sparkplug)."""
 
 
 class StreamPosition(msgspec.Struct, frozen=True):
-    """Where a message is in its stream. All None without a number."""
+    """The position of a message in its stream. All fields are None for a message without a
+    number."""
 
     run: int | None = None
     sequence: int | None = None
@@ -82,13 +90,16 @@ NOWHERE: Final = StreamPosition()
 
 
 def producer_key(producer: str, partition: int, *, is_topic: bool) -> str:
-    """Whose sequences only grow: a producer's within a log partition. `is_topic`: whether the
-    stream is one topic, which is in one partition."""
+    """Return the key under which sequences only grow: a producer within a partition.
+
+    `is_topic` means that the stream is one topic, which is in one partition.
+    """
     return producer if is_topic else f"{partition} {producer}"
 
 
 def is_repetition(state: StreamState, producer: str, epoch: int, sequence: int) -> bool:
-    """Of a message with a producer sequence. `producer`: see `producer_key`."""
+    """Return whether a message with a producer sequence is a repetition. For `producer` see
+    `producer_key`."""
     last = state.producers.get(producer)
     if last is not None and (epoch, sequence) <= last:
         return True
@@ -100,6 +111,7 @@ def is_repetition(state: StreamState, producer: str, epoch: int, sequence: int) 
 
 
 def was_seen(state: StreamState, id: str) -> bool:
+    """Return whether a message with this id has come, and note the id."""
     if len(id) > ID_LENGTH_MAX:
         id = blake2b(id.encode(), digest_size=16).hexdigest()
     if id in state.seen:
@@ -111,8 +123,11 @@ def was_seen(state: StreamState, id: str) -> bool:
 
 
 def was_said(state: StreamState, number: int, checksum: int) -> bool:
-    """Whether a message with this number had this content. A device that has started again uses
-    its numbers again, for something else."""
+    """Return whether a message with this number had this content, and note it.
+
+    The number alone is not enough: a device that has restarted uses its numbers again, with other
+    content.
+    """
     known = state.contents
     if number in known:
         if known[number] == checksum:
@@ -125,6 +140,7 @@ def was_said(state: StreamState, number: int, checksum: int) -> bool:
 
 
 def is_late(state: StreamState, device: str, event_us: int, lateness_us: int) -> bool:
+    """Return whether an event time is late for its device, and note it if it is the newest."""
     newest = state.latest.get(device)
     if newest is None or event_us > newest:
         state.latest.pop(device, None)
@@ -138,8 +154,11 @@ def is_late(state: StreamState, device: str, event_us: int, lateness_us: int) ->
 def follow(
     state: StreamState, number: int, begun: int, store_us: int, restarts: bool = True
 ) -> StreamPosition:
-    """The place of a message that carries `number`. `begun` names the run if it begins one.
-    `restarts`: whether numbers tell of a new run; otherwise `begin_run` does."""
+    """Return the position of a message with `number`, and note the number.
+
+    `begun` names the run if the message begins one. With `restarts`, the numbers themselves can
+    begin a new run. Otherwise only `begin_run` does.
+    """
     if state.run is None:
         begin_run(state, begun, number)
         return StreamPosition(state.run, number, 0)
@@ -163,13 +182,13 @@ def follow(
 
 
 def begin_run(state: StreamState, run: int, number: int, raw: int = 0) -> None:
-    """What is missing of the run before stays missing."""
+    """Begin a run. Numbers missing in the last run stay missing."""
     state.run, state.high, state.raw = run, number, raw
     state.gaps = []
 
 
 def _fill(state: StreamState, number: int) -> int | None:
-    """When the gap was found that `number` was missing in, None if it was not missing."""
+    """Return the time at which the gap with `number` was found, or None if it was not missing."""
     for index, (first, last, opened_us) in enumerate(state.gaps):
         if first <= number <= last:
             parts = [(first, number - 1, opened_us), (number + 1, last, opened_us)]

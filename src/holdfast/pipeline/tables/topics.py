@@ -1,5 +1,4 @@
-"""What the rules say about each topic: how its messages are read, and whose stream they belong
-to."""
+"""The rules applied to topics: the reader and the stream of each topic's messages."""
 
 import re
 from codecs import BOM_UTF8
@@ -21,12 +20,12 @@ from holdfast.pipeline.tables.messages import TableMessage
 from holdfast.pipeline.tables.rules import SPARKPLUG, Rule
 
 TOPICS_KNOWN_MAX: Final = 10_000
-"""Topics that are remembered."""
+"""The most topics that are cached."""
 OTHERS_RANK: Final = 2
 
 
 class Reader:
-    """A rule made ready: payload to Decoded, with the device."""
+    """A prepared rule, which decodes a payload and finds the device."""
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
@@ -38,7 +37,7 @@ class Reader:
         self.future_us = round(rule.future_s * 1_000_000)
 
     def read(self, message: TableMessage, payload: bytes) -> Emission:
-        """Raises DecodeError."""
+        """Decode a message. Raises DecodeError."""
         decode = self.rule.decode
         payload = payload.removeprefix(BOM_UTF8)
         if decode == "json":
@@ -61,24 +60,29 @@ class Reader:
 
 
 class Topic(NamedTuple):
+    """The result of the rules for one topic."""
+
     reader: Reader | None
-    """By the first rule that matches; None where there is nothing to read."""
+    """The reader of the first matching rule. None if there is nothing to read."""
     stream: str | None
-    """None if the client is the stream."""
+    """The stream of the messages. None if the client is the stream."""
     by_clock: bool
-    """Whether the broker's clock is the order of the stream. A topic is in one partition, whose
-    offsets are the order; what is in several has no other."""
+    """True if the broker's clock orders the stream.
+
+    A topic is in one partition, whose offsets are the order. A stream in several partitions has no
+    other order than the clock.
+    """
     rank: int
-    """In the order of messages that were stored in the same microsecond: births before what they
-    explain."""
+    """The order among messages stored in the same microsecond: births before the messages that need
+    them."""
     way: Way | None = None
-    """How its messages are read together; None if each is read alone."""
+    """The way in which its messages are read together. None if each is read alone."""
     device: str | None = None
-    """None if that depends on the message."""
+    """The device of all its messages. None if it depends on the message."""
 
 
 class Topics:
-    """All that came up."""
+    """The cache of all topics that have come up."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.readers = [Reader(rule) for rule in rules]
@@ -107,7 +111,7 @@ class Topics:
         return Topic(None, name, False, OTHERS_RANK)
 
     def _together(self, index: int, reader: Reader, name: str) -> tuple[Way | None, str | None]:
-        """How the messages are read together, and the device of all of them."""
+        """Return the way in which the messages are read together, and the device of all of them."""
         decode = reader.rule.decode
         if decode not in ("auto", "json", "number"):
             return None, None
@@ -115,7 +119,7 @@ class Topics:
             metric = None if decode == "json" else reader.metric_of(name)
             device = None
             if reader.device_of is None:
-                metric = None  # a plain value does not say whose it is
+                metric = None  # a plain value does not name its device
             elif reader.rule.device != "client":
                 device = reader.device_of(name, "")
         except DecodeError:
@@ -127,8 +131,10 @@ class Topics:
 
 
 def _stream(rule: Rule, topic: str) -> tuple[str | None, bool]:
-    """Of a topic that the rule is for; whether it may be in several partitions. A topic with too
-    few levels is its own stream; the fold then says what is wrong."""
+    """Return the stream of a topic that matches the rule, and whether it may span partitions.
+
+    A topic with too few levels is its own stream. The fold then reports the fault.
+    """
     if rule.decode == "sparkplug":
         levels = topic.split("/")
         return "/".join(levels[level] for level in (0, 1, 3) if level < len(levels)), True
@@ -145,6 +151,7 @@ def _stream(rule: Rule, topic: str) -> tuple[str | None, bool]:
 
 
 def client_stream(client_id: str | None) -> str:
+    """Return the stream of a client."""
     return f"client {client_id or ''}"
 
 

@@ -1,4 +1,5 @@
-"""Gold `latency`, from publishing to the broker's log, and `topics`, messages and bytes."""
+"""Gold `latency`, from publishing to the broker's log, and `topics`, messages and bytes per
+topic."""
 
 from typing import Final
 
@@ -9,7 +10,7 @@ from holdfast.pipeline.lake.table import RECORDS, Column, Grain, Table
 from holdfast.pipeline.tables.statistics import WINDOW_SECONDS, gathered, percentile
 
 LATENCY_MAX_S: Final = 86_400
-"""More than a day, or less than none by more, is a wrong clock and no latency."""
+"""The largest plausible latency in seconds, positive or negative. Beyond it a clock is wrong."""
 _SHARES: Final = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
 
 _LATENCY_COLUMNS: Final = (
@@ -42,6 +43,7 @@ _TOPIC_COLUMNS: Final = (
 
 
 def build_latency(readings: DataFrame) -> DataFrame:
+    """Compute the latency per device and minute."""
     sent = readings.where("position = 0 AND sent_time IS NOT NULL AND NOT is_historical")
     latency_us = F.unix_micros("store_time") - F.unix_micros("sent_time")
     limit = LATENCY_MAX_S * 1_000_000
@@ -55,7 +57,7 @@ def build_latency(readings: DataFrame) -> DataFrame:
         F.count(F.lit(1)).alias("messages"),
         F.count_if(F.col("latency_us").isNull()).alias("wrong_clock"),
         F.count_if(F.col("latency_us") < 0).alias("ahead"),
-        # Whole microseconds: exact in any order.
+        # Sums of whole microseconds are exact in any order.
         F.sum("latency_us").alias("sum_us"),
         gathered(F.col("latency_us")).alias("values"),
     )
@@ -73,6 +75,7 @@ def build_latency(readings: DataFrame) -> DataFrame:
 
 
 def build_topics(records: DataFrame) -> DataFrame:
+    """Compute messages and bytes per topic and minute."""
     size = F.length("payload").cast("bigint")
     seconds = F.lit(float(WINDOW_SECONDS["minute"]))
     window = F.date_trunc("minute", "timestamp").alias("window_start")

@@ -1,1 +1,1 @@
-"""Messages that look alike, read by columns instead of one by one."""
+"""The columnar reading of messages with the same fields, in place of one by one."""

@@ -1,4 +1,4 @@
-"""A batch of messages, and which of them are read and marked together."""
+"""A batch of messages, with the groups that are read and marked together."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -22,19 +22,23 @@ from holdfast.pipeline.tables.stream import IDLE_US_MAX, StreamState, producer_k
 from holdfast.pipeline.tables.topics import Reader, Topics
 
 EARLIEST_US: Final = 946_684_800_000_000
-"""The year 2000: an event time before it is a clock that was never set."""
+"""The year 2000 in microseconds since 1970. An earlier event time comes from a clock that was never
+set."""
 
 
 class ColumnBatch:
-    """Messages of `rows` in groups. Spans of a group are marked one after the other; `readings`
-    then has the readings of those that were."""
+    """The messages of `rows` in groups.
+
+    Spans of a group are marked one after the other. Then `readings` yields the readings of the
+    marked messages.
+    """
 
     def __init__(self, rows: Rows, groups: Sequence[FieldGroup], topics: Topics) -> None:
         self.rows = rows
         self.groups = groups
         self._group = np.full(rows.count, -1, np.int32)
         self._place = np.zeros(rows.count, np.int64)
-        """Of a message in its group."""
+        """The index of each message in its group."""
         self._readers: list[Reader] = []
         self.marks = Marks(rows.integers("store_us"))
         for number, group in enumerate(groups):
@@ -83,9 +87,12 @@ class ColumnBatch:
         return Names(found, np.array([codes[name] for name in names], np.int32))
 
     def spans(self) -> Iterator[tuple[int, int]]:
-        """Begin and end of messages of one stream that follow each other: all of one group, topic,
-        device, producer and epoch, or all of no group. None is stored so long after the one before
-        that this is forgotten."""
+        """Yield the begin and end of consecutive messages of one stream.
+
+        A span has one group, topic, device, producer and epoch, or only messages of no group. No
+        message in it was stored so long after the one before that the state would be dropped
+        between them.
+        """
         rows = self.rows
         changes = _changes(rows.streams.codes)
         changes[1:] |= np.diff(self.marks.store_us) > IDLE_US_MAX
@@ -98,15 +105,16 @@ class ColumnBatch:
         return pairwise(begins)
 
     def is_group(self, row: int) -> bool:
+        """Return whether a message is in a group."""
         return bool(self._group[row] >= 0)
 
     def length_in_order(self, state: StreamState, begin: int, end: int) -> int:
-        """How many messages of a span, from `begin` on, can be marked together."""
+        """Return how many messages of a span, from `begin` on, can be marked together."""
         producer, ids, numbers = self._told(begin, end)
         return length_in_order(state, producer, ids, numbers, end - begin)
 
     def mark(self, state: StreamState, begin: int, end: int) -> None:
-        """Messages that can be marked together."""
+        """Mark messages for which `length_in_order` holds."""
         group = self.groups[self._group[begin]]
         producer, ids, numbers = self._told(begin, end)
         payloads = self.rows.payloads[begin:end]
@@ -115,7 +123,8 @@ class ColumnBatch:
         store_us = marks.store_us[begin:end]
         if numbers is not None:
             is_topic = self._is_topic(begin)
-            # An offset tells the runs of a topic apart, but not those of several.
+            # An offset identifies a run of one topic. Offsets of several partitions may be equal,
+            # so streams of several topics use the time.
             begun = int(self._offsets[begin] if is_topic else store_us[0])
             places = follow_all(state, numbers, begun, store_us)
             marks.runs[begin:end] = places.run
@@ -127,7 +136,7 @@ class ColumnBatch:
         marks.marked[begin:end] = True
 
     def _is_topic(self, row: int) -> bool:
-        """Whether the stream of a message is its topic."""
+        """Return whether the stream of a message is its topic."""
         stream, topic = self.rows.streams, self.rows.topics
         return bool(stream.names[stream.codes[row]] == topic.names[topic.codes[row]])
 
@@ -142,7 +151,7 @@ class ColumnBatch:
     def _told(
         self, begin: int, end: int
     ) -> tuple[MarkedProducer | None, Sequence[str] | None, Integers | None]:
-        """Producer, ids and numbers of messages of a span."""
+        """Return the producer, ids and numbers of messages of a span."""
         group = self.groups[self._group[begin]]
         at = slice(int(self._place[begin]), int(self._place[end - 1]) + 1)
         producers = self.rows.producers
@@ -162,6 +171,7 @@ class ColumnBatch:
         )
 
     def readings(self) -> Iterator[pa.RecordBatch]:
+        """Yield the readings of the marked messages, one batch per group."""
         for group in self.groups:
             found = readings(self.rows, self._devices, self.marks, group)
             if found is not None:
@@ -169,14 +179,15 @@ class ColumnBatch:
 
 
 def _changes(codes: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
-    """Where an element differs from the one before; the first does."""
+    """Return where an element differs from the one before. The first element counts as
+    different."""
     changes = np.ones(len(codes), np.bool_)
     np.not_equal(codes[1:], codes[:-1], out=changes[1:])
     return changes
 
 
 def _renamed(old: Names, names: Sequence[str]) -> Names:
-    """Each name of a column replaced by another; several may become one."""
+    """Replace each name of a column by another. Several names may become one."""
     found = sorted(set(names), key=str.encode)
     codes = {name: code for code, name in enumerate(found)}
     return Names(found, np.array([codes[name] for name in names], np.int32)[old.codes])

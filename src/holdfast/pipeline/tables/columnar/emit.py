@@ -1,4 +1,4 @@
-"""Messages with the same fields as a batch of readings, in the order of the table."""
+"""The readings of messages with the same fields as one batch, in the order of the table."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -21,11 +21,11 @@ from holdfast.pipeline.tables.messages import Names, Rows
 Codes = npt.NDArray[np.int32]
 
 NONE: Final = np.iinfo(np.int64).min
-"""In an array of marks: null."""
+"""The value that stands for null in an array of marks."""
 
 
 class Marks:
-    """What is known of the messages of a batch: one element each, NONE for null."""
+    """The marks of the messages of a batch: one element each, NONE for null."""
 
     def __init__(self, store_us: Integers) -> None:
         count = len(store_us)
@@ -39,11 +39,12 @@ class Marks:
         self.gaps_opened_us = np.full(count, NONE, np.int64)
         self.late = np.zeros(count, np.bool_)
         self.marked = np.zeros(count, np.bool_)
-        """Those that are readings now: their marks are known, and they are no repetitions."""
+        """True for messages that become readings: their marks are known, and they are no
+        repetitions."""
 
 
 def readings(rows: Rows, devices: Names, marks: Marks, group: FieldGroup) -> pa.RecordBatch | None:
-    """Those of the marked messages of a group; None if there are none."""
+    """Return the readings of the marked messages of a group, or None if there are none."""
     places = np.flatnonzero(marks.marked[group.rows])
     if not len(places):
         return None
@@ -87,9 +88,9 @@ def _ids(group: FieldGroup, places: Integers, cell: Integers) -> pa.Array:
 
 
 def _ranks(names: Sequence[str]) -> Integers:
-    """The places of the names in their order."""
+    """Return the rank of each name."""
     ranks = np.empty(len(names), np.int64)
-    # By bytes, as Spark and Arrow compare texts.
+    # Names are compared by bytes, as Spark and Arrow compare texts.
     ranks[sorted(range(len(names)), key=lambda index: names[index].encode())] = np.arange(
         len(names)
     )
@@ -97,8 +98,10 @@ def _ranks(names: Sequence[str]) -> Integers:
 
 
 def _cells(devices: Codes, ranks: Integers) -> tuple[Integers, Codes]:
-    """Of each reading the message and the metric, as numbers of the messages given and of the
-    names: device by device, metric by metric, message by message."""
+    """Return the message and the metric of each reading, as indexes.
+
+    The order is device by device, metric by metric, message by message.
+    """
     count, width = len(devices), len(ranks)
     begins = np.flatnonzero(np.diff(devices, prepend=devices[0] - 1))
     lengths = np.diff(begins, append=count)
@@ -123,7 +126,10 @@ def _optional(values: Integers, rows: Integers) -> pa.Array:
 def _values(
     values: Sequence[Values], places: Integers, cell: Integers, metric: Codes
 ) -> dict[str, pa.Array]:
-    """`places`: of the messages in the group; `cell`, `metric`: as `_cells` gives them."""
+    """Return the value columns.
+
+    `places` are the indexes of the messages in the group. `cell` and `metric` come from `_cells`.
+    """
     count = len(cell)
     doubles, no_double = np.zeros(count), np.ones(count, np.bool_)
     truths, no_truth = np.zeros(count, np.bool_), np.ones(count, np.bool_)

@@ -1,7 +1,7 @@
-"""The marks of many messages of one stream at a time: as stream.py has them, one after the other.
+"""The marks of many messages of one stream at a time, equal to those of stream.py one by one.
 
-A span is marked together as long as nothing happens in it but that numbers grow: no repetition, no
-number that comes late or begins a new run. The message where something does is left to stream.py.
+A span is marked together as long as its numbers only grow: no repetition, no number that comes late
+or begins a new run. The message at which that ends is left to stream.py.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from holdfast.pipeline.tables.stream import (
 )
 
 SPAN_MIN: Final = 8
-"""Fewer messages are not worth a look at all of them together."""
+"""The fewest messages for which the check of all together pays off."""
 
 Integers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -29,13 +29,15 @@ _Key = TypeVar("_Key")
 
 
 class MarkedProducer(NamedTuple):
+    """The producer of a span, and the sequences of its messages."""
+
     id: str
     epoch: int
     sequences: Integers
 
 
 class Places(NamedTuple):
-    """As `stream.Place`, of messages that all have numbers."""
+    """The positions (stream.StreamPosition) of messages that all have numbers."""
 
     run: int
     gaps_before: Integers
@@ -48,8 +50,10 @@ def length_in_order(
     numbers: Integers | None,
     length: int,
 ) -> int:
-    """How many of `length` messages, from the first on, can be marked together: their producer's
-    sequences, ids and numbers are new, and the numbers in order."""
+    """Return how many of `length` messages, from the first on, can be marked together.
+
+    Their producer's sequences, ids and numbers must be new, and the numbers must be in order.
+    """
     if producer is not None:
         length = min(length, _new_sequences(state, producer))
     if numbers is not None:
@@ -84,7 +88,8 @@ def _growing(state: StreamState, numbers: Integers) -> int:
 
 
 def _before(state: StreamState, numbers: Integers) -> int:
-    """The number before the first: none is missing between if the run begins."""
+    """Return the number before the first one. If the run begins here, no number is missing between
+    them."""
     return state.high if state.run is not None else int(numbers[0]) - 1
 
 
@@ -96,7 +101,7 @@ def _not_said(state: StreamState, numbers: Integers) -> int:
 
 
 def _until(fine: Mask) -> int:
-    """The index of the first that is not."""
+    """Return the index of the first element that is false."""
     if fine.all():
         return len(fine)
     return int(fine.argmin())
@@ -109,7 +114,7 @@ def remember(
     numbers: Integers | None,
     payloads: Sequence[bytes],
 ) -> None:
-    """That these messages have come; all of one length, for which `length_in_order` holds."""
+    """Note that these messages have come. `length_in_order` must hold for all of them."""
     if producer is not None:
         state.producers.pop(producer.id, None)
         state.producers[producer.id] = (producer.epoch, int(producer.sequences[-1]))
@@ -124,7 +129,7 @@ def remember(
 
 
 def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Integers) -> Places:
-    """`stream.follow` for each number in turn. `begun` names the run if it begins one."""
+    """Apply `stream.follow` to each number in turn. `begun` names the run if it begins one."""
     gaps = np.diff(numbers, prepend=_before(state, numbers)) - 1
     if state.run is None:
         state.run, state.raw, state.gaps = begun, 0, []
@@ -137,10 +142,10 @@ def follow_all(state: StreamState, numbers: Integers, begun: int, store_us: Inte
 
 
 def late_ones(state: StreamState, device: str, event_us: Integers, lateness_us: int) -> Mask:
-    """`stream.is_late` for each event time of a device in turn."""
+    """Apply `stream.is_late` to each event time of a device in turn."""
     newest = state.latest.get(device)
     least = np.iinfo(np.int64).min
-    # The newest time before each.
+    # The newest event time before each message.
     before = np.maximum.accumulate(
         np.concatenate(([least if newest is None else newest], event_us))
     )
@@ -154,6 +159,6 @@ def late_ones(state: StreamState, device: str, event_us: Integers, lateness_us: 
 
 
 def _trim(known: dict[_Key, Any], most: int) -> None:
-    """Forgets the oldest."""
+    """Remove the oldest entries."""
     while len(known) > most:
         del known[next(iter(known))]

@@ -1,8 +1,8 @@
 """Messages decoded together: flat JSON objects with the same fields, and plain numbers.
 
-What is found here is what the decoders find, message by message, but kept as columns. A message
-that has something else (nested objects, numbers that a double cannot hold, a field that is no time
-where others have one) is left to the decoders. So nothing is an error here.
+Invariant: the values are those that the decoders find one by one, only kept as columns. A message
+with anything else is left to the decoders: nested objects, numbers that a double cannot express, or
+a field that is no time where others have one. So this module reports no errors.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,14 @@ from holdfast.pipeline.decoders.times import parse_times
 from holdfast.pipeline.tables.stream import ID_LENGTH_MAX
 
 PARSED_ROWS: Final = 1024
-"""Payloads parsed before their values are taken: the objects stay in the processor's cache."""
+"""The payloads parsed before their values are taken. The objects stay in the processor's cache."""
 GROUP_ROWS_MIN: Final = 8
-"""Fewer messages with the same fields are not worth columns."""
+"""The fewest messages with the same fields that are worth columns."""
 NAMES_MAX: Final = 100
-"""Messages with more fields are long enough to be read alone; bounds the readings of a batch."""
+"""The most fields of a message that is read together. Longer messages can be read alone, and the
+limit bounds the readings of a batch."""
 NUMBER_LENGTH_MAX: Final = 64
-"""Bytes of a payload that is a plain number."""
+"""The most bytes of a payload that is a plain number."""
 NUMBER, TEXT, TRUTH, NULL, OTHER = range(5)
 _KINDS: Final = {int: NUMBER, float: NUMBER, str: TEXT, bool: TRUTH, type(None): NULL}
 _parse: Final = msgspec.json.Decoder().decode
@@ -40,25 +41,25 @@ class Values:
     """The values of one metric, one for each message of a group."""
 
     kind: int | None
-    """That of all; None where they differ, see `kinds`."""
+    """The kind of all values. None if they differ, see `kinds`."""
     kinds: npt.NDArray[np.int8] | None = None
     doubles: npt.NDArray[np.float64] | None = None
     texts: Sequence[str | None] | None = None
     truths: Mask | None = None
 
     def of_kind(self, kind: int) -> Mask | bool:
-        """Which messages have a value of this kind; True: all, False: none."""
+        """Return which messages have a value of this kind. True: all, False: none."""
         return self.kind == kind if self.kinds is None else self.kinds == kind
 
 
 @dataclass
 class FieldGroup:
-    """Messages with the same fields. Arrays have an element for each of `rows`."""
+    """Messages with the same fields. Arrays have one element for each of `rows`."""
 
     rows: Integers
-    """Which messages of the batch, ascending."""
+    """The messages of the batch, ascending."""
     names: Sequence[str]
-    """Of the readings, in the order of the payload."""
+    """The names of the readings, in the order of the payload."""
     values: Sequence[Values]
     time_us: Integers | None = None
     sent_us: Integers | None = None
@@ -68,20 +69,24 @@ class FieldGroup:
 
 
 class Way(NamedTuple):
-    """How the messages of some topics are read."""
+    """The way in which the messages of some topics are read."""
 
     rule: int
-    """Number of the rule: ways of two rules are two, though the same may be read in both."""
+    """The index of the rule. Two rules have two ways, even if both read the same."""
     fields: Fields
-    """Of JSON objects."""
+    """The fields of JSON objects."""
     takes_objects: bool
     metric: str | None
-    """Of a payload that is one number or boolean; None: such payloads are left to the decoders."""
+    """The metric of a payload that is one number or boolean. None: such payloads are left to the
+    decoders."""
 
 
 def read_flat(payloads: Sequence[bytes | None], ways: Sequence[Way | None]) -> list[FieldGroup]:
-    """`payloads`, and for each of them a way, None for one to leave alone. Those that are in no
-    group are left to the decoders."""
+    """Return the groups of messages that can be read together.
+
+    `ways` has the way of each payload, None for one to leave alone. Messages in no group are left
+    to the decoders.
+    """
     found: dict[Any, AlikeMessages] = {}
     for begin in range(0, len(payloads), PARSED_ROWS):
         end = begin + PARSED_ROWS
@@ -100,16 +105,17 @@ class AlikeMessages(NamedTuple):
 
     way: Way
     names: tuple[str, ...] | None
-    """Of the fields; None for one plain value."""
+    """The names of the fields. None for one plain value."""
     rows: list[int]
     columns: Sequence[list[Any]]
 
     def add(self, rows: Sequence[int], documents: Sequence[Any]) -> None:
+        """Append messages."""
         self.rows.extend(rows)
         if self.names is None:
             self.columns[0].extend(documents)
             return
-        # Names and values of a dict are in one order.
+        # Names and values of a dict have the same order.
         values = zip(*map(dict.values, documents), strict=True)
         for column, more in zip(self.columns, values, strict=True):
             column.extend(more)
@@ -121,7 +127,7 @@ def _add_alike(
     payloads: Sequence[bytes | None],
     ways: Sequence[Way | None],
 ) -> None:
-    """`begin`: the row of the first payload."""
+    """Add payloads to their groups. `begin` is the row of the first payload."""
     first = ways[0]
     if first is None or ways.count(first) < len(ways):
         payloads = [None if way is None else payload
@@ -177,7 +183,7 @@ def _is_plain(document: Any, payload: bytes | None) -> bool:
     kind = type(document)
     if kind is bool:
         return True
-    # As a text an exponent may have only so many digits: left to the decoder.
+    # The decoder of texts limits the digits of an exponent, so such numbers are left to it.
     return (
         (kind is int or kind is float)
         and payload is not None
@@ -205,7 +211,7 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
     group = FieldGroup(np.array(rows, np.int64), (), ())
     good = np.ones(len(rows), np.bool_)
     if not _take_fields(way.fields, columns, group, good) or not columns:
-        return None  # without any reading a number needs one of its own
+        return None  # a number without readings needs the metric SEQUENCE
     group.names = list(columns)
     values = []
     for column in columns.values():
@@ -219,8 +225,11 @@ def _object(alike: AlikeMessages, names: tuple[str, ...]) -> FieldGroup | None:
 
 
 def _take_fields(fields: Fields, columns: dict[str, Any], group: FieldGroup, good: Mask) -> bool:
-    """`decoders.json_payload.take_fields` for all messages. Clears `good` where one has something
-    else in a field than the others; False: nothing can be taken from any."""
+    """Apply `decoders.json_payload.take_fields` to all messages.
+
+    It clears `good` for a message whose field differs in kind from the others. It returns False if
+    no message can be read together.
+    """
     group.time_us = _take_time(fields.time, columns, good, "time" in fields.required)
     group.sent_us = _take_time(fields.sent, columns, good, "sent" in fields.required)
     for name in fields.sequence:
@@ -286,7 +295,7 @@ def _fit(texts: Sequence[str], length_max: int) -> Mask:
 
 
 def _values(column: Sequence[Any]) -> tuple[Values, Mask] | None:
-    """The values, and which of them are all right; None if that cannot be said."""
+    """Return the values and which of them are valid, or None if that cannot be decided here."""
     kinds = set(map(type, column))
     everyone = np.ones(len(column), np.bool_)
     if kinds <= {int, float}:
@@ -321,7 +330,7 @@ def _doubles(column: Sequence[Any]) -> npt.NDArray[np.float64] | None:
 
 
 def _chosen(group: FieldGroup, good: Mask) -> FieldGroup | None:
-    """The good messages of a group."""
+    """Return the good messages of a group."""
     if good.all():
         return group
     at = np.flatnonzero(good)
