@@ -1,5 +1,6 @@
-"""Payloads to readings: JSON, CSV, bare values and Sparkplug B. Knows no Spark.
+"""The decoders from payloads to readings: JSON, CSV, bare values and Sparkplug B. They import no
+Spark.
 
-A decoder gets the bytes of one message and returns a `Decoded` (decoded.py) or raises DecodeError;
-nothing a payload contains makes it raise anything else, and what it costs is bounded.
+A decoder gets the bytes of one message. It returns a `Decoded` (decoded.py) or raises DecodeError.
+No payload makes it raise anything else, and its cost is bounded.
 """

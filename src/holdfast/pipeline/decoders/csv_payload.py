@@ -1,5 +1,7 @@
-"""CSV: one line or several, with the columns that a rule declares (or a first line that names
-them). A column named `_` is left out."""
+"""The CSV decoder: one line or several, with the columns of a rule or of the first line.
+
+A column named `_` is left out.
+"""
 
 import csv
 import io
@@ -17,13 +19,16 @@ CELLS_MAX: Final = 1_000_000
 def decode_csv(
     payload: bytes, columns: tuple[str, ...], fields: Fields, delimiter: str = ","
 ) -> Decoded:
-    """Bad lines are errors of their own; the others are read. Raises DecodeError."""
+    """Decode a CSV payload. Bad lines become errors of their own, and the others are read.
+
+    Raises DecodeError if no line can be read.
+    """
     lines = _lines(utf8(payload), delimiter)
     if not columns:
         columns, lines = tuple(name.strip() for name in lines[0]), lines[1:]
         if len(set(columns)) != len(columns) or not all(columns):
             raise DecodeError(f"the first line names columns twice or not at all: {columns}")
-    if len(lines) > 1:  # what is said of a message cannot be said line by line, but for the time
+    if len(lines) > 1:  # lines have their own times; sequence, id and sent time are the message's
         fields = Fields(time=fields.time, device=fields.device, required=fields.required)
     decoded = Decoded()
     times: list[int | None] = []

@@ -1,35 +1,36 @@
-"""What a decoder makes of one message, and the bounds that hold for all of them."""
+"""The result of a decoder for one message, and the bounds that all decoders share."""
 
 import math
 from typing import Final
 
 PAYLOAD_BYTES_MAX: Final = 16 << 20
-"""Longer payloads are quarantined undecoded."""
+"""The most bytes of a payload. Longer ones are quarantined undecoded."""
 READINGS_MAX: Final = 10_000
-"""Readings in one message."""
+"""The most readings in one message."""
 DEPTH_MAX: Final = 64
-"""Levels of nesting."""
+"""The most levels of nesting."""
 NAME_LENGTH_MAX: Final = 1024
-"""Characters in the name of a metric."""
+"""The most characters in the name of a metric."""
 ERRORS_MAX: Final = 8
-"""Errors told of one message; more are counted."""
+"""The most errors listed for one message. More are counted."""
 INTEGER_MIN: Final = -(1 << 63)
 INTEGER_MAX: Final = (1 << 64) - 1
 EXACT_MAX: Final = 1 << 53
-"""Up to here a double holds every integer."""
+"""The integer up to which a double is exact."""
 
 Value = float | str | bool | None
 
 
 class DecodeError(ValueError):
-    """A payload that cannot be decoded. The text says what is wrong and where."""
+    """A payload cannot be decoded. The text says what is wrong and where."""
 
 
 class Decoded:
-    """The readings of one message, as columns of equal length, and what is true of all of them.
+    """The readings of one message, as columns of equal length, with the values that all of them
+    share.
 
-    Times are microseconds since 1970 UTC. `errors` tells what was left out: a message may have
-    good readings and bad ones.
+    Times are microseconds since 1970 UTC. `errors` lists what was left out: a message may have good
+    readings and bad ones.
     """
 
     __slots__ = ("device", "errors", "exact", "historical", "id", "more_errors", "names", "sent_us",
@@ -39,24 +40,26 @@ class Decoded:
         self.names: list[str] = []
         self.values: list[Value] = []
         self.exact: dict[int, str] | None = None
-        """The digits of integers that a double cannot hold, by position."""
+        """The digits, by position, of integers that a double cannot express."""
         self.times: list[int | None] | None = None
-        """The readings' own times, where they have some."""
+        """The readings' own times. None if there are none."""
         self.historical: list[bool] | None = None
-        """Sparkplug: which readings are from the past."""
+        """Whether each reading is from the past (Sparkplug)."""
         self.time_us: int | None = None
         self.sent_us: int | None = None
         self.sequence: int | None = None
         self.id: str | None = None
         self.device: str | None = None
-        """Where the payload names it."""
+        """The device, if the payload names it."""
         self.errors: list[str] | None = None
-        """The first ERRORS_MAX."""
+        """The first ERRORS_MAX errors."""
         self.more_errors = 0
 
     def add(self, name: str, value: Value | int) -> None:
-        """One reading; a value that the columns cannot hold becomes an error. Raises DecodeError
-        where the message is too much."""
+        """Add one reading. A value that the columns cannot express becomes an error.
+
+        Raises DecodeError if the message exceeds a bound.
+        """
         if len(self.names) >= READINGS_MAX:
             raise DecodeError(f"more than {READINGS_MAX} values in one message")
         if len(name) > NAME_LENGTH_MAX:
@@ -83,11 +86,12 @@ class Decoded:
         self.values.append(value)
 
     def add_only(self, name: str, value: int) -> None:
-        """The one reading of a message that has no other."""
+        """Add the one reading of a message that has no other."""
         self.add(name, value)
         self.times = self.historical = None
 
     def refuse(self, reason: str) -> None:
+        """Note an error."""
         if self.errors is None:
             self.errors = []
         if len(self.errors) < ERRORS_MAX:
@@ -96,7 +100,7 @@ class Decoded:
             self.more_errors += 1
 
     def reason(self) -> str | None:
-        """The errors as one text, None without any."""
+        """Return the errors as one text, or None without any."""
         if not self.errors:
             return None
         text = "; ".join(self.errors)
@@ -104,7 +108,10 @@ class Decoded:
 
 
 def utf8(payload: bytes) -> str:
-    """Raises DecodeError with the position of the first byte that is not UTF-8."""
+    """Decode a payload as UTF-8.
+
+    Raises DecodeError with the position of the first invalid byte.
+    """
     try:
         return payload.decode()
     except UnicodeDecodeError as error:
@@ -114,7 +121,7 @@ def utf8(payload: bytes) -> str:
 
 
 def _known_format(payload: bytes) -> str:
-    """A hint for payloads that begin like a compressed file."""
+    """Return a hint for a payload that begins like a compressed file."""
     for magic, name in (
         (b"\x1f\x8b", "gzip"),
         (b"\x28\xb5\x2f\xfd", "zstd"),

@@ -1,8 +1,8 @@
-"""JSON: nested objects and arrays flattened to names with dots, `motor.phases.0.current`.
+"""The JSON decoder: nested objects and arrays become names with dots, `motor.phases.0.current`.
 
-A top-level array of objects is a list of readings; each may have its own time. Fields that a rule
-names (time, sequence, id, ...) are looked for at the top level, in nested objects with dots, and
-become no readings where they are used.
+A top-level array of objects is a list of readings, each of which may have its own time. The fields
+that a rule names (time, sequence, id, ...) are looked up at the top level, and with dots in nested
+objects. A field that is used becomes no reading.
 """
 
 import json
@@ -27,12 +27,13 @@ from holdfast.pipeline.decoders.times import parse_time
 
 _parse: Final = msgspec.json.Decoder().decode
 VALUE: Final = "value"
-"""Name of a reading that is a whole payload."""
+"""The name of a reading that is a whole payload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Names of the fields that are no readings; of several the first that is there counts."""
+    """The names of the fields that are no readings. Of several names the first that is present
+    counts."""
 
     time: tuple[str, ...] = ()
     sent: tuple[str, ...] = ()
@@ -40,12 +41,12 @@ class Fields:
     id: tuple[str, ...] = ()
     device: tuple[str, ...] = ()
     required: frozenset[str] = frozenset()
-    """Roles (`time`, ...) that a rule has asked for: a field that cannot be used is an error.
-    Otherwise it is a reading like any other."""
+    """The roles (`time`, ...) that a rule has asked for. An unusable field in such a role is an
+    error; in another role it is a reading like any other."""
 
 
 def decode_json(payload: bytes, fields: Fields) -> Decoded:
-    """Raises DecodeError."""
+    """Decode a JSON payload. Raises DecodeError."""
     document = parse_json(payload)
     decoded = Decoded()
     if type(document) is dict:
@@ -61,11 +62,11 @@ def decode_json(payload: bytes, fields: Fields) -> Decoded:
 
 
 def parse_json(payload: bytes) -> Any:
-    """Raises DecodeError."""
+    """Parse a JSON payload. Raises DecodeError."""
     try:
         return _parse(payload)
     except UnicodeDecodeError:
-        utf8(payload)  # which says where
+        utf8(payload)  # raises with the position
         raise DecodeError("not UTF-8 inside a text") from None
     except RecursionError:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep") from None
@@ -79,11 +80,11 @@ def parse_json(payload: bytes) -> Any:
 
 
 def _with_infinities(payload: bytes) -> Any:
-    """Of a document with a number beyond double, which makes it infinite: what else there is can
-    be read."""
+    """Parse a document with a number beyond double, which becomes infinite, so that the rest can be
+    read."""
     try:
         document = json.loads(payload)
-        # The library takes halves of surrogate pairs, which no table can hold.
+        # The library accepts halves of surrogate pairs, which no table can store.
         json.dumps(document, ensure_ascii=False).encode()
     except (RecursionError, ValueError) as error:
         raise DecodeError(f"no JSON: {error}") from None
@@ -91,7 +92,8 @@ def _with_infinities(payload: bytes) -> Any:
 
 
 def take_fields(document: dict[str, Any], fields: Fields, decoded: Decoded) -> None:
-    """Moves the fields with a meaning of their own out of `document`."""
+    """Move the fields with a role out of `document`. Raises DecodeError if it has no usable
+    device."""
     for name in fields.time:
         if name in document or "." in name:
             decoded.time_us = _take_time("time", name, document, fields, decoded)
@@ -147,7 +149,7 @@ def _take_sequence(name: str, document: dict[str, Any], fields: Fields, decoded:
 
 
 def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | None, str]:
-    """The value, the object that has it (None: none has) and its key there."""
+    """Return the value of a name, the object that has it (None: none has) and its key there."""
     if name in document:
         return document[name], document, name
     if "." not in name:
@@ -161,7 +163,7 @@ def _find(document: dict[str, Any], name: str) -> tuple[Any, dict[str, Any] | No
 
 
 def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) -> None:
-    """A list of readings: where each has its own time the names need no index."""
+    """Decode a list of readings. If each has its own time, the names need no index."""
     if len(items) > READINGS_MAX:
         raise DecodeError(f"a list of {len(items)} objects, the maximum is {READINGS_MAX}")
     times: list[int | None] = []
@@ -178,11 +180,12 @@ def _decode_list(items: list[dict[str, Any]], fields: Fields, decoded: Decoded) 
 
 
 def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
-    """Raises DecodeError."""
+    """Add the values of an object or array as readings. Raises DecodeError if a bound is
+    exceeded."""
     if depth > DEPTH_MAX:
         raise DecodeError(f"nested more than {DEPTH_MAX} levels deep, at {prefix[:80]}")
     if len(prefix) > NAME_LENGTH_MAX and value:
-        decoded.add(prefix, None)  # which is an error: no name below it can be shorter
+        decoded.add(prefix, None)  # raises: every name below it is even longer
     names, values = decoded.names, decoded.values
     if len(value) > READINGS_MAX:
         _check_values(value.values() if type(value) is dict else value)
@@ -208,13 +211,13 @@ def flatten(prefix: str, value: Any, decoded: Decoded, depth: int) -> None:
 
 
 def _check_values(items: Iterable[Any]) -> None:
-    """Before millions of names are made. Raises DecodeError."""
+    """Check the number of values before millions of names are made. Raises DecodeError."""
     if sum(type(item) is not dict and type(item) is not list for item in items) > READINGS_MAX:
         raise DecodeError(f"more than {READINGS_MAX} values in one message")
 
 
 def _identifier(value: Any) -> str | None:
-    """A text or an integer that may name something."""
+    """Return a text or an integer that may be an identifier, or None."""
     if type(value) is int and INTEGER_MIN <= value <= INTEGER_MAX:
         return str(value)
     return value if type(value) is str and 0 < len(value) <= NAME_LENGTH_MAX else None

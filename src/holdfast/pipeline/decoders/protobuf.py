@@ -1,7 +1,7 @@
-"""Reading protocol buffers' wire format, as far as Sparkplug B needs it.
+"""A reader of the protocol buffers wire format, as far as Sparkplug B needs it.
 
-Own code rather than the library: what is needed is reading of six message types, bounded and with
-the position of what is damaged, in tasks that then need no generated classes.
+Six message types must only be read. So this module replaces the library: it is bounded, reports the
+position of damage, and the tasks need no generated classes.
 """
 
 import struct
@@ -20,12 +20,15 @@ _FLOAT: Final = struct.Struct("<f")
 _DOUBLE: Final = struct.Struct("<d")
 
 Field = tuple[int, int, int | bytes]
-"""Number, wire type, value: an int for VARINT, bytes otherwise."""
+"""A field: number, wire type and value, an int for VARINT and bytes otherwise."""
 
 
 def fields(data: bytes, base: int = 0) -> Iterator[tuple[int, int, int | bytes, int]]:
-    """(number, wire type, value, position) of each field, in order; positions count from `base`.
-    Raises DecodeError."""
+    """Yield (number, wire type, value, position) of each field in order. Positions count from
+    `base`.
+
+    Raises DecodeError.
+    """
     position, end = 0, len(data)
     while position < end:
         start = position
@@ -55,7 +58,7 @@ def fields(data: bytes, base: int = 0) -> Iterator[tuple[int, int, int | bytes, 
 
 
 def varint(data: bytes, position: int, base: int = 0) -> tuple[int, int]:
-    """An unsigned integer and the position after it. Raises DecodeError."""
+    """Return an unsigned integer and the position after it. Raises DecodeError."""
     start, result, shift = position, 0, 0
     while True:
         if position >= len(data):
@@ -71,10 +74,12 @@ def varint(data: bytes, position: int, base: int = 0) -> tuple[int, int]:
 
 
 def float32(value: bytes) -> float:
+    """Decode a FIXED32 value as a float."""
     found: float = _FLOAT.unpack(value)[0]
     return found
 
 
 def float64(value: bytes) -> float:
+    """Decode a FIXED64 value as a double."""
     found: float = _DOUBLE.unpack(value)[0]
     return found

@@ -1,5 +1,7 @@
-"""Sparkplug B payloads. Names of aliases and types come from births, so a metric has a value only
-once its datatype is known: `parse_payload` reads, `add_metric` turns one metric into readings.
+"""The decoder of Sparkplug B payloads.
+
+Births give aliases their names and metrics their types. A metric has a value only when its datatype
+is known, so `parse_payload` reads, and `add_metric` later turns one metric into readings.
 
 Source: sparkplug_b.proto of Eclipse Tahu, and the Sparkplug 3.0 specification.
 """
@@ -38,12 +40,13 @@ _WIRES: Final = {
     TEMPLATE_VALUE: BYTES, EXTENSION_VALUE: BYTES,
 }  # fmt: skip
 CELLS_MAX: Final = 100_000
-"""Cells of a data set, values of an array."""
+"""The most cells of a data set, or values of an array."""
 
 
 @dataclass(slots=True)
 class Metric:
-    """As it is on the wire. `kind` is the number of the value's field, 0 without a value."""
+    """A metric as it is on the wire. `kind` is the number of the value's field, 0 without a
+    value."""
 
     name: str | None = None
     alias: int | None = None
@@ -54,18 +57,20 @@ class Metric:
     kind: int = 0
     raw: int | bytes = 0
     position: int = 0
-    """Of the value in the payload."""
+    """The position of the value in the payload."""
 
 
 @dataclass(slots=True)
 class Payload:
+    """A payload as it is on the wire."""
+
     time_ms: int | None = None
     sequence: int | None = None
     metrics: list[Metric] = field(default_factory=list)
 
 
 def parse_payload(data: bytes) -> Payload:
-    """Raises DecodeError."""
+    """Parse a payload. Raises DecodeError."""
     payload = Payload()
     for number, wire, value, position in fields(data):
         if number == 1 and wire == VARINT:
@@ -111,7 +116,7 @@ def _parse_metric(data: bytes, base: int) -> Metric:
 
 
 def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth: int = 1) -> None:
-    """The readings of one metric, several for a template. Raises DecodeError."""
+    """Add the readings of one metric, several for a template. Raises DecodeError."""
     if metric.is_null or metric.kind == 0:
         decoded.add(name, None)
     elif metric.kind == TEMPLATE_VALUE:
@@ -121,7 +126,7 @@ def add_metric(decoded: Decoded, name: str, metric: Metric, datatype: int, depth
 
 
 def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
-    """Raises DecodeError."""
+    """Return the value of a metric that is not null and no template. Raises DecodeError."""
     kind, raw = metric.kind, metric.raw
     if kind == BOOLEAN_VALUE:
         return bool(raw)
@@ -144,7 +149,8 @@ def value_of(metric: Metric, datatype: int) -> float | int | str | bool:
 
 
 def signed(raw: int, datatype: int) -> int:
-    """Signed types are on the wire as unsigned numbers of 32 or 64 bits, or of their own width."""
+    """Return a signed value. On the wire it is an unsigned number of 32 or 64 bits, or of its own
+    width."""
     bits = _SIGNED_BITS.get(datatype)
     if bits is None:
         return raw
@@ -181,7 +187,7 @@ def _parse_parameter(data: bytes, base: int) -> tuple[str, Metric]:
 
 
 def dataset_text(data: bytes, base: int = 0) -> str:
-    """A data set as JSON: {"columns": [...], "rows": [[...], ...]}. Raises DecodeError."""
+    """Return a data set as JSON: {"columns": [...], "rows": [[...], ...]}. Raises DecodeError."""
     columns: list[str] = []
     types: list[int] = []
     rows: list[list[Any]] = []
@@ -226,7 +232,8 @@ _INF: Final = float("inf")
 
 
 def array_text(data: bytes, datatype: int) -> str:
-    """An array type's bytes (little-endian, packed) as a JSON list. Raises DecodeError."""
+    """Return the bytes of an array type (little-endian, packed) as a JSON list. Raises
+    DecodeError."""
     code = _ARRAYS.get(datatype)
     if code is not None:
         size = struct.calcsize("<" + code)
@@ -250,7 +257,10 @@ def array_text(data: bytes, datatype: int) -> str:
 
 
 def _check_length(count: int) -> None:
-    """As text a value may be forty times as long as in the payload. Raises DecodeError."""
+    """Check the number of values. As text a value may be forty times as long as in the payload.
+
+    Raises DecodeError.
+    """
     if count > CELLS_MAX:
         raise DecodeError(f"an array of {count} values, the maximum is {CELLS_MAX}")
 

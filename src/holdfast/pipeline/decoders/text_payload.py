@@ -1,4 +1,4 @@
-"""Payloads that are one value: numbers and booleans as text, any text, and online or offline."""
+"""The decoders of payloads that are one value: a number, a boolean, a text, online or offline."""
 
 import re
 from typing import Final
@@ -13,8 +13,9 @@ from holdfast.pipeline.decoders.json_payload import (
 )
 
 ONLINE: Final = "$online"
-"""The metric that says whether a device is there; true or false."""
+"""The metric that says whether a device is online: true or false."""
 TEXT_LENGTH_MAX: Final = 4096
+"""The most characters of a text or number."""
 
 _NUMBER: Final = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,6})?", re.ASCII)
 _INTEGER: Final = re.compile(r"[+-]?\d{1,400}", re.ASCII)
@@ -28,19 +29,20 @@ _STATUS_FIELDS: Final = ("online", "connected", "status", "state", "availability
 
 
 def number(text: str) -> float | int | None:
-    """A decimal number; no hexadecimal, no underscores, no NaN."""
+    """Parse a decimal number. Hexadecimal digits, underscores and NaN are not accepted."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
 def boolean(text: str) -> bool | None:
+    """Parse a word for true or false."""
     folded = text.lower()
     return True if folded in _TRUE else False if folded in _FALSE else None
 
 
 def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
-    """A number or a boolean. Raises DecodeError."""
+    """Decode a number or a boolean. Raises DecodeError."""
     text = utf8(payload).strip()
     if len(text) > TEXT_LENGTH_MAX:
         raise DecodeError(f"a number of {len(text)} characters, the maximum is {TEXT_LENGTH_MAX}")
@@ -55,7 +57,7 @@ def decode_number(payload: bytes, metric: str = VALUE) -> Decoded:
 
 
 def decode_text(payload: bytes, metric: str = VALUE) -> Decoded:
-    """A number, a boolean, or a text of printable characters. Raises DecodeError."""
+    """Decode a number, a boolean, or a text of printable characters. Raises DecodeError."""
     text = utf8(payload).strip()
     value: float | int | bool | str | None = number(text)
     if value is None:
@@ -72,15 +74,18 @@ def decode_text(payload: bytes, metric: str = VALUE) -> Decoded:
 
 
 def decode_any(payload: bytes, fields: Fields, metric: str = VALUE) -> Decoded:
-    """Where no rule says more: JSON if it begins like JSON, else a text. Raises DecodeError."""
+    """Decode a payload by its look: JSON if it begins like JSON, else a text. Raises
+    DecodeError."""
     if payload.lstrip(b" \t\r\n")[:1] in (b"{", b"["):
         return decode_json(payload, fields)
     return decode_text(payload, metric)
 
 
 def decode_status(payload: bytes, fields: Fields) -> Decoded:
-    """Online or offline: as a word, a number, or a field of a JSON object. What is something else
-    is decoded as usual. Raises DecodeError."""
+    """Decode online or offline: a word, a number, or a field of a JSON object.
+
+    Any other payload is decoded like `auto`. Raises DecodeError.
+    """
     if payload[:1] == b"{":
         document = parse_json(payload)
         decoded = Decoded()
@@ -101,5 +106,6 @@ def decode_status(payload: bytes, fields: Fields) -> Decoded:
 
 
 def presence(text: str) -> bool | None:
+    """Parse a word for online or offline."""
     folded = text.lower()
     return True if folded in _ONLINE else False if folded in _OFFLINE else None

@@ -1,4 +1,4 @@
-"""Times in payloads: numbers since 1970 in whatever unit, and ISO 8601."""
+"""The times in payloads: numbers since 1970 in several units, and ISO 8601."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 _SECONDS_BELOW: Final = 100_000_000_000
-"""As seconds the year 5138, as milliseconds 1973."""
+"""The bound of numbers that are seconds. It is the year 5138 in seconds, and 1973 in
+milliseconds."""
 _MILLISECONDS_BELOW: Final = _SECONDS_BELOW * 1000
 _MICROSECONDS_BELOW: Final = _MILLISECONDS_BELOW * 1000
 _NANOSECONDS_BELOW: Final = _MICROSECONDS_BELOW * 1000
@@ -20,11 +21,11 @@ _TEXT_LENGTH_MAX: Final = 40
 
 
 def parse_time(value: Any) -> int | None:
-    """Microseconds since 1970 UTC, None where it is no time.
+    """Return microseconds since 1970 UTC, or None for a value that is no time.
 
-    The size of a number tells its unit: seconds (also with a fraction) below 1e11, then
-    milliseconds, microseconds below 1e17, nanoseconds. A text is ISO 8601, UTC unless it says
-    otherwise, or such a number.
+    The size of a number determines its unit: seconds (also with a fraction) below 1e11, then
+    milliseconds, microseconds below 1e17, nanoseconds. A text is ISO 8601, UTC unless it names a
+    zone, or such a number.
     """
     kind = type(value)
     if kind is int or kind is float:
@@ -35,7 +36,7 @@ def parse_time(value: Any) -> int | None:
 
 
 def parse_times(values: Sequence[Any]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """`parse_time` of each value, and which of them are times."""
+    """Apply `parse_time` to each value. The second array says which values are times."""
     kinds = set(map(type, values))
     try:
         if kinds == {int}:

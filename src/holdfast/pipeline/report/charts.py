@@ -1,5 +1,7 @@
-"""The report's charts. Colours are told apart by people who do not see red and green apart, too
-(Okabe and Ito), on light and on dark ground."""
+"""The report's charts.
+
+The colours (Okabe and Ito) are distinct also for colour-blind readers, on light and dark ground.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -17,6 +19,7 @@ FAULT: Final = "rgba(213, 94, 0, 0.16)"
 
 
 def figure(x_title: str, y_title: str, **layout: Any) -> go.Figure:
+    """Return an empty chart with titles of the axes."""
     made = go.Figure()
     made.update_layout(
         template="none",
@@ -39,6 +42,7 @@ def line(
     colour: str,
     dash: str = "solid",
 ) -> None:
+    """Add a line to a chart."""
     style = {"color": colour, "width": 1.8, "dash": dash}
     mode = "lines+markers" if len(xs) < 30 else "lines"
     chart.add_scatter(x=list(xs), y=list(ys), name=name, mode=mode, line=style)
@@ -47,11 +51,13 @@ def line(
 def bars(
     chart: go.Figure, name: str, xs: Sequence[Any], ys: Sequence[float | None], colour: str
 ) -> None:
+    """Add bars to a chart."""
     chart.add_bar(x=list(xs), y=list(ys), name=name, marker={"color": colour})
 
 
 def shade(chart: go.Figure, spans: Sequence[tuple[float, float, str]]) -> None:
-    """Behind the lines: when something was broken. One trace, whatever their number."""
+    """Shade the times of faults behind the lines. All faults share one trace, whatever their
+    number."""
     for begin, end, _ in spans:
         chart.add_vrect(x0=begin, x1=end, fillcolor=FAULT, line_width=0, layer="below")
     if spans:
@@ -75,6 +81,7 @@ def points(
     texts: Sequence[str],
     colour: str,
 ) -> None:
+    """Add points with texts to a chart."""
     chart.add_scatter(
         x=list(xs),
         y=list(ys),

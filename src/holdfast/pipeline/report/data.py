@@ -1,4 +1,5 @@
-"""Reads the tables of a lake for the report: without Spark, only the rows and columns it shows."""
+"""The report's access to the tables of a lake: without Spark, and only the rows and columns it
+shows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,31 +14,35 @@ from holdfast.pipeline.lake.files.files import LakeError
 from holdfast.pipeline.lake.table import Table
 
 ROWS_MAX: Final = 2_000_000
-"""Of one table; the report shows the newest files' rows and says that there are more."""
+"""The most rows of one table. The report shows those of the newest files and says that there are
+more."""
 POINTS_MAX: Final = 600
-"""Of one line of a chart."""
+"""The most points of one line in a chart."""
 
 Rows = list[dict[str, Any]]
 
 
 class Stored:
-    """What a lake has of some tables."""
+    """The stored tables of a lake."""
 
     def __init__(self, lake: Path, tables: Sequence[Table]) -> None:
-        """Raises LakeError."""
+        """Open the lake. Raises LakeError."""
         if not lake.is_dir():
             raise LakeError(f"{lake} is no directory")
         self.lake = lake
         self.tables = {table.name: table for table in tables}
         self.cut: dict[str, int] = {}
-        """Of each table that was too large: rows that were left out."""
+        """The number of rows that were left out, per table that was too large."""
 
     def has(self, name: str) -> bool:
+        """Return whether a table has been written."""
         return CommitLog(self.lake, name).last() is not None
 
     def read(self, name: str, columns: Sequence[str] = (), run: str | None = None) -> pyarrow.Table:
-        """The rows of a table, sorted by its keys; of one run of an experiment, if it is named.
-        Columns that no file has (declared since) are null. Raises LakeError."""
+        """Return the rows of a table, sorted by its keys. With `run`, only those of one test run.
+
+        A column that no file has (declared since) is null. Raises LakeError.
+        """
         table = self.tables[name]
         wanted = [
             (column.name, _arrow_type(column.type))
@@ -59,7 +64,7 @@ class Stored:
         return joined.sort_by(keys) if keys else joined
 
     def runs(self) -> list[str]:
-        """Names of the experiments' runs, the newest first."""
+        """Return the names of the test runs, newest first."""
         if not self.has("experiment_runs"):
             return []
         found = self.read("experiment_runs", ["run", "started"]).to_pylist()
@@ -67,7 +72,7 @@ class Stored:
         return [row["run"] for row in reversed(found)]
 
     def _files(self, name: str, run: str | None) -> list[File]:
-        """Newest first."""
+        """Return the files of a table, newest first."""
         log = CommitLog(self.lake, name)
         commit = log.last()
         if commit is None:
@@ -80,7 +85,8 @@ class Stored:
     def _read_file(self, file: File, schema: pyarrow.Schema) -> pyarrow.Table:
         path = self.lake / file.path
         try:
-            # Not as part of a data set: directories' names would become columns.
+            # The file is not read as part of a data set, because names of directories would become
+            # columns.
             with parquet.ParquetFile(path) as opened:
                 present = [name for name in schema.names if name in opened.schema_arrow.names]
                 found = opened.read(columns=present)
@@ -114,13 +120,14 @@ def _arrow_type(text: str) -> pyarrow.DataType:
 
 
 def most(table: pyarrow.Table, by: Sequence[str], measure: str, count: int) -> Rows:
-    """The groups with the greatest sums, and those sums; ties in the order of their names."""
+    """Return the groups with the greatest sums, and those sums. Ties are ordered by name."""
     sums = table.group_by(list(by)).aggregate([(measure, "sum")])
     order = [(f"{measure}_sum", "descending"), *((name, "ascending") for name in by)]
     return list(sums.sort_by(order).slice(0, count).to_pylist())
 
 
 def where(table: pyarrow.Table, **equal: Any) -> pyarrow.Table:
+    """Return the rows in which columns have some values."""
     for name, value in equal.items():
         table = table.filter(pc.equal(table[name], value))
     return table
@@ -129,8 +136,10 @@ def where(table: pyarrow.Table, **equal: Any) -> pyarrow.Table:
 def thinned(
     xs: Sequence[Any], ys: Sequence[float | None], points_max: int = POINTS_MAX
 ) -> tuple[list[Any], list[float | None]]:
-    """The lowest and the highest of each stretch, in their order: no peak disappears. `xs` must be
-    sorted; where nothing is too many, everything comes back."""
+    """Keep the lowest and the highest point of each stretch, in order, so that no peak disappears.
+
+    `xs` must be sorted. A line of at most `points_max` points stays as it is.
+    """
     if len(xs) <= points_max:
         return list(xs), list(ys)
     stretch = -(-len(xs) * 2 // points_max)

@@ -14,6 +14,7 @@ OTHERS_MAX: Final = 20
 
 
 def add_devices(page: Page, stored: Stored) -> None:
+    """Add the parts of the device tables that exist."""
     if stored.has("topics"):
         _topics(page, stored)
     if stored.has("device_minutes"):

@@ -1,4 +1,4 @@
-"""The report as one HTML file: no network, light and dark, narrow and wide."""
+"""The report as one HTML file: without network access, in light and dark, narrow and wide."""
 
 import json
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ TABLE_ROWS_MAX: Final = 40
 
 @dataclass(frozen=True)
 class Heading:
-    """`unit` and `digits` are of numbers."""
+    """A column of a table in the report. `unit` and `digits` are for numbers."""
 
     name: str
     title: str
@@ -23,13 +23,15 @@ class Heading:
 
 @dataclass
 class ReportPart:
-    """What is below one heading: HTML, made by the functions here."""
+    """The HTML below one heading, made by the functions of this module."""
 
     title: str
     html: list[str] = field(default_factory=list)
 
 
 class Page:
+    """The page in progress: its parts and figures."""
+
     def __init__(self, title: str, subtitle: str) -> None:
         self._title = title
         self._subtitle = subtitle
@@ -37,12 +39,13 @@ class Page:
         self._figures: list[Any] = []
 
     def part(self, title: str, note: str = "") -> ReportPart:
+        """Add a part and return it."""
         made = ReportPart(title, [f"<p class=note>{escape(note)}</p>"] if note else [])
         self._parts.append(made)
         return made
 
     def chart(self, part: ReportPart, title: str, figure: Any, caption: str) -> None:
-        """`figure`: of plotly."""
+        """Add a plotly figure to a part."""
         number = len(self._figures)
         self._figures.append(json.loads(figure.to_json()))
         part.html.append(
@@ -52,10 +55,11 @@ class Page:
         )
 
     def render(self) -> str:
+        """Return the HTML of the page."""
         from plotly.offline import get_plotlyjs
 
         files = resources.files("holdfast.pipeline") / "report_assets"
-        # `</script>` in a name must not end the script.
+        # A name with `</script>` must not end the script.
         figures = json.dumps(self._figures).replace("</", "<\\/")
         links = "".join(
             f"<a href=#part-{at}>{escape(part.title)}</a>" for at, part in enumerate(self._parts)
@@ -79,7 +83,7 @@ class Page:
 
 
 def facts(values: Sequence[tuple[str, str, str]]) -> str:
-    """Large figures: name, value, and "good", "bad" or ""."""
+    """Return large figures as HTML: name, value, and "good", "bad" or ""."""
     cells = "".join(
         f"<div class='fact {kind}'><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
         for name, value, kind in values
@@ -90,7 +94,7 @@ def facts(values: Sequence[tuple[str, str, str]]) -> str:
 def table(
     headings: Sequence[Heading], rows: Sequence[dict[str, Any]], title: str, empty: str = "none"
 ) -> str:
-    """The first `TABLE_ROWS_MAX` rows; the caption says so when there are more."""
+    """Return the first `TABLE_ROWS_MAX` rows as HTML. The caption says if there are more."""
     if not rows:
         return f"<h3>{escape(title)}</h3><p class=empty>{escape(empty)}</p>"
     head = "".join(f"<th>{escape(_title(heading))}</th>" for heading in headings)
@@ -117,10 +121,12 @@ def _cell(heading: Heading, value: object) -> str:
 
 
 def number(value: float | None, digits: int = 0) -> str:
+    """Format a number, or a dash for None."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def text_of(value: object) -> str:
+    """Format any value for a cell."""
     if value is None:
         return "–"
     if isinstance(value, datetime):

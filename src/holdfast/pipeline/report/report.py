@@ -1,5 +1,7 @@
-"""`holdfast pipeline report`: the gold tables of a lake and the test runs in it, as charts in one
-HTML file that needs no network. Reads the files itself, so no Spark is started."""
+"""The report of `holdfast pipeline report`: gold tables and test runs as charts in one HTML file.
+
+The file needs no network. The report reads the tables itself and starts no Spark.
+"""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,16 +16,20 @@ from holdfast.pipeline.report.page import Page
 from holdfast.pipeline.report.runs import add_comparison, add_run
 
 RUNS_MAX: Final = 5
-"""Without a choice, the newest ones are shown."""
+"""The most runs that are shown without a choice, the newest ones."""
 
 
 def write_report(lake: Path, tables: Sequence[Table], output: Path, run: str | None = None) -> None:
-    """`tables`: the declarations of what the lake may have. `run`: only that test run. Raises
-    LakeError when there is nothing to show, OSError."""
+    """Write the report to a file.
+
+    `tables` are the declarations of the tables that the lake may have. With `run`, the report is
+    only about that test run. Raises LakeError if there is nothing to show, and OSError.
+    """
     write_whole(output.absolute(), report(lake, tables, run).encode())
 
 
 def report(lake: Path, tables: Sequence[Table], run: str | None = None) -> str:
+    """Return the HTML of the report. Raises LakeError if there is nothing to show."""
     stored = Stored(lake, tables)
     written = [table.name for table in tables if table.layer == "gold" and stored.has(table.name)]
     if not written:

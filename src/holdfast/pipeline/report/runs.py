@@ -1,4 +1,4 @@
-"""The report's part about one test run, and the one that compares runs."""
+"""The report's part about one test run, and the part that compares runs."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -8,9 +8,11 @@ from holdfast.pipeline.report.data import POINTS_MAX, Rows, Stored, thinned
 from holdfast.pipeline.report.page import Heading, Page, ReportPart, facts, number, table, text_of
 
 FAULTS_MAX: Final = 200
+"""The most faults that are shaded."""
 TABLE_FAULTS: Final = 30
-"""Of those, in the chart of downtimes."""
+"""The most faults in the chart of downtimes."""
 TIMELINE_MAX: Final = 2_000
+"""The most events in the timeline."""
 PERCENTILES: Final = (
     ("p50_ms", charts.SKY),
     ("p95_ms", charts.BLUE),
@@ -28,6 +30,7 @@ TIMELINE: Final = (
 
 
 def add_run(page: Page, stored: Stored, run: str) -> None:
+    """Add the part of one test run."""
     one: Rows = stored.read("experiment_runs", run=run).to_pylist()
     part = page.part(f"Run {run}", text_of(one[0]["name"]) if one else "")
     if not one:
@@ -149,7 +152,7 @@ def _downtime(page: Page, part: ReportPart, downtime: Rows) -> None:
 
 
 def _worst(downtime: Rows) -> Rows:
-    """Per fault: its longest downtimes."""
+    """Return the longest downtimes of each fault."""
     found: dict[int, dict[str, Any]] = {}
     for row in downtime:
         one = found.setdefault(
@@ -257,7 +260,7 @@ def _counts(part: ReportPart, stored: Stored, run: str) -> None:
 
 
 def add_comparison(page: Page, stored: Stored, runs: Sequence[str]) -> None:
-    """Latency by number of clients, and throughput, of several runs."""
+    """Add a comparison of runs: latency by number of clients, and throughput."""
     part = page.part("Test runs compared", f"{len(runs)} runs")
     rows = [row for row in stored.read("experiment_runs").to_pylist() if row["run"] in runs]
     latency = [row for row in stored.read("experiment_latency").to_pylist() if row["run"] in runs]
