@@ -35,6 +35,10 @@ class LineFilter(logging.Filter):
         self._timer: threading.Timer | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
+        """Limit the record's rate, values and length. Returns False to suppress it.
+
+        Summaries are never suppressed: otherwise a busy event could hide that lines are missing.
+        """
         message = record.msg if isinstance(record.msg, str) else str(record.msg)
         event = event_of(message)
         if event != SUMMARY:

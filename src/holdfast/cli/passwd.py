@@ -72,6 +72,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command. Returns 1 with one line on standard error if it cannot do its work."""
     try:
         _check_usage(args)
         if args.upgrade:

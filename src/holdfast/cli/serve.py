@@ -127,6 +127,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(config: Config) -> int:
+    """Serve with a loaded configuration, and return the exit code.
+
+    A node that lost or handed over the lease starts again in this process, as a standby.
+    """
     from holdfast.cli.logs import set_up_logging
     from holdfast.server.event_loop.loop import new_event_loop
     from holdfast.server.server import STAND_BY_AGAIN, START_ANEW

@@ -37,7 +37,7 @@ class Child:
             if libc is not None:
                 libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 if os.getppid() != parent:
-                    os._exit(1)  # it has died before we asked
+                    os._exit(1)  # The parent died before the request.
 
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -68,6 +68,7 @@ class Child:
             return f"was killed by signal {-code}"
 
     def log_end(self) -> str:
+        """Return the last LOG_TAIL_BYTES of the log file."""
         with self._log.open("rb") as file:
             file.seek(max(0, self._log.stat().st_size - LOG_TAIL_BYTES))
             return file.read().decode(errors="replace").rstrip()

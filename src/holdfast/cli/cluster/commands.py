@@ -23,6 +23,7 @@ WAIT_MAX_S: Final = 3600.0
 
 
 def show_status(port: AdminPort, args: argparse.Namespace) -> int:
+    """Print a verdict on the cluster and its nodes. The exit code is the verdict's level."""
     status, values = port.status_as_sent()
     found = verdict(status)
     if args.json:
@@ -34,6 +35,7 @@ def show_status(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def show_nodes(port: AdminPort, args: argparse.Namespace) -> int:
+    """Print the nodes of the cluster."""
     status, values = port.status_as_sent()
     if args.json:
         _print_json(values["nodes"])
@@ -43,6 +45,7 @@ def show_nodes(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def show_partitions(port: AdminPort, args: argparse.Namespace) -> int:
+    """Print all partitions, or the one of a topic."""
     status = port.status()
     partitions = status.partitions
     if args.topic is not None:
@@ -61,6 +64,7 @@ def show_partitions(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def topic_argument(text: str) -> str:
+    """Parse a topic without wildcards. For argparse."""
     try:
         if has_wildcard(decode_topic(text.encode())):
             raise ValueError("a topic has no wildcards: each topic is in a partition of its own")
@@ -70,6 +74,7 @@ def topic_argument(text: str) -> str:
 
 
 def wait_argument(text: str) -> float:
+    """Parse a number of seconds up to WAIT_MAX_S. For argparse."""
     try:
         seconds = float(text)
     except ValueError:
@@ -80,6 +85,7 @@ def wait_argument(text: str) -> float:
 
 
 def make_cluster(port: AdminPort, args: argparse.Namespace) -> int:
+    """Initialise a cluster with the requested node."""
     _init(port, args.wait, _quiet if args.json else _progress)
     status = port.status()
     _report(
@@ -116,6 +122,7 @@ def _init(port: AdminPort, wait_s: float, progress: Callable[[str], None]) -> No
 
 
 def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
+    """Ask for the preferred leaders. The cluster moves them as their replicas come in sync."""
     _initialised(port.status())
     port.change("rebalance")
     _report(
@@ -127,6 +134,7 @@ def rebalance(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def undrain(port: AdminPort, args: argparse.Namespace) -> int:
+    """Let a draining node take part again."""
     node = _known(port.status(), args.node)
     if node.state != "draining":
         raise AdminError(f"{node.node} is not being drained, it is {node.state}")
@@ -136,12 +144,14 @@ def undrain(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def remove(port: AdminPort, args: argparse.Namespace) -> int:
+    """Remove a node for good."""
     port.change("remove", args.node)
     _report(args, f"{args.node} removed", {"node": args.node, "removed": True})
     return 0
 
 
 def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
+    """Let a node lead leaderless partitions, after the operator has accepted the loss."""
     if not args.accept_loss:
         raise AdminError(
             f"{args.node} would lead what nobody leads with what it has; acknowledged messages that"
@@ -153,6 +163,7 @@ def unsafe_recover(port: AdminPort, args: argparse.Namespace) -> int:
 
 
 def drain(port: AdminPort, args: argparse.Namespace) -> int:
+    """Drain a node and wait for the end. The exit code 1 means that the time was too short."""
     port.change("drain", args.node)
     if args.no_wait:
         _report(args, f"{args.node} is being drained", {"node": args.node, "done": False})

@@ -81,6 +81,7 @@ def secret_file(directory: Path) -> Path:
 
 
 def is_free(port: int) -> bool:
+    """Return whether a port of 127.0.0.1 can be bound now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def is_shared(path: Path) -> bool:
+    """Return whether a directory has a lease, and so is shared."""
     return (path / LEASE).is_dir()
 
 
@@ -111,6 +112,7 @@ def _print_status(directory: LeaseDirectory, as_json: bool) -> int:
 
 
 def status_lines(status: Status, now_us: int) -> list[str]:
+    """Return the status as lines for people."""
     lines = [f"epoch    {status.epoch.number}"]
     if status.holder is None:
         lines.append("holder   nobody")

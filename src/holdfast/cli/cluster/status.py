@@ -39,6 +39,7 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> int:
+        """The replicas that the node stores, complete or not."""
         return self.replicas + self.adding
 
 

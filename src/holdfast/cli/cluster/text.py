@@ -23,6 +23,7 @@ def table(rows: Sequence[dict[str, str]], numbers: Sequence[str]) -> Iterator[st
 
 
 def summary(status: ClusterStatus) -> str:
+    """Return one line about the cluster, as the requested node sees it."""
     return (
         f"cluster {status.cluster_id}, metadata led by {status.metadata_leader or 'nobody'},"
         f" version {status.version}, replication factor {status.replication_factor},"

@@ -19,6 +19,7 @@ TIMEOUT_S: Final = 2.0
 
 
 def watch(port: AdminPort, args: argparse.Namespace) -> int:
+    """Run the command until Ctrl-C."""
     try:
         ClusterWatch(args.admin, args.json).run()
     except KeyboardInterrupt:

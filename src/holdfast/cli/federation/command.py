@@ -69,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
+    """Return a member's status as lines for people."""
     custody, interest, edge = status["custody"], status["interest"], status["edge"]
     lines = [
         f"member {status['id']} of {status['federation']}, start {status['epoch']},"

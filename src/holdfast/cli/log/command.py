@@ -105,6 +105,7 @@ def _count(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run a subcommand. Returns 1 for damage, 2 for a directory that cannot be read."""
     try:
         directory = open_to_read(args.directory)
         return _COMMANDS[args.log_command](directory, args)
@@ -153,7 +154,7 @@ def _dump(directory: DataDirectory, args: argparse.Namespace) -> int:
         try:
             reader = SegmentReader(directory, sequence)
         except FileNotFoundError:
-            continue  # retention removes the oldest ones while we read
+            continue  # Retention removes the oldest ones meanwhile.
         for item in reader.read(newest=sequence == sequences[-1]):
             printer.show(item)
     return EXIT_DAMAGE if printer.has_seen_damage else 0
@@ -204,7 +205,7 @@ class _Printer:
             frozenset(args.partition),
             tuple(args.topic),
             frozenset(KINDS[name] for name in args.kind),
-            getattr(args, "from"),  # a keyword
+            getattr(args, "from"),  # `from` is a keyword.
             args.to,
         )
         self.json: bool = args.json
@@ -250,7 +251,7 @@ def _newest_records(
                 positions.append(reader.position - item.length)
         newest = newest or reader
         while positions and len(found) < count:
-            with contextlib.suppress(CorruptBatch):  # cut off by the broker since
+            with contextlib.suppress(CorruptBatch):  # The broker has truncated it since.
                 batch = reader.read_batch(positions.pop())
                 found += reversed(printer.selection.records(batch))
         if len(found) >= count:
@@ -282,7 +283,7 @@ class _Follower:
             try:
                 self.reader = SegmentReader(self.directory, newer[0])
             except FileNotFoundError:
-                continue  # retention was faster
+                continue  # Retention has removed it.
 
 
 _COMMANDS: Final = {"inspect": _inspect, "verify": _verify, "dump": _dump, "tail": _tail}

@@ -161,6 +161,7 @@ class _JournalExaminer:
         self.gaps: list[_Missing] = []
 
     def run(self) -> None:
+        """Examine all segments while a broker may be writing and removing some."""
         sequences = self.directory.segments()
         # Read after the listing: retention writes it before it removes older segments.
         self._expect_start(sequences)

@@ -14,6 +14,7 @@ _RIGHT: Final = frozenset(
 
 
 def report_lines(report: DirectoryReport) -> list[str]:
+    """Return the report as lines for people."""
     return [
         *_summary(report),
         *_section("segments", _segment_rows(report)),
@@ -36,6 +37,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def count_text(count: int, noun: str) -> str:
+    """Return a count with its noun in singular or plural."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

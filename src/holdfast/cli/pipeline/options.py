@@ -46,6 +46,7 @@ def add_session(parser: argparse.ArgumentParser) -> None:
 
 
 def pair(text: str) -> tuple[str, str]:
+    """Parse NAME=VALUE. For argparse."""
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
@@ -61,6 +62,7 @@ def duration_s(text: str) -> float:
 
 
 def positive(text: str) -> int:
+    """Parse a number of 1 or more. For argparse."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return int(text)

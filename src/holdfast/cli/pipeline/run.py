@@ -106,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def stop_on_signals(runner: "Runner") -> None:
+    """Let the runner finish its steps at the first signal. A second SIGINT interrupts it."""
+
     def stop(number: int, _frame: FrameType | None) -> None:
         if runner.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -216,6 +216,7 @@ class ClientOptions:
         return list(dict.fromkeys(found))
 
     def connect_options(self) -> Options:
+        """Return the client's options. A longer list of servers shortens its timeouts."""
         expiry_s = self.session_expiry_s
         if expiry_s is None:
             expiry_s = 0 if self.clean else EXPIRY_NEVER
@@ -372,6 +373,7 @@ class ClientOptions:
 
 
 def whole_number(text: str, low: int, high: int, message: str) -> int:
+    """Parse a number in a range. Raises `UsageError` with the message."""
     if not (text.isascii() and text.isdigit()) or not low <= int(text) <= high:
         raise UsageError(message)
     return int(text)

@@ -65,6 +65,7 @@ def new_client(
 
 
 def first_policy(client: Client) -> Reconnect:
+    """Return the policy of the first connection: a choice of servers is worth retries."""
     return AGAIN_BOUNDED if len(client.servers) > 1 else ONCE
 
 
@@ -95,6 +96,7 @@ def _tls_context(options: ClientOptions) -> ssl.SSLContext | None:
 
 
 def exit_code(error: ClientError, options: ClientOptions) -> int:
+    """Return mosquitto's exit code for an error. The CONNACK code of a refusal is one, too."""
     if isinstance(error, ConnectionRefused):
         return error.reason if options.level == LEVEL_5 else connack_return_code(error.reason)
     cause = error.__cause__
@@ -157,6 +159,7 @@ _CAPITALIZED: Final = {
 
 
 def complain(options: ClientOptions, line: str) -> None:
+    """Print a line on standard error, unless --quiet is given."""
     if not options.quiet:
         print(line, file=sys.stderr)
 
@@ -170,6 +173,7 @@ class Tracer:
         self._sent_count = 0
 
     def show(self, sent: bool, packet: Packet) -> None:
+        """Print a packet. The CONNACK of a server-assigned id changes the name in later lines."""
         if isinstance(packet, pk.Connack):
             assigned = packet.properties.get(pr.ASSIGNED_CLIENT_IDENTIFIER)
             if isinstance(assigned, str):

@@ -194,6 +194,7 @@ class Subscriber:
         self._exit_code = 0
 
     async def run(self) -> int:
+        """Connect, subscribe and print. Returns the exit code."""
         options = self._options
         try:
             client = client_run.new_client(options, client_run.AGAIN, self._receive)
@@ -269,7 +270,7 @@ class Subscriber:
                 client_run.complain(options, "All subscription requests were denied.")
                 self._finish(0)
         except ConnectionLost:
-            return  # Seen by the task that waits for it.
+            return  # The task that waits for the end reports it.
         finally:
             for task in tasks:
                 task.cancel()
