@@ -28,7 +28,7 @@ def decode_csv(
         columns, lines = tuple(name.strip() for name in lines[0]), lines[1:]
         if len(set(columns)) != len(columns) or not all(columns):
             raise DecodeError(f"the first line names columns twice or not at all: {columns}")
-    if len(lines) > 1:  # lines have their own times; sequence, id and sent time are the message's
+    if len(lines) > 1:  # sequence, id and sent time of one line are not those of the message
         fields = Fields(time=fields.time, device=fields.device, required=fields.required)
     decoded = Decoded()
     times: list[int | None] = []

@@ -1,8 +1,7 @@
-"""Test runs as data: what happened is written as events, the events are records of the log, and
-Spark makes the tables and the verdict from them. docs/experiments.md describes the events and
-the tables.
+"""Test runs as data: events are records of the log, and Spark makes tables and a verdict from them.
 
-Who only writes events needs no Spark: `TABLES` is loaded when it is asked for.
+docs/experiments.md describes the events and the tables. A program that only writes events needs no
+Spark, so `TABLES` is loaded on first use.
 """
 
 from typing import TYPE_CHECKING, Any

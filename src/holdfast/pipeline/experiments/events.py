@@ -1,14 +1,16 @@
-"""The events of a test run: their names, their fields, and how one becomes a record.
+"""The events of a test run: their names, their fields, and their form as records.
 
-An event is one JSON object, the payload of a record on the topic `experiment/<run>/<event>`.
-Every event has the fields of `COMMON`; the others are in `FIELDS`, and `EVENTS` says which event
-has which.
+An event is one JSON object, the payload of a record on the topic `experiment/<run>/<event>`. Every
+event has the fields of `COMMON`. The others are in `FIELDS`, and `EVENTS` lists which event has
+which.
 
-A message is named by its publisher, its topic and its sequence, which the publisher counts on
-that topic. Times are microseconds of the clock of the event's host, whatever that clock is; the
-event `clock` gives what to add to have microseconds since 1970 UTC, and how wrong that may be.
-So the order of two events of one host is known, that of two hosts only where they are further
-apart than the sum of both errors. What one writer wrote is in the order of `n`.
+A message is identified by its publisher, its topic and its sequence, which the publisher counts per
+topic. Times are microseconds of the clock of the event's host, whatever that clock is. The event
+`clock` has the offset to microseconds since 1970 UTC, and its largest error.
+
+So the order of two events of one host is known. The order of events of two hosts is known only if
+they are further apart than the sum of both errors. The events of one writer are in the order of
+`n`.
 """
 
 import re
@@ -22,14 +24,18 @@ RUN_PATTERN: Final = "[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}"
 
 @dataclass(frozen=True)
 class Field:
+    """A field of events, with its type and meaning."""
+
     name: str
     type: str
-    """As Spark's DDL says it."""
+    """The type in Spark's DDL."""
     meaning: str
 
 
 @dataclass(frozen=True)
 class Event:
+    """A kind of event, with its required and optional fields."""
+
     name: str
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -153,14 +159,16 @@ _REQUIRED: Final = {event.name: frozenset(event.required) for event in EVENTS}
 
 
 def check_run(run: str) -> None:
-    """Raises ValueError."""
+    """Check the name of a run. Raises ValueError."""
     if not re.fullmatch(RUN_PATTERN, run):
         raise ValueError(f"run {run!r}: 1 to 100 of the characters A-Z a-z 0-9 _ . -")
 
 
 def check_event(event: str, fields: frozenset[str]) -> None:
-    """Whether an event of that name may have these fields beside the common ones, and has all it
-    needs. Raises ValueError."""
+    """Check that an event has all required fields, and no unknown field beside the common ones.
+
+    Raises ValueError.
+    """
     if event not in _ALLOWED:
         raise ValueError(f"event {event!r}: one of {', '.join(sorted(_ALLOWED))}")
     if unknown := fields - _ALLOWED[event]:
@@ -170,9 +178,10 @@ def check_event(event: str, fields: frozenset[str]) -> None:
 
 
 def topic_of(run: str, event: str) -> str:
+    """Return the topic of an event's record."""
     return f"{TOPIC_ROOT}/{run}/{event}"
 
 
 def ddl() -> str:
-    """The columns of an event, for Spark."""
+    """Return the columns of an event for Spark."""
     return ", ".join(f"`{field.name}` {field.type}" for field in (*COMMON, *FIELDS))

@@ -1,8 +1,8 @@
-"""What each fault cost: downtime, the timeline of the failover, availability.
+"""The effects of each fault: downtime, the timeline of the failover, and availability.
 
-Downtime is what clients see, as the studies that this reproduces measure it: from the last
-confirmation before the service stops to the first one after. It means something where publishers
-send all the time, and is known no finer than they are confirmed without a fault (`usual_s`).
+Downtime is what clients see, as the studies that this reproduces measure it. It lasts from the last
+confirmation before the service stops to the first one after. It is meaningful if publishers send
+all the time. Its resolution is the time between confirmations without a fault (`usual_s`).
 """
 
 from typing import Final
@@ -16,17 +16,21 @@ from holdfast.pipeline.experiments.run_tables import US, bounds, number, paramet
 
 OUTAGE_FACTOR: Final = 10
 OUTAGE_US_MIN: Final = 50_000
-"""A silence is an outage when it is longer than this, and `OUTAGE_FACTOR` times the usual one."""
+"""The silence in microseconds beyond which there is an outage, if it is also `OUTAGE_FACTOR` times
+the usual one."""
 AFTERWARDS_US: Final = 5_000_000
-"""What happens so long after a fault has been healed is still in its timeline."""
+"""The microseconds after the end of a fault that its timeline still covers."""
 PARTITION: Final = f"try_mod(crc32(CAST(topic AS BINARY)), {number('partitions')})"
-"""Of the topic, as `log.partition` says it; null where the run does not say how many there are."""
+"""The partition of the topic, as the broker computes it. It is null if the run does not give the
+number of partitions."""
 _SCOPE: Final = ["run", "scope", "name"]
 
 
 def confirmations(events: DataFrame) -> DataFrame:
-    """First confirmations, once for each scope they belong to: the client, the partition (where
-    the run says how many there are), and all."""
+    """Return first confirmations, once for each scope they belong to.
+
+    The scopes are the client, the partition (if the run gives their number) and all.
+    """
     partition = F.expr(PARTITION)
     known = (
         messages.outcomes(events)
@@ -49,9 +53,11 @@ def _scopes(partition: Column) -> Column:
 
 
 def silences(events: DataFrame) -> DataFrame:
-    """Per scope, the times between one confirmation and the next: `before_us`, `after_us`. After
-    the last one there is a silence without an end (`after_us` is null, `until_us` the end of the
-    run) where something was published in vain."""
+    """Return per scope the times between one confirmation and the next: `before_us`, `after_us`.
+
+    If a message was published in vain after the last confirmation, a silence without an end
+    follows: `after_us` is null and `until_us` is the end of the run.
+    """
     order = Window.partitionBy(*_SCOPE).orderBy("confirmed_us")
     heard = confirmations(events)
     between = heard.select(
@@ -76,7 +82,7 @@ def silences(events: DataFrame) -> DataFrame:
 
 
 def _last_in_vain(events: DataFrame) -> DataFrame:
-    """Per scope: when the last message was published that was never answered."""
+    """Return per scope the time of the last message that was never answered."""
     partition = F.expr(PARTITION)
     return (
         messages.outcomes(events)
@@ -89,7 +95,7 @@ def _last_in_vain(events: DataFrame) -> DataFrame:
 
 
 def _usual(events: DataFrame) -> DataFrame:
-    """Per scope: the median time between two confirmations."""
+    """Return per scope the median time between two confirmations."""
     return (
         silences(events)
         .where(F.col("after_us").isNotNull())
@@ -99,9 +105,11 @@ def _usual(events: DataFrame) -> DataFrame:
 
 
 def downtime(events: DataFrame) -> DataFrame:
-    """Per fault and scope: the longest silence that touches the time in which something was
-    broken. `downtime_s` is from confirmation to confirmation, `service_after_s` from the fault to
-    the first confirmation after the silence (null: none came)."""
+    """Return per fault and scope the longest silence that overlaps the fault.
+
+    `downtime_s` is from confirmation to confirmation. `service_after_s` is from the fault to the
+    first confirmation after the silence (null: none came).
+    """
     silent = silences(events).withColumn("silent_us", F.col("until_us") - F.col("before_us"))
     longest = (
         silent.join(F.broadcast(messages.faults(events)), "run")
@@ -136,8 +144,11 @@ def downtime(events: DataFrame) -> DataFrame:
 
 
 def availability(events: DataFrame) -> DataFrame:
-    """Per scope: the share of the time between its first and its last confirmation (or the end of
-    the run, where it ended in vain) that was not an outage."""
+    """Return per scope the share of the observed time that was not an outage.
+
+    The time is from the first to the last confirmation, or to the end of the run if that was a
+    silence.
+    """
     silent = silences(events).withColumn("silent_us", F.col("until_us") - F.col("before_us"))
     longest_us = F.greatest(F.lit(OUTAGE_US_MIN), OUTAGE_FACTOR * F.col("usual_us"))
     is_outage = (F.col("silent_us") > longest_us) | F.col("after_us").isNull()
@@ -171,8 +182,11 @@ def availability(events: DataFrame) -> DataFrame:
 
 
 def timeline(events: DataFrame) -> DataFrame:
-    """Per fault: what happened from its beginning until a moment after it was healed, in seconds
-    after the fault: roles, connections, and the first confirmation of each partition."""
+    """Return per fault the events from its beginning until AFTERWARDS_US after its end.
+
+    They are roles, connections, and the first confirmation of each partition, in seconds after the
+    fault.
+    """
     faults = F.broadcast(messages.faults(events).drop("kind", "nodes"))
     happened = (
         of_kind(

@@ -1,18 +1,23 @@
-"""Which promises a run broke, from its events alone.
+"""The violations of a run: the promises that it broke, proved from its events alone.
 
-Per durable subscriber, or shared group of them, and message that its filters match with QoS 1 or 2:
-- `lost`: confirmed to its publisher and never delivered (`missed after SUBACK`: and nothing of
-  that publisher and topic was delivered before it);
-- `duplicate`: at QoS 2 on both sides delivered twice; at QoS 1 without a reason (`topic_checks`);
-- `reordered`: a publisher's messages on one topic came first in another order than they were sent
-  (not asked of groups, of wills, and of clients that may reorder);
-- `disagreement`: two subscribers saw a topic's messages in different orders, or more of them in
-  orders that no single one agrees with;
-- `invented`: nobody sent it; `will not due`: the will of a client that said goodbye.
-Per client: `two owners`: a connection is given what was sent after the client's next one was
-accepted. Per topic: `retained`: what is retained is older than what was confirmed, or was never to
-be retained. Per writer of events: `incomplete`: some of its events are missing, so that the rest
-proves nothing. What clients accused the broker of is as they said it.
+Each check applies to a durable subscriber, or a shared group of them, and a message that its
+filters match with QoS 1 or 2:
+
+- `lost`: the broker confirmed the message to its publisher and never delivered it. It is `missed
+  after SUBACK` if nothing of that publisher and topic was delivered before it.
+- `duplicate`: it was delivered twice with QoS 2 on both sides, or at QoS 1 without a reason
+  (`topic_checks`).
+- `reordered`: a publisher's messages on one topic came first in another order than they were
+  sent. Groups, wills, and clients that may reorder are not checked.
+- `disagreement`: two subscribers saw a topic's messages in different orders, or several saw
+  orders with which no single order agrees.
+- `invented`: no client sent it.
+- `will not due`: it is the will of a client that had sent DISCONNECT.
+
+Per client, `two owners`: a connection received a message that was sent after the client's next
+connection was accepted. Per topic, `retained`: the retained message is older than a confirmed one,
+or was not sent to be retained. Per writer of events, `incomplete`: some of its events are missing,
+so the rest proves nothing. Accusations of clients are taken over unchanged.
 """
 
 from dataclasses import asdict, fields
@@ -43,29 +48,35 @@ _ARROW: Final = pyarrow.schema(
 
 
 def violations(events: DataFrame) -> DataFrame:
-    """Every broken promise: run, kind, who (subscriber, group or client), the message (null where
-    it is not about one), and the rest in words. Empty when all were kept."""
+    """Return every broken promise; no rows mean that all were kept.
+
+    The columns are run, kind, who (subscriber, group or client), the message (null if it is not
+    about one), and a text.
+    """
     found = findings(events).where(F.col("kind") != REPETITION)
     return found.unionByName(_accused(events)).unionByName(_incomplete(events))
 
 
 def findings(events: DataFrame) -> DataFrame:
-    """What each topic proves, with the publisher's `qos`: broken promises; and repetitions that
-    are explained, with `text` for the reason. A topic's events of one run are in the memory of
-    one task: some hundred bytes each."""
+    """Return the broken promises and explained repetitions of each topic, with the publisher's
+    `qos`.
+
+    For a repetition `text` is the reason. One task has a topic's events of one run in memory, at
+    some hundred bytes each.
+    """
     return _rows_of_topics(events).groupBy("run", "topic").applyInArrow(_judge, _SCHEMA)
 
 
 def counts(events: DataFrame) -> DataFrame:
-    """Per run and QoS of the publisher: what was published, what was owed to subscribers for it,
-    and which promises were broken."""
+    """Return per run and QoS of the publisher the published and owed messages and the broken
+    promises."""
     schema = f"run string, qos int, {', '.join(f'{name} bigint' for name in _COUNTED)}"
     of_topics = _rows_of_topics(events).groupBy("run", "topic").applyInArrow(_count, schema)
     return of_topics.groupBy("run", "qos").agg(*(F.sum(name).alias(name) for name in _COUNTED))
 
 
 def _rows_of_topics(events: DataFrame) -> DataFrame:
-    """The events of each topic, and with them, for each topic, those that concern all."""
+    """Return the events of each topic, each topic with a copy of the events that concern all."""
     of_topics = of_kind(events, *OF_MESSAGES).select("run", "topic", *Row._fields)
     topics = of_topics.select("run", "topic").distinct()
     of_all = of_kind(events, *OF_ALL).drop("topic").join(F.broadcast(topics), "run")
@@ -73,7 +84,7 @@ def _rows_of_topics(events: DataFrame) -> DataFrame:
 
 
 def _history(rows: pyarrow.Table) -> tuple[str, History]:
-    """With the name of the run."""
+    """Return the name of the run and the history of the topic."""
     columns = (rows[name].to_pylist() for name in Row._fields)
     history = History(rows["topic"][0].as_py(), map(Row, *columns))
     return rows["run"][0].as_py(), history

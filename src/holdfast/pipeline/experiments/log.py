@@ -1,4 +1,4 @@
-"""Writes the events of a test run to a file, without holding up what is being measured."""
+"""The log of a test run's events: written to a file without delaying the measured program."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ import msgspec
 from holdfast.pipeline.experiments.events import SCHEMA_VERSION, check_event, check_run
 
 BUFFER_BYTES_MAX: Final = 32 << 20
-"""About 200,000 events that the disk has not taken yet; the next one waits for it."""
+"""The bytes that may wait for the disk, about 200,000 events. Beyond them `write` waits."""
 WRITE_INTERVAL_S: Final = 0.2
 CLOSE_S: Final = 60.0
 
@@ -41,9 +41,12 @@ class ExperimentLog:
         error_us: int = 0,
         buffer_bytes_max: int = BUFFER_BYTES_MAX,
     ) -> None:
-        """`writer` and `host`: by default the name of this machine. `error_us`: how far this
-        machine's time of day may be from that of the run's other hosts. Raises ValueError,
-        OSError."""
+        """Open the file and write the first events. Raises ValueError and OSError.
+
+        `writer` and `host` default to the name of this machine. `error_us` is the largest
+        difference, in microseconds, between this machine's clock and those of the run's other
+        hosts.
+        """
         check_run(run)
         self.run = run
         self.path = path
@@ -77,8 +80,11 @@ class ExperimentLog:
         self.close()
 
     def write(self, event: str, at_s: float | None = None, **fields: object) -> None:
-        """`at_s`: monotonic seconds; None: now. Raises ValueError for an event that `events` does
-        not know, OSError when the file cannot be written."""
+        """Write an event.
+
+        `at_s` is its time in monotonic seconds; None means now. Raises ValueError for an event that
+        `events` does not define, and OSError if the file cannot be written.
+        """
         _checked(event, frozenset(fields))
         at_us = time.monotonic_ns() // 1000 if at_s is None else round(at_s * 1e6)
         with self._changed:
@@ -95,7 +101,7 @@ class ExperimentLog:
                 raise self._failure
 
     def close(self) -> None:
-        """Writes the last event and everything before it. Raises OSError."""
+        """Write the last event and everything before it. Raises OSError."""
         with self._changed:
             if self._is_closing:
                 return

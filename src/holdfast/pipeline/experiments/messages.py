@@ -1,6 +1,7 @@
-"""What became of each message: the DataFrames from which verdict and tables are made.
+"""The fate of each message, as DataFrames from which the verdict and the tables are made.
 
-All take the events of any number of runs (`reading`). MESSAGE names a message.
+All functions take the events of any number of runs (`reading`). The columns MESSAGE identify a
+message.
 """
 
 from typing import Final
@@ -12,12 +13,16 @@ MESSAGE: Final = ["run", "publisher", "topic", "sequence"]
 
 
 def of_kind(events: DataFrame, *names: str) -> DataFrame:
+    """Return the events with some names."""
     return events.where(F.col("event").isin(*names))
 
 
 def outcomes(events: DataFrame) -> DataFrame:
-    """Per published message: when for the first time, how often, how, and what the publisher was
-    told: `confirmed_us`, `is_refused`."""
+    """Return per published message its first PUBLISH, the number of sends, and the broker's
+    response.
+
+    `confirmed_us` is the time of the confirmation, and `is_refused` is true if there was a refusal.
+    """
     is_published = F.col("event") == "published"
     place = F.when(is_published, F.struct("n", "writer"))
 
@@ -45,8 +50,11 @@ def outcomes(events: DataFrame) -> DataFrame:
 
 
 def first_deliveries(events: DataFrame) -> DataFrame:
-    """Per subscription (a client's own, or that of its group) and message: when it came first, on
-    whose clock."""
+    """Return per subscription (a client's own, or that of its group) and message its first
+    delivery.
+
+    The time comes with the host of its clock.
+    """
     groups = (
         of_kind(events, "subscribing")
         .where("group IS NOT NULL")
@@ -67,8 +75,10 @@ def first_deliveries(events: DataFrame) -> DataFrame:
 
 
 def faults(events: DataFrame) -> DataFrame:
-    """Per fault: its kind, the nodes it hurt, and from when until when it lasted; one that was
-    never healed lasts until the end of the run."""
+    """Return per fault its kind, the affected nodes, its begin and its end.
+
+    A fault that was never healed lasts until the end of the run.
+    """
     ends = events.groupBy("run").agg(F.max("time_us").alias("end_us"))
     injected = (
         of_kind(events, "fault_injected")

@@ -1,4 +1,5 @@
-"""Publishes the events of a run from their file, so that they are records of a broker's log."""
+"""The publication of a run's events from their file, so that they become records of a broker's
+log."""
 
 import asyncio
 import hashlib
@@ -23,7 +24,7 @@ from holdfast.protocol.mqtt.properties import USER_PROPERTY
 WINDOW: Final = 2000
 RETRY_S: Final = 0.5
 RETRIED: Final = frozenset({reasons.QUOTA_EXCEEDED, reasons.SERVER_BUSY, reasons.UNSPECIFIED_ERROR})
-"""Refusals that may not last."""
+"""Refusals that may be transient."""
 
 Message = tuple[str, bytes, bool, Properties | None]
 
@@ -43,13 +44,16 @@ def publish_events(
     password: bytes | None = None,
     timeout_s: float = 600.0,
 ) -> int:
-    """Publishes every event of the file with QoS 1, in order, and returns how many there are when
-    the last one is confirmed. `servers`: MQTT addresses of one Holdfast, in any order.
+    """Publish every event of the file with QoS 1, in order, and return their number.
 
-    May be repeated, also after it failed half-way: each event carries its number as the sequence
-    of a producer named after the file's first event, so that the broker stores it once. Raises
-    ValueError for a line that is no event, ClientError when no server takes an event,
-    TimeoutError."""
+    It returns when the last event is confirmed. `servers` are MQTT addresses of one Holdfast
+    broker, in any order.
+
+    The call may be repeated, also after a failure half-way: each event carries its number as the
+    sequence of a producer. The producer is named after the file's first event, so the broker stores
+    each event once. Raises ValueError for a line that is no event, ClientError if no server accepts
+    an event, and TimeoutError.
+    """
     options = Options(username=username, password=password, inflight_max=WINDOW)
     return asyncio.run(_publish_all(path, servers, options, timeout_s))
 
@@ -70,8 +74,11 @@ async def _publish_all(
 
 
 async def _publish_window(client: Client, window: list[Message]) -> None:
-    """Returns when all are confirmed. What was refused for now goes out again, and with it all
-    behind it, in order; the broker knows what it has already. Raises ClientError."""
+    """Publish some events, and return when all are confirmed.
+
+    After a transient refusal the refused event and all behind it are sent again, in order. The
+    broker drops those that it has already. Raises ClientError.
+    """
     while window:
         outcomes = await _submit(client, window)
         failed = [at for at, outcome in enumerate(outcomes) if isinstance(outcome, ClientError)]
@@ -99,7 +106,7 @@ async def _submit(client: Client, window: list[Message]) -> list[Outcome]:
             client.submit_batch(window, settle)
             break
         except ClientError:
-            # The connection is being made again; `flush` raises when it is not.
+            # The client is reconnecting. `flush` raises if it has given up.
             await client.flush()
             await asyncio.sleep(RETRY_S)
     await settled.wait()

@@ -1,4 +1,4 @@
-"""How long messages took, and why some were delivered more than once."""
+"""The quality of delivery: the latency of messages, and the reasons of repetitions."""
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -13,8 +13,10 @@ DELIVER = "publish to deliver"
 
 
 def latency(events: DataFrame) -> DataFrame:
-    """Per run, measure and QoS of the publisher: how long messages took from their first PUBLISH
-    to the confirmation, and to each subscription's first delivery. Without wills."""
+    """Return latencies per run, measure and QoS of the publisher, without wills.
+
+    They are from the first PUBLISH to the confirmation, and to each subscription's first delivery.
+    """
     sent = messages.outcomes(events).where("NOT is_will")
     to_confirm = sent.where("confirmed_us IS NOT NULL").select(
         "run", "qos", F.lit(CONFIRM).alias("measure"), _took("confirmed_us"),
@@ -40,7 +42,7 @@ def latency(events: DataFrame) -> DataFrame:
         .groupBy("run", "measure", "qos")
         .agg(
             F.count("*").alias("messages"),
-            # Sums of whole numbers are the same in any order.
+            # Sums of whole numbers do not depend on the order.
             (F.sum("took_us") / F.count("*") / 1000).alias("mean_ms"),
             *((F.percentile("took_us", rank) / 1000).alias(name) for name, rank in ranks),
             (F.max("took_us") / 1000).alias("max_ms"),
@@ -57,7 +59,7 @@ def _took(end_column: str) -> Column:
 
 
 def repetitions(events: DataFrame) -> DataFrame:
-    """Per run, subscription and QoS: deliveries after the first, by what explains them."""
+    """Return per run, subscription and QoS the deliveries after the first, by their reason."""
     reason = F.when(F.col("kind") == REPETITION, F.col("text")).otherwise(F.lit("broken promise"))
     return (
         findings(events)

@@ -1,4 +1,4 @@
-"""Events as a DataFrame: from records of the log, or from the files that were written."""
+"""The events as a DataFrame: from records of the log, or from the files of ExperimentLog."""
 
 from pathlib import Path
 from typing import Final
@@ -22,12 +22,14 @@ _OPTIONS: Final = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """The events among records (columns `topic`, `payload`), as they were written, as `parsed`; and
-    what is on their topics and is none, with a `reason`."""
+    """Return the events among records (columns `topic`, `payload`), unchanged, as `parsed`.
+
+    Records on their topics that are no events have a `reason`.
+    """
     of_events = records.where(F.col("topic").startswith(f"{TOPIC_ROOT}/"))
     event = F.from_json(F.col("payload").cast("string"), _SCHEMA, _OPTIONS)
-    # By the name inside of the function the JSON is parsed once, however often it is looked at: a
-    # filter on a column takes the column's whole expression to every place.
+    # The name inside the function makes Spark parse the JSON once, however often it is used. A
+    # filter on a column copies the column's whole expression to every place.
     judged = F.transform(
         F.array(event),
         lambda one: F.struct(one.alias("parsed"), _reason(one).alias("reason")),
@@ -36,20 +38,20 @@ def parse(records: DataFrame) -> DataFrame:
 
 
 def events_of_records(records: DataFrame) -> DataFrame:
-    """The events among records, ready for the tables: see `prepare`. What is no event is left
+    """Return the events among records, prepared for the tables (`prepare`). Other records are left
     out."""
     return prepare(parse(records).where(F.col("reason").isNull()).select("parsed.*").drop(_CORRUPT))
 
 
 def events_of_files(spark: SparkSession, *paths: Path) -> DataFrame:
-    """The events of files that `ExperimentLog` wrote; as `events_of_records`."""
+    """Return the events of files that `ExperimentLog` wrote, like `events_of_records`."""
     lines = spark.read.text([str(path) for path in paths])
     topic = F.lit(f"{TOPIC_ROOT}/of/file").alias("topic")
     return events_of_records(lines.select(topic, F.col("value").alias("payload")))
 
 
 def _reason(event: Column) -> Column:
-    """Why a record is no event; null when it is one."""
+    """Return the reason why a record is no event, or null if it is one."""
     needed = [F.when(event[name].isNull(), F.lit(name)) for name in _NEEDED]
     needed += [
         F.when((event["event"] == one.name) & event[name].isNull(), F.lit(name))
@@ -70,8 +72,8 @@ def _reason(event: Column) -> Column:
 
 
 def prepare(events: DataFrame) -> DataFrame:
-    """Each event once, with `time_us`, microseconds since 1970, and `error_us`, how far that may
-    be off."""
+    """Return each event once, with `time_us` (microseconds since 1970) and its largest error
+    `error_us`."""
     once = events.dropDuplicates(["run", "writer", "n"])
     clocks = (
         once.where(F.col("event") == "clock")

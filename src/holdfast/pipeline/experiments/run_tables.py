@@ -1,4 +1,4 @@
-"""What a run was, and what it did from second to second."""
+"""The tables of runs: their parameters, and their course from second to second."""
 
 from typing import Final
 
@@ -12,18 +12,18 @@ from holdfast.pipeline.experiments.topic_checks import LOST
 
 US: Final = 1_000_000
 SECONDS_MAX: Final = 7 * 86_400
-"""Of a run: a wrong clock must not make millions of empty seconds."""
+"""The most seconds of a run. A wrong clock must not make millions of empty seconds."""
 
 
 def bounds(events: DataFrame) -> DataFrame:
-    """Per run: when its first and its last event happened."""
+    """Return per run the times of its first and its last event."""
     return events.groupBy("run").agg(
         F.min("time_us").alias("start_us"), F.max("time_us").alias("end_us")
     )
 
 
 def parameters(events: DataFrame) -> DataFrame:
-    """Per run: what its writers said about it, the first one's word first."""
+    """Return per run the parameters that its first writer gave."""
     return (
         of_kind(events, "run_started")
         .groupBy("run")
@@ -32,12 +32,13 @@ def parameters(events: DataFrame) -> DataFrame:
 
 
 def number(name: str) -> str:
-    """The SQL for a parameter that is a number; null where it is missing or none."""
+    """Return the SQL for a numeric parameter. It is null if the parameter is missing or no
+    number."""
     return f"try_cast(parameters['{name}'] AS bigint)"
 
 
 def runs(events: DataFrame) -> DataFrame:
-    """One row a run: its parameters, and how much it did."""
+    """Return one row per run: its parameters and totals."""
     published = (
         messages.outcomes(events)
         .where("NOT is_will")
@@ -75,8 +76,11 @@ def runs(events: DataFrame) -> DataFrame:
 
 
 def seconds(events: DataFrame) -> DataFrame:
-    """One row for each second of each run: what was published in it and what became of that, what
-    was confirmed and delivered in it, and how many faults there were."""
+    """Return one row for each second of each run.
+
+    It has the messages published in it and their fate, the confirmations and deliveries in it, and
+    the number of faults.
+    """
     every = bounds(events).select(
         "run",
         "start_us",
@@ -102,7 +106,7 @@ def seconds(events: DataFrame) -> DataFrame:
 
 
 def _second(events: DataFrame, rows: DataFrame, time_column: str) -> DataFrame:
-    """With the second of the run."""
+    """Add the second of the run to rows."""
     second = F.floor((F.col(time_column) - F.col("start_us")) / US)
     starts = F.broadcast(bounds(events).select("run", "start_us"))
     return rows.join(starts, "run").withColumn("second", second)
@@ -145,7 +149,7 @@ def _happened(events: DataFrame) -> DataFrame:
 
 
 def _broken(events: DataFrame, every: DataFrame) -> DataFrame:
-    """How many faults touch a second."""
+    """Return the number of faults that overlap each second."""
     from_us = F.col("start_us") + F.col("second") * US
     return (
         every.join(F.broadcast(messages.faults(events)), "run")
@@ -156,8 +160,8 @@ def _broken(events: DataFrame, every: DataFrame) -> DataFrame:
 
 
 def traffic(events: DataFrame) -> DataFrame:
-    """Per client and node: how many messages went each way, in the manner of a packet capture's
-    list of conversations."""
+    """Return per client and node the messages each way, like the conversations of a packet
+    capture."""
     acting = F.when(F.col("event").isin("connected", "delivered"), F.col("client")).otherwise(
         F.col("publisher")
     )

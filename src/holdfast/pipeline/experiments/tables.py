@@ -1,5 +1,7 @@
-"""The tables of experiments, as the pipeline keeps them: one row of events, and what follows from
-them, anew for each run that something was written about."""
+"""The tables of experiments in the lake: one of events, and those that are recomputed from it.
+
+The others are recomputed for each run with new events.
+"""
 
 from collections.abc import Callable
 from typing import Final
@@ -24,7 +26,7 @@ _SCOPE: Final = (
 
 
 def build_events(records: DataFrame) -> Outputs:
-    """The events among new records; what is on their topics and is none goes into quarantine."""
+    """Return the events among new records. Other records on their topics go to quarantine."""
     parsed = parse(records)
     rejected = parsed.where(F.col("reason").isNotNull())
     return Outputs(
@@ -34,11 +36,15 @@ def build_events(records: DataFrame) -> Outputs:
 
 
 def _prepared(build: Callable[[DataFrame], DataFrame]) -> Callable[[DataFrame], DataFrame]:
-    """Events may be stored more than once, and the clocks may be told later: so with all of a run
-    at hand, not before."""
+    """Return a build that prepares all events of a run first.
+
+    Events may be stored more than once, and the event `clock` may come late. So preparation needs
+    all events of the run, and cannot be done when an event is stored.
+    """
 
     def built(rows: DataFrame) -> DataFrame:
-        # Read by every branch of what follows. Spark forgets it with the last reference to it.
+        # Every branch of the build reads the prepared events. Spark drops them with the last
+        # reference.
         return build(prepare(rows).localCheckpoint())
 
     return built

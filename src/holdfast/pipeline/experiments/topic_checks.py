@@ -1,4 +1,4 @@
-"""Which promises were broken on one topic; what they are is told in `judge`."""
+"""The checks for broken promises on one topic. `judge` lists the promises."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +16,8 @@ from holdfast.pipeline.experiments.topic_history import (
 )
 
 GOODBYE_US: Final = 2_000_000
-"""Nothing acknowledges a goodbye: a node that ends so soon after it may not have kept it."""
+"""The microseconds after a DISCONNECT in which a fault may lose it. Nothing acknowledges a
+DISCONNECT, so a node that fails soon after may not have stored it."""
 TEXT_CHARACTERS_MAX: Final = 500
 SENT_AGAIN: Final = "sent again by its publisher"
 RESENT: Final = "resent with DUP"
@@ -26,7 +27,7 @@ LOST: Final = ("lost", "missed after SUBACK")
 
 
 class Finding(NamedTuple):
-    """A broken promise, or a repetition that is explained (`kind` is `repetition`)."""
+    """A broken promise, or an explained repetition (`kind` is `repetition`)."""
 
     kind: str
     who: str
@@ -34,15 +35,15 @@ class Finding(NamedTuple):
     topic: str
     sequence: int | None
     qos: int | None
-    """The publisher's."""
+    """The publisher's QoS."""
     effective_qos: int | None
-    """Of a repetition: the lower one of publisher's and subscription's."""
+    """The lower QoS of publisher and subscription, for a repetition."""
     text: str
 
 
 @dataclass(slots=True)
 class TopicCounts:
-    """Of the messages with one QoS of their publisher."""
+    """The totals of the messages with one QoS of their publisher."""
 
     qos: int
     published: int = 0
@@ -57,6 +58,7 @@ class TopicCounts:
 
 
 def count_topic(history: History) -> list[TopicCounts]:
+    """Return the totals of a topic per QoS of the publisher."""
     counts = [TopicCounts(qos) for qos in range(3)]
     for key, message in history.messages.items():
         of_qos = counts[message.qos]
@@ -80,6 +82,7 @@ def count_topic(history: History) -> list[TopicCounts]:
 
 
 def check_topic(history: History) -> Iterator[Finding]:
+    """Yield everything that the history of a topic proves."""
     for subscription in history.subscriptions.values():
         yield from _check_missing(history, subscription)
         yield from _check_known(history, subscription)
@@ -100,7 +103,7 @@ def _finding(
 
 
 def owed(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
-    """Confirmed messages that must be delivered to it."""
+    """Yield the confirmed messages that must be delivered to a subscription."""
     if not subscription.granted_qos:
         return
     for key in history.confirmed_us:
@@ -153,7 +156,7 @@ def _check_repetitions(history: History, subscription: JudgedSubscription) -> It
 
 
 def _explanation(history: History, message: JudgedMessage, known: list[Receipt]) -> str:
-    """Of the last of these deliveries, below QoS 2; "" for none."""
+    """Return the reason that explains the last of these deliveries below QoS 2, or "" for none."""
     before, receipt = known[-2:]
     is_same_client = before.client == receipt.client
     is_same_place = is_same_client and before.connection == receipt.connection
@@ -163,7 +166,7 @@ def _explanation(history: History, message: JudgedMessage, known: list[Receipt])
         return ""
     place = (receipt.client, receipt.connection)
     there = sum((one.client, one.connection) == place for one in known)
-    # What is sent again at QoS 2 is recognised.
+    # The broker recognises a PUBLISH that is sent again at QoS 2.
     copies = message.sends if message.qos == 1 else 1
     if there <= copies and (is_same_client or len(known) <= copies):
         return SENT_AGAIN
@@ -173,15 +176,20 @@ def _explanation(history: History, message: JudgedMessage, known: list[Receipt])
 
 
 def _was_given_up(history: History, before: Receipt, receipt: Receipt) -> bool:
-    """Whether the member that had it lost its connection, or a fault may have taken from there
-    that it had it, before it went to another one."""
+    """Return whether the group may have lost the first delivery before the second.
+
+    The first member lost its connection, or a fault may have lost the record of its delivery.
+    """
     end_us = history.ends_us.get((before.client, before.connection), inf)
     return end_us <= receipt.time_us or history.was_broken(before.time_us, receipt.time_us)
 
 
 def _in_order(history: History, subscription: JudgedSubscription) -> Iterator[Key]:
-    """First deliveries of what was published after the SUBACK: a copy of something older may have
-    come, to others too, while this one was owed nothing."""
+    """Yield the first deliveries of messages published after the SUBACK.
+
+    An older message is left out. Its copy may have come late, to others too, because the
+    subscription was not owed it.
+    """
     for key in dict.fromkeys(receipt.key for receipt in subscription.receipts):
         message = history.messages.get(key)
         if message is not None and subscription.is_owed(message):
@@ -230,7 +238,10 @@ def _check_owners(history: History) -> Iterator[Finding]:
 
 
 def _check_retained(history: History) -> Iterator[Finding]:
-    """One publisher a topic: else nobody outside knows which confirmed message was the last."""
+    """Check the retained messages of a topic with one publisher.
+
+    With several publishers the events do not determine which confirmed message was the last.
+    """
     retained = [key for key, message in history.messages.items() if message.retain]
     confirmed = [key[1] for key in retained if key in history.confirmed_us]
     newest = max(confirmed, default=-1)

@@ -1,7 +1,7 @@
-"""What happened to the messages of one topic in one run, put together from events.
+"""The history of the messages of one topic in one run, assembled from events.
 
-Promises are kept or broken per topic, so one topic is judged at a time, in memory; with it come
-the events that concern all topics: subscriptions, connections, faults.
+Promises hold per topic, so one topic is judged at a time, in memory. Its events come with those
+that concern all topics: subscriptions, connections and faults.
 """
 
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ from holdfast.protocol.topics.names import matches
 OF_MESSAGES: Final = (
     "published", "confirmed", "withdrawn", "delivered", "delivered_former", "retained_found",
 )  # fmt: skip
-"""Events of one topic."""
+"""The events of one topic."""
 OF_ALL: Final = (
     "client", "connected", "disconnected", "subscribing", "subscribed", "fault_injected",
     "fault_healed",
 )  # fmt: skip
-"""Events that concern every topic."""
+"""The events that concern every topic."""
 END_US: Final = inf
 
 Key = tuple[str, int]
-"""Publisher and sequence: a message of the topic."""
+"""A message of the topic: its publisher and sequence."""
 
 
 class Row(NamedTuple):
-    """An event, with what is looked at here; the names are those of `events`."""
+    """An event, reduced to the fields that the checks use. The names are those of `events`."""
 
     event: str
     n: int
@@ -50,18 +50,26 @@ class Row(NamedTuple):
 
 
 class Moment(NamedTuple):
+    """A time on the clock of a host."""
+
     time_us: int
     host: str
     error_us: int
 
     def is_after(self, other: "Moment") -> bool:
-        """On two hosts' clocks only where there is no doubt."""
+        """Return whether this moment is certainly after another one.
+
+        On the clocks of two hosts it must be later by more than both errors. A smaller distance
+        proves no order.
+        """
         doubt_us = 0 if self.host == other.host else self.error_us + other.error_us
         return self.time_us > other.time_us + doubt_us
 
 
 @dataclass(slots=True)
 class JudgedMessage:
+    """A published message, as its first PUBLISH had it."""
+
     sent: Moment
     qos: int
     is_will: bool
@@ -71,7 +79,7 @@ class JudgedMessage:
 
 @dataclass(slots=True)
 class Receipt:
-    """A delivery to a subscription, which for a group is one of its members."""
+    """A delivery to a subscription. For a group it is a delivery to one of its members."""
 
     key: Key
     client: str
@@ -82,8 +90,11 @@ class Receipt:
 
 @dataclass
 class JudgedSubscription:
-    """`granted_qos`: None where no filter matches the topic. `since`: the SUBACK; of a group, the
-    first one."""
+    """The subscription of a client or group to the topic, with its deliveries.
+
+    `granted_qos` is None if no filter matches the topic. `since` is the SUBACK, for a group the
+    first one.
+    """
 
     name: str
     is_group: bool = False
@@ -91,34 +102,36 @@ class JudgedSubscription:
     since: Moment | None = None
     receipts: list[Receipt] = field(default_factory=list)
     writers: set[str] = field(default_factory=set)
-    """Of the deliveries."""
+    """The writers of the deliveries."""
 
     def is_owed(self, message: JudgedMessage) -> bool:
-        """Whether the message was published after the SUBACK."""
+        """Return whether the message was published after the SUBACK."""
         return self.since is not None and message.sent.is_after(self.since)
 
 
 class History:
+    """The messages, subscriptions and faults of one topic in one run."""
+
     def __init__(self, topic: str, rows: Iterable[Row]) -> None:
-        """`rows`: in any order."""
+        """Assemble the history from events in any order."""
         self.topic = topic
         self.messages: dict[Key, JudgedMessage] = {}
         self.confirmed_us: dict[Key, int] = {}
         self.withdrawn_us: dict[Key, int] = {}
         self.subscriptions: dict[str, JudgedSubscription] = {}
         self.former: list[tuple[str, int, Key]] = []
-        """Client, connection, what it was given there."""
+        """Deliveries on former connections: the client, the connection and the message."""
         self.retained: list[tuple[str, Key | None]] = []
-        """Client, what it found."""
+        """The retained message that each client found."""
         self.unordered: set[str] = set()
         self.accepted_us: dict[str, list[int]] = {}
-        """Of each client: when each of its connections was accepted."""
+        """The times at which each client's connections were accepted."""
         self.ends_us: dict[tuple[str, int], int] = {}
         self._fault_from_us: dict[int, int] = {}
         self._fault_to_us: dict[int, int] = {}
         self._group_of: dict[str, str | None] = {}
         ordered = sorted(rows, key=lambda row: (row.n, row.writer))
-        # First who takes part in what, then what they were given.
+        # Subscriptions come first, because deliveries are assigned to them.
         for row in ordered:
             if row.event in OF_ALL:
                 self._take_common(row)
@@ -128,7 +141,7 @@ class History:
         self._order_groups()
 
     def was_broken(self, from_us: float, to_us: float) -> bool:
-        """Whether there was a fault at any moment between."""
+        """Return whether there was a fault at any moment between two times."""
         return any(
             begin <= to_us and self._fault_to_us.get(fault, END_US) >= from_us
             for fault, begin in self._fault_from_us.items()
@@ -168,7 +181,8 @@ class History:
         self.subscriptions[name] = JudgedSubscription(name, row.group is not None, granted_qos)
 
     def _subscription_of(self, client: str) -> JudgedSubscription:
-        """Of a client that never subscribed: one that is owed nothing."""
+        """Return the subscription of a client. A client that never subscribed gets one that is owed
+        nothing."""
         name = self._group_of.get(client) or client
         return self.subscriptions.setdefault(name, JudgedSubscription(name))
 
@@ -197,7 +211,10 @@ class History:
             self.retained.append((row.client or "", key if row.publisher is not None else None))
 
     def _order_groups(self) -> None:
-        """Where the members have several writers, whose numbers have no common order."""
+        """Sort deliveries to groups by time if their members have several writers.
+
+        The numbers of several writers have no common order.
+        """
         for subscription in self.subscriptions.values():
             if len(subscription.writers) > 1:
                 subscription.receipts.sort(key=lambda receipt: receipt.time_us)

@@ -1,4 +1,4 @@
-"""The verdict over a run, for a program to act on and a person to read."""
+"""The verdict over a run, for programs and for people."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,38 +10,43 @@ from pyspark.sql import functions as F
 from holdfast.pipeline.experiments.judge import violations
 
 VIOLATIONS_MAX: Final = 10_000
-"""Of one run, in the verdict; the table has them all."""
+"""The most violations of a run in the verdict. The table has all of them."""
 SHOWN_MAX: Final = 3
-"""Of each kind and client, in the text."""
+"""The most violations per kind and client in the text."""
 
 Key = tuple[str, str, int]
-"""Publisher, topic, sequence."""
+"""A message: its publisher, topic and sequence."""
 
 
 @dataclass(frozen=True, order=True)
 class Violation:
+    """A broken promise."""
+
     kind: str
     who: str
     key: Key | None
-    """The message it is about."""
+    """The message that it is about."""
     text: str
 
 
 @dataclass
 class Verdict:
+    """The violations of one run, as far as its events prove them."""
+
     run: str
     events: int
     violations: list[Violation] = field(default_factory=list)
     is_cut: bool = False
-    """There are more violations than these."""
+    """True if there are more violations than these."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether every promise was kept, as far as the events tell; no events prove nothing."""
+        """True if every promise was kept, as far as the events prove. No events prove nothing."""
         return self.events > 0 and not self.violations
 
     def text(self) -> str:
-        """Lines: how many of each kind and client, and the first of them."""
+        """Return the violations as lines: the number of each kind and client, and the first of
+        them."""
         if not self.events:
             return f"run {self.run}: no events"
         if not self.violations:
