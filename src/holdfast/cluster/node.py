@@ -113,7 +113,6 @@ class ClusterNode(Parts):
 
     @property
     def failovers(self) -> int:
-        """The number of leaderships that this node has taken over."""
         return self.leadership.failovers
 
     # Events from the driver
@@ -131,7 +130,6 @@ class ClusterNode(Parts):
         self.doubt.tick(now)
 
     def handle_connected(self, node: str, presence: Presence, role: str, now: float) -> None:
-        """Handles a new link to `node`."""
         self._drop_frames(node)
         self.fabric.connected.add(node)
         self._reporting.pop(node, None)
@@ -151,7 +149,6 @@ class ClusterNode(Parts):
         self._run()
 
     def handle_disconnected(self, node: str, now: float) -> None:
-        """Handles the end of the link to `node`."""
         if node not in self.fabric.connected:
             return
         self._drop_frames(node)
@@ -290,7 +287,6 @@ class ClusterNode(Parts):
         self._run()
 
     def handle_batches(self, request: int, batches: list[bytes], now: float) -> None:
-        """Handles the batches that a request in `reads` asked for."""
         self.replication.handle_batches(request, batches, now)
         self._run()
 
@@ -414,7 +410,6 @@ class ClusterNode(Parts):
         return min(times)
 
     def handle_timers(self, now: float) -> None:
-        """Runs everything that is due at `now`."""
         self.detector.handle_timers(now)
         health = self.detector.health(now)
         self.replication.handle_ill(health.suspected | health.ill, now)
@@ -588,5 +583,4 @@ class ClusterNode(Parts):
         self.fabric.is_whole = self.transfer.is_whole
 
     def health(self, now: float) -> Health:
-        """Returns the health of all nodes as this one sees it."""
         return self.detector.health(now)

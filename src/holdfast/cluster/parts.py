@@ -117,8 +117,7 @@ class Parts:
         )
         self.transfer = Transfer(self.state, self.fabric, images, self.applier)
         self.space = DiskSpace(self.fabric, self.replication, self.transfer)
-        # The broker's core and the replicated state share the retained messages, the producers and
-        # the delivered offsets.
+        # The broker's core and the replicated state share these objects.
         node.state.retained = images.state.retained
         node.state.producers = images.state.producers
         images.state.delivered = node.state.delivered

@@ -383,7 +383,6 @@ class RecordForwarder:
         self._targets[partition] = ""
 
     def target(self, partition: int) -> str:
-        """Returns the leader that receives the records of the partition, or "" if they wait."""
         return self._targets[partition]
 
     def aligned(self, partition: int, leader: str, epoch: int, known: set[int]) -> None:

@@ -187,7 +187,6 @@ class SessionAcquisition:
             self._fabric.send_fields(leader, SESSION_OPEN, fields)
 
     def handle_opened(self, payload: bytes) -> None:
-        """Takes a SESSION_OPENED frame. Raises BadFrame when it is malformed."""
         self.opened(fields_of(payload, "request", "client", "epoch", "present", "lost", "session"))
 
     def opened(self, fields: dict[str, object]) -> None:
@@ -341,7 +340,6 @@ class SessionAcquisition:
             self._fabric.send_fields(leader, SESSION_CLOSED, fields)
 
     def handle_close(self, payload: bytes) -> None:
-        """Takes a SESSION_CLOSE frame. Raises BadFrame when it is malformed."""
         fields = fields_of(payload, "client", "epoch")
         self.close(text_of(fields, "client"), number_of(fields, "epoch"))
 
@@ -439,7 +437,6 @@ class SessionAcquisition:
                     self.opened(fields)
 
     def handle_timers(self) -> None:
-        """Sends requests that are due, and refuses CONNECTs that have waited too long."""
         for asking in list(self.asking.values()):
             if asking.connection.state == CLOSED and not asking.is_asked:
                 self._done(asking)
@@ -461,7 +458,6 @@ class SessionAcquisition:
             self._finish_if_ready(asking)
 
     def timer(self) -> float | None:
-        """Returns the time at which the next request is due, or None."""
         if not self.asking:
             return None
         return min(asking.ask_at for asking in self.asking.values())

@@ -90,11 +90,9 @@ class SessionCoordinator:
         self.close_wait_s = CLOSE_WAIT_S
 
     def home(self, client_id: str) -> int:
-        """Returns the home partition of a client."""
         return self.owners.home(client_id)
 
     def image(self, client_id: str) -> Session | None:
-        """Returns the session as the committed records define it, or None."""
         return self._images.state.sessions.get(client_id)
 
     def inbound(self, client_id: str) -> dict[int, int]:
@@ -103,7 +101,6 @@ class SessionCoordinator:
         return self._images.inbound_ids(client_id)
 
     def handle_open(self, node: str, payload: bytes) -> None:
-        """Takes a SESSION_OPEN frame of `node`. Raises BadFrame when it is malformed."""
         self.open(node, fields_of(payload, "request", "client", "clean", "expiry_s", "username"))
 
     def open(self, node: str, fields: dict[str, object]) -> None:
@@ -205,7 +202,6 @@ class SessionCoordinator:
         return False
 
     def handle_closed(self, node: str, payload: bytes) -> None:
-        """Takes a SESSION_CLOSED frame of `node`. Raises BadFrame when it is malformed."""
         fields = fields_of(payload, "client", "epoch")
         self.closed(node, text_of(fields, "client"), number_of(fields, "epoch"))
 
@@ -453,7 +449,6 @@ class SessionCoordinator:
         return self._fabric.leads(partition) and partition not in self._begins_at
 
     def decides_for(self, client_id: str) -> bool:
-        """True if this node decides for the client (`decides`)."""
         return self.decides(self.home(client_id))
 
     def start_leading(self, partition: int) -> None:
@@ -521,7 +516,6 @@ class SessionCoordinator:
             self._ask_about_spared()
 
     def timer(self) -> float | None:
-        """Returns the time at which `handle_timers` has something to do, or None."""
         due = [queue[0].deadline for queue in self._requests.values() if queue[0].waits_for]
         if self._spared:
             due.append(self._spared_at)

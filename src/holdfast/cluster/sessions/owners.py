@@ -62,7 +62,6 @@ class Owners:
         return len(self._owners)
 
     def home(self, client_id: str) -> int:
-        """Returns the home partition of a client."""
         return partition_of(client_id.encode(), self._state.config.partitions)
 
     def owner(self, client_id: str) -> Owner | None:
@@ -137,7 +136,6 @@ class Owners:
         return known.node, known.epoch
 
     def closed(self, node: str, client_id: str, epoch: int) -> None:
-        """Removes the owner if it is `node` with an epoch of at most `epoch`."""
         owner = self._owners.get(client_id)
         if owner is not None and owner.node == node and owner.epoch <= epoch:
             del self._owners[client_id]

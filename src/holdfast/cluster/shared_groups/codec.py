@@ -100,7 +100,6 @@ class Assign:
 
 
 def encode_tell(tell: Tell) -> bytes:
-    """Encodes a TELL frame."""
     stocks = [
         {
             "key": stock.key,
@@ -155,7 +154,6 @@ def _pairs(value: object) -> list[tuple[int, int]]:
 
 
 def encode_heard(number: int, homes: list[tuple[int, int]]) -> bytes:
-    """Encodes a HEARD frame."""
     return bytes((HEARD,)) + json.dumps({"number": number, "homes": homes}).encode()
 
 
@@ -166,7 +164,6 @@ def decode_heard(payload: bytes) -> tuple[int, list[tuple[int, int]]]:
 
 
 def encode_ask(homes: list[tuple[int, int]]) -> bytes:
-    """Encodes an ASK frame."""
     return bytes((ASK,)) + json.dumps({"homes": homes}).encode()
 
 
@@ -176,7 +173,6 @@ def decode_ask(payload: bytes) -> list[tuple[int, int]]:
 
 
 def encode_report(report: AgentReport) -> bytes:
-    """Encodes a REPORT frame."""
     key = report.key.encode()
     head = _REPORT.pack(
         REPORT,
@@ -249,7 +245,6 @@ def _places(payload: bytes, at: int, count: int) -> list[Place]:
 
 
 def encode_assign(assign: Assign) -> bytes:
-    """Encodes an ASSIGN frame."""
     key = assign.key.encode()
     messages = assign.messages
     head = _ASSIGN.pack(ASSIGN, assign.home, assign.epoch, assign.number, len(key), len(messages))

@@ -117,7 +117,6 @@ class Coordinator:
 
     @property
     def is_dirty(self) -> bool:
-        """True if groups wait for `flush`."""
         return bool(self._dirty)
 
     # Leading
@@ -343,7 +342,6 @@ class Coordinator:
     # Records
 
     def record(self, group: Group, message: Message) -> None:
-        """Takes a committed record for a group."""
         coordination = group.coordination
         assert isinstance(coordination, Coordination)
         if not coordination.is_open:
@@ -357,7 +355,6 @@ class Coordinator:
     def handle_read(
         self, group: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
-        """Takes records of a group that were read from the log."""
         coordination = group.coordination
         if isinstance(coordination, Coordination):
             coordination.handle_read(group, records, positions, done)
@@ -510,7 +507,6 @@ class Coordinator:
                 self._send_ask(node, homes)
 
     def timer(self) -> float | None:
-        """Returns the time at which `flush` has something to do, or None."""
         times: list[float] = []
         if self._dirty:
             times.append(self._state.now)

@@ -118,7 +118,6 @@ class Coordination:
     # Members and nodes
 
     def stake(self, node: str, load: NodeLoad) -> NodeWeight:
-        """Returns the weight of a node, which is created if needed."""
         stake = self.stakes.get(node)
         if stake is None:
             stake = NodeWeight(node, load)
@@ -126,7 +125,6 @@ class Coordination:
         return stake
 
     def member_count(self) -> int:
-        """Returns the number of connected members at all nodes."""
         return sum(stake.members for stake in self.stakes.values())
 
     def begin_at(self, start: list[int]) -> None:
@@ -137,7 +135,6 @@ class Coordination:
             self.starts = list(map(min, self.starts, start))
 
     def measured(self, stake: NodeWeight, members: int, durable: int, limit: int) -> None:
-        """Takes the present capacity of a node."""
         stake.is_here = True
         stake.members = members
         stake.limit = limit
@@ -220,7 +217,6 @@ class Coordination:
                     self.wanted[place] = None
 
     def finish(self, node: str, place: Place) -> None:
-        """Finishes a record that is assigned to this node."""
         if self.given.get(place, ("", 0))[0] == node:
             self._take(place)
             self._finish(place)
@@ -262,7 +258,6 @@ class Coordination:
                 room -= 1
 
     def give_back(self, node: str, place: Place) -> None:
-        """Takes back a record that the node has returned."""
         if self.given.get(place, ("", 0))[0] == node:
             self._take(place)
             self.wanted[place] = None
@@ -374,7 +369,6 @@ class Coordination:
     def handle_read(
         self, reader: Group, records: list[Record], positions: list[int], done: bool
     ) -> None:
-        """Takes records that were read from the log."""
         if reader is self._fetch:
             self._handle_fetched(reader, records, positions, done)
             return

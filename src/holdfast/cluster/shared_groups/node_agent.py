@@ -133,12 +133,10 @@ class NodeAgent:
 
     @property
     def is_waiting(self) -> bool:
-        """True if promises wait for groups to finish records."""
         return bool(self._waiting)
 
     @property
     def is_touched(self) -> bool:
-        """True if groups wait for `flush`."""
         return bool(self._touched)
 
     def _share(self, key: str) -> NodeAssignments:
@@ -325,13 +323,11 @@ class NodeAgent:
         self._tell_at = -1.0
 
     def lose_node(self, node: str) -> None:
-        """Marks the homes that `node` leads for a new TELL."""
         for home in range(len(self._fabric.leading)):
             if self._fabric.leader(home) == node:
                 self.lose(home)
 
     def lose_all(self) -> None:
-        """Marks all homes for a new TELL."""
         for home in range(len(self._fabric.leading)):
             self.lose(home)
 
@@ -571,7 +567,6 @@ class NodeAgent:
         }
 
     def timer(self) -> float | None:
-        """Returns the time of the next `flush`, or None."""
         if self._touched:
             return self._state.now
         if self._untold and self._tell_at >= 0:

@@ -161,7 +161,6 @@ class GroupPositions:
         self.place(key)
 
     def drop(self, key: str) -> None:
-        """Removes a group."""
         self.positions.pop(key, None)
         self.done.pop(key, None)
         self.epochs.pop(key, None)
