@@ -1,5 +1,6 @@
-"""Commands and metadata as JSON. What comes from elsewhere is checked field by field; whether it
-makes sense is decided by `commands.apply`."""
+"""Commands and metadata as JSON. The decoder checks the type and range of every field;
+`commands.apply` decides whether a command is allowed.
+"""
 
 import json
 from collections.abc import Callable
@@ -57,7 +58,10 @@ def encode_command(command: Command) -> bytes:
 
 
 def decode_command(data: bytes) -> Command:
-    """Raises BadFrame."""
+    """The command in an entry.
+
+    Raises `BadFrame` if a field is invalid.
+    """
     content = _load(data, "command")
     name, *fields = _list(content, "command", 16) or [""]
     if name == "init":
@@ -118,7 +122,10 @@ def encode_metadata(metadata: ClusterMetadata) -> bytes:
 
 
 def decode_metadata(data: bytes) -> ClusterMetadata:
-    """Raises BadFrame."""
+    """The metadata in a snapshot.
+
+    Raises `BadFrame` if a field is invalid.
+    """
     row = _row(_load(data, "metadata"), "metadata", 8)
     cluster_id, factor, min_insync, nodes, partitions, version, voters, removed = row
     infos = _each(nodes, "nodes", NODES_MAX, _node)
@@ -177,7 +184,8 @@ def _partition(names: "_NameLists", content: object) -> PartitionInfo:
 
 
 class _NameLists:
-    """Short lists of names. Thousands of partitions share a few: each is checked and kept once."""
+    """The decoded lists of names. Thousands of partitions share a few lists, so each is checked and
+    kept once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -1,13 +1,15 @@
 """Changes of the cluster metadata, and the one function that makes them.
 
-Every change names the version it was decided on and is refused if something else came first
-(compare-and-set). What `apply` refuses, whoever asks and however late the command arrives:
+Every change names the version it was decided on, and is refused if another change came first
+(compare-and-set). `apply` refuses the following from every sender, however late the command
+arrives:
 
 - a leader that is not in sync, or still being added;
 - an epoch that falls; a new leader without a higher epoch;
 - a new leader that was not in sync before (it might lack committed records);
-- a member added to the in-sync set by anybody but the leader under its epoch: nobody else knows;
-- an in-sync set that loses its last member, unless that one's disk is gone;
+- a replica added to the in-sync set by a node other than the leader under its epoch: only the
+  leader knows which are in sync;
+- an in-sync set that loses its last replica, unless that one's disk is gone;
 - a node with a new incarnation (an empty disk) that stays in an in-sync set;
 - a node that was removed, with the disk it had then.
 
@@ -35,12 +37,12 @@ from holdfast.cluster.metadata.model import (
 )
 
 CHANGES_NOTHING: Final = "the command changes nothing"
-"""Why an empty command is refused, by the one who applies it."""
+"""The reason for which `apply` refuses an empty command."""
 
 
 @dataclass(frozen=True)
 class InitCluster:
-    """The first entry of a new cluster: `node` holds and leads every partition."""
+    """The first entry of a new cluster: `node` stores and leads every partition."""
 
     cluster_id: str
     partitions: int
@@ -51,7 +53,7 @@ class InitCluster:
 
 @dataclass(frozen=True)
 class PutNode:
-    """`expected_version` 0: it must not exist yet."""
+    """A node to add or to change. With `expected_version` 0 it must not exist yet."""
 
     info: NodeInfo
     expected_version: int
@@ -59,7 +61,7 @@ class PutNode:
 
 @dataclass(frozen=True)
 class RemoveNode:
-    """It must hold nothing, and not be a voter."""
+    """A node to remove. It must store nothing and not be a voter."""
 
     node_id: str
     expected_version: int
@@ -67,14 +69,14 @@ class RemoveNode:
 
 @dataclass(frozen=True)
 class ChangePartitions:
-    """All of it or nothing."""
+    """Changes of partitions and nodes, applied completely or not at all."""
 
     changes: tuple[tuple[int, int, PartitionInfo], ...]
-    """(partition, expected version, what it becomes)"""
+    """(partition, expected version, its new entry)"""
     nodes: tuple[tuple[int, NodeInfo], ...] = ()
-    """(expected version, what it becomes); existing nodes."""
+    """(expected version, its new entry) of existing nodes."""
     accept_loss: bool = False
-    """An operator's decision that records which nobody has any more are given up."""
+    """An operator's decision to give up records that no node has any more."""
 
 
 Command = InitCluster | PutNode | RemoveNode | ChangePartitions
@@ -82,19 +84,22 @@ Command = InitCluster | PutNode | RemoveNode | ChangePartitions
 
 @dataclass(frozen=True)
 class Applied:
+    """The result of a command."""
+
     metadata: ClusterMetadata | None
-    """As it was, if there is an error; None only before InitCluster."""
+    """The new metadata; the old one after an error. None only before InitCluster."""
     changed_partitions: tuple[int, ...] = ()
-    """Partitions with a new version, ascending."""
+    """The partitions with a new version, ascending."""
     error: str = ""
 
 
 class _Refusal(Exception):
-    """Inside this module: the text becomes Applied.error."""
+    """A refusal inside this module; its text becomes Applied.error."""
 
 
 def apply(metadata: ClusterMetadata | None, command: Command) -> Applied:
-    """Pure, and never raises: every node comes to the same result."""
+    """Apply a command. The function is pure and never raises, so every node gets the same
+    result."""
     try:
         if isinstance(command, InitCluster):
             return _init_cluster(metadata, command)
@@ -201,7 +206,7 @@ def _change(
         if old.version != expected:
             raise _Refusal(f"partition {number} is at version {old.version}, not {expected}")
         try:
-            # Many partitions have the same members.
+            # Many partitions have the same replicas, so each combination is checked once.
             if new.members not in checked:
                 _check_members(new, nodes)
                 checked.add(new.members)
@@ -233,7 +238,7 @@ def _expect_node(nodes: Mapping[str, NodeInfo], node_id: str, expected: int) -> 
 def _changed_nodes(
     nodes: Mapping[str, NodeInfo], changes: tuple[tuple[int, NodeInfo], ...], version: int
 ) -> tuple[Mapping[str, NodeInfo], set[str]]:
-    """The nodes, and those among the changed with a new incarnation."""
+    """The nodes after the changes, and the changed nodes with a new incarnation."""
     made = dict(nodes)
     wiped = set()
     seen = set()
@@ -316,8 +321,10 @@ def _check_in_sync(old: PartitionInfo, new: PartitionInfo, wiped: set[str]) -> N
 
 
 def _after_wipe(partitions: list[PartitionInfo], wiped: set[str], version: int) -> list[int]:
-    """Give each partition of the wiped nodes a new version: what a leader decided on the progress
-    of the old disk must not come through. Returns the partitions; changes the list."""
+    """Give each partition of the wiped nodes a new version, in place, and return those partitions.
+    A proposal of their leaders may rest on the progress of the old disk. Smallest counter-example:
+    A has proposed B as in sync, B returns with an empty disk, and the proposal arrives after
+    that."""
     touched = []
     for number, partition in enumerate(partitions):
         if wiped.isdisjoint(partition.members):

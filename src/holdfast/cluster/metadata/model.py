@@ -1,11 +1,12 @@
-"""What the nodes of a cluster agree on: who belongs to it, and who leads and holds each partition.
+"""The state that the nodes of a cluster agree on: its nodes, and per partition the leader and
+replicas.
 
-Values only; `commands.apply` is what changes them, on every node in the same order. Everything is
-immutable, and a change shares what it leaves alone.
+The module has values only. `commands.apply` changes them, on every node in the same order. All
+values are immutable, and a changed one shares its unchanged parts.
 
-Every node and partition carries the `version` of the metadata that changed it last. It grows with
-every change, by any amount, and never comes again (not even after a node was removed and added
-anew), so whoever names the version it has seen cannot overwrite what it has not seen.
+Every node and partition has the `version` of the metadata that changed it last. It grows with every
+change, by any amount, and is never reused, even after a node was removed and added again. So a
+change that names the version it has seen cannot overwrite one that it has not seen.
 """
 
 import re
@@ -19,23 +20,24 @@ EPOCH_MAX: Final = (1 << 32) - 1
 PARTITIONS_MAX: Final = 65_536
 NODES_MAX: Final = 1024
 REPLICAS_MAX: Final = 16
-"""Of one partition, those being added included."""
+"""The most replicas of one partition, including those being added."""
 VOTERS_MAX: Final = 5
 REMOVED_MAX: Final = 256
+"""The number of removed nodes that the metadata remembers."""
 
 DATA: Final = "data"
 WITNESS: Final = "witness"
-"""A node without data: it votes on the metadata."""
+"""The role of a node without data, which votes on the metadata."""
 ROLES: Final = (DATA, WITNESS)
 
 
 class NodePhase:
-    """As the cluster sees it. A node that was removed is absent."""
+    """The phases of a node in the metadata. A removed node is absent."""
 
     UP: Final = "up"
     DOWN: Final = "down"
     DRAINING: Final = "draining"
-    """Alive, but it shall lead and hold nothing."""
+    """Alive, but it must lead and store nothing."""
 
 
 STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
@@ -43,58 +45,66 @@ STATES: Final = (NodePhase.UP, NodePhase.DOWN, NodePhase.DRAINING)
 
 @dataclass(frozen=True)
 class NodeInfo:
+    """The entry of one node."""
+
     node_id: str
     incarnation: str
-    """Made with the data directory: another one means that the disk is another, and empty."""
+    """The random name made with the data directory. Another name means another, empty disk."""
     peer_address: str
-    """host:port, as the two below; those may be empty."""
+    """A host:port, like the two addresses below; those may be empty."""
     client_address: str
     admin_address: str
     role: str = DATA
     state: str = NodePhase.UP
     version: int = 0
-    """Set by `apply`; what a command carries here is ignored."""
+    """Set by `apply`, which ignores the value in a command."""
 
 
 @dataclass(frozen=True)
 class PartitionInfo:
+    """The entry of one partition. The leader is always one of `replicas` and in sync."""
+
     replicas: tuple[str, ...]
-    """In ring order; they may lead."""
+    """The replicas in ring order; each may lead if it is in sync."""
     adding: tuple[str, ...] = ()
-    """Replicas being brought in: they count for the high watermark once they have reached it, may
-    enter `in_sync`, and may not lead until they are among `replicas`."""
+    """Replicas being added. They count for the high watermark once they have reached it, and may
+    enter `in_sync`. They may not lead until they are among `replicas`."""
     leader: str = ""
-    """Empty: there is none, and nothing can be written."""
+    """The leader; "" without one, and then nothing can be written."""
     epoch: int = 0
     in_sync: tuple[str, ...] = ()
-    """They have everything below the high watermark. It keeps the last ones when all are gone:
-    only they may lead again. Empty: the disks of the last ones were lost."""
+    """The replicas that have everything below the high watermark. The last ones stay in it when all
+    are down, because only they may lead again. Empty: the disks of the last ones were lost."""
     version: int = 0
-    """Set by `apply`; what a command carries here is ignored."""
+    """Set by `apply`, which ignores the value in a command."""
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Everybody who holds it for good or will."""
+        """All replicas, including those being added."""
         return self.replicas + self.adding
 
 
 @dataclass(frozen=True)
 class ClusterMetadata:
+    """The agreed state of the cluster at one version."""
+
     cluster_id: str
     replication_factor: int
     min_insync: int
     nodes: Mapping[str, NodeInfo]
-    """By id. Never changed in place."""
+    """The nodes by id; never changed in place."""
     partitions: tuple[PartitionInfo, ...]
     version: int
-    """Grows by one with every change."""
+    """The number of changes; each adds one."""
     voters: tuple[str, ...] = ()
-    """Who votes on the metadata, sorted; they follow the entries of the Raft log that say so."""
+    """The nodes that vote on the metadata, sorted. They follow the membership entries of the Raft
+    log."""
     removed: tuple[tuple[str, str], ...] = ()
-    """Nodes that were removed, each with its incarnation: with that it does not come back. The
-    newest REMOVED_MAX of them, the oldest first."""
+    """Removed nodes, each with the incarnation that may not come back: the newest REMOVED_MAX of
+    them, the oldest first."""
 
     def with_voters(self, voters: tuple[str, ...]) -> "ClusterMetadata":
+        """The metadata with these voters."""
         if voters == self.voters:
             return self
         return replace(self, voters=voters, version=self.version + 1)

@@ -1,7 +1,7 @@
-"""What an operator wants of the cluster, as commands that any node may propose.
+"""The operations of an operator on the cluster, as commands that any node may propose.
 
-Each function checks the wish against the metadata and raises OperationError with a sentence for
-the operator. The controller does the rest.
+Each function checks the request against the metadata. It raises `OperationError` with a sentence
+for the operator if the request cannot be met. The controller does the rest.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,11 +13,14 @@ from holdfast.cluster.placement.planning import is_led_by_another, last_copies, 
 
 
 class OperationError(Exception):
-    """It cannot be done; the text says why and what can be."""
+    """An operation that cannot be done. The text says why, and what can be done."""
 
 
 def node_of(metadata: ClusterMetadata, node: str) -> NodeInfo:
-    """Raises OperationError."""
+    """The entry of the node.
+
+    Raises `OperationError` if there is none.
+    """
     info = metadata.nodes.get(node)
     if info is None:
         known = ", ".join(sorted(metadata.nodes))
@@ -26,12 +29,16 @@ def node_of(metadata: ClusterMetadata, node: str) -> NodeInfo:
 
 
 def partitions_held(metadata: ClusterMetadata, node: str) -> int:
+    """The number of partitions of which the node is a replica."""
     return sum(1 for info in metadata.partitions if node in info.members)
 
 
 def drain(metadata: ClusterMetadata, node: str) -> Command | None:
-    """Takes everything from the node, leaderships first; a dead node is given up. None: it is
-    draining already. Raises OperationError."""
+    """Take everything from the node, leaderships first; a dead node is given up. Returns None if it
+    is draining already.
+
+    Raises `OperationError` if too few data nodes would remain.
+    """
     info = node_of(metadata, node)
     if info.state == NodePhase.DRAINING:
         return None
@@ -50,7 +57,10 @@ def drain(metadata: ClusterMetadata, node: str) -> Command | None:
 
 
 def undrain(metadata: ClusterMetadata, node: str) -> Command | None:
-    """Gives the node its share again. None: it is not draining. Raises OperationError."""
+    """Give the node its share again. Returns None if it is not draining.
+
+    Raises `OperationError` if there is no such node.
+    """
     info = node_of(metadata, node)
     if info.state != NodePhase.DRAINING:
         return None
@@ -62,8 +72,11 @@ def _with_state(info: NodeInfo, state: str) -> Command:
 
 
 def remove(metadata: ClusterMetadata, node: str) -> Command:
-    """For a node that holds nothing, whatever its state. It must not vote any more when the
-    command is applied. Raises OperationError."""
+    """Remove a node that stores nothing, whatever its phase. It must not be a voter when the
+    command is applied.
+
+    Raises `OperationError` if the node still stores partitions or is up.
+    """
     info = node_of(metadata, node)
     held = partitions_held(metadata, node)
     if held:
@@ -77,8 +90,8 @@ def remove(metadata: ClusterMetadata, node: str) -> Command:
 
 
 def rebalance(metadata: ClusterMetadata) -> Command | None:
-    """Gives every partition to its preferred leader, where that is up and in sync, at once. None:
-    they lead already."""
+    """Give every partition to its preferred leader at once, if that is up and in sync. Returns None
+    if all of those lead already."""
     up = {node for node, info in metadata.nodes.items() if info.state == NodePhase.UP}
     changes = tuple(
         (number, info.version, led_by(info, info.replicas[0]))
@@ -89,15 +102,15 @@ def rebalance(metadata: ClusterMetadata) -> Command | None:
 
 
 def lost_partitions(metadata: ClusterMetadata, replaced: Collection[str] = ()) -> list[int]:
-    """The disks of all who were in sync are gone: only `unsafe_recover` brings them back, and the
-    records that nobody else had are lost. `replaced`: nodes that are here with another disk, and
-    were not admitted, because the one before was the last in sync."""
+    """The partitions whose in-sync disks are all gone. Only `unsafe_recover` restores their
+    service, and records that no other node had are lost. `replaced` are nodes that returned with
+    another disk. They are not admitted, because their old disk was the last in sync."""
     gone = [number for number, info in enumerate(metadata.partitions) if not info.in_sync]
     return sorted((*gone, *last_copies(metadata, replaced)))
 
 
 def empty_disk_text(node: str, partitions: list[int]) -> str:
-    """To who starts a node without the disk that it had."""
+    """The text for an operator who starts a node without the disk that it had."""
     named = ", ".join(map(str, partitions[:3])) + ", ..." * (len(partitions) > 3)
     # A text of the handshake has 256 characters at most.
     return (
@@ -113,10 +126,13 @@ def unsafe_recover(
     partitions: Iterable[int] | None = None,
     replaced: Collection[str] = (),
 ) -> Command:
-    """Makes the node lead partitions with what it has, whatever others had: acknowledged records
-    may be lost. By default all without a leader that it is a replica of, or that are lost. A node
-    that is one of `replaced` (see lost_partitions) only gives up the disk that it had, and is let
-    in with the new one. Raises OperationError."""
+    """Make the node lead partitions with the records it has; acknowledged records of other nodes
+    may be lost. By default it takes the leaderless partitions of which it is a replica, and all
+    lost ones. A node among `replaced` (see lost_partitions) only gives up its old disk, and is
+    admitted with the new one.
+
+    Raises `OperationError` if the node cannot lead, or a partition has a leader.
+    """
     info = node_of(metadata, node)
     if node in replaced:
         given_up = last_copies(metadata, (node,))

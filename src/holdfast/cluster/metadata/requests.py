@@ -1,36 +1,46 @@
-"""The changes that this node has proposed and of which it does not know yet what came.
+"""The proposals of this node whose outcome it does not know yet.
 
-A request is sent again, under its id, until it is seen applied or its time is over: at once to a
-new leader, else after RETRY_S. It is carried out once.
+A request is sent again, under its id, until it is applied or has expired. A new leader gets it at
+once, the same leader after RETRY_S. It is carried out once, because the id is remembered
+(`state_machine`).
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 RETRY_S: Final = 0.3
+"""The seconds after which an unapplied request is sent again."""
 SOON_S: Final = 0.02
-"""After the node that was asked has said that it does not lead."""
+"""The seconds before a retry after the receiver has replied that it does not lead."""
 TIMEOUT_S: Final = 5.0
+"""The seconds after which the outcome of a request is reported as unknown."""
 PENDING_MAX: Final = 256
+"""The most requests under way."""
 NEVER: Final = float("inf")
 
 
 @dataclass(frozen=True)
 class Accepted:
+    """The change was made."""
+
     version: int
-    """Of the metadata, with the change."""
+    """The version of the metadata with the change."""
 
 
 @dataclass(frozen=True)
 class RequestRefused:
+    """The change was refused."""
+
     text: str
-    """Nothing was changed."""
+    """The reason. The metadata is unchanged."""
 
 
 @dataclass(frozen=True)
 class Unknown:
+    """The outcome was not learnt in time."""
+
     text: str
-    """It may have been carried out, or may yet be."""
+    """The reason. The change may have been made, or may yet be made."""
 
 
 Outcome = Accepted | RequestRefused | Unknown
@@ -38,6 +48,8 @@ Outcome = Accepted | RequestRefused | Unknown
 
 @dataclass
 class PendingProposal:
+    """A request under way."""
+
     request: int
     request_id: str
     command: bytes
@@ -46,22 +58,26 @@ class PendingProposal:
 
 
 class Proposals:
-    """By request id, oldest first."""
+    """The requests under way by request id, oldest first."""
 
     def __init__(self, node_id: str, nonce: str) -> None:
-        """`nonce`: another one for each start of the process, so that ids do not come again."""
+        """Start without requests. `nonce` differs for each start of the process, so ids are never
+        reused."""
         self._prefix = f"{node_id}.{nonce}."
         self._count = 0
         self._pending: dict[str, PendingProposal] = {}
 
     def next_request(self) -> int:
+        """The number of a new request."""
         self._count += 1
         return self._count
 
     def is_full(self) -> bool:
+        """True if no more requests may be added."""
         return len(self._pending) >= PENDING_MAX
 
     def add(self, request: int, command: bytes, now: float) -> None:
+        """Add a request, due at once."""
         pending = PendingProposal(
             request, f"{self._prefix}{request}", command, now, now + TIMEOUT_S
         )
@@ -71,33 +87,37 @@ class Proposals:
         return list(self._pending)
 
     def take(self, request_id: str) -> int | None:
-        """The request, which is done now; None if nobody waits for it."""
+        """Remove a finished request and return its number; None if it is no longer under way."""
         pending = self._pending.pop(request_id, None)
         return None if pending is None else pending.request
 
     def take_expired(self, now: float) -> list[int]:
+        """Remove the expired requests and return their numbers."""
         expired = [pending for pending in self._pending.values() if now >= pending.until]
         for pending in expired:
             del self._pending[pending.request_id]
         return [pending.request for pending in expired]
 
     def take_due(self, now: float) -> list[PendingProposal]:
-        """Those to be sent now."""
+        """The requests to send now; each is due again after RETRY_S."""
         due = [pending for pending in self._pending.values() if now >= pending.retry_at]
         for pending in due:
             pending.retry_at = now + RETRY_S
         return due
 
     def retry_soon(self, request_id: str, now: float) -> None:
+        """Retry the request after SOON_S at most."""
         pending = self._pending.get(request_id)
         if pending is not None:
             pending.retry_at = min(pending.retry_at, now + SOON_S)
 
     def retry_all(self, now: float) -> None:
+        """Retry all requests now, because the leader has changed."""
         for pending in self._pending.values():
             pending.retry_at = now
 
     def timer(self) -> float:
+        """The time of the next retry or expiry."""
         if not self._pending:
             return NEVER
         return min(
@@ -106,5 +126,5 @@ class Proposals:
         )
 
     def expiry(self) -> float:
-        """The timer while there is nobody to send to."""
+        """The time of the next expiry: the timer while no leader is known."""
         return min((pending.until for pending in self._pending.values()), default=NEVER)

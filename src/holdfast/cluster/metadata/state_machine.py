@@ -1,8 +1,8 @@
-"""What the entries of the metadata's Raft lead to, on every node alike: the cluster metadata, and
-which requests were carried out lately.
+"""The state machine of the metadata's Raft: the cluster metadata, and the requests carried out
+lately. It is equal on every node after the same entries.
 
-An entry is a request: an id, made by the node that proposes, and a command. A node that has heard
-nothing sends its request again, so an entry may come twice; the second does nothing.
+An entry is a request: an id, made by the node that proposes, and a command. A node that received no
+outcome sends its request again. So an entry may come twice, and the second one has no effect.
 """
 
 import json
@@ -16,16 +16,19 @@ from holdfast.cluster.metadata.model import ClusterMetadata
 from holdfast.cluster.metadata.requests import Accepted, RequestRefused
 
 RECENT_MAX: Final = 1024
-"""Requests remembered. A request is repeated for some seconds only; far fewer come in that time."""
+"""The number of remembered requests. A request is repeated for some seconds only, and far fewer
+arrive in that time."""
 MEMBER_SEPARATOR: Final = "."
 
 
 def member_id(node_id: str, incarnation: str) -> str:
-    """A node whose disk is another is another member: the old one's votes and entries are lost."""
+    """The Raft peer id of a node with this disk. Another disk is another peer, because the old
+    one's votes and entries are lost."""
     return f"{node_id}{MEMBER_SEPARATOR}{incarnation}"
 
 
 def node_of(member: str) -> str:
+    """The node id in a Raft peer id."""
     return member.partition(MEMBER_SEPARATOR)[0]
 
 
@@ -35,7 +38,10 @@ def encode_request(request_id: str, command: bytes) -> bytes:
 
 
 def decode_request(data: bytes) -> tuple[str, bytes]:
-    """(request id, command). Raises BadFrame."""
+    """The request id and the command.
+
+    Raises `BadFrame` if there is no id.
+    """
     length = data[0] if data else 0
     name = data[1 : 1 + length]
     if not length or len(name) < length or not name.isascii():
@@ -44,12 +50,18 @@ def decode_request(data: bytes) -> tuple[str, bytes]:
 
 
 class MetaState:
+    """The metadata with the outcomes of recent requests. Both are in the snapshot, or a repeated
+    request would run twice on nodes that loaded one."""
+
     def __init__(self) -> None:
         self.metadata: ClusterMetadata | None = None
         self._recent: dict[str, Accepted | RequestRefused] = {}
 
     def apply(self, data: bytes) -> str:
-        """Returns the request id; `outcome` has what came of it. Raises BadFrame."""
+        """Apply an entry and return its request id; `outcome` has the result.
+
+        Raises `BadFrame` if the entry is invalid.
+        """
         request_id, encoded = decode_request(data)
         if request_id in self._recent:
             return request_id
@@ -64,11 +76,11 @@ class MetaState:
         return request_id
 
     def outcome(self, request_id: str) -> Accepted | RequestRefused | None:
-        """None if it was not carried out, lately."""
+        """The result of a recent request; None if it was not carried out lately."""
         return self._recent.get(request_id)
 
     def set_voters(self, voters: Sequence[str]) -> bool:
-        """Members; the metadata has their nodes. True if it has changed."""
+        """Take over the voters, given as Raft peer ids. Returns True if the metadata changed."""
         if self.metadata is None:
             return False
         before = self.metadata
@@ -85,7 +97,10 @@ class MetaState:
 
     @classmethod
     def decode(cls, data: bytes) -> "MetaState":
-        """Raises BadFrame."""
+        """The state in a snapshot.
+
+        Raises `BadFrame` if the snapshot is invalid.
+        """
         state = cls()
         recent, _, metadata = data.partition(b"\n")
         try:
@@ -101,7 +116,7 @@ class MetaState:
 
 
 def changed_since(old: ClusterMetadata | None, new: ClusterMetadata) -> tuple[int, ...]:
-    """Partitions that are not as they were."""
+    """The partitions whose version differs."""
     if old is None or len(old.partitions) != len(new.partitions):
         return tuple(range(len(new.partitions)))
     return tuple(

@@ -1,4 +1,4 @@
-"""The state of the cluster for people and programs: values that JSON has."""
+"""The state of the cluster for people and programs, as JSON values."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from holdfast.cluster.placement.planning import is_led_by_another
 def cluster_status(
     metadata: ClusterMetadata, health: Health, refused: Mapping[str, str] | None = None
 ) -> dict[str, object]:
-    """`connected` of a node is what the answering node sees; all else is agreed. `refused`: nodes
-    that came with another disk than the metadata has, and why they were not let in."""
+    """The status document. `connected` of a node is what the replying node sees; everything else is
+    agreed. `refused` has, by node, why its other disk was not admitted."""
     partitions = metadata.partitions
     refused = refused or {}
     replaced = {
@@ -38,18 +38,19 @@ def cluster_status(
 
 
 def under_replicated(metadata: ClusterMetadata) -> int:
-    """Partitions with fewer replicas in sync, on nodes that are not down, than there should be."""
+    """The number of partitions with fewer in-sync replicas on live nodes than the replication
+    factor."""
     return _with_fewer(metadata, metadata.replication_factor)
 
 
 def below_min_insync(metadata: ClusterMetadata) -> int:
-    """Those with so few that their QoS 1 and 2 messages are not acknowledged."""
+    """The number of partitions with so few that their QoS 1 and 2 messages are not acknowledged."""
     return _with_fewer(metadata, metadata.min_insync)
 
 
 def lacks_voters(metadata: ClusterMetadata) -> bool:
-    """Do fewer nodes vote than could? So it is for a moment after nodes have joined. Two nodes that
-    are up and one voter are as they should be; of three, a voter alone is lost with its node."""
+    """True if fewer nodes vote than could. That is normal shortly after nodes have joined. One
+    voter is right for two nodes. For three it is too few, because its node may fail."""
     up = sum(info.state == NodePhase.UP for info in metadata.nodes.values())
     wanted = min(up, VOTERS_MAX)
     return len(metadata.voters) < wanted - (wanted % 2 == 0)

@@ -1,11 +1,11 @@
-"""The cluster metadata on one node: what was agreed, and a way to change it from anywhere.
+"""The cluster metadata on one node: the agreed state, and the way to change it from any node.
 
-Raft (one member per node and disk) orders the commands, `metastate` applies them. A node that does
-not lead sends its proposals to the one that does, and learns what came of them when it applies the
-entry itself. The leader also keeps the set of voters in order (`voters`).
+Raft (one peer per node and disk) orders the commands, and `state_machine` applies them. A follower
+sends its proposals to the leader, and learns the outcome when it applies the entry itself. The
+leader also keeps the set of voters in order (`voters`).
 
-Inputs take `now`; afterwards the caller takes `effects` and carries them out in their order. It may
-go on while a Persist is being written; `persisted` reports them in the same order.
+Inputs take `now`. After an input the caller takes `effects` and carries them out in order. It may
+continue while a Persist is being written; `persisted` reports them in the same order.
 """
 
 from collections.abc import Callable
@@ -33,16 +33,20 @@ from holdfast.cluster.raft.node import RaftFailure, RaftNode, RaftTiming, Ready,
 from holdfast.cluster.raft.state import Addressed, RaftDiverged
 
 COMPACT_ENTRIES: Final = 1024
+"""The number of entries after which a snapshot is taken."""
 COMPACT_BYTES: Final = 4 << 20
-"""A snapshot is taken after so many entries, or bytes of them."""
+"""The bytes of entries after which a snapshot is taken."""
 UNWRITTEN_MAX: Final = 256
-"""A disk that is so far behind: Raft messages are dropped until it has caught up."""
+"""The most unwritten outputs. Beyond it the disk is too far behind, and Raft messages are
+dropped."""
 REMOVALS_MAX: Final = 64
-"""Removals that wait for their node to stop voting."""
+"""The most removals that wait for their node to stop voting."""
 
 
 @dataclass(frozen=True)
 class Send:
+    """A frame for a node."""
+
     node_id: str
     kind: int
     payload: bytes
@@ -50,28 +54,34 @@ class Send:
 
 @dataclass(frozen=True)
 class Persist:
-    """To be written; then call `persisted`."""
+    """A write for the disk; the driver calls `persisted` when it is done."""
 
     write: Write
 
 
 @dataclass(frozen=True)
 class MetadataChanged:
+    """New metadata was applied."""
+
     metadata: ClusterMetadata
     changed_partitions: tuple[int, ...]
-    """Since the last one."""
+    """The partitions that changed since the last such effect."""
 
 
 @dataclass(frozen=True)
 class LeaderChanged:
+    """The Raft leader changed."""
+
     leader_id: str
-    """"" if none is known."""
+    """The leader's node id; "" if it is not known."""
     is_leader: bool
-    """It is this node."""
+    """True if this node leads."""
 
 
 @dataclass(frozen=True)
 class ProposalDone:
+    """The outcome of a request of this node."""
+
     request: int
     outcome: Outcome
 
@@ -81,7 +91,7 @@ MetaEffect = Send | Persist | MetadataChanged | LeaderChanged | ProposalDone
 
 @dataclass
 class Removal:
-    """A request to remove a node that voted when it came."""
+    """A request to remove a node that was a voter when the request arrived."""
 
     request_id: str
     command: bytes
@@ -89,7 +99,8 @@ class Removal:
 
 
 class MetaStore:
-    """Raises RaftFailure from any input if the node must stop."""
+    """The metadata of one node with its Raft peer. Every input raises `RaftFailure` if the node
+    must stop."""
 
     def __init__(
         self,
@@ -102,8 +113,8 @@ class MetaStore:
         now: float,
         timing: RaftTiming | None = None,
     ) -> None:
-        """`state`: as loaded from the disk, empty for a node that was never in a cluster. `nonce`:
-        a random text, another one for each start of the process."""
+        """Start with `state`, as loaded from the disk; it is empty for a node that was never in a
+        cluster. `nonce` is a random text that differs for each start of the process."""
         self.node_id = node_id
         self.effects: list[MetaEffect] = []
         self._raft = RaftNode(member_id(node_id, incarnation), state, random, now, timing)
@@ -115,18 +126,19 @@ class MetaStore:
         self._proposals = Proposals(node_id, nonce)
         self._unwritten: list[Ready] = []
         self._in_log: set[str] = set()
-        """As leader: requests that are in the log and not applied yet."""
+        """The requests in the log that are not applied yet, while this node leads."""
         self._removals: dict[str, Removal] = {}
-        """As leader: by node, until they are applied."""
+        """The unapplied removals by node, while this node leads."""
         self._told = LeaderChanged("", False)
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
         self._due = now
         self._is_stalled = False
         self.diverged = ""
-        """What the others have gone on without although it was agreed; this node must begin anew,
-        as another member."""
-        # Attempts to hand over: the first of the others may not be able to lead, either.
+        """The committed change that the others no longer have, as text. This node must start again
+        as another Raft peer. "" while there is none."""
+        # The number of attempts to hand over. The first of the other voters may be unable to lead
+        # too.
         self._handed_over = 0
         self._drain(now)
 
@@ -134,7 +146,7 @@ class MetaStore:
 
     @property
     def metadata(self) -> ClusterMetadata | None:
-        """The last that was applied; None: this node is in no cluster, as far as it knows."""
+        """The metadata applied last; None: this node belongs to no cluster that it knows of."""
         return self._state.metadata
 
     @property
@@ -143,7 +155,7 @@ class MetaStore:
 
     @property
     def leader_id(self) -> str:
-        """ "" if none is known."""
+        """The leader's node id; "" if it is not known."""
         return node_of(self._raft.leader)
 
     @property
@@ -152,21 +164,21 @@ class MetaStore:
 
     @property
     def membership(self) -> Membership:
-        """Of members: a node and its disk."""
+        """The Raft membership; a peer is a node with its disk."""
         return self._raft.membership
 
     @property
     def durable(self) -> tuple[int, int]:
-        """The Raft term, and the last committed entry, on the disk here."""
+        """The Raft term and the last committed entry on the disk of this node."""
         return self._raft.durable
 
     @property
     def durable_end(self) -> tuple[int, int]:
-        """The same with the last entry, committed or not."""
+        """The Raft term and the last entry on the disk, committed or not."""
         return self._raft.durable_end
 
     def has_majority(self, now: float) -> bool:
-        """Changes can be agreed, as far as this node can tell."""
+        """True if changes can be agreed, as far as this node can tell."""
         return self._raft.has_majority(now)
 
     # Inputs
@@ -180,13 +192,16 @@ class MetaStore:
         node: NodeInfo,
         now: float,
     ) -> int:
-        """Found a cluster of this node alone; others are admitted later. Returns the request.
-        Raises ValueError if this node belongs to one already."""
+        """Found a cluster of this node alone and return the request. Other nodes are admitted
+        later.
+
+        Raises `ValueError` if this node already belongs to a cluster.
+        """
         if not self._raft.is_new:
             raise ValueError("this node belongs to a cluster already")
         command = InitCluster(cluster_id, partitions, replication_factor, min_insync, node)
         request = self._proposals.next_request()
-        # What would be refused must not leave a cluster without metadata behind.
+        # A refused command must not leave a cluster without metadata.
         error = apply(None, command).error
         if error:
             self.effects.append(ProposalDone(request, RequestRefused(error)))
@@ -199,7 +214,7 @@ class MetaStore:
         return request
 
     def propose(self, command: Command, now: float) -> int:
-        """Returns the request that ProposalDone will name, within TIMEOUT_S."""
+        """Propose a command and return the request. A ProposalDone names it within TIMEOUT_S."""
         request = self._proposals.next_request()
         if self._proposals.is_full():
             refused = RequestRefused("too many changes are under way on this node")
@@ -211,9 +226,9 @@ class MetaStore:
         return request
 
     def admit(self, info: NodeInfo, now: float) -> int | None:
-        """A node asks to join, or has come back, maybe with other addresses: enter it. The leader
-        makes it a member by itself. None if there is nothing to do, or it is the controller's:
-        a known node with another disk."""
+        """Enter a node that asks to join, or that has come back, perhaps with other addresses. The
+        leader makes it a Raft peer automatically. Returns None if nothing is to be done. A known
+        node with another disk is left to the controller."""
         metadata = self.metadata
         if metadata is None:
             return None
@@ -226,14 +241,14 @@ class MetaStore:
         return self.propose(PutNode(wanted, known.version), now)
 
     def remove(self, node_id: str, now: float) -> int:
-        """Remove a node that holds nothing; one that votes stops doing so first."""
+        """Remove a node that stores nothing; a voter stops voting first."""
         known = self.metadata.nodes.get(node_id) if self.metadata is not None else None
         version = known.version if known is not None else 0
         return self.propose(RemoveNode(node_id, version), now)
 
     def hand_over(self, now: float) -> bool:
-        """Let another voter lead, before this node stops. False if it does not lead, or there is
-        nobody."""
+        """Let another voter lead before this node stops. Returns False if this node does not lead,
+        or no other voter can."""
         raft = self._raft
         others = [voter for voter in raft.membership.voters if voter != raft.member]
         live = [voter for voter in others if raft.is_caught_up(voter, now)]
@@ -243,22 +258,25 @@ class MetaStore:
         return done
 
     def set_stalled(self, is_stalled: bool, now: float) -> None:
-        """The disk of this node does not answer, or does so again. While it does not, this node
-        lets another one lead: its own heartbeats would hide that it confirms nothing."""
+        """Note whether the disk of this node responds. While it does not, another node must lead,
+        because this one's heartbeats would hide that it confirms nothing."""
         self._is_stalled = is_stalled
         self._raft.set_may_lead(not is_stalled)
         if is_stalled:
             self.hand_over(now)
 
     def leader_gone(self, node_id: str, now: float) -> None:
-        """The failure detector is sure that the process of that node is dead: its socket is closed
-        and nobody listens there."""
+        """Elect early, because that node's process is known to be dead: its socket is closed and
+        its address refuses connections."""
         if node_id == self.leader_id and not self.is_leader:
             self._raft.leader_gone(now)
             self._drain(now)
 
     def handle_frame(self, node_id: str, kind: int, payload: bytes, now: float) -> None:
-        """Raises BadFrame."""
+        """Process a frame of the metadata.
+
+        Raises `BadFrame` if the payload is invalid.
+        """
         if kind == RAFT:
             sender, receiver, message = decode_message(payload)
             if node_of(sender) != node_id:
@@ -274,7 +292,7 @@ class MetaStore:
             if not self._take_request(request_id, command, now):
                 self.effects.append(Send(node_id, PROPOSAL_RESULT, request_id.encode()))
         elif kind == PROPOSAL_RESULT:
-            # It does not lead, or could not take it.
+            # The receiver does not lead, or could not take the request.
             self._proposals.retry_soon(payload.decode("ascii", "replace"), now)
         else:
             raise BadFrame(f"a frame of kind {kind} is none for the metadata")
@@ -293,11 +311,12 @@ class MetaStore:
         self._drain(now)
 
     def timer(self) -> float:
-        """When to call handle_timers."""
+        """The time at which to call handle_timers."""
         return self._due
 
     def persisted(self, now: float) -> None:
-        """The oldest Persist that was not reported yet is done."""
+        """Note that the oldest unreported Persist is done, and send the messages that waited for
+        it."""
         ready = self._unwritten.pop(0)
         self._send_messages(ready.messages_after)
         self._raft.persisted(ready, now)
@@ -310,7 +329,7 @@ class MetaStore:
     def _send_due(self, now: float) -> None:
         leader = self.leader_id
         if not leader:
-            # As soon as there is one: see _tell_leader.
+            # The requests are sent when a leader is known; see _tell_leader.
             return
         for pending in self._proposals.take_due(now):
             if not self.is_leader:
@@ -320,7 +339,10 @@ class MetaStore:
                 self._proposals.retry_soon(pending.request_id, now)
 
     def _take_request(self, request_id: str, encoded: bytes, now: float) -> bool:
-        """As leader, append it. False: this node cannot, now. Raises BadFrame."""
+        """Append the request as the leader. Returns False if this node cannot.
+
+        Raises `BadFrame` if the command is invalid.
+        """
         command = decode_command(encoded)
         if not self.is_leader:
             return False
@@ -367,7 +389,7 @@ class MetaStore:
             if ready.installed is not None:
                 self._state = _restored(ready.installed.data)
                 self._entries_since_snapshot = self._bytes_since_snapshot = 0
-                # Requests whose entries the snapshot covers.
+                # The snapshot may cover the entries of some requests.
                 for request_id in self._proposals.request_ids():
                     self._finish(request_id)
             for entry in ready.committed:
@@ -382,7 +404,7 @@ class MetaStore:
             self._compact()
         self._tell_metadata()
         self._tell_leader(now)
-        # Everything that comes in ends here, and timers are asked for far more often.
+        # Every input ends here, and timers are read far more often, so the time is kept.
         proposals = self._proposals
         when = proposals.timer() if self._raft.leader else proposals.expiry()
         self._due = min(self._raft.timer(), when)
@@ -433,7 +455,7 @@ class MetaStore:
         if metadata is not None and metadata is not self._known:
             self.effects.append(MetadataChanged(metadata, changed_since(self._known, metadata)))
             self._known = metadata
-        # Whoever learns that its change was accepted finds it in the metadata.
+        # The metadata comes first, so a caller that is told "accepted" finds its change in it.
         self.effects += self._done
         self._done = []
 

@@ -1,9 +1,9 @@
-"""Which nodes vote on the metadata. Run by the Raft leader, one change at a time.
+"""The choice of the nodes that vote on the metadata. The Raft leader runs it, one change at a time.
 
-One, three or five voters: with an even number one more must be alive, and none more may fail. So a
-cluster of two has one voter (with two, neither would survive alone), and gets three when a third
-node, or a witness, is there. Between two odd numbers there is an even one for as long as it takes
-to commit a change. Every other node is a learner, ready to take the place of a voter that is down.
+There are one, three or five voters. An even number needs one more live voter and tolerates no more
+failures. So a cluster of two has one voter: with two, neither would survive alone. It gets three
+when a third node, or a witness, is there. Between two odd numbers there is an even one until a
+change is committed. Every other node is a learner, ready to replace a voter that is down.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -16,7 +16,7 @@ from holdfast.cluster.raft.log import Membership
 
 @dataclass(frozen=True)
 class HandOver:
-    """Another member shall lead."""
+    """The decision that another peer shall lead."""
 
     member: str
 
@@ -28,10 +28,10 @@ def plan(
     leaving: Collection[str],
     is_live: Callable[[str], bool],
 ) -> Membership | HandOver | None:
-    """The next step, None if all is as it should be or nothing can be done now.
+    """The next step; None if the membership is right or nothing can be done now.
 
-    `own`: the leader's member id. `leaving`: nodes to be removed, which must stop voting even if
-    nobody takes their place. `is_live`: the member answers and has what is committed.
+    `own` is the leader's peer id. `leaving` are nodes to be removed, which must stop voting even
+    without a replacement. `is_live` is true for a peer that replies and has every committed entry.
     """
     wanted = {member_id(node.node_id, node.incarnation): node for node in nodes.values()}
     membership_now = _with_learners(membership, wanted)
@@ -49,7 +49,8 @@ def plan(
         if _is_good(member, own, wanted, leaving) and is_live(member)
     ]
     spares.sort(key=lambda member: (wanted[member].role != WITNESS, member))
-    # A node with another disk takes the place of the one it was; of one that is gone nobody does.
+    # A node with another disk replaces its old peer. A peer whose node is removed has no such
+    # replacement.
     going = {voter for voter in bad if node_of(voter) in leaving or node_of(voter) not in nodes}
     step = _step(own, membership, bad, spares, going, is_live)
     if step is not None and _has_live_majority(own, step, is_live):
@@ -73,7 +74,7 @@ def _is_good(
     node = wanted.get(member)
     if node is None or node.node_id in leaving or node.state == NodePhase.DRAINING:
         return False
-    # We run, whatever the cluster thinks.
+    # This node runs, whatever the metadata says.
     return node.state == NodePhase.UP or member == own
 
 
@@ -87,7 +88,7 @@ def _step(
 ) -> Membership | None:
     count = len(membership.voters)
     others = [voter for voter in bad if voter != own]
-    # Those that do not answer first.
+    # Peers that do not reply come first.
     others.sort(key=lambda voter: (voter not in going, is_live(voter), voter))
     if count % 2 == 0:
         if others:
@@ -109,5 +110,7 @@ def _step(
 
 
 def _has_live_majority(own: str, membership: Membership, is_live: Callable[[str], bool]) -> bool:
+    """True if the membership's majority is live. A change that fails this test could not be
+    committed and would block the next one."""
     live = sum(1 for voter in membership.voters if voter == own or is_live(voter))
     return live >= membership.majority

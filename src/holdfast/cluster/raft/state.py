@@ -96,7 +96,7 @@ class Raft:
         self.vote = state.vote
         self.role = FOLLOWER
         self.leader = ""
-        """The leader of this term; "" if it is not known. """
+        """The leader of this term, or "" while it is not known."""
         snapshot_index = state.snapshot.index if state.snapshot is not None else 0
         self.commit = max(snapshot_index, min(state.commit, self.log.last_index))
         self.handed = snapshot_index
