@@ -1,1 +1,1 @@
-"""Placement: the hash ring, the choice of leaders, and the controller that keeps both."""
+"""Placement: the hash ring, the choice of leaders, and the controller that maintains both."""

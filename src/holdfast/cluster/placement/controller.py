@@ -1,11 +1,13 @@
-"""The controller: keeps the cluster as it should be. It runs on the Raft leader, nowhere else.
+"""The controller: it assigns replicas and leaders. It runs on the Raft leader only.
 
-It compares what is (the metadata, and the health that the detector sees) with what should be,
-and proposes the difference. It knows nothing that it could not find anew: make a new one when the
-node becomes Raft leader. Every proposal is a compare-and-set, so one that comes too late, or
-twice, or from a controller that does not know yet that it is deposed, changes nothing.
+It compares the actual state (the metadata, and the health that the detector sees) with the wanted
+state, and proposes the difference. It keeps no state that it could not compute again, so a node
+that becomes Raft leader makes a new one. Every proposal is a compare-and-set. So a late or repeated
+one changes nothing, and neither does one from a controller that does not know yet that it is
+deposed.
 
-Never an unclean leader: if all who were in sync are dead a partition waits for one of them.
+There is never an unclean leader: if all in-sync replicas are dead, the partition waits for one of
+them.
 """
 
 from collections.abc import Iterable
@@ -42,28 +44,33 @@ FOREVER: Final = float("inf")
 
 @dataclass(frozen=True)
 class ControllerConfig:
+    """The times and bounds of the controller."""
+
     replace_after_s: float = 10.0
-    """How long a dead node is waited for before its replicas are made elsewhere."""
+    """The seconds after which the replicas of a dead node are made elsewhere."""
     balance_after_s: float = 5.0
-    """How long a node that was down must have been up before it leads again."""
+    """The seconds that a node that was down must be up before it gets its leaderships back."""
     moves_max: int = 16
-    """Partitions to which replicas are being added at the same time."""
+    """The most partitions that have replicas being added at the same time."""
     leader_moves_max: int = 8
-    """Leaders moved, every `leader_moves_every_s`, only because others are preferred."""
+    """The most leaders moved every `leader_moves_every_s` only because others are preferred."""
     leader_moves_every_s: float = 0.2
+    """The interval in seconds between such moves."""
     changes_max: int = 512
-    """Partitions in one command: it is one entry of the metadata log."""
+    """The most partitions in one command, which is one entry of the metadata log."""
     proposal_timeout_s: float = 2.0
-    """After which a proposal without a result is made again."""
+    """The seconds after which a proposal without a result is made again."""
     pace_s: float = 0.02
-    """Between looks at the metadata when nothing has happened to a node: what partition leaders
-    change one by one is looked at together."""
+    """The seconds between two comparisons when only the metadata has changed. So changes that
+    partition leaders make one by one are compared together."""
     retry_s: float = 0.02
-    """The pause before what was refused is proposed again, if it is still to be done."""
+    """The seconds before a refused change is proposed again, if it is still needed."""
 
 
 @dataclass(frozen=True)
 class _Pending:
+    """A proposal under way for one version of a partition or node, until a time."""
+
     version: int
     until: float
 
@@ -72,7 +79,8 @@ Change = tuple[int, int, PartitionInfo]
 
 
 class Controller:
-    """Call `step` when the metadata or the health has changed, and when `timer` says."""
+    """The controller of a cluster. The driver calls `step` when the metadata or the health has
+    changed, and when `timer` is due."""
 
     def __init__(self, node_id: str, config: ControllerConfig) -> None:
         self.node_id = node_id
@@ -83,7 +91,7 @@ class Controller:
         self._next_at = FOREVER
         self._down_since: dict[str, float] = {}
         self._up_since: dict[str, float] = {}
-        """Of nodes that were down before."""
+        """The time since which a node that was down is up."""
         self._leaders_moved_at = -FOREVER
         self._pending_partitions: dict[int, _Pending] = {}
         self._pending_nodes: dict[str, _Pending] = {}
@@ -94,7 +102,7 @@ class Controller:
         return self._next_at if self._next_at != FOREVER else None
 
     def step(self, metadata: ClusterMetadata, health: Health, now: float) -> list[Command]:
-        """What to propose now, all of it at once; the commands do not depend on one another."""
+        """The commands to propose now, all at once; they do not depend on one another."""
         if metadata is not self._metadata:
             self._wake(self._looked_at + self._config.pace_s)
         if health is self._health and now < self._next_at:
@@ -117,7 +125,8 @@ class Controller:
         return self._commands(nodes, urgent, ordinary, standing, now)
 
     def settled(self, command: Command, now: float) -> None:
-        """The proposal was accepted or refused: what is still to be done may be proposed again."""
+        """Note that a command was accepted or refused. Changes that are still needed may be
+        proposed again after `retry_s`."""
         if not isinstance(command, ChangePartitions):
             return
         until = now + self._config.retry_s
@@ -161,8 +170,8 @@ class Controller:
                 del since[node]
 
     def _node_changes(self, metadata: ClusterMetadata, health: Health) -> dict[str, NodeInfo]:
-        """What the entries of nodes become: down, up again, or with another disk. One whose disk
-        does not answer, or is damaged, is as good as dead, whatever else of it runs."""
+        """The new entries of nodes: down, up again, or with another disk. A node whose disk does
+        not respond, or is damaged, counts as dead, whatever else of it runs."""
         changes = {}
         wiped: set[str] = set()
         ill = useless(metadata, health)
@@ -187,12 +196,13 @@ class Controller:
             if changed == info:
                 continue
             if changed.incarnation != info.incarnation and self._is_in_sync_in_pending(node):
-                # It must leave all of these in one command with that.
+                # The node must leave all in-sync sets in the command that changes its disk. A
+                # pending change of such a set would make that command too old.
                 continue
             if changed.incarnation != info.incarnation:
                 wiped.add(node)
                 if last_copies(metadata, wiped):
-                    # The disk that it had may only not be mounted. An operator decides, see
+                    # The old disk may only be unmounted. An operator decides, see
                     # operations.unsafe_recover.
                     wiped.discard(node)
                     continue
@@ -204,8 +214,8 @@ class Controller:
         return any(node in partitions[number].in_sync for number in self._pending_partitions)
 
     def _wanted_replicas(self, metadata: ClusterMetadata, now: float) -> Assignment:
-        """Where everything belongs. Decided anew only when other nodes come into question, so
-        that a plan is carried out to its end."""
+        """The wanted replicas of all partitions. They are computed again only when the eligible
+        nodes change, so that a plan is carried out to its end."""
         usable = set()
         given_up = set()
         for node, info in metadata.nodes.items():
@@ -226,8 +236,8 @@ class Controller:
     def _changes(
         self, metadata: ClusterMetadata, wanted: Assignment, standing: NodeConditions
     ) -> tuple[list[Change], list[Change], list[int]]:
-        """Changes after failures, changes of plan, and the partitions that need none of either
-        but are not as they should be."""
+        """Changes after failures, changes of plan, and the free partitions. A free partition needs
+        neither, but is not in its wanted state."""
         urgent: list[Change] = []
         ordinary: list[Change] = []
         free: list[int] = []
@@ -264,7 +274,7 @@ class Controller:
         standing: NodeConditions,
         free: Iterable[int],
     ) -> list[Change]:
-        """Adds replicas, first where fewest are in sync."""
+        """Add missing replicas, first where the fewest are in sync."""
         partitions = metadata.partitions
         room = self._config.moves_max - len(self._pending_partitions)
         room -= sum(1 for info in partitions if not standing.absent.issuperset(info.adding))
@@ -287,7 +297,7 @@ class Controller:
     def _prefer_leaders(
         self, metadata: ClusterMetadata, standing: NodeConditions, free: Iterable[int], now: float
     ) -> list[Change]:
-        """Gives some partitions back to their preferred leaders."""
+        """Return some partitions to their preferred leaders."""
         steady = self._steady(standing, now)
         movable = [
             number
@@ -312,6 +322,7 @@ class Controller:
         return moves
 
     def _steady(self, standing: NodeConditions, now: float) -> set[str]:
+        """The willing nodes that have been up for `balance_after_s`."""
         steady = set()
         for node in standing.willing:
             at = self._up_since.get(node, -FOREVER) + self._config.balance_after_s
@@ -329,8 +340,9 @@ class Controller:
         standing: NodeConditions,
         now: float,
     ) -> list[Command]:
-        """What is urgent goes first, the changes of nodes with it; the rest shall not be able to
-        delay it. A node with a new disk leaves all in-sync sets in the command that says so."""
+        """The commands for these changes. Urgent changes and those of nodes come first, so the
+        others cannot delay them. A node with a new disk leaves all in-sync sets in the command that
+        announces it."""
         metadata = self._metadata
         assert metadata is not None
         node_changes = tuple((metadata.nodes[node].version, nodes[node]) for node in sorted(nodes))

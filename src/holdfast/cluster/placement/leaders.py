@@ -1,19 +1,20 @@
-"""Leaders for partitions whose replicas are given, as evenly as those allow."""
+"""The choice of leaders for partitions with given replicas, as even as those allow."""
 
 from collections import deque
 from collections.abc import Sequence
 
 
 class Leadership:
-    """Who leads what. Assign what is decided, then take `balanced`."""
+    """The leader of each partition. The caller assigns fixed leaders, then takes `balanced`."""
 
     def __init__(self, nodes: Sequence[str], replicas: Sequence[Sequence[str]]) -> None:
-        """`replicas` by partition, none of them empty."""
+        """Start without leaders. `replicas` is by partition, none of them empty."""
         self._replicas = replicas
         self._leaders = [""] * len(replicas)
         self._led: dict[str, set[int]] = {node: set() for node in nodes}
 
     def assign(self, partition: int, node: str) -> None:
+        """Make the node lead the partition."""
         old = self._leaders[partition]
         if old:
             self._led[old].remove(partition)
@@ -21,19 +22,19 @@ class Leadership:
         self._led[node].add(partition)
 
     def balanced(self) -> list[str]:
-        """The leader of each partition. Who was assigned is moved only where loads would differ
-        by more than one otherwise."""
+        """The leader of each partition. An assigned leader is moved only if loads would otherwise
+        differ by more than one."""
         for partition, replicas in enumerate(self._replicas):
             if not self._leaders[partition]:
-                # The first of equals: the nearest on the ring.
+                # The first of equals is the nearest on the ring.
                 self.assign(partition, min(replicas, key=lambda node: len(self._led[node])))
         while self._relieve_one():
             pass
         return self._leaders
 
     def _relieve_one(self) -> bool:
-        """Takes one partition from a node that leads most, or gives one to a node that leads
-        least. False: no chain of hand-overs improves anything."""
+        """Move one leadership from a most loaded node towards a less loaded one. Returns False if
+        no chain of moves improves anything."""
         most = max(map(len, self._led.values()))
         least = min(map(len, self._led.values()))
         if most - least <= 1:
@@ -44,8 +45,9 @@ class Leadership:
         return False
 
     def _hand_over(self, start: str, most: int) -> bool:
-        """The shortest chain of hand-overs from `start` to a node that leads two less than it or
-        fewer: each node of the chain gives one partition to the next, so only its ends change."""
+        """Find and carry out the shortest chain of moves from `start` to a node with at least two
+        leaderships fewer. Each node of the chain passes one partition to the next, so only the
+        loads of its ends change."""
         reached: dict[str, tuple[str, int]] = {start: ("", -1)}
         queue = deque([start])
         while queue:

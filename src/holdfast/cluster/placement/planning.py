@@ -1,8 +1,8 @@
-"""What a partition's entry should become, one decision at a time.
+"""The wanted next entry of a partition, one decision at a time.
 
-Functions on an entry take it as it is and return what it should be: the same object if there is
-nothing to do. None of them ever adds a member to the in-sync set (only the partition's
-leader knows who is), makes anybody lead who is not in it, or takes the last live one out of it.
+A function takes an entry and returns the new one: the same object if nothing is to be done. No
+function adds a replica to the in-sync set, because only the partition's leader knows which are.
+None makes a node outside that set lead. None takes the last live node out of it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,22 +22,24 @@ from holdfast.cluster.placement.ring import Assignment, placement
 
 @dataclass(frozen=True)
 class NodeConditions:
-    """How the nodes stand, once the changes of nodes that go with the decision are made."""
+    """The condition of the nodes, after the node changes that go with the decision."""
 
     absent: frozenset[str] = frozenset()
-    """Dead, or without a disk to be trusted: they cannot lead, and nobody shall wait for them."""
+    """Nodes that are dead, or whose disk cannot be trusted. They cannot lead, and no commit shall
+    wait for them."""
     wiped: frozenset[str] = frozenset()
-    """Back with an empty disk."""
+    """Nodes that returned with an empty disk."""
     willing: frozenset[str] = frozenset()
     """Data nodes that may take more: up, not suspected, neither draining nor leaving."""
     retiring: frozenset[str] = frozenset()
-    """Alive, draining or leaving: they shall lead nothing if anybody else can."""
+    """Live nodes that are draining or leaving. They shall lead nothing that another node can
+    lead."""
 
 
 def standing_of(
     metadata: ClusterMetadata, changes: Mapping[str, NodeInfo], health: Health
 ) -> NodeConditions:
-    """`changes`: of nodes, to be made together with what is decided on this standing."""
+    """The conditions of the nodes. `changes` are the node changes of the same command."""
     absent, wiped, willing, retiring = set(), set(), set(), set()
     ill = useless(metadata, health)
     for node, info in metadata.nodes.items():
@@ -67,8 +69,9 @@ def standing_of(
 
 
 def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
-    """Nodes whose log is damaged; and those whose disk does not answer or is full, as long as that
-    of another data node is well: with nobody who could take over, to wait is all there is to do."""
+    """Nodes whose log is damaged. Nodes whose disk does not respond or is full are added only if
+    another data node's disk is well. Otherwise no node could take over, and waiting is the only
+    option."""
     ill = health.ill
     for node, info in metadata.nodes.items():
         if info.role == DATA and node in health.present and node not in ill:
@@ -79,8 +82,8 @@ def useless(metadata: ClusterMetadata, health: Health) -> frozenset[str]:
 def wanted_replicas(
     metadata: ClusterMetadata, usable: Collection[str], given_up: Collection[str]
 ) -> Assignment:
-    """By partition: on the usable nodes. Where they are fewer than the replication factor, nodes
-    that were given up keep what nobody else can take, in case they come back."""
+    """The replicas of each partition on the usable nodes. If those are fewer than the replication
+    factor, given-up nodes keep replicas that no other node can take, in case they come back."""
     partitions = metadata.partitions
     factor = metadata.replication_factor
     placed = placement(usable, len(partitions), factor, [info.members for info in partitions])
@@ -94,7 +97,7 @@ def wanted_replicas(
 
 
 def last_copies(metadata: ClusterMetadata, nodes: Collection[str]) -> list[int]:
-    """Partitions of which only the disks of these nodes had everything that was acknowledged."""
+    """The partitions whose acknowledged records are complete only on the disks of these nodes."""
     return [
         number
         for number, info in enumerate(metadata.partitions)
@@ -103,16 +106,16 @@ def last_copies(metadata: ClusterMetadata, nodes: Collection[str]) -> list[int]:
 
 
 def is_led_by_another(info: PartitionInfo) -> bool:
-    """Than the preferred leader, who could."""
+    """True if the preferred leader is in sync and another node leads."""
     preferred = info.replicas[0]
     return info.leader not in ("", preferred) and preferred in info.in_sync
 
 
 def settled(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-    """After a failure or a return: who is still in sync, and who leads.
+    """The entry after a failure or a return: the remaining in-sync set, and its leader.
 
-    If all who are in sync are dead they all stay, and there is no leader until the first of them is
-    back: each of them has every committed record.
+    If all in-sync replicas are dead, they all stay in the set, because each has every committed
+    record. The partition has no leader until the first of them is back.
     """
     in_sync = info.in_sync
     if not standing.wiped.isdisjoint(in_sync):
@@ -135,8 +138,8 @@ def settled(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
 
 
 def _with_arrived(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-    """Where only replicas being added are left, in sync and alive: they are replicas from now on,
-    so that one may lead."""
+    """The entry with its live, in-sync `adding` replicas as full replicas, so that one may lead. It
+    is used when no other replica is left."""
     arrived = tuple(
         node for node in info.adding if node in info.in_sync and node not in standing.absent
     )
@@ -147,8 +150,8 @@ def _with_arrived(info: PartitionInfo, standing: NodeConditions) -> PartitionInf
 
 
 def next_leader(info: PartitionInfo, standing: NodeConditions) -> str:
-    """The next on the ring after the leader, of those in sync and alive; the willing before the
-    others. Empty: there is nobody."""
+    """The next live in-sync replica on the ring after the leader, willing nodes first; "" without
+    one."""
     replicas = info.replicas
     first = replicas.index(info.leader) + 1 if info.leader in replicas else 0
     able = [
@@ -160,11 +163,12 @@ def next_leader(info: PartitionInfo, standing: NodeConditions) -> str:
 
 
 def led_by(info: PartitionInfo, node: str) -> PartitionInfo:
+    """The entry with this leader, under a new epoch."""
     return replace(info, leader=node, epoch=info.epoch + 1)
 
 
 def relieved(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
-    """Led by somebody who is willing, if its leader shall lead nothing any more."""
+    """The entry with a willing leader, if the present one is retiring."""
     if info.leader not in standing.retiring:
         return info
     successor = next_leader(info, standing)
@@ -172,7 +176,8 @@ def relieved(info: PartitionInfo, standing: NodeConditions) -> PartitionInfo:
 
 
 def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> bool:
-    """One that could be added. Without a leader nobody could bring it up to date."""
+    """True if a wanted replica is missing and can be added. Without a leader no node could feed
+    it."""
     members = info.members
     return (
         info.leader != ""
@@ -182,7 +187,7 @@ def lacks_replica(info: PartitionInfo, wanted: Sequence[str], standing: NodeCond
 
 
 def begun(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) -> PartitionInfo:
-    """With the missing replicas being added."""
+    """The entry with the missing replicas being added."""
     members = info.members
     missing = [node for node in wanted if node not in members and node in standing.willing]
     return replace(info, adding=(*info.adding, *missing[: REPLICAS_MAX - len(members)]))
@@ -191,12 +196,12 @@ def begun(info: PartitionInfo, wanted: Sequence[str], standing: NodeConditions) 
 def advanced(
     info: PartitionInfo, wanted: tuple[str, ...], standing: NodeConditions, min_insync: int
 ) -> PartitionInfo:
-    """A step on the way to `wanted`: replicas that have arrived count, those no longer wanted go
-    when all others are in sync."""
+    """The entry one step closer to `wanted`. Added replicas that are in sync become full replicas.
+    Unwanted ones leave when all others are in sync."""
     if not info.leader or (info.replicas == wanted and not info.adding):
         return info
     changed = info
-    # One that has arrived is a copy, wanted or not: it goes as other replicas do.
+    # An added replica that is in sync is a copy, wanted or not. It leaves as other replicas do.
     arrived = tuple(node for node in info.adding if node in info.in_sync)
     adding = tuple(node for node in info.adding if node in wanted and node not in arrived)
     if adding != info.adding:
@@ -210,8 +215,8 @@ def advanced(
 def _without_unwanted_replicas(
     info: PartitionInfo, wanted: tuple[str, ...], standing: NodeConditions, min_insync: int
 ) -> PartitionInfo:
-    """A live one goes only when everybody wanted is in sync; a dead one also if others that are
-    dead are still hoped for."""
+    """The entry without unwanted replicas. A live one leaves only when every wanted one is in sync.
+    A dead one leaves also while other dead ones may still return."""
     if not set(wanted).issubset(info.replicas):
         return info
     lacking = [node for node in wanted if node not in info.in_sync]

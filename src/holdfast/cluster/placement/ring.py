@@ -1,13 +1,15 @@
-"""The hash ring: where the replicas of each partition belong.
+"""The hash ring: the places of each partition's replicas.
 
-Every node has POINTS points on a circle of 2**64, every partition one: the first eight bytes,
-big-endian, of the BLAKE2b hash of "<node>#<number>" or "partition <number>". Clockwise from its
-point a partition meets the nodes in an order of its own, the same on every machine and for ever.
+Every node has POINTS points on a circle of 2**64, every partition has one. A point is the first
+eight bytes, big-endian, of the BLAKE2b hash of "<node>#<number>" or "partition <number>". Clockwise
+from its point a partition meets the nodes in an order of its own, which is the same on every
+machine and for ever.
 
-A pure ring leaves some nodes with twice the load of others. So it only says who is asked first:
-no node holds more than its share, rounded up, and none leads more (consistent hashing with bounded
-loads). And since what is stored already counts first, `placement` of a changed set of nodes moves
-only what the change demands: about partitions * replication factor / nodes for a node that joins.
+A pure ring gives some nodes twice the load of others. So the ring only orders the candidates: no
+node stores more than its share, rounded up, and none leads more (consistent hashing with bounded
+loads). Replicas that exist already count first. So `placement` of a changed set of nodes moves only
+what the change demands. For a node that joins, that is about partitions * replication factor /
+nodes.
 """
 
 from bisect import bisect_left
@@ -18,18 +20,21 @@ from typing import Final
 from holdfast.cluster.placement.leaders import Leadership
 
 POINTS: Final = 64
-"""Of each node."""
+"""The number of points of each node."""
 CIRCLE: Final = 1 << 64
 
 Assignment = tuple[tuple[str, ...], ...]
-"""By partition: its replicas, the preferred leader first, then clockwise."""
+"""The replicas of each partition: the preferred leader first, then clockwise."""
 
 
 def ring_point(text: str) -> int:
+    """The position of a text on the circle."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 class Ring:
+    """The points of the nodes and partitions."""
+
     def __init__(self, nodes: Collection[str], partitions: int) -> None:
         self._starts = [ring_point(f"partition {number}") for number in range(partitions)]
         self._points = {
@@ -41,7 +46,7 @@ class Ring:
         )
 
     def walk(self, partition: int) -> Iterator[str]:
-        """All nodes, as met clockwise from the partition's point."""
+        """All nodes in the order met clockwise from the partition's point."""
         circle = self._circle
         first = bisect_left(circle, (self._starts[partition], ""))
         met: set[str] = set()
@@ -54,7 +59,7 @@ class Ring:
                     return
 
     def distance(self, partition: int, node: str) -> int:
-        """Clockwise from the partition's point to the nearest point of the node."""
+        """The distance clockwise from the partition's point to the nearest point of the node."""
         points = self._points[node]
         start = self._starts[partition]
         index = bisect_left(points, start)
@@ -67,11 +72,11 @@ def placement(
     replication_factor: int,
     current: Sequence[Sequence[str]] = (),
 ) -> Assignment:
-    """Where replicas and preferred leaders belong, given where they are (`current`, by partition;
-    empty for a new cluster). Any order of `nodes` gives the same result.
+    """The wanted replicas and preferred leaders. `current` has the present replicas by partition;
+    it is empty for a new cluster. The order of `nodes` does not matter.
 
-    Loads differ by at most one, those of leaders by at most one where the replicas allow it. Fewer
-    nodes than the replication factor hold a replica each.
+    Loads differ by at most one; leaderships do too where the replicas allow it. If there are fewer
+    nodes than the replication factor, each stores one replica of every partition.
     """
     if not nodes:
         return ((),) * partitions
@@ -83,6 +88,8 @@ def placement(
 
 
 class _Placing:
+    """A placement under construction."""
+
     def __init__(
         self,
         nodes: Sequence[str],
@@ -109,17 +116,19 @@ class _Placing:
         self._held[node].remove(partition)
 
     def _most_loaded(self, partition: int) -> str:
-        """The last of equals, so that the preferred leader stays where it is."""
+        """The most loaded replica; the last of equals, so that the preferred leader stays in
+        place."""
         replicas = reversed(self._replicas[partition])
         return max(replicas, key=lambda node: len(self._held[node]))
 
     def drop(self) -> None:
-        """Where there are more than wanted (a replica is being moved), the most loaded goes."""
+        """Drop the most loaded replicas where there are too many, because one is being moved."""
         for partition, replicas in enumerate(self._replicas):
             while len(replicas) > self._copies:
                 self._remove(partition, self._most_loaded(partition))
 
     def fill(self) -> None:
+        """Add missing replicas in ring order, on nodes with room."""
         for partition, replicas in enumerate(self._replicas):
             if len(replicas) == self._copies:
                 continue
@@ -129,17 +138,18 @@ class _Placing:
                     if len(replicas) == self._copies:
                         break
             while len(replicas) < self._copies:
-                # All who still have room are here already.
+                # All nodes with room are replicas of this partition already.
                 others = [node for node in self._held if node not in replicas]
                 self._add(partition, min(others, key=lambda node: len(self._held[node])))
 
     def even_out(self) -> None:
-        """Moves replicas to those with too few, from those with too many while there are any."""
+        """Move replicas to nodes with too few, first from nodes with too many."""
         held = self._held
         enough = sum(map(len, held.values())) // len(held)
         for keep in (self._share, enough):
             for node in held:
-                # For fewer it is cheaper to look for each of them in the one that it comes from.
+                # For a small deficit it is cheaper to search for each partition in its present
+                # node.
                 if (enough - len(held[node])) * enough > len(self._replicas):
                     self._raise(node, enough, keep)
         while True:
@@ -147,11 +157,12 @@ class _Placing:
             low = min(held, key=lambda node: (len(held[node]), node))
             if len(held[high]) - len(held[low]) <= 1:
                 return
-            # There is one: `high` holds more partitions than `low` holds at all.
+            # The difference is not empty: `high` stores more partitions than `low` stores in total.
             self._move(self._nearest(held[high] - held[low], low)[0], high, low)
 
     def _raise(self, low: str, enough: int, keep: int) -> None:
-        """Gives `low` partitions near it until it has enough; others keep as many as said."""
+        """Give `low` the nearest partitions until it has enough; other nodes keep at least
+        `keep`."""
         held = self._held
         others = set(range(len(self._replicas))) - held[low]
         for partition in self._nearest(others, low):
@@ -171,7 +182,8 @@ class _Placing:
         self._add(partition, low)
 
     def ordered(self, current: Sequence[Sequence[str]]) -> Assignment:
-        """The preferred leader first, and the others as they follow it on the ring."""
+        """The replicas with the preferred leader first, then the others as they follow on the
+        ring."""
         clockwise = [
             sorted(replicas, key=lambda node: (self._ring.distance(partition, node), node))
             for partition, replicas in enumerate(self._replicas)
