@@ -112,7 +112,7 @@ class AdminConnection:
                 if not count:
                     raise HTTPException(f"the answer ends after {done} bytes of {len(buffer)}")
                 done += count
-            # Reading past the end also tells http.client that this response is complete.
+            # Reading past the end also makes http.client mark this response as complete.
             if response.read(1):
                 raise HTTPException(
                     f"the answer is longer than the {len(buffer)} bytes it announced"

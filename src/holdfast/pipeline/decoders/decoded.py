@@ -44,7 +44,7 @@ class Decoded:
         self.times: list[int | None] | None = None
         """The readings' own times. None if there are none."""
         self.historical: list[bool] | None = None
-        """Whether each reading is from the past (Sparkplug)."""
+        """True for each reading from the past (Sparkplug)."""
         self.time_us: int | None = None
         self.sent_us: int | None = None
         self.sequence: int | None = None

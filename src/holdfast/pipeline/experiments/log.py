@@ -21,13 +21,13 @@ _checked = lru_cache(maxsize=256)(check_event)
 
 
 class ExperimentLog:
-    """One writer's events of one run, a JSON object a line in the file `path`.
+    """The log of one writer's events of one run: one JSON object per line in the file `path`.
 
         with ExperimentLog("failover-7", path, parameters={"clients": "20"}) as log:
             log.write("published", publisher="p", topic="t", sequence=1, qos=1)
 
-    A thread writes what gathered. Nothing is dropped: when the disk cannot follow, `write` waits,
-    and the last event says how often that was. Any thread may write.
+    A thread writes the collected events. No event is dropped: if the disk is too slow, `write`
+    waits, and the last event has the number of waits. Any thread may call `write`.
     """
 
     def __init__(

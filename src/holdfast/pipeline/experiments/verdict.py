@@ -70,7 +70,7 @@ def _about(violation: Violation) -> str:
 
 
 def verdict(events: DataFrame, run: str) -> Verdict:
-    """Of one run, from events that are ready (`reading.events_of_records`)."""
+    """Return the verdict over one run, from prepared events (`reading.events_of_records`)."""
     of_run = events.where(F.col("run") == run).persist()
     try:
         count = of_run.count()

@@ -94,8 +94,8 @@ class Bronze:
         self.end = {p: bound.end for p, bound in bounds.items()}
         begin = self._begin(step.last, bounds)
         end = self._end(begin, bounds, target)
-        # A commit without rows fixes the start, if the start is not the first offset. Otherwise
-        # `latest` would be later at each attempt, and records between two attempts would be lost.
+        # If the options set a start, a commit without rows fixes it. Otherwise `latest` would be
+        # later at each attempt, and records between two attempts would be lost.
         if end == begin and (step.last is not None or not self._starts_elsewhere()):
             return None
         skipped: list[OffsetRange] = []

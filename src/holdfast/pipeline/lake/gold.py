@@ -2,8 +2,10 @@
 
 A step finds the grains (hours, days, values) that the source's new files have rows of. It reads all
 rows of those grains and replaces the table's rows there. Each grain is one sorted file, whose bytes
-depend only on the source's rows. The commits of the source have the least and greatest times of
-each file, so a step reads only files that may have rows of the grains.
+depend only on the source's rows.
+
+The commits of the source have the least and greatest times of each file. So a step reads only files
+that may have rows of the grains.
 """
 
 from bisect import bisect_left

@@ -3,34 +3,34 @@
 Names are case-insensitive, as everywhere in Spark.
 
 ================== ================================================================================
-mqttServers        where to publish: `host:port` or `mqtts://host:port`, several separated by
-                   commas: nodes of one cluster, or of a pair (`servers`, the admin ports, are for
-                   reading)
-topic              of all rows, in place of the column `topic`
-qos                of rows without a column `qos`: 0, 1 (default) or 2
-retain             of rows without a column `retain`: `true` or `false` (default)
-exactlyOnce        `prefer` (default): number the messages, and say so where the broker does not
-                   look at the numbers; `require`: then fail; `off`: do not number
-writeId            batch writes only: who writes the same rows with the same writeId again writes
+mqttServers        the servers to publish to: `host:port` or `mqtts://host:port`, several
+                   separated by commas: nodes of one cluster, or of a pair (`servers`, the admin
+                   ports, are for reading)
+topic              the topic of all rows, in place of the column `topic`
+qos                the QoS of rows without a column `qos`: 0, 1 (default) or 2
+retain             the flag of rows without a column `retain`: `true` or `false` (default)
+exactlyOnce        `prefer` (default): number the messages, and warn if the broker does not use the
+                   numbers; `require`: fail in that case; `off`: do not number
+writeId            batch writes only: a second write of the same rows with the same writeId writes
                    nothing new. Without it each write is another one
-writeVersion       with writeId, for one write after the other: a number that grows, such as the
-                   batch id in foreachBatch (default 0)
+writeVersion       with writeId, for consecutive writes: a number that grows, such as the batch id
+                   in foreachBatch (default 0)
 orderBy            columns, separated by commas, that order the rows of each task
 failOnRefused      `true` (default): a row that cannot be published is an error; `false`: it is
                    left out, counted and logged
 username, password credentials
-tlsCaFile          who signed the server's certificate, PEM (default: the system's)
-tlsCertFile        our certificate, PEM
+tlsCaFile          the CA certificates for the server's certificate, PEM (default: the system's)
+tlsCertFile        the client's certificate, PEM
 tlsKeyFile         its key
 tlsServerName      the name the server's certificate must have (default: the host)
-clientIdPrefix     client ids begin with it (default `spark`)
+clientIdPrefix     the beginning of the client ids (default `spark`)
 protocolVersion    `5` (default) or `3.1.1`, which has no properties and no exactly once
-inflight           messages sent and not acknowledged, for each task (default 4096); the server's
-                   receive maximum counts, too
-retryTimeout       seconds without any progress after which a task fails (default 120)
+inflight           the most unacknowledged messages per task (default 4096). The server's receive
+                   maximum also applies
+retryTimeout       the seconds without progress after which a task fails (default 120)
 ================== ================================================================================
 
-Files are read where the tasks run.
+The tasks read the files on their own hosts.
 """
 
 from collections.abc import Mapping
@@ -87,6 +87,7 @@ class SinkOptions:
     qos: int
     retain: bool
     exactly_once: str
+    """One of PREFER, REQUIRE and OFF."""
     write_id: str | None
     write_version: int
     order_by: tuple[str, ...]

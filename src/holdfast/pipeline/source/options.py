@@ -3,27 +3,27 @@
 ==================== ==============================================================================
 path                 a data directory (this or `servers`); also `load(DIR)`
 servers              `host:adminport`, several separated by commas: all of one log. Tasks read from
-                     those that do not lead the partitions, and go on at another when one dies
+                     servers that do not lead the partitions, and change to another on a failure
 startingOffsets      `earliest` (default of a batch read), `latest` (default of a stream) or JSON
                      such as `{"0": 12}`; a partition left out begins at its first record
 endingOffsets        `latest` (default) or JSON; batch reads only
-startingTimestamp    in place of startingOffsets: ISO 8601, UTC where it names no zone, or
-                     milliseconds since 1970 (as Spark's Kafka source has it). Each partition begins
-                     at its first record that is not older; where a clock was set back, later
-                     ones may be
+startingTimestamp    in place of startingOffsets: ISO 8601, UTC if it names no zone, or
+                     milliseconds since 1970 (like Spark's Kafka source). Each partition begins at
+                     its first record that is not older. If a clock was set back, later records may
+                     be older
 endingTimestamp      in place of endingOffsets: each partition ends before its first record of that
                      time or later
-maxRecordsPerTrigger streams only: at most so many offsets in one micro-batch
+maxRecordsPerTrigger streams only: the most offsets in one micro-batch
 failOnDataLoss       `true` (default): missing offsets are an error; `false`: they are skipped, and
-                     a warning on standard error says which
-topics               only what these MQTT filters match, separated by commas: `a/+/b,c/#`
+                     a warning on standard error lists them
+topics               only messages that these MQTT filters match, separated by commas: `a/+/b,c/#`
 pushFilters          batch reads: `true`: Spark's filters of partition, offset, timestamp and topic
-                     decide what is read. Then load a DataFrame anew for each query: Spark gives
-                     what the first query's filters left to the next one, too. `false` (default)
-tasks                how many at most (default: number of processors). A stream keeps a partition in
-                     one task; of a batch read each task has a part of the time
-columns              only these, separated by commas, in that order: Spark asks Python sources
-                     for all columns always, so leaving some out saves their cost
+                     limit the read. Then load another DataFrame for each query, because Spark
+                     applies the limits of the first query to the next one, too. `false` (default)
+tasks                the most tasks (default: number of processors). A stream keeps a partition in
+                     one task. In a batch read each task has a part of the time
+columns              only these columns, separated by commas, in that order. Spark always requests
+                     all columns of a Python source, so leaving some out saves their cost
 ==================== ==============================================================================
 """
 

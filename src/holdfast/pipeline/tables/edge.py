@@ -193,8 +193,8 @@ def _set_online(state: StreamState, device: str, online: bool, decoded: Decoded)
 def _node_death(state: StreamState, node: str, found: Payload, at: At) -> list[Emission]:
     """Process the will of an edge node: it and all its devices are down.
 
-    The will of a session before the last birth has no effect. The broker may publish a delayed will
-    after the node has connected again.
+    A will whose bdSeq differs from that of the last birth belongs to an earlier session and has no
+    effect.
     """
     birth = _birth_at(state, at)
     number = _bd_sequence(found)

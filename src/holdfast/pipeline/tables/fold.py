@@ -47,8 +47,10 @@ class Folder:
     """The fold of one task."""
 
     def __init__(self, rules: Sequence[Rule], *, together: bool = True) -> None:
-        """With `together`, messages with the same fields may be read together. A test compares both
-        ways."""
+        """Prepare the rules. With `together`, messages with the same fields may be read together.
+
+        A test compares the rows of both ways.
+        """
         self.topics = Topics(rules)
         self.together = together
         self.output = Output()

@@ -33,7 +33,7 @@ Names = str | tuple[str, ...] | None
 
 
 class RuleError(ValueError):
-    """A rule cannot be used. The text names its filter and says what to write."""
+    """A rule cannot be used. The text names its filter and a correction."""
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,9 @@ JUMP_MAX: Final = 1_000_000
 """The most missing numbers of one gap. A higher number begins a new run."""
 
 At = tuple[int, int, int, int]
-"""The position of a message in a stream of several topics.
+"""The position of a message in a stream of several topics: store time, rank, partition, offset.
 
-It has the time at which it was stored (microseconds), a rank from 0 to 2 that puts births before
-the messages that need them, the partition and the offset.
+The store time is in microseconds. The rank, 0 to 2, puts births before the messages that need them.
 """
 Gap = tuple[int, int, int]
 """The first and last missing number, and the time at which the gap was found (microseconds, the

@@ -55,7 +55,7 @@ class IcebergStore:
     name = "iceberg"
 
     def __init__(self, lake: Path, session: Callable[[], SparkSession]) -> None:
-        """`session` is called when the first table is written."""
+        """`session` is called when the store first needs Spark, before it writes."""
         self.lake = lake
         self._session = session
 
