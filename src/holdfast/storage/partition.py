@@ -1,4 +1,4 @@
-"""Which partition a key belongs to. The rule is part of the log's format: it never changes."""
+"""The partition of a key. The rule is part of the log's format and never changes."""
 
 from zlib import crc32
 

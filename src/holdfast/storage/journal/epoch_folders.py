@@ -1,14 +1,14 @@
 """The journal of a directory that several nodes share: one folder per epoch.
 
-    manifest.json                      as ever
+    manifest.json                      as in any data directory
     epochs/<epoch>/epoch.json          from when on the epoch counts, and what it sealed
     epochs/<epoch>/{journal,snapshots,quarantine}/
 
 Each holder of the lease works under its own epoch's folder and in no other. It begins with hard
-links to the segments and snapshots of the epoch before. So a deposed holder that goes on for a
-while can remove, rename and create what it likes: only names in its own folder change. One thing
-is shared, the content of the segment that it was appending to: epoch.json has the length that
-counts (its *seal*), and what lies behind is never looked at.
+links to the segments and snapshots of the epoch before. So a deposed holder that continues for a
+while can only change names in its own folder. One thing is shared: the content of the segment that
+it was appending to. The length that counts is in epoch.json (its *seal*), and bytes behind it are
+never read.
 
 Epoch 0 is a directory that was never shared: its journal is in the directory itself.
 """
@@ -26,35 +26,38 @@ EPOCHS: Final = "epochs"
 LEASE: Final = "lease"
 CLAIMED_NAME: Final = f"{LEASE}/epochs"
 CLAIM_BYTES: Final = 4096
-"""Each claim writes the page of its number, so the size of the file tells the newest."""
+"""The bytes of a page. Each claim writes the page of its number, so the size of the file shows the
+newest."""
 EPOCH_FILE: Final = "epoch.json"
 EPOCH_DIGITS: Final = 10
 FOLDERS: Final = ("journal", "snapshots", "quarantine")
-"""What an epoch has of its own."""
+"""The folders of an epoch."""
 LOOK_ATTEMPTS: Final = 3
-"""How often epochs are looked for while they are being removed."""
+"""The most attempts to find an epoch while old ones are being removed."""
 
 
 class CorruptEpoch(Exception):
-    """An epoch.json that is not whole. The text says which."""
+    """A damaged epoch.json, named in the text."""
 
 
 @dataclass(frozen=True)
 class Epoch:
+    """An epoch that counts, with the lengths of the segments that it took over."""
+
     number: int
     node_id: str = ""
-    """The holder's."""
+    """The holder's node id."""
     began: str = ""
-    """ISO 8601, UTC."""
+    """The time of the takeover, ISO 8601 in UTC."""
     sealed: Mapping[int, int] = field(default_factory=dict)
-    """Segments of which only the first so many bytes count, by sequence."""
+    """By segment sequence, the number of its first bytes that count."""
 
     @property
     def folder(self) -> str:
         return epoch_folder(self.number)
 
     def files(self, root: FileSystem) -> FileSystem:
-        """What a DataDirectory of this epoch works on."""
+        """The file system for a DataDirectory of this epoch."""
         return SubFolder(root, self.folder) if self.number else root
 
 
@@ -62,13 +65,16 @@ NEVER_SHARED: Final = Epoch(0)
 
 
 def epoch_folder(number: int) -> str:
-    """Relative to the directory; "" for epoch 0."""
+    """The folder relative to the directory; "" for epoch 0."""
     return f"{EPOCHS}/{number:0{EPOCH_DIGITS}d}" if number else ""
 
 
 def epoch_folders(root: FileSystem) -> list[int]:
-    """All there are, oldest first; the newest may not count yet. Raises FileNotFoundError if the
-    directory is away: what is not to be seen now must not be taken for what never was."""
+    """The numbers of all epochs, oldest first. The newest may not count yet.
+
+    Raises `FileNotFoundError` if the directory is not mounted: an unmounted directory must not look
+    like one that was never shared.
+    """
     above = root.list("", must_exist=True)
     if not above:
         raise FileNotFoundError(ENOENT, "The data directory is empty: is it mounted?")
@@ -77,7 +83,10 @@ def epoch_folders(root: FileSystem) -> list[int]:
 
 
 def newest_epoch(root: FileSystem) -> Epoch:
-    """The newest that counts. Raises CorruptEpoch and OSError."""
+    """The newest epoch that counts.
+
+    Raises `CorruptEpoch` if its file is damaged, and `OSError`.
+    """
     for attempt in range(1, LOOK_ATTEMPTS + 1):
         try:
             for number in reversed(epoch_folders(root)):
@@ -86,25 +95,29 @@ def newest_epoch(root: FileSystem) -> Epoch:
                     return epoch
             break
         except FileNotFoundError:
-            # Old ones are removed, when a newer one counts.
+            # An old epoch is removed when a newer one counts, so the next attempt finds that.
             if attempt == LOOK_ATTEMPTS:
                 raise
     return NEVER_SHARED
 
 
 def newest_claimed(root: FileSystem) -> int:
-    """The newest epoch that somebody has claimed, whether it counts yet or not; 0 if none was.
-    Whoever finds no newer one than its own after it has made something durable knows that this
-    lies before the seal: see holdfast.lease. Raises FileNotFoundError if nobody shares the
-    directory."""
+    """The newest claimed epoch, whether it counts yet or not; 0 without one. A holder that finds no
+    newer epoch after a sync knows that the synced bytes lie before the seal; see `cluster.lease`.
+
+    Raises `FileNotFoundError` if the directory is not shared.
+    """
     return max(0, root.open_read(CLAIMED_NAME).size() - 1) // CLAIM_BYTES
 
 
 def read_epoch(root: FileSystem, number: int) -> Epoch | None:
-    """None if it does not count (yet). Raises CorruptEpoch: it does, and nobody may guess what it
-    sealed; FileNotFoundError if it is gone."""
+    """The epoch, or None if it does not count yet.
+
+    Raises `CorruptEpoch` if it counts and its file is damaged, because its seals must not be
+    guessed. Raises `FileNotFoundError` if it was removed.
+    """
     name = f"{epoch_folder(number)}/{EPOCH_FILE}"
-    # Not by a look for the file alone: over NFS that may be answered from a cache.
+    # The folder is listed, because over NFS a check for the file alone may be served from a cache.
     if EPOCH_FILE not in root.list(epoch_folder(number), must_exist=True):
         return None
     file = root.open_read(name)
@@ -120,7 +133,7 @@ def read_epoch(root: FileSystem, number: int) -> Epoch | None:
 
 
 def write_epoch(root: FileSystem, epoch: Epoch) -> None:
-    """From here on, durably, the epoch counts. Everything it needs is in its folder."""
+    """Make the epoch count, durably. Everything it needs must be in its folder."""
     content: dict[str, object] = {
         "epoch": epoch.number,
         "node_id": epoch.node_id,
@@ -133,8 +146,8 @@ def write_epoch(root: FileSystem, epoch: Epoch) -> None:
 
 
 def remove_epoch(root: FileSystem, number: int) -> None:
-    """All names under an older epoch's folder; its file first, so that it does not count again.
-    Not an error if somebody else is at it."""
+    """Remove an older epoch's folder. Its epoch.json goes first, so that it does not count again.
+    Another node may remove it at the same time."""
     files = Epoch(number).files(root)
     names = [EPOCH_FILE] if number else []
     for folder in FOLDERS:

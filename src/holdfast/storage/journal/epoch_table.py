@@ -1,8 +1,8 @@
-"""Which leader's term each stretch of a partition's log was appended under.
+"""The epochs of a partition's log: which leader's epoch each stretch was appended under.
 
-What a replica needs to find where its log and its leader's part (KIP-101, KIP-279): the epochs in
-the headers of batches, as one entry (epoch, first offset) for each change. Epochs grow along a
-log, so an entry ends where the next begins.
+A replica uses them to find where its log and its leader's differ (KIP-101, KIP-279). They come from
+the headers of batches, one entry (epoch, first offset) for each change. Epochs grow along a log, so
+an entry ends where the next begins.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,21 @@ from holdfast.storage.reading.index import IndexHead
 
 
 class EpochTable:
+    """The epochs of one partition, growing with the offset."""
+
     def __init__(self) -> None:
         self._epochs: list[int] = []
         self._starts: list[int] = []
 
     def add(self, epoch: int, start: int) -> None:
-        """A batch of the epoch begins at `start`; what was there or behind it is void."""
+        """Note that a batch of the epoch begins at `start`; entries at or behind it are void."""
         self.cut(start)
         if self.last_epoch() != epoch:
             self._epochs.append(epoch)
             self._starts.append(start)
 
     def cut(self, offset: int) -> None:
-        """What is at or behind the offset is void."""
+        """Drop the entries at or behind the offset."""
         while self._starts and self._starts[-1] >= offset:
             self._starts.pop()
             self._epochs.pop()
@@ -33,8 +35,8 @@ class EpochTable:
         self._epochs.clear()
 
     def forget_before(self, offset: int) -> None:
-        """Drop entries that end before the offset. The one of the record right before it stays: a
-        log that ends there differs in nothing."""
+        """Drop the entries that end before the offset. The entry of the record right before it
+        stays, because a follower's log may end there."""
         gone = 0
         while gone + 1 < len(self._starts) and self._starts[gone + 1] < offset:
             gone += 1
@@ -43,12 +45,12 @@ class EpochTable:
             del self._epochs[:gone]
 
     def last_epoch(self) -> int:
-        """Of the newest batch; 0 if there is none, or none of a known epoch."""
+        """The epoch of the newest batch; 0 if there is none, or none of a known epoch."""
         return self._epochs[-1] if self._epochs else 0
 
     def end_of(self, epoch: int, end: int) -> tuple[int, int]:
-        """The largest epoch here that is not above `epoch`, and the offset where it ends; `end`
-        is the log's. (0, where the oldest entry begins) if all are above it."""
+        """The largest epoch that is at most `epoch`, and the offset where it ends; `end` is the end
+        of the log. Returns 0 and the start of the oldest entry if all epochs are larger."""
         at = len(self._epochs)
         while at and self._epochs[at - 1] > epoch:
             at -= 1
@@ -56,29 +58,30 @@ class EpochTable:
         return found, self._starts[at] if at < len(self._starts) else end
 
     def entries(self) -> list[tuple[int, int]]:
-        """(epoch, first offset), oldest first."""
+        """The (epoch, first offset) pairs, oldest first."""
         return list(zip(self._epochs, self._starts, strict=True))
 
 
 class PartitionEpochs:
-    """The tables of a journal's partitions, and where partitions began anew."""
+    """The epoch tables of a journal's partitions, and the offsets at which partitions were
+    reset."""
 
     def __init__(self, partitions: int, starts: Sequence[tuple[int, int, int]]) -> None:
-        """`starts`: what the method of that name gave before older segments were removed."""
+        """Start with `starts`, the result of that method before older segments were removed."""
         self._tables: list[EpochTable] = [EpochTable() for _ in range(partitions)]
         self._floors: dict[int, int] = {}
         for partition, epoch, start in starts:
             self._tables[partition].add(epoch, start)
 
     def note(self, partition: int, epoch: int, start: int) -> None:
-        """A batch of the epoch begins at `start`."""
+        """Note that a batch of the epoch begins at `start`."""
         table = self._tables[partition]
         if table.last_epoch() != epoch:
             table.add(epoch, start)
 
     def take_notes(self, head: IndexHead, cuts: bool) -> None:
-        """Of a segment, after those of the ones before. `cuts`: it overrides what they hold at or
-        behind its start."""
+        """Add the epochs of a segment, after those of earlier ones. With `cuts`, the segment
+        overrides earlier records at or behind its start."""
         if cuts:
             for partition, start in enumerate(head.start_offsets):
                 self._tables[partition].cut(start)

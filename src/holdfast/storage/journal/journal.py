@@ -1,30 +1,30 @@
 """The journal's bookkeeping: open batches, offsets, watermarks, and the list of segments.
 
-It does no I/O. `append` puts a record into its partition's open batch; `take` closes all open
-batches and hands them out as one WriteGroup, whose place in the file is decided there and then;
-`wrote` and `commit` say how far the disk has come. The batches of a group lie in the order of
-their first records, so across partitions the order inside a group is not that of `append`.
+The module does no I/O. `append` puts a record into its partition's open batch. `take` closes all
+open batches and returns them as one WriteGroup, whose position in the file is final. `wrote` and
+`commit` report the progress of the disk. The batches of a group lie in the order of their first
+records. So the order inside a group, across partitions, is not that of `append`.
 
 A segment begins with a group and is named by the number of records appended before it.
 
-A group is atomic: readers and recovery take all of its batches or none. Smallest counter-example: a
-shared group's position moves past a message in one batch, and the member that was given it has it
-inflight in another. If a crash leaves only the first, nobody is ever given the message again. So
-each batch says how many bytes of its group lie in front of it, and whether another one follows
+A group is atomic: readers and recovery take all of its batches or none. Smallest counter-example:
+one batch moves a shared group's position past a message, and another records the message as
+inflight at a group member. If a crash leaves only the first, the message is never delivered again.
+So each batch has the number of bytes of its group in front of it, and whether another batch follows
 (ATTRIBUTE_MORE). A group of one batch is atomic by the batch's checksum.
 
 The bytes in front are counted from the journal's `tag`, a number that no publisher knows. So a
-payload that looks like a batch is not taken for one where the batch around it is torn. The tag of a
+payload that looks like a batch is not taken for one when the batch around it is torn. The tag of a
 journal never changes, because recovery compares it from group to group.
 
 A replica does not mark its groups. Its partitions are committed one by one, so no record relies on
-one of another partition, and its batches are the leader's, byte for byte.
+one of another partition. Its batches are the leader's, byte for byte.
 
-In a replica (`replicated`) a partition has one leader among several journals. It gets batches by
-`append` where it leads and by `append_batch` where it follows; `commit` says what is durable here,
-and the high watermark moves by `advance` alone. What was never committed may be cut off again:
-`truncate` and `reset` drop what is pending, but never bytes that are with the writer or in a file.
-Those are void as soon as the partition goes on below them, see holdfast.storage.reading.index.
+In a replica (`replicated`) a partition has one leader among several journals. The journal gets
+batches by `append` where it leads and by `append_batch` where it follows. `commit` reports what is
+durable here, and `advance` alone moves the high watermark. Uncommitted records may be cut off
+again: `truncate` and `reset` drop pending batches, but never bytes that are with the writer or in a
+file. Those are void as soon as the partition continues below them; see `storage.reading.index`.
 """
 
 from collections import deque
@@ -49,15 +49,19 @@ from holdfast.storage.record import (
 )
 
 BATCH_RECORDS_MAX: Final = 1 << 20
-"""A posting has INDEX_BITS for the index in a batch."""
+"""The most records of a batch: a posting has INDEX_BITS for the index in a batch."""
 BATCH_BODY_BYTES_MAX: Final = 16 << 20
-"""A batch is closed at this size; a record as large makes one of its own. So a batch has at most
-twice as much, or one record, and fits into a frame between nodes."""
+"""The body size in bytes at which a batch is closed. A record as large makes a batch of its own. So
+a batch has at most twice as much, or one record, and fits into a frame between nodes."""
 _MARKS: Final = ATTRIBUTE_GROUPED | ATTRIBUTE_MORE
 SEGMENT_BYTES_DEFAULT: Final = 64 << 20
 
 
 class Journal:
+    """The journal of one node: its segments, and per partition the offsets that are appended,
+    written, durable and committed. In a partition, committed <= appended and durable <= written <=
+    appended."""
+
     def __init__(
         self,
         partitions: int,
@@ -67,19 +71,22 @@ class Journal:
         start_epochs: Sequence[tuple[int, int, int]] = (),
         tag: int = 0,
     ) -> None:
-        """`segments`: oldest first, without holes; the last one is appended to and so has an
-        ActiveIndex. None: a journal that begins. `replicated`: only `advance` and `reset` move the
-        high watermark. `start_epochs`: what the method of that name gave before older segments
-        were removed. `tag`: below 2**32, see above; the one that the segments have, if they do."""
+        """Start a journal on these segments.
+
+        `segments` are oldest first, without holes. The last one is appended to and so has an
+        ActiveIndex; without any, the journal is new. With `replicated`, only `advance` and `reset`
+        move the high watermark. `start_epochs` is the result of that method before older segments
+        were removed. `tag`, below 2**32, is the tag of the segments if they have one.
+        """
         self.partitions = partitions
         self.segment_bytes = segment_bytes
         self.replicated = replicated
         self.tag = tag
-        # Whether the batch followed last ends its group.
+        # The batch followed last ends its group.
         self._follows_group_end = True
         self.segments: list[Segment] = list(segments)
         self.epoch = 0
-        # Per partition, what the next batch to be opened carries.
+        # Per partition, the epoch of the next batch to be opened.
         self.epochs: list[int] = [0] * partitions
         self._history = PartitionEpochs(partitions, start_epochs)
         # Per partition the first offset that is still there, or would be without damage.
@@ -100,28 +107,29 @@ class Journal:
         self.high_watermark: list[int] = list(self.next_offset)
         self.written: list[int] = list(self.next_offset)
         self.durable_offset: list[int] = list(self.next_offset)
-        # In a replica: everything before it is durable.
+        # In a replica, every record before this sequence is durable.
         self.committed_sequence = self.sequence
-        # Appended and not yet taken; without batch headers.
+        # The bytes appended and not yet taken, without batch headers.
         self.pending_bytes = 0
         self._taken_sequence = self.sequence
-        # The next group starts a segment however much room there is.
+        # The next group starts a segment, however much room there is.
         self._starts_segment = False
         self._open: list[BatchBuilder | None] = [None] * partitions
-        # Own ones and those of leaders, as they came.
+        # Batches built here, and batches of leaders as they came.
         self._pending: list[BatchBuilder | Batch] = []
-        # Of a replica: partitions that damage has touched, see OpenedJournal.unsure. Until each was
-        # cut there or began anew, the next opening has to find the damage again.
+        # In a replica, the partitions that damage has touched; see OpenedJournal.unsure. Until each
+        # is cut there or reset, the next opening must find the damage again. So the checkpoint does
+        # not move past it.
         self.unsure: dict[int, int] = {}
         self._sure_sequence = 0
-        # What the last checkpoint of a replica says: everything before this place is durable.
+        # The position of a replica's last checkpoint: every byte before it is durable.
         self._durable_segment = 0
         self._durable_position = 0
-        # In a replica: groups whose end may still have to be moved back.
+        # In a replica, groups whose end may still have to be moved back.
         self._in_flight: deque[WriteGroup] = deque()
 
     def begin_at(self, next_offset: Sequence[int], sequence: int) -> None:
-        """Let an empty journal go on where another one, or what was removed, ended."""
+        """Let an empty journal continue where another one, or removed segments, ended."""
         assert not self.segments
         assert not self._pending
         self.start_offsets = list(next_offset)
@@ -134,8 +142,9 @@ class Journal:
         self._taken_sequence = sequence
 
     def begin_epoch(self, epoch: int) -> None:
-        """What is appended from here on carries the epoch and begins a segment: the one before
-        may still be open elsewhere. A last segment has records: the new one would get its name."""
+        """Append from here on under this epoch, in a new segment, because the segment before may
+        still be open elsewhere. A last segment must have records, or the new one would get its
+        name."""
         assert not self.segments or self.segments[-1].head.records
         self.epoch = epoch
         for partition in range(self.partitions):
@@ -143,14 +152,15 @@ class Journal:
         self._starts_segment = True
 
     def lead(self, partition: int, epoch: int) -> None:
-        """What is appended to the partition from here on carries the epoch."""
+        """Append to the partition under this epoch from here on."""
         self.epochs[partition] = epoch
         builder = self._open[partition]
         if builder is not None and builder.epoch != epoch:
             self._open[partition] = None
 
     def follow_segment(self) -> Segment:
-        """The segment that another process has begun, named by what was followed so far."""
+        """Add the segment that another process has begun. Its name is the sequence followed so
+        far."""
         ends = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         index = ActiveIndex(self.sequence, ends)
         segment = Segment(self.sequence, index.head, index, 0)
@@ -158,8 +168,8 @@ class Journal:
         return segment
 
     def follow(self, batch: Batch, position: int) -> None:
-        """Take over a batch that another process has written at `position` of the last segment.
-        It counts as committed: whoever promises on it makes it durable first."""
+        """Take over a batch that another process has written at `position` of the last segment. It
+        counts as committed, because a node makes it durable before it promises anything on it."""
         segment = self.segments[-1]
         index = segment.index
         assert isinstance(index, ActiveIndex)
@@ -180,7 +190,7 @@ class Journal:
         self._taken_sequence = self.sequence
 
     def append(self, record: Record) -> int:
-        """Put a record at the end of its partition; returns the offset that it gets."""
+        """Append a record to its partition, and return its offset."""
         partition = record.partition
         builder = self._open[partition]
         if builder is None:
@@ -197,8 +207,8 @@ class Journal:
         return offset
 
     def extend(self, batch: Batch) -> int:
-        """Put the records of a batch that another node has made at the end of its partition, as
-        they are; returns the offset that the first one gets."""
+        """Append the records of another node's batch unchanged, and return the offset of the
+        first."""
         partition = batch.partition
         builder = self._open[partition]
         if (
@@ -225,8 +235,8 @@ class Journal:
         return builder
 
     def take(self) -> WriteGroup | None:
-        """Close all open batches and hand them out; None if nothing was appended since the last
-        call. Groups must be written in the order they were taken."""
+        """Close all open batches and return them as one group; None if nothing was appended since
+        the last call. Groups must be written in the order they were taken."""
         pending = self._pending
         if not pending:
             return None
@@ -280,7 +290,7 @@ class Journal:
         return group
 
     def _begin_segment(self, pending: list[BatchBuilder | Batch]) -> Segment:
-        """In front of these batches."""
+        """Start a segment in front of these batches."""
         self._starts_segment = False
         starts = self.segments[-1].end_offsets() if self.segments else self.start_offsets
         if self.replicated:
@@ -291,13 +301,13 @@ class Journal:
         return segment
 
     def wrote(self, group: WriteGroup) -> None:
-        """The group's bytes are in the file: readers may have them."""
+        """Note that the group's bytes are in the file, so readers may have them."""
         self.written[:] = group.end_offsets
         while self._in_flight and self._in_flight[0] is not group:
             self._in_flight.popleft()
 
     def commit(self, group: WriteGroup) -> None:
-        """The group is durable, and therefore committed unless other replicas have a say."""
+        """Note that the group is durable. Without other replicas it is therefore committed."""
         self.durable_offset[:] = group.end_offsets
         if not self.replicated:
             self.high_watermark[:] = group.end_offsets
@@ -309,7 +319,7 @@ class Journal:
         self.committed_sequence = group.end_sequence
 
     def commit_appended(self) -> None:
-        """Everything appended so far counts as durable (durability "memory")."""
+        """Count everything appended so far as durable (durability "memory")."""
         self.durable_offset[:] = self.next_offset
         if not self.replicated:
             self.high_watermark[:] = self.next_offset
@@ -318,8 +328,10 @@ class Journal:
     # In a replica
 
     def append_batch(self, batch: Batch) -> None:
-        """Add a batch of the partition's leader as it is. Raises ValueError if it does not begin
-        where the partition ends."""
+        """Append a batch of the partition's leader unchanged.
+
+        Raises `ValueError` if it does not begin where the partition ends.
+        """
         partition = batch.partition
         if partition >= self.partitions:
             raise ValueError(f"partition {partition}, the journal has {self.partitions}")
@@ -336,10 +348,10 @@ class Journal:
         self.pending_bytes += batch.length
 
     def truncate(self, partition: int, offset: int) -> None:
-        """Drop what the partition holds from `offset` on, where a batch begins. Raises ValueError
-        if that is committed, or not there.
+        """Drop the partition's records from `offset` on, where a batch begins.
 
-        What is in a file stays there, and a restart before the partition goes on brings it back.
+        Bytes in a file stay there. A restart before the partition continues brings them back.
+        Raises `ValueError` if the records are committed, or no batch begins there.
         """
         committed = self.high_watermark[partition]
         end = self.next_offset[partition]
@@ -360,10 +372,11 @@ class Journal:
             self._make_sure(partition)
 
     def begin_checkpoints(self, checkpoint: Checkpoint, unsure: dict[int, int]) -> None:
-        """Of a replica that was opened: what its last checkpoint said, and OpenedJournal.unsure."""
+        """Take over the last checkpoint of an opened replica, and its OpenedJournal.unsure."""
         self.unsure = unsure
         for partition, end in enumerate(self.next_offset):
-            # Retention removes nothing that is not committed. The file's end may lack what was.
+            # Retention removes only committed records, so the start is committed. The file's end
+            # may lack committed records.
             committed = max(checkpoint.offsets[partition], self.start_offsets[partition])
             self.high_watermark[partition] = min(committed, end)
         self._durable_segment = checkpoint.segment
@@ -373,10 +386,13 @@ class Journal:
             self._durable_position = self.segments[-1].size_bytes
 
     def reset(self, partition: int, offset: int) -> None:
-        """Let the partition begin anew at `offset`, where its leader's log begins: what it holds
-        is void, and it is committed up to there. Nothing of it is durable before the next group
-        is, with the mark that tells a restart. If that is below the high watermark, the checkpoint
-        of the watermarks must be replaced before."""
+        """Restart the partition at `offset`, where its leader's log begins: its records are void,
+        and it is committed up to there.
+
+        The reset is durable with the next group, which contains the mark for a restart. If `offset`
+        is below the high watermark, the caller must replace the checkpoint of the watermarks first.
+        Otherwise a crash in between leaves a checkpoint that calls other records committed.
+        """
         self._history.begin_anew(partition, offset)
         self._cut(partition, 0)
         mark = BatchBuilder(partition, offset)
@@ -390,39 +406,42 @@ class Journal:
         self.high_watermark[partition] = offset
 
     def advance(self, partition: int, offset: int) -> None:
-        """What lies before the offset is committed. Never moves back, nor beyond what is here."""
+        """Commit everything below the offset. The watermark never moves back, nor beyond the
+        end."""
         offset = min(offset, self.next_offset[partition])
         if offset > self.high_watermark[partition]:
             self.high_watermark[partition] = offset
 
     def checkpoint(self) -> Checkpoint:
-        """What is committed and durable here, for the file of watermarks. What is committed but
-        not durable here may lie where the file still holds what was cut off."""
+        """The committed and durable offsets, for the file of watermarks. Committed records that are
+        not durable here are left out: at their offsets the file may still have records that were
+        cut off."""
         offsets = [min(pair) for pair in zip(self.high_watermark, self.durable_offset, strict=True)]
         return Checkpoint(offsets, self._durable_segment, self._durable_position)
 
     def last_epoch(self, partition: int) -> int:
-        """Of the newest batch, pending ones included; 0 for an empty log."""
+        """The epoch of the newest batch, pending ones included; 0 for an empty log."""
         return self._history.last_epoch(partition)
 
     def epoch_end(self, partition: int, epoch: int) -> tuple[int, int]:
-        """The largest epoch here that is not above `epoch`, and the offset where it ends; epoch 0,
-        and where the log begins, if there is none."""
+        """The largest epoch in the log that is at most `epoch`, and the offset where it ends.
+        Returns epoch 0 and the start of the log if there is none."""
         found, end = self._history.end_of(partition, epoch, self.next_offset[partition])
         return found, max(end, self.start_offsets[partition])
 
     def epoch_starts(self, partition: int) -> list[tuple[int, int]]:
-        """(epoch, first offset), oldest first."""
+        """The (epoch, first offset) pairs of the partition, oldest first."""
         return self._history.entries(partition)
 
     def start_epochs(self) -> list[tuple[int, int, int]]:
-        """Partition, epoch, and where that began: under which epochs the partitions begin. To be
-        kept when older segments are removed, or a restart would not know where nothing is left."""
+        """The (partition, epoch, first offset) under which each partition begins. They must be kept
+        when older segments are removed. A restart could not find the epoch of a partition without
+        batches."""
         return self._history.starts(self.start_offsets) if self.replicated else []
 
     def settled_sequence(self, offsets: Sequence[int]) -> int:
-        """A sequence before which no record that counts is at or behind these offsets: what a
-        snapshot of everything before them is called."""
+        """A sequence such that no valid record before it is at or behind these offsets. It names
+        the snapshot of everything before them."""
         segment = segment_list.last_within(self.segments, offsets)
         if segment is None:
             return self.segments[0].sequence if self.segments else self._taken_sequence
@@ -434,7 +453,7 @@ class Journal:
             self._sure_sequence = self.sequence
 
     def _cut(self, partition: int, offset: int) -> None:
-        """Forget what the partition holds from `offset` on, as far as it is not in a file."""
+        """Drop the partition's pending records from `offset` on; bytes in a file stay."""
         self._open[partition] = None
         kept: list[BatchBuilder | Batch] = []
         self.pending_bytes = 0
@@ -456,13 +475,13 @@ class Journal:
         return self.segments[-1].sequence if self.segments else self.sequence
 
     def size_bytes(self) -> int:
-        """Of all segments."""
+        """The bytes of all segments."""
         return segment_list.size_bytes(self.segments)
 
     def remove_oldest(self, count: int) -> list[Segment]:
-        """Forget the oldest segments (never the active one) and return them; their files may be
-        removed after the new `start_offsets` are durable. In a replica fewer may go: not what a
-        restart would have to know of to tell what is void."""
+        """Drop the oldest segments (never the active one) and return them. Their files may be
+        removed after the new `start_offsets` are durable. In a replica fewer may go: a restart
+        needs the segments that show which records are void."""
         count = min(count, len(self.segments) - 1)
         if self.replicated:
             count = segment_list.removable(self.segments, count, self.high_watermark)
@@ -475,7 +494,8 @@ class Journal:
         return removed
 
     def replace_segment(self, segment: Segment) -> None:
-        """Its file was rewritten: another size and index, the same sequence and offsets."""
+        """Replace a segment whose file was rewritten: its size and index differ, sequence and
+        offsets do not."""
         for at, other in enumerate(self.segments[:-1]):
             if other.sequence == segment.sequence:
                 self.segments[at] = segment

@@ -1,22 +1,22 @@
-"""A file of the journal, and what is written to it at once."""
+"""A file of the journal, and the group of batches that one write adds to it."""
 
 from holdfast.storage.reading.index import DamagedOffsets, IndexHead, SegmentIndex
 from holdfast.storage.record import Batch
 
 
 class Segment:
-    """One file of the journal. Offsets are cumulative: counted from the beginning of the log."""
+    """One file of the journal. Its offsets count from the beginning of the log."""
 
     def __init__(
         self, sequence: int, head: IndexHead, index: SegmentIndex | None, size_bytes: int
     ) -> None:
         self.sequence = sequence
         self.head = head
-        # In memory while the segment is active, and until its .idx file is written.
+        # Kept in memory while the segment is active, and until its .idx file is written.
         self.index = index
-        # Of the file; what the disk has may be less.
+        # The size of the file; fewer bytes may be on the disk.
         self.size_bytes = size_bytes
-        # In place of the head's, where a later segment has overridden the end of this one.
+        # They replace the head's offsets where a later segment has overridden the end of this one.
         self._starts: list[int] | None = None
         self._ends: list[int] | None = None
 
@@ -27,11 +27,12 @@ class Segment:
         return self.head.end_offsets if self._ends is None else self._ends
 
     def end_sequence(self) -> int:
-        """Counts what damage has taken, so sequences are the same with or without it."""
+        """The sequence after the segment. Records lost to damage count too, so sequences are the
+        same with and without it."""
         return self.sequence + self.head.records + self.head.missing
 
     def override(self, partition: int, offset: int) -> None:
-        """A later segment has what the partition holds from `offset` on."""
+        """Note that a later segment has the partition's records from `offset` on."""
         starts = list(self.start_offsets())
         starts[partition] = min(starts[partition], offset)
         ends = list(self.end_offsets())
@@ -40,7 +41,7 @@ class Segment:
         self._ends = ends
 
     def has_void(self) -> bool:
-        """Are there records in here that do not count any more?"""
+        """True if some records in this segment no longer count."""
         return self.head.void > 0 or self._ends is not None
 
     def last_timestamp_us(self) -> int:
@@ -51,7 +52,7 @@ class Segment:
 
 
 class WriteGroup:
-    """Batches to be written at one place with one call."""
+    """Batches to be written at one position with one call. They count completely or not at all."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class WriteGroup:
         sealed: Segment | None,
         built: list[Batch],
     ) -> None:
-        # Sequence that names the segment file.
+        # The sequence that names the segment file.
         self.segment = segment
         self.position = position
         self.data = data
@@ -75,7 +76,7 @@ class WriteGroup:
         self.end_offsets = end_offsets
         # The file must be created first.
         self.starts_segment = starts_segment
-        # The segment that ended where this group's begins; its .idx file is to be written.
+        # The segment that ended where this group's begins. Its .idx file must be written.
         self.sealed = sealed
-        # In a replica the batches that were appended here.
+        # In a replica, the batches that were built here.
         self.built = built

@@ -1,5 +1,6 @@
-"""The segments of a journal as a list, oldest first: what is added to the last one, what later ones
-override in earlier ones, what may be removed."""
+"""The segments of a journal as a list, oldest first: adding to the last one, overriding in earlier
+ones, and removal from the front.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from holdfast.storage.record import Batch, BatchBuilder
 def add_batches(
     segments: list[Segment], pending: list[BatchBuilder | Batch], data: list[bytes]
 ) -> None:
-    """Batches, and their bytes, at the end of the last segment."""
+    """Add batches and their bytes at the end of the last segment."""
     segment = segments[-1]
     active = segment.index
     assert isinstance(active, ActiveIndex)
@@ -35,8 +36,9 @@ def cut_starts(
     next_offset: list[int],
     pending: list[BatchBuilder | Batch],
 ) -> list[int]:
-    """Where the partitions stand before these batches, the first of a new segment: at `ends`, or
-    where they were cut. Then the new segment overrides the ones before, whatever comes."""
+    """The start of each partition in a new segment that begins with these batches: its end in
+    `ends`, or the lower offset at which it was cut. A cut overrides the segments before at once,
+    whatever the new segment receives."""
     starts = list(next_offset)
     for item in reversed(pending):
         starts[item.partition] = item.base_offset
@@ -49,7 +51,7 @@ def cut_starts(
 
 
 def override(segments: list[Segment], partition: int, offset: int) -> None:
-    """These hold nothing of the partition from `offset` on."""
+    """Void the partition's records from `offset` on in these segments."""
     for segment in reversed(segments):
         if segment.end_offsets()[partition] <= offset:
             break
@@ -65,8 +67,8 @@ def last_within(segments: list[Segment], offsets: Sequence[int]) -> Segment | No
 
 
 def removable(segments: list[Segment], count: int, committed: Sequence[int]) -> int:
-    """How many of the `count` oldest may go: the one after them overrides only what is below
-    these offsets, or a restart would not know that the rest is void."""
+    """The number of the `count` oldest segments that may go. The next one may override only
+    committed records. Otherwise a restart would take void records for valid ones."""
     while count > 0 and not _is_at_most(segments[count].head.start_offsets, committed):
         count -= 1
     return count

@@ -1,10 +1,10 @@
-"""How far each partition of a replica's journal is committed, and how far its file is on the disk,
-as of a moment ago.
+"""A recent checkpoint of a replica's journal: the committed offset of each partition, and the
+durable position of its file.
 
 The file `watermarks`, little-endian: magic b"HFLW" · crc u32 (of the rest) · format u32 ·
-partitions u32 · segment u64 · position u64 · u64 per partition. It is replaced whole. After a crash
-it may be behind, by as much as was committed since it was written; it is never ahead of what is
-committed and on the disk. A file that is missing or damaged says that nothing is known.
+partitions u32 · segment u64 · position u64 · u64 per partition. It is replaced atomically. After a
+crash it may be behind, by the records committed since it was written. It is never ahead of what is
+committed and on the disk. A missing or damaged file counts as no checkpoint.
 """
 
 import struct
@@ -22,10 +22,12 @@ _FIELDS: Final = struct.Struct("<IIQQ")
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """The content of the file."""
+
     offsets: list[int]
-    """Per partition the first that is not known to be committed."""
+    """Per partition the first offset that is not known to be committed."""
     segment: int
-    """What was written before `position` of this segment was durable."""
+    """The bytes before `position` of this segment were durable."""
     position: int
 
 
@@ -37,7 +39,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, partitions: int) -> Checkpoint | None:
-    """None if it is not whole, or of another number of partitions."""
+    """The checkpoint; None if it is damaged, or has another number of partitions."""
     if len(data) != _PREFIX.size + _FIELDS.size + 8 * partitions:
         return None
     magic, crc = _PREFIX.unpack_from(data)
