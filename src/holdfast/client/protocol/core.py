@@ -1,11 +1,11 @@
 """The MQTT client core: bytes and calls in, bytes and effects out. No socket, no clock.
 
-A driver opens a transport and calls `connect`; hands received bytes to `handle_data`; calls
-`handle_timer` when `timer` is due and `handle_closed` when the transport is gone. After each call
+A driver opens a transport and calls `connect`. It passes received bytes to `handle_data`, calls
+`handle_timer` when `timer` is due and `handle_closed` when the transport is closed. After each call
 it sends `data_to_send` and carries out `effects`. `now` is monotonic seconds.
 
-The session (unacknowledged messages both ways) survives the connection: call `connect` again over
-a new transport. Exactly one Closed effect ends each connection. Calls that need a connection raise
+The session (unacknowledged messages both ways) survives the connection: call `connect` again over a
+new transport. Exactly one Closed effect ends each connection. Calls that need a connection raise
 NotConnected, except `publish` with QoS 1 or 2, which waits for the next one.
 """
 
@@ -56,9 +56,11 @@ from holdfast.protocol.mqtt.properties import Properties
 
 
 class ClientProtocol(RequestSender):
+    """The protocol of one client: its session, and the connection that it has at the time."""
+
     def __init__(self, options: Options, resubscribe: bool = False) -> None:
-        """`resubscribe`: a server without a session of ours is told our subscriptions again,
-        before it is sent any message."""
+        """`resubscribe`: send the subscriptions again to a server without the session, before any
+        message."""
         check_options(options)
         super().__init__(options, resubscribe)
         self.client_id = options.client_id
@@ -83,7 +85,7 @@ class ClientProtocol(RequestSender):
         }
 
     def timer(self) -> float | None:
-        """When `handle_timer` wants to be called, None for never."""
+        """The time at which `handle_timer` is due, or None."""
         if self.state == CONNECTING:
             return self._deadline
         return self._keep_alive.timer(self._is_owed()) if self.state == CONNECTED else None
@@ -91,7 +93,7 @@ class ClientProtocol(RequestSender):
     # Calls of the application
 
     def connect(self, now: float) -> None:
-        """Over a fresh transport: send CONNECT."""
+        """Send CONNECT over a new transport."""
         options = self.options
         self.state = CONNECTING
         self._deadline = now + options.connect_timeout_s
@@ -103,7 +105,8 @@ class ClientProtocol(RequestSender):
         for packet_id in self._requests:
             self._ids.release(packet_id)
         self._requests.clear()
-        # Coming back, we want the session of before, whatever the first connection asked for.
+        # A client that comes back wants its earlier session, whatever its first connection asked
+        # for.
         known = self._has_session and session_lasts(options)
         self._clean_sent = options.clean_start and not known
         try:
@@ -116,7 +119,7 @@ class ClientProtocol(RequestSender):
         self._send(encode(packet, self.version), now)
 
     def acknowledge(self, packet_id: int, now: float) -> None:
-        """With `manual_acknowledge`: the application is done with a received message."""
+        """Acknowledge a received message, with `manual_acknowledge`."""
         for done_id, qos in self.incoming.acknowledge(packet_id):
             kind = pk.PUBACK if qos == 1 else pk.PUBREC
             self._send(encode_ack(kind, done_id, reasons.SUCCESS, self.version), now)
@@ -136,7 +139,8 @@ class ClientProtocol(RequestSender):
         reason: int = reasons.SUCCESS,
         properties: Properties | None = None,
     ) -> None:
-        """Say goodbye; the Closed effect follows at once. Nothing happens if already closed."""
+        """Send DISCONNECT; the Closed effect follows at once. Without a connection it does
+        nothing."""
         if self.state == CONNECTED:
             self._send(encode(pk.Disconnect(reason, properties or {}), self.version), now)
         if self.state in (CONNECTING, CONNECTED):
@@ -145,6 +149,7 @@ class ClientProtocol(RequestSender):
     # Calls of the driver
 
     def handle_data(self, data: bytes, now: float) -> None:
+        """Process received bytes."""
         if self.state not in (CONNECTING, CONNECTED):
             return
         self._keep_alive.received(now)
@@ -164,19 +169,21 @@ class ClientProtocol(RequestSender):
         self._pump(now)
 
     def handle_reading(self, paused: bool, now: float) -> None:
-        """The driver stopped (or went on) reading: pings cannot be answered meanwhile."""
+        """Note that the driver stopped or resumed reading: meanwhile it cannot receive the reply to
+        a ping."""
         self._keep_alive.hold(paused, now)
 
     def handle_progress(self, now: float) -> None:
-        """Bytes that the transport had not got rid of are gone: the peer is not dead."""
+        """Note that the transport has sent waiting bytes, so the peer is alive."""
         self._keep_alive.progressed(now)
 
     def handle_closed(self, now: float, text: str = "connection closed by the server") -> None:
-        """The transport is gone."""
+        """Handle a closed transport."""
         if self.state in (CONNECTING, CONNECTED):
             self._close(ConnectionLost(text))
 
     def handle_timer(self, now: float) -> None:
+        """Send a ping that is due, or end a connection whose server is silent."""
         if self.state == CONNECTING:
             if self._deadline is not None and now >= self._deadline:
                 self._close(TimedOut(f"no CONNACK within {self.options.connect_timeout_s:g} s"))
@@ -230,7 +237,7 @@ class ClientProtocol(RequestSender):
                 )
             )
             return
-        # [MQTT-3.2.2-4]: a clean start cannot have found a session.
+        # [MQTT-3.2.2-4]: after a clean start the server cannot have a session.
         if packet.session_present and self._clean_sent:
             raise ProtocolError("a session after a clean start", reasons.PROTOCOL_ERROR)
         if self._exchange is not None:
@@ -258,15 +265,15 @@ class ClientProtocol(RequestSender):
         self._refuse_unfit()
 
     def _release_former_ids(self, now: float) -> None:
-        """Of a program before us in this session. Whatever it has not released is released before
-        we use an id: until then the server would take a QoS 2 message of ours for its."""
+        """Release the packet ids that an earlier program left in this session, before this one uses
+        any. Until then the server would take a QoS 2 message of this client for that program's."""
         if self._ids.id_max < PACKET_ID_MAX:
             for packet_id in range(1, self._ids.id_max + 1):
                 self._send(encode_ack(pk.PUBREL, packet_id, reasons.SUCCESS, self.version), now)
 
     def _refuse_unfit(self) -> None:
-        """Messages that were queued before the server announced what it does not accept; it would
-        disconnect us for each, again and again."""
+        """Refuse queued messages that exceed the limits the server has announced since. It would
+        disconnect the client for each, again and again."""
         limits = self.limits
 
         def reason_against(publish: OutgoingPublish) -> int:
@@ -297,7 +304,7 @@ class ClientProtocol(RequestSender):
             on_unreadable(str(error))
 
     def _pass_over(self, now: float) -> bool:
-        """Acknowledge the PUBLISH at hand. False: its packet id cannot be read, either."""
+        """Acknowledge the current PUBLISH. False: its packet id is unreadable, too."""
         reader = self._reader
         buffer, at = reader.buffer, reader.start
         qos = reader.first >> 1 & 3
@@ -332,14 +339,14 @@ class ClientProtocol(RequestSender):
         self._effects.append(Received(message))
 
     def _handle_ack(self, packet: pk.Packet, now: float) -> None:
-        """PUBACK, PUBREC, PUBCOMP."""
+        """Handle PUBACK, PUBREC or PUBCOMP."""
         assert isinstance(packet, pk.Ack)
         outgoing = self.outgoing
         refused = packet.reason >= 0x80
         if packet.kind == pk.PUBREC:
             publish = outgoing.handle_pubrec(packet.packet_id, refused)
             if not refused:
-                # An id we do not know is answered too, so that the server can forget it.
+                # An unknown id gets a reply too, so that the server can forget it.
                 reason = (
                     reasons.SUCCESS if publish is not None else reasons.PACKET_IDENTIFIER_NOT_FOUND
                 )
@@ -352,7 +359,7 @@ class ClientProtocol(RequestSender):
         if publish is not None:
             reason = packet.reason
             if reason == reasons.PACKET_IDENTIFIER_NOT_FOUND:
-                # The PUBREL was a repeated one, and what it releases was released before.
+                # A repeated PUBREL: the server had released the message before.
                 reason = reasons.SUCCESS
             self._effects.append(Acknowledged(publish.handle, reason, packet.properties))
 
@@ -388,7 +395,7 @@ class ClientProtocol(RequestSender):
         try:
             check_answer(packet.properties, codes, request.filters, "subscribe again to")
         except SubscribeRefused as error:
-            # Going on without a subscription would be silence that looks like no messages.
+            # Without the subscription the client would receive nothing, and could not notice it.
             self._send(encode(pk.Disconnect(reasons.SUCCESS, {}), self.version), now)
             self._close(error)
 
@@ -433,7 +440,7 @@ class ClientProtocol(RequestSender):
     # Ending
 
     def _fail(self, error: ClientError, now: float) -> None:
-        """End the connection because of the server; MQTT 5 tells it why."""
+        """End the connection because of the server's error, with a reason code in MQTT 5."""
         if self.state == CONNECTED and self.version == LEVEL_5 and error.reason >= 0x80:
             self._send(encode(pk.Disconnect(error.reason, {}), self.version), now)
         self._close(error)

@@ -1,4 +1,4 @@
-"""What the client core tells its driver, in the order it happened."""
+"""The effects of the client core for its driver, in the order in which they happened."""
 
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -9,9 +9,9 @@ from holdfast.protocol.mqtt.packets import Packet, Properties
 
 @dataclass
 class Message:
-    """A received PUBLISH. `properties` has what the publisher and the server sent, topic alias
-    and subscription identifiers included; `packet_id` is 0 for QoS 0. `connection` counts the
-    client's connections: an id says nothing on the next one."""
+    """A received PUBLISH. `properties` are those of the publisher and the server, topic alias and
+    subscription identifiers included. `packet_id` is 0 at QoS 0. `connection` counts the client's
+    connections, because a packet id means nothing on the next one."""
 
     topic: str
     payload: bytes
@@ -25,18 +25,23 @@ class Message:
 
 @dataclass
 class Connected:
+    """An accepted CONNECT, with the properties of CONNACK."""
+
     session_present: bool
     properties: Properties
 
 
 @dataclass
 class Received:
+    """A message for the application."""
+
     message: Message
 
 
 @dataclass
 class Acknowledged:
-    """A message published with QoS 1 or 2 is done. `reason` below 0x80: the server has it."""
+    """The completion of a message published with QoS 1 or 2. `reason` below 0x80: the server has
+    it."""
 
     handle: int
     reason: int
@@ -45,7 +50,8 @@ class Acknowledged:
 
 @dataclass
 class Subscribed:
-    """Answer to a SUBSCRIBE or UNSUBSCRIBE; one reason per filter (none for an MQTT 3 UNSUBACK)."""
+    """The reply to a SUBSCRIBE or UNSUBSCRIBE, with one reason per filter (none for an MQTT 3
+    UNSUBACK)."""
 
     packet_id: int
     reasons: list[int]
@@ -59,7 +65,7 @@ class Reauthenticated:
 
 @dataclass
 class Traced:
-    """With `Options.trace`: a packet left (`sent`) or arrived."""
+    """A packet that left (`sent`) or arrived, with `Options.trace`."""
 
     sent: bool
     packet: Packet
@@ -67,7 +73,8 @@ class Traced:
 
 @dataclass
 class Closed:
-    """The connection is over: send what is left, close the socket. `error` None: as we wished."""
+    """The end of the connection: send the remaining bytes, then close the socket. `error` is None
+    if the client asked for it."""
 
     error: ClientError | None
 

@@ -1,4 +1,4 @@
-"""The CONNECT packet that the options ask for."""
+"""The CONNECT packet of a client, made from its options."""
 
 from holdfast.client.authentication import Authentication
 from holdfast.client.options import LEVEL_5, LEVEL_31, Options
@@ -9,7 +9,7 @@ from holdfast.protocol.mqtt.properties import Properties
 
 
 def check_options(options: Options) -> None:
-    """Raises ValueError for what no server could accept."""
+    """Raise `ValueError` for options that no server could accept."""
     if options.level not in (LEVEL_31, 4, LEVEL_5):
         raise ValueError(f"protocol level {options.level}: 3, 4 (MQTT 3.1.1) or 5")
     if not 0 <= options.keep_alive_s <= 65535:
@@ -47,8 +47,8 @@ def session_lasts(options: Options) -> bool:
 def connect_packet(
     options: Options, client_id: str, clean: bool, exchange: Authentication | None
 ) -> Connect:
-    """`exchange` is a fresh one if the options ask for enhanced authentication; its first data
-    goes along. Raises AuthenticationFailed."""
+    """The CONNECT for the options. `exchange` is a new one if they ask for enhanced authentication;
+    its first data is included. It may raise `AuthenticationFailed`."""
     properties: Properties = {}
     if options.level == LEVEL_5:
         properties = _properties(options)

@@ -16,38 +16,45 @@ from holdfast.protocol.topics.names import InvalidTopic, decode_topic
 
 NEW: Final = 0
 REPEATED: Final = 1
-"""Delivered and acknowledged before: answer, do not deliver."""
+"""The verdict for a message delivered and acknowledged before: acknowledge again, do not
+deliver."""
 PENDING: Final = 2
-"""Delivered, the application has not acknowledged yet: neither."""
+"""The verdict for a message delivered and not acknowledged by the application yet: do neither."""
 
 
 class IncomingMessages:
+    """The receiving half of the client's session.
+
+    Invariant: acknowledgements leave in the order of arrival, and a QoS 2 message is delivered once
+    while its packet id is in use.
+    """
+
     def __init__(self, receive_maximum: int, topic_alias_max: int) -> None:
         self.receive_maximum = receive_maximum
         self.topic_alias_max = topic_alias_max
         self._aliases: dict[int, bytes] = {}
         self._acknowledged_ids: set[int] = set()
-        # Those among them of connections before.
+        # The ids of earlier connections among them.
         self._former_ids: set[int] = set()
         # Delivered without PUBACK or PUBREC, in the order of arrival: id, QoS, acknowledged.
         self._unacknowledged: deque[list[int]] = deque()
         self._pending: dict[int, list[int]] = {}
 
     def start(self) -> None:
-        """A new connection: aliases and unanswered deliveries belong to the old one
-        [MQTT-3.3.2-7]; the server repeats what was not acknowledged."""
+        """Begin a connection. Aliases and unacknowledged deliveries belong to the old one
+        [MQTT-3.3.2-7]; the server repeats the latter."""
         self._aliases.clear()
         self._unacknowledged.clear()
         self._pending.clear()
         self._former_ids = set(self._acknowledged_ids)
 
     def forget_session(self) -> None:
-        """[MQTT-3.2.2-5]"""
+        """Forget the packet ids, because the server has no session. [MQTT-3.2.2-5]"""
         self._acknowledged_ids.clear()
         self._former_ids.clear()
 
     def resolve(self, topic: bytes, alias: int) -> bytes:
-        """The topic of a PUBLISH that may carry an alias. Raises ProtocolError."""
+        """The topic of a PUBLISH with or without alias. An invalid alias raises `ProtocolError`."""
         if alias == 0:
             if not topic:
                 raise ProtocolError("empty topic without an alias", reasons.PROTOCOL_ERROR)
@@ -67,11 +74,11 @@ class IncomingMessages:
         return known
 
     def arrive(self, packet_id: int, qos: int, dup: bool) -> int:
-        """Note a QoS 1 or 2 PUBLISH: NEW, REPEATED or PENDING. Raises ProtocolError when the
-        server exceeds our Receive Maximum [MQTT-3.3.4-9]."""
+        """Record a QoS 1 or 2 PUBLISH and return NEW, REPEATED or PENDING. Raises `ProtocolError`
+        if the server exceeds the client's Receive Maximum [MQTT-3.3.4-9]."""
         if not dup and packet_id in self._former_ids:
-            # It would repeat with DUP [MQTT-3.3.1-1]: the session that it found again is an older
-            # one, as of its last save, and this a new message.
+            # A repetition would have DUP [MQTT-3.3.1-1], so this is a new message: the server found
+            # an older state of the session again, as of its last save.
             self.release(packet_id)
         if qos == 2 and packet_id in self._acknowledged_ids:
             return REPEATED  # [MQTT-4.3.3-10]
@@ -88,10 +95,12 @@ class IncomingMessages:
         return NEW
 
     def acknowledge(self, packet_id: int) -> list[tuple[int, int]]:
-        """The application is done with a message. Returns the (packet id, QoS) to answer now:
-        answers leave in the order of arrival [MQTT-4.6.0-2] [MQTT-4.6.0-3], so a message
-        acknowledged early waits for the ones before it. Unknown ids (of a former connection) are
-        ignored."""
+        """Record the application's acknowledgement; return the (packet id, QoS) to acknowledge now.
+
+        Acknowledgements leave in the order of arrival [MQTT-4.6.0-2] [MQTT-4.6.0-3], so one that
+        comes early waits for the messages before it. Unknown ids (of an earlier connection) are
+        ignored.
+        """
         entry = self._pending.get(packet_id)
         if entry is None:
             return []
@@ -107,7 +116,7 @@ class IncomingMessages:
         return answers
 
     def release(self, packet_id: int) -> bool:
-        """PUBREL arrived; whether the id was known. [MQTT-4.3.3-12]"""
+        """Handle PUBREL. Returns whether the id was known. [MQTT-4.3.3-12]"""
         if packet_id not in self._acknowledged_ids:
             return False
         self._acknowledged_ids.discard(packet_id)
@@ -116,8 +125,8 @@ class IncomingMessages:
 
 
 def message_of(publish: Publish, topic: bytes) -> Message:
-    """What the application gets; `topic` is the one after resolving an alias. Raises
-    ProtocolError."""
+    """The message for the application. `topic` is the one after resolving an alias. An invalid
+    message raises `ProtocolError`."""
     try:
         name = decode_topic(topic)
     except InvalidTopic as error:

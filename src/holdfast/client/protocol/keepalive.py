@@ -1,4 +1,4 @@
-"""When to ping, and when the server counts as gone."""
+"""The times of pings, and the time at which a silent server counts as down."""
 
 from math import inf
 from typing import Final
@@ -7,12 +7,14 @@ NEVER: Final = inf
 
 
 class KeepAlive:
-    """A ping is due when nothing was sent for the interval (the server would close the
-    connection) or nothing received (it may be gone). With a response timeout one is due, too,
-    half of it after the last word of a server that owes an answer: a server that is only slow
-    answers the ping, one that is gone is found at the end of the timeout.
+    """The timer of one connection.
 
-    `is_owed`, where it is asked for: something other than a ping waits for its answer.
+    A ping is due when nothing was sent for the interval (the server would close the connection) or
+    nothing received (it may be down). With a response timeout, one is also due half of it after the
+    last input from a server that owes a reply. A server that is only slow replies to the ping; one
+    that is down is detected at the end of the timeout.
+
+    `is_owed`: a packet other than a ping waits for its reply.
     """
 
     def __init__(
@@ -33,40 +35,46 @@ class KeepAlive:
         self._held = False
 
     def start(self, now: float) -> None:
+        """Begin a connection."""
         self.interval_s = 0.0
         self._sent = self._received = self._asked = now
         self._pinged = None
         self._held = False
 
     def sent(self, now: float) -> None:
+        """Note that a packet was sent."""
         self._sent = now
 
     def received(self, now: float) -> None:
+        """Note that bytes arrived."""
         self._received = now
 
     def asked(self, now: float) -> None:
-        """Something that wants an answer is sent, while nothing else is owed."""
+        """Note a packet that needs a reply, while no other reply is owed."""
         self._asked = now
 
     def pinged(self, now: float) -> None:
+        """Note that a PINGREQ was sent."""
         self._pinged = now
 
     def answered(self) -> None:
+        """Note that its PINGRESP arrived."""
         self._pinged = None
 
     def hold(self, held: bool, now: float) -> None:
-        """While we do not read ourselves, silence says nothing about the server."""
+        """Note whether the client reads. While it does not, silence is no sign of the server's
+        state."""
         self._held = held
         self._received = now
         if self._pinged is not None:
             self._pinged = now
 
     def progressed(self, now: float) -> None:
-        """The server takes our bytes: until it has all it can owe nothing."""
+        """Note that the server takes bytes. Until it has all of them it can owe no reply."""
         self.hold(self._held, now)
 
     def ping_at(self, is_owed: bool) -> float:
-        """When the next ping is due; NEVER if none is."""
+        """The time of the next ping, or NEVER."""
         interval_s = self.interval_s
         if self._held:
             return self._sent + interval_s if interval_s else NEVER
@@ -86,7 +94,7 @@ class KeepAlive:
         return due
 
     def lost_at(self, is_owed: bool) -> float:
-        """When the server counts as gone if it stays silent; NEVER without a question."""
+        """The time at which a silent server counts as down, or NEVER if no reply is awaited."""
         if self._held:
             return NEVER
         pinged = self._pinged
@@ -104,7 +112,7 @@ class KeepAlive:
         return due
 
     def timer(self, is_owed: bool) -> float | None:
-        """The sooner of the two, None for never. Asked for with each packet that is sent."""
+        """The earlier of the two times, or None. Called for each packet that is sent."""
         ping_at = self.ping_at(is_owed)
         lost_at = self.lost_at(is_owed)
         when = ping_at if ping_at < lost_at else lost_at

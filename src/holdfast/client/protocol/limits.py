@@ -1,4 +1,4 @@
-"""What the server announced in CONNACK that it will (not) accept."""
+"""The limits that the server announced in CONNACK."""
 
 from holdfast.client.errors import PublishRefused
 from holdfast.protocol.mqtt import properties as pr
@@ -6,12 +6,13 @@ from holdfast.protocol.mqtt import reasons
 from holdfast.protocol.mqtt.properties import Properties
 
 PUBLISH_OVERHEAD_BYTES = 12
-"""At most: header byte, four length bytes, topic length, packet id, properties length (less is
-not worth counting)."""
+"""The most bytes of a PUBLISH beside its content: header byte, four length bytes, topic length,
+packet id, properties length."""
 
 
 class ServerLimits:
-    """The defaults are the protocol's, for a server that announced nothing (or speaks 3.x)."""
+    """The limits of one server. The defaults are the protocol's, for a server that announced
+    nothing (or has MQTT 3)."""
 
     def __init__(self) -> None:
         self.receive_maximum = 65535
@@ -23,7 +24,7 @@ class ServerLimits:
 
     @classmethod
     def from_connack(cls, properties: Properties, keep_alive_s: int) -> "ServerLimits":
-        """`keep_alive_s` is what we asked for; the server's wish goes before it
+        """The limits in CONNACK. `keep_alive_s` is the client's; the server's takes precedence
         [MQTT-3.2.2-21]."""
         limits = cls()
         limits.keep_alive_s = _number(properties, pr.SERVER_KEEP_ALIVE, keep_alive_s)
@@ -39,7 +40,8 @@ class ServerLimits:
         return self.qos_max < 2 or not self.retain_available or self.packet_bytes_max < 268_435_460
 
     def check_publish(self, qos: int, retain: bool, content_bytes: int) -> None:
-        """Raises PublishRefused for what the server would have to disconnect us for."""
+        """Raise `PublishRefused` for a message for which the server would have to disconnect the
+        client."""
         if qos > self.qos_max:  # [MQTT-3.2.2-11]
             raise PublishRefused(
                 f"QoS {qos}, the server supports {self.qos_max}", reasons.QOS_NOT_SUPPORTED
@@ -56,6 +58,7 @@ class ServerLimits:
             )
 
     def check_alias(self, alias: int) -> None:
+        """Raise `PublishRefused` for a topic alias above the server's maximum."""
         if alias > self.topic_alias_max:  # [MQTT-3.2.2-17]
             raise PublishRefused(
                 f"topic alias {alias}, the server allows {self.topic_alias_max}",

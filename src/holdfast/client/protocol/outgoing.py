@@ -1,7 +1,7 @@
-"""Messages on their way to the server: packet ids, the send window, what is resent.
+"""Messages for the server: packet ids, the send window, and resending.
 
 This state outlives a connection: it is the client's half of the session. It sends nothing itself;
-`ClientProtocol` encodes what `next_ready` and `resume` give it.
+`ClientProtocol` encodes the messages from `next_ready` and `resume`.
 """
 
 from collections import deque
@@ -19,8 +19,8 @@ PACKET_ID_MAX: Final = 65535
 
 
 class OutgoingPublish:
-    """`handle` names the message towards the application; the packet id is given when it is
-    first sent and stays until its last acknowledgement."""
+    """One message for the server. `handle` identifies it to the application. It gets its packet id
+    when it is first sent, and keeps it until its last acknowledgement."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class OutgoingPublish:
 
 
 class PacketIds:
-    """Hands out packet ids that are not in use; one space for PUBLISH, SUBSCRIBE, UNSUBSCRIBE."""
+    """The packet ids in use, of PUBLISH, SUBSCRIBE and UNSUBSCRIBE together."""
 
     def __init__(self, id_max: int = PACKET_ID_MAX) -> None:
         self.used: set[int] = set()
@@ -53,10 +53,11 @@ class PacketIds:
         self._last = 0
 
     def is_full(self) -> bool:
+        """Whether all packet ids are in use."""
         return len(self.used) >= self.id_max
 
     def take(self) -> int:
-        """A free id [MQTT-2.2.1-3]. Raises QueueFull when all are in use."""
+        """A free id [MQTT-2.2.1-3]. Raises `QueueFull` if all are in use."""
         if self.is_full():
             raise QueueFull(f"all {self.id_max:,} packet ids wait for an acknowledgement")
         packet_id = self._last % self.id_max + 1
@@ -67,10 +68,18 @@ class PacketIds:
         return packet_id
 
     def release(self, packet_id: int) -> None:
+        """Free an id."""
         self.used.discard(packet_id)
 
 
 class OutgoingMessages:
+    """The sending half of the client's session: messages inflight, and those that wait for the
+    window.
+
+    Invariant: at most the window's number of PUBLISHes are inflight, and all are sent in the order
+    of `add`.
+    """
+
     def __init__(self, ids: PacketIds, inflight_max: int, queue_messages_max: int) -> None:
         self._ids = ids
         self._inflight_max = inflight_max
@@ -80,7 +89,7 @@ class OutgoingMessages:
         self.inflight: dict[int, OutgoingPublish] = {}
         self.waiting: deque[OutgoingPublish] = deque()
         self._window = 0
-        # Free places of the window: Receive Maximum less the PUBLISHes without PUBACK, PUBCOMP or
+        # The room in the window: Receive Maximum less the PUBLISHes without PUBACK, PUBCOMP or
         # failing PUBREC.
         self._quota = 0
 
@@ -88,17 +97,18 @@ class OutgoingMessages:
         return len(self.inflight) + len(self.waiting)
 
     def is_full(self) -> bool:
+        """Whether as many messages wait as may."""
         return len(self.waiting) >= self._queue_messages_max
 
     def add(self, publish: OutgoingPublish) -> None:
-        """Raises QueueFull."""
+        """Queue a message. Raises `QueueFull`."""
         if self.is_full():
             raise QueueFull(f"{len(self.waiting)} messages wait already")
         self.waiting.append(publish)
 
     def next_ready(self) -> OutgoingPublish | None:
-        """The next message to send now, with its packet id; None if none waits or the window is
-        used up [MQTT-3.3.4-7] [MQTT-4.9.0-2] [MQTT-4.9.0-3]."""
+        """The next message to send now, with its packet id. None: no message waits, or the window
+        is used up [MQTT-3.3.4-7] [MQTT-4.9.0-2] [MQTT-4.9.0-3]."""
         if not self.waiting or self._quota <= 0:
             return None
         publish = self.waiting[0]
@@ -113,16 +123,17 @@ class OutgoingMessages:
         return publish
 
     def handle_puback(self, packet_id: int) -> OutgoingPublish | None:
-        """None: the id belongs to no message that waits for this packet."""
+        """Finish a QoS 1 message. None: no message with this id waits for this packet."""
         return self._finish(packet_id, AWAITING_PUBACK)
 
     def handle_pubrec(self, packet_id: int, refused: bool) -> OutgoingPublish | None:
+        """Record that the server has a QoS 2 message, or finish it if refused. None as above."""
         if refused:
             return self._finish(packet_id, AWAITING_PUBREC)
         publish = self.inflight.get(packet_id)
         if publish is None or publish.state == AWAITING_PUBACK:
             return None
-        # From here on the message is the server's: it must not be sent again [MQTT-4.3.3-6].
+        # The message is the server's now, so it must not be sent again [MQTT-4.3.3-6].
         publish.state = AWAITING_PUBCOMP
         publish.payload = b""
         del self.inflight[packet_id]
@@ -130,6 +141,7 @@ class OutgoingMessages:
         return publish
 
     def handle_pubcomp(self, packet_id: int) -> OutgoingPublish | None:
+        """Finish a QoS 2 message. None as above."""
         return self._finish(packet_id, AWAITING_PUBCOMP)
 
     def _finish(self, packet_id: int, state: int) -> OutgoingPublish | None:
@@ -138,7 +150,7 @@ class OutgoingMessages:
             return None
         del self.inflight[packet_id]
         self._ids.release(packet_id)
-        # A PUBREL repeated on a new connection took no place.
+        # A PUBREL that was repeated on a new connection took no room.
         if self._quota < self._window:
             self._quota += 1
         return publish
@@ -146,7 +158,7 @@ class OutgoingMessages:
     def refuse(
         self, reason_against: Callable[[OutgoingPublish], int]
     ) -> list[tuple[OutgoingPublish, int]]:
-        """Take out the waiting messages for which there is a reason (not 0); both are returned."""
+        """Remove the waiting messages with a reason against them (not 0); return both."""
         refused: list[tuple[OutgoingPublish, int]] = []
         kept: deque[OutgoingPublish] = deque()
         for publish in self.waiting:
@@ -155,25 +167,27 @@ class OutgoingMessages:
                 kept.append(publish)
                 continue
             refused.append((publish, reason))
-            # A QoS 2 message that was sent before may be with the server: its id stays in use, or
-            # the next message with it would be taken for a repetition.
+            # The server may have a QoS 2 message that was sent before. Its id stays in use, or the
+            # next message with it would count as a repetition.
             if publish.packet_id and publish.qos == 1:
                 self._ids.release(publish.packet_id)
         self.waiting = kept
         return refused
 
     def suspend(self) -> None:
-        """The connection is gone: nothing is sent until `resume`."""
+        """Stop sending until `resume`, because the connection is closed."""
         self._quota = 0
 
     def resume(
         self, session_present: bool, receive_maximum: int
     ) -> tuple[list[OutgoingPublish], list[OutgoingPublish]]:
-        """A connection is up. Returns what awaits PUBCOMP, whose PUBREL is to be repeated now,
-        and what counts as done because the server has it but lost the session. Unacknowledged
-        messages go to the front of the queue in their order: with DUP and their old id if the
-        session lives [MQTT-4.4.0-1] [MQTT-3.3.1-1] [MQTT-4.6.0-1], as new messages if it does
-        not (so a QoS 2 message may arrive twice when a server loses its session).
+        """Begin a connection; return the messages to release and those that are done.
+
+        The first await PUBCOMP, so their PUBREL is repeated now. The second count as done because
+        the server has them, although it lost the session. Unacknowledged messages go to the front
+        of the queue in their order. If the session lives they have DUP and their old id
+        [MQTT-4.4.0-1] [MQTT-3.3.1-1] [MQTT-4.6.0-1]. If not they are new messages, so a QoS 2
+        message may arrive twice when a server loses its session.
         """
         self._window = min(self._inflight_max, receive_maximum)  # [MQTT-4.9.0-1]
         self._quota = self._window
@@ -184,8 +198,8 @@ class OutgoingMessages:
             done, released = released, []
             for publish in done:
                 self._ids.release(publish.packet_id)
-        # What was set aside for resending before, but did not fit into the window, is in
-        # `waiting` with its id and counts like what is in flight.
+        # Messages to be resent that did not fit into the window before are in `waiting` with their
+        # ids, and count as if inflight.
         for publish in [*again, *self.waiting]:
             if publish.packet_id and not session_present:
                 self._ids.release(publish.packet_id)

@@ -1,4 +1,4 @@
-"""What the client reads out of packets."""
+"""The fields that the client reads from packets."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from holdfast.protocol.mqtt.packets import Packet, Properties
 
 
 def packet_of(data: bytes, version: int) -> Packet:
-    """What one packet of ours says."""
+    """The packet in the bytes of one packet of this client."""
     reader = FrameReader(PACKET_BYTES_MAX)
     reader.feed(data)
     reader.next()
@@ -18,18 +18,19 @@ def packet_of(data: bytes, version: int) -> Packet:
 
 
 def reason_string(properties: Properties) -> str:
-    """ "" if there is none."""
+    """The reason string, or ""."""
     text = properties.get(pr.REASON_STRING)
     return text if isinstance(text, str) else ""
 
 
 def server_reference(properties: Properties) -> str:
-    """ "" if there is none."""
+    """The server reference, or ""."""
     text = properties.get(pr.SERVER_REFERENCE)
     return text if isinstance(text, str) else ""
 
 
 def authentication_data(properties: Properties) -> bytes | None:
+    """The authentication data, or None."""
     data = properties.get(pr.AUTHENTICATION_DATA)
     return data if isinstance(data, bytes) else None
 
@@ -37,7 +38,7 @@ def authentication_data(properties: Properties) -> bytes | None:
 def check_answer(
     properties: Properties, codes: Sequence[int], filters: Sequence[str], verb: str
 ) -> None:
-    """SUBACK or UNSUBACK. Raises SubscribeRefused, naming the first filter refused."""
+    """Raise `SubscribeRefused` for the first refused filter of a SUBACK or UNSUBACK."""
     for filter, reason in zip(filters, codes, strict=False):
         if reason >= 0x80:
             raise SubscribeRefused(

@@ -1,4 +1,4 @@
-"""The half of the client core that sends: messages within their window, and requests."""
+"""The sending half of the client core: messages within their window, and requests."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ CLOSED: Final = 3
 
 
 class PendingRequest:
-    """A SUBSCRIBE or UNSUBSCRIBE without answer."""
+    """A SUBSCRIBE or UNSUBSCRIBE without reply."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class PendingRequest:
 
 
 class RequestSender:
-    """What a connection and its session have to send. ClientProtocol is the other half."""
+    """The packets that a connection and its session have to send. ClientProtocol is the other
+    half."""
 
     def __init__(self, options: Options, resubscribe: bool) -> None:
         self.options = options
@@ -64,7 +65,7 @@ class RequestSender:
         self._effects: list[Effect] = []
 
     def data_to_send(self) -> bytes:
-        """Everything to write to the transport, in order; empty if nothing."""
+        """All bytes to write to the transport, in order."""
         if not self._out:
             return b""
         data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
@@ -72,6 +73,7 @@ class RequestSender:
         return data
 
     def effects(self) -> list[Effect]:
+        """Remove and return the effects so far."""
         effects = self._effects
         self._effects = []
         return effects
@@ -88,10 +90,10 @@ class RequestSender:
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> int:
-        """Send or queue a message; its handle, which an Acknowledged effect names if QoS > 0.
+        """Send or queue a message; return its handle, which an Acknowledged effect has if QoS > 0.
 
-        `topic_alias` asks for that alias: the topic is sent along the first time only. Raises
-        InvalidTopic, ValueError, PublishRefused, NotConnected (QoS 0), QueueFull.
+        `topic_alias` asks for that alias: the topic is sent only the first time. Raises
+        `InvalidTopic`, `ValueError`, `PublishRefused`, `NotConnected` (QoS 0) or `QueueFull`.
         """
         raw = topic.encode()
         decode_topic(raw)  # [MQTT-3.3.2-2]
@@ -121,7 +123,7 @@ class RequestSender:
         now: float,
         properties: Properties | None = None,
     ) -> int:
-        """Returns the packet id that the Subscribed effect will name."""
+        """Send a SUBSCRIBE; return the packet id that its Subscribed effect will have."""
         if self.subscriptions is not None:
             self.subscriptions.check_room(requests)
         filters = [one.filter for one in requests]
@@ -130,6 +132,7 @@ class RequestSender:
     def unsubscribe(
         self, filters: list[str], now: float, properties: Properties | None = None
     ) -> int:
+        """Send an UNSUBSCRIBE; return the packet id that its Subscribed effect will have."""
         return self._request(PendingRequest(filters, None, properties or {}, False), now)
 
     # What leaves
@@ -141,7 +144,7 @@ class RequestSender:
         self._keep_alive.sent(now)
 
     def _pump(self, now: float) -> None:
-        """Send what the window allows."""
+        """Send within the window."""
         if self.state != CONNECTED:
             return
         is_owed = self._is_owed()
@@ -156,7 +159,7 @@ class RequestSender:
         topic = publish.topic
         properties = publish.properties
         alias = publish.topic_alias
-        # [MQTT-3.3.2-9]: queued before the limit was known, a message goes without its alias.
+        # [MQTT-3.3.2-9]: a message queued before the limit was known goes without its alias.
         if 0 < alias <= self.limits.topic_alias_max and self.version == LEVEL_5:
             properties += bytes((pr.TOPIC_ALIAS, alias >> 8, alias & 0xFF))
             if self._aliases.get(alias) == topic:
@@ -208,5 +211,5 @@ class RequestSender:
             raise NotConnected("there is no connection")
 
     def _is_owed(self) -> bool:
-        """Whether the server owes an answer to something other than a ping."""
+        """Whether the server owes a reply to a packet other than a ping."""
         return bool(self.outgoing.inflight) or bool(self._requests)

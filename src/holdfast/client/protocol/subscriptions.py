@@ -1,4 +1,4 @@
-"""What the client has subscribed to, to say it again to a server that has no session of ours."""
+"""The subscriptions of the client, to repeat them to a server without its session."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from holdfast.client.errors import QueueFull
 from holdfast.protocol.mqtt.packets import Properties, SubscriptionRequest
 
 FILTERS_MAX: Final = 50_000
-"""Filters remembered; each may need a packet id when all are said again."""
+"""The most filters remembered; each may need a packet id when all are sent again."""
 PACKET_FILTERS_MAX: Final = 200
 PACKET_BYTES_MAX: Final = 16_384
-"""What one SUBSCRIBE says again at most (a single filter may be longer)."""
+"""The most bytes of one repeated SUBSCRIBE (a single filter may be longer)."""
 _FILTER_OVERHEAD_BYTES: Final = 3
 _PACKET_OVERHEAD_BYTES: Final = 256
-"""Header, packet id, properties."""
+"""The bytes of header, packet id and properties, at most."""
 
 
 @dataclass
 class SubscriptionBatch:
-    """One SUBSCRIBE."""
+    """The content of one repeated SUBSCRIBE."""
 
     requests: list[SubscriptionRequest]
     properties: Properties
@@ -35,7 +35,7 @@ class Subscriptions:
         return len(self._granted)
 
     def check_room(self, requests: list[SubscriptionRequest]) -> None:
-        """Raises QueueFull when more filters would be held than are remembered."""
+        """Raise `QueueFull` if these are more filters than may be remembered."""
         fresh = {one.filter for one in requests if one.filter not in self._granted}
         if len(self._granted) + len(fresh) > FILTERS_MAX:
             raise QueueFull(f"more than {FILTERS_MAX} subscriptions")
@@ -43,19 +43,20 @@ class Subscriptions:
     def grant(
         self, requests: list[SubscriptionRequest], properties: Properties, codes: list[int]
     ) -> None:
-        """SUBACK. A refusal changes nothing: an earlier grant of the filter still holds."""
+        """Record a SUBACK. A refusal changes nothing: an earlier grant of the filter still
+        holds."""
         for request, code in zip(requests, codes, strict=True):
             if code < 0x80:
                 self._granted[request.filter] = (request, properties)
 
     def remove(self, filters: list[str], codes: list[int]) -> None:
-        """UNSUBACK; MQTT 3 sends no codes."""
+        """Record an UNSUBACK; MQTT 3 sends no codes."""
         for index, filter in enumerate(filters):
             if index >= len(codes) or codes[index] < 0x80:
                 self._granted.pop(filter, None)
 
     def batches(self, packet_bytes_max: int) -> Iterator[SubscriptionBatch]:
-        """Everything as SUBSCRIBEs that the server accepts."""
+        """All filters as SUBSCRIBEs that the server accepts."""
         limit_bytes = min(PACKET_BYTES_MAX, packet_bytes_max - _PACKET_OVERHEAD_BYTES)
         batch = SubscriptionBatch([], {})
         size_bytes = 0
