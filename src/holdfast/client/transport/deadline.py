@@ -1,4 +1,4 @@
-"""What the asyncio client waits with."""
+"""The helpers with which the asyncio client waits."""
 
 import asyncio
 from types import TracebackType
@@ -12,7 +12,7 @@ Filter: TypeAlias = str | tuple[str, int] | SubscriptionRequest
 
 
 class Deadline:
-    """`async with`: TimedOut instead of TimeoutError."""
+    """A timeout for `async with` that raises TimedOut instead of TimeoutError."""
 
     def __init__(self, timeout_s: float, name: str) -> None:
         self._timeout = asyncio.timeout(timeout_s)
@@ -34,13 +34,15 @@ class Deadline:
 
 
 def fail(future: "asyncio.Future[Any]", error: ClientError) -> None:
+    """Set the error of a future, unless it is done."""
     if not future.done():
         future.set_exception(error)
-        # Nobody may be waiting (a submitted message): that is no unhandled error.
+        # If no task waits (a submitted message), that is no unhandled error.
         future.exception()
 
 
 def request_of(filter: Filter) -> SubscriptionRequest:
+    """The subscription request of a filter in any of its forms."""
     if isinstance(filter, str):
         return SubscriptionRequest(filter, 0)
     if isinstance(filter, tuple):

@@ -1,15 +1,15 @@
-"""Which server to try when: a client's way from no connection to the first CONNACK.
+"""The choice of servers: a client's way from no connection to the first CONNACK.
 
-Sockets are raced, CONNECT is not. The servers of a round are opened one after another, the next
-as soon as one fails and beside it after `stagger_s`; only one of the open ones at a time is sent
-CONNECT, because two CONNECTs of one client id take the session from each other where both arrive.
-If its CONNACK is late and another server has accepted meanwhile, the first is aborted before the
-other is asked. So a refused server costs its refusal, one that swallows packets `stagger_s`, one
-that is stopped while its kernel accepts `connack_timeout_s`.
+Sockets are raced, CONNECT is not. The servers of a round are opened one after another: the next one
+as soon as one fails, or beside it after `stagger_s`. Only one of the open ones at a time is sent
+CONNECT, because two CONNECTs of one client id take the session from each other if both arrive. If
+its CONNACK is late and another server has accepted meanwhile, the first is aborted before the other
+is sent CONNECT. So a refused server costs its refusal, one that swallows packets `stagger_s`, and
+one that is stopped while its kernel accepts `connack_timeout_s`.
 
-The driver reports what happens to the attempts, carries out `actions` in order after each call,
-and calls `handle_timer` when `timer` is due. `now` is monotonic seconds. There is at most one
-attempt per server, so the server names it.
+The driver reports the events of the attempts, carries out `actions` in order after each call, and
+calls `handle_timer` when `timer` is due. `now` is monotonic seconds. There is at most one attempt
+per server, so the server identifies it.
 """
 
 from collections import deque
@@ -23,37 +23,40 @@ from holdfast.client.servers import Server, parse_references
 from holdfast.protocol.mqtt import reasons
 
 REFERENCES_MAX: Final = 8
-"""Servers known from references that are remembered beside the list."""
+"""The most servers known from references only that are remembered."""
 STRAY_S: Final = 300.0
-"""How late a CONNECT may be acted upon after its connection was given up: by a server that was
-stopped, or far behind with its work."""
+"""The seconds for which a server may still act upon a CONNECT whose connection was given up: a
+server that was stopped, or is far behind with its work."""
 STRAYS_MAX: Final = 16
+"""The most such CONNECTs that are remembered."""
 
 
 @dataclass(frozen=True)
 class Open:
-    """Open the socket (with TLS and WebSocket); answer with `opened` or `failed`."""
+    """The order to open the socket (with TLS and WebSocket); the driver replies with `opened` or
+    `failed`."""
 
     server: Server
 
 
 @dataclass(frozen=True)
 class Start:
-    """Send CONNECT over the open socket; answer with `connected` or `failed`."""
+    """The order to send CONNECT over the open socket; the driver replies with `connected` or
+    `failed`."""
 
     server: Server
 
 
 @dataclass(frozen=True)
 class Drop:
-    """Abort the attempt; it is not reported any more."""
+    """The order to abort the attempt, without another report of it."""
 
     server: Server
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """There will be no connection; no attempt is left."""
+    """The end of dialing without a connection; no attempt is left."""
 
     error: ClientError
 
@@ -62,7 +65,11 @@ Action: TypeAlias = Open | Start | Drop | GiveUp
 
 
 class Dialer:
-    """`connect_timeout_s` bounds each attempt's opening, and the patience for its CONNACK."""
+    """The state of all attempts. `connect_timeout_s` bounds the opening of each, and the wait for
+    its CONNACK.
+
+    Invariant: at most one open attempt has been sent CONNECT.
+    """
 
     def __init__(
         self,
@@ -91,18 +98,19 @@ class Dialer:
         self._next_round_at: float | None = None
         self._give_up_at: float | None = None
         self._connected_at = 0.0
-        # CONNECTs of ours that may still be on their way, and until when.
+        # The times until which each stray CONNECT of this client may arrive.
         self._strays: deque[float] = deque(maxlen=STRAYS_MAX)
         self._errors: dict[Server, ClientError] = {}
         self._actions: list[Action] = []
 
     def actions(self) -> list[Action]:
+        """Remove and return the actions so far."""
         actions = self._actions
         self._actions = []
         return actions
 
     def timer(self) -> float | None:
-        """When `handle_timer` wants to be called, None for never."""
+        """The time at which `handle_timer` is due, or None."""
         if not self._dialing:
             return None
         times = [self._next_round_at, self._give_up_at]
@@ -115,7 +123,7 @@ class Dialer:
     # Calls of the application
 
     def begin(self, now: float, policy: Reconnect | None = None) -> None:
-        """A connection is wanted: the first round starts at once. `policy` is for this time."""
+        """Start to dial with the first round at once. `policy` is for this time only."""
         self._policy = policy or self._usual_policy
         self._backoff.reset()
         self._patience_s = self._policy.connack_timeout_s
@@ -125,7 +133,7 @@ class Dialer:
         self._advance(now)
 
     def stop(self) -> None:
-        """No connection is wanted any more."""
+        """Abort all attempts, because no connection is wanted any more."""
         self._dialing = False
         self.server = None
         for server in list(self._attempts):
@@ -134,11 +142,12 @@ class Dialer:
     # Calls of the driver
 
     def opened(self, server: Server, now: float) -> None:
+        """Note that the socket of an attempt is open."""
         self._attempts[server] = True
         self._advance(now)
 
     def connected(self, server: Server, now: float) -> None:
-        """CONNACK has come: the other attempts are aborted."""
+        """Note that CONNACK has come, and abort the other attempts."""
         del self._attempts[server]
         self._asked = None
         self.stop()
@@ -148,7 +157,7 @@ class Dialer:
         self._patience_s = self._policy.connack_timeout_s
 
     def failed(self, server: Server, error: ClientError, now: float) -> None:
-        """An attempt ended without a connection."""
+        """Note that an attempt ended without a connection."""
         del self._attempts[server]
         if self._asked == server:
             self._asked = None
@@ -159,12 +168,12 @@ class Dialer:
             self._give_up(error)
             return
         self._follow(error, server)
-        # Whatever is next in this round need not wait for the stagger.
+        # The next server of this round need not wait for the stagger.
         self._next_open_at = now
         self._advance(now)
 
     def lost(self, error: ClientError, now: float) -> None:
-        """The connection is gone against our wish."""
+        """Dial again, because the connection was lost."""
         server = self.server
         assert server is not None
         self.server = None
@@ -176,7 +185,7 @@ class Dialer:
         if now - self._connected_at >= self._policy.stable_after_s:
             self._backoff.reset()
         if error.reason == reasons.KEEP_ALIVE_TIMEOUT:
-            # Silent: it may still accept sockets without ever answering.
+            # A silent server may still accept sockets without ever replying.
             known = self._known()
             self._first = known[(known.index(server) + 1) % len(known)]
         self._follow(error, server)
@@ -184,6 +193,7 @@ class Dialer:
         self._next_round_at = now + self._backoff.next_s(self._policy)
 
     def handle_timer(self, now: float) -> None:
+        """Do the steps that are due."""
         if not self._dialing:
             return
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -231,7 +241,7 @@ class Dialer:
         return [*self._references, *self._servers]
 
     def _follow(self, error: ClientError, origin: Server) -> None:
-        """The servers it names are tried first."""
+        """Try the servers that the error names first."""
         named = parse_references(error.server_reference, origin)
         if not self._policy.follow_references:
             named = [one for one in named if one in self._servers]
@@ -248,7 +258,7 @@ class Dialer:
     # CONNECT
 
     def _ask_next(self, now: float) -> None:
-        """One open attempt at a time is sent CONNECT."""
+        """Send CONNECT to one open attempt at a time."""
         following = self._other_open()
         if following is None:
             return
@@ -265,20 +275,20 @@ class Dialer:
         self._actions.append(Start(following))
 
     def _other_open(self) -> Server | None:
-        """An open attempt that has not been asked."""
+        """An open attempt without CONNECT."""
         for server, is_open in self._attempts.items():
             if is_open and server != self._asked:
                 return server
         return None
 
     def _note_stray(self, now: float) -> None:
-        """A CONNECT of ours is out that may still reach its server, after the one that follows:
-        then our own session is taken over by us, which is no other client's doing."""
+        """Record a CONNECT that may still reach its server after the one that follows. Then the
+        client takes over its own session, without another client's doing."""
         self._strays.append(now + STRAY_S)
 
     def _takes_stray(self, now: float) -> bool:
-        """Whether a CONNECT of ours may have arrived late. Each takes over once, so another client
-        with our id is found out after as many turns as there were."""
+        """Whether a CONNECT of this client may have arrived late. Each takes over once, so another
+        client with the same id is detected after as many takeovers as there were strays."""
         while self._strays and self._strays[0] <= now:
             self._strays.popleft()
         if not self._strays:
@@ -299,7 +309,8 @@ class Dialer:
         self._actions.append(GiveUp(error))
 
     def _summary(self, text: str) -> ClientError:
-        """One error for all servers; the only one's own after a single round."""
+        """One error for all servers. After a single round with one server it is that server's
+        own."""
         errors = self._errors
         if len(errors) == 1 and self._policy.give_up_after_s is None:
             return next(iter(errors.values()))

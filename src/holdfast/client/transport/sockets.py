@@ -1,4 +1,4 @@
-"""The asyncio edge of a Dialer: opens sockets, aborts them, keeps its timer."""
+"""The asyncio driver of a Dialer: it opens sockets, aborts them and runs its timer."""
 
 import asyncio
 import ssl
@@ -12,11 +12,11 @@ from holdfast.client.transport.dialer import Action, Dialer, Drop, GiveUp, Open,
 from holdfast.client.transport.transport import CLOSE_TIMEOUT_S, ClientSocket
 
 TransportFactory = Callable[[Callable[[], None], Callable[[ClientError], None]], ClientSocket]
-"""Takes `on_opened` and `on_failed` of the transport."""
+"""The maker of a transport from its `on_opened` and `on_failed`."""
 
 
 class SocketEndpoint:
-    """How sockets are opened, the same for all servers."""
+    """The settings for opening sockets, the same for all servers."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class SocketEndpoint:
         self._connect_timeout_s = connect_timeout_s
 
     async def open(self, server: Server, protocol: ClientSocket) -> None:
-        """Raises ConnectionLost, TimedOut."""
+        """Open a socket. Raises `ConnectionLost` or `TimedOut`."""
         secure = server.is_secure
         if secure and self._tls is None:
             self._tls = ssl.create_default_context()
@@ -61,6 +61,8 @@ class SocketEndpoint:
 
 
 class SocketDialer:
+    """The driver of one Dialer, with a socket for each attempt."""
+
     def __init__(
         self,
         dialer: Dialer,
@@ -80,20 +82,22 @@ class SocketDialer:
         self._is_busy = False
 
     def begin(self, policy: Reconnect | None) -> None:
+        """Start to dial. `policy` is for this time only."""
         self.dialer.begin(_now(), policy)
         self._carry_out()
 
     def stop(self) -> None:
+        """Abort all attempts."""
         self.dialer.stop()
         self._carry_out()
 
     @property
     def is_asking(self) -> bool:
-        """Whether a CONNECT is out without its CONNACK."""
+        """Whether a CONNECT waits for its CONNACK."""
         return self._asked is not None
 
     def connected(self) -> ClientSocket:
-        """CONNACK has come; over which transport."""
+        """Note that CONNACK has come. Returns its transport."""
         attempt = self._asked
         assert attempt is not None
         self._asked = None
@@ -103,14 +107,14 @@ class SocketDialer:
         return attempt.transport
 
     def refused(self, error: ClientError) -> None:
-        """The connection ended before CONNACK."""
+        """Note that the connection ended before CONNACK."""
         attempt = self._asked
         assert attempt is not None
         self._asked = None
         self._failed(attempt, error)
 
     def lost(self, error: ClientError) -> None:
-        """The connection of `connected` ended."""
+        """Note that the connection of `connected` ended."""
         self.dialer.lost(error, _now())
         self._carry_out()
 
@@ -129,7 +133,7 @@ class SocketDialer:
 
     def _carry_out(self) -> None:
         if self._is_busy:
-            # What an action led to comes after the actions decided before it.
+            # The results of an action come after the actions decided before it.
             return
         self._is_busy = True
         try:

@@ -1,4 +1,4 @@
-"""The asyncio edge of the client core: one socket, one timer."""
+"""The asyncio driver of the client core: one socket, one timer."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from holdfast.client.protocol.effects import Closed, Effect, Traced
 from holdfast.protocol.mqtt import reasons
 
 WRITE_BUFFER_BYTES: Final = 262_144
-"""Unsent bytes above which publishers wait."""
+"""The unsent bytes above which publishers wait."""
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long the peer may take to accept the last bytes."""
+"""The seconds that the peer has to accept the last bytes."""
 
 
 class ClientSocket(asyncio.Protocol):
-    """Moves bytes between a socket and `core` and hands its effects to `on_effect`, in order.
+    """One socket for `core`; it passes the core's effects to `on_effect`, in order.
 
-    It first only holds the open socket, told by `on_opened`; `start` sends CONNECT. Once the
-    connection is over for the core, or after `abandon`, it no longer touches the core, which may
-    already have a new connection while this socket is closing.
+    At first it only has the open socket, reported by `on_opened`; `start` sends CONNECT. Once the
+    core's connection is over, or after `abandon`, it no longer touches the core. The core may have
+    a new connection while this socket is closing.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class ClientSocket(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Report the open socket."""
         self._transport = cast(asyncio.Transport, transport)
         if not self._attached:
             self._transport.abort()
@@ -63,6 +64,7 @@ class ClientSocket(asyncio.Protocol):
         self._on_opened()
 
     def data_received(self, data: bytes) -> None:
+        """Pass bytes to the core."""
         if not self._attached:
             return
         if not self._started:
@@ -72,6 +74,7 @@ class ClientSocket(asyncio.Protocol):
         self.pump()
 
     def connection_lost(self, error: Exception | None) -> None:
+        """Report the closed socket to the core, or as a failed attempt."""
         text = "connection closed by the server" if error is None else f"connection lost: {error}"
         if self._attached and self._started:
             self._core.handle_closed(self._loop.time(), text)
@@ -85,9 +88,11 @@ class ClientSocket(asyncio.Protocol):
         self.lost.set()
 
     def pause_writing(self) -> None:
+        """Let publishers wait."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
+        """Let publishers continue."""
         self._writable.set()
 
     # For the client
@@ -109,7 +114,7 @@ class ClientSocket(asyncio.Protocol):
         return self._writable.is_set()
 
     def pump(self) -> None:
-        """Call after each call of the core: sends, hands on effects, sets the timer."""
+        """Send, pass on effects and set the timer. Called after each call of the core."""
         if not self._attached:
             return
         transport = self._transport
@@ -124,7 +129,7 @@ class ClientSocket(asyncio.Protocol):
         if not self._attached:
             return
         when = self._core.timer()
-        # A timer that comes too early only sets a new one: cheaper than one per message.
+        # A timer that fires early only starts a new one, which is cheaper than one per message.
         if when is not None and (self._timer is None or when < self._timer_at):
             if self._timer is not None:
                 self._timer.cancel()
@@ -139,7 +144,7 @@ class ClientSocket(asyncio.Protocol):
             transport.abort()
         else:
             transport.close()
-            # The peer may never take the last bytes; on a closed transport this is nothing.
+            # The peer may never take the last bytes. On a closed transport this does nothing.
             self._loop.call_later(CLOSE_TIMEOUT_S, transport.abort)
 
     def _detach(self) -> None:
@@ -155,7 +160,7 @@ class ClientSocket(asyncio.Protocol):
         self._on_failed(error)
 
     def abandon(self) -> None:
-        """Abort the socket; for the application there was no connection."""
+        """Abort the socket; the application never had this connection."""
         if self._attached and self._started:
             self._core.handle_closed(self.now)
             for effect in self._core.effects():
@@ -180,6 +185,7 @@ class ClientSocket(asyncio.Protocol):
         await self._writable.wait()
 
     def pause_reading(self) -> None:
+        """Stop reading, because the queue of received messages is full."""
         transport = self._transport
         if self._attached and not self._paused and transport and not transport.is_closing():
             self._paused = True
@@ -187,6 +193,7 @@ class ClientSocket(asyncio.Protocol):
             transport.pause_reading()
 
     def resume_reading(self) -> None:
+        """Read again."""
         transport = self._transport
         if self._attached and self._paused and transport and not transport.is_closing():
             self._paused = False
@@ -194,5 +201,6 @@ class ClientSocket(asyncio.Protocol):
             transport.resume_reading()
 
     def abort(self) -> None:
+        """Abort the socket at once."""
         if self._transport is not None:
             self._transport.abort()

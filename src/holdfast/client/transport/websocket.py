@@ -14,9 +14,9 @@ from holdfast.protocol.websocket.stream import WebSocketError, WebSocketStream
 
 PATH: Final = "/mqtt"
 UPGRADE_TIMEOUT_S: Final = 10.0
-"""From the connection (TLS included) to the server's answer."""
+"""The seconds from the connection (TLS included) to the server's reply."""
 TEXT_CHARACTERS_MAX: Final = 200
-"""What is shown of a refusal's text."""
+"""The most characters of a refusal's text in an error."""
 SUBPROTOCOL: Final = Subprotocol("mqtt")
 
 logger = logging.getLogger("holdfast.client.websocket")
@@ -25,12 +25,12 @@ logger = logging.getLogger("holdfast.client.websocket")
 def websocket_protocol_factory(
     inner: asyncio.Protocol, host: str, port: int, path: str = PATH
 ) -> asyncio.Protocol:
-    """For loop.create_connection, with or without TLS: upgrades the connection to a WebSocket, then
-    drives `inner` as a socket would. `path` may have a query. Raises ValueError for a path that
-    cannot be asked for.
+    """A protocol for loop.create_connection, with or without TLS, that upgrades the connection to a
+    WebSocket and then drives `inner` as a socket would.
 
-    `inner.connection_made` is called once the WebSocket is open. If it does not open there is only
-    `inner.connection_lost`, with a WebSocketError that says why.
+    `path` may have a query; an invalid one raises `ValueError`. `inner.connection_made` is called
+    once the WebSocket is open. If it does not open there is only `inner.connection_lost`, with a
+    WebSocketError that has the reason.
     """
     if not fullmatch(r'/[!"$-~]*', path):
         raise ValueError(
@@ -95,7 +95,7 @@ class _ClientStream(WebSocketStream):
 
 
 def _refusal(head: bytes, rest: bytes) -> str:
-    """What an answer other than 101 says; "" for that one."""
+    """The text of a reply other than 101, or ""."""
     status, _, _ = head.partition(b"\r\n")
     version, _, status = status.partition(b" ")
     if not version.startswith(b"HTTP/"):
