@@ -36,7 +36,8 @@ from holdfast.protocol.mqtt.packets import Packet, Properties
 T = TypeVar("T")
 
 CLOSE_S: Final = 10.0
-"""How long `close` waits for the thread; it is a daemon, so it cannot hold up the program's end."""
+"""The seconds that `close` waits for the thread. It is a daemon, so it never delays the end of the
+program."""
 
 
 class Client:
@@ -62,7 +63,8 @@ class Client:
         on_connection_lost: Callable[[ClientError], None] | None = None,
         on_trace: Callable[[bool, Packet], None] | None = None,
     ) -> None:
-        """The arguments are those of `holdfast.client.client.Client`. Raises ValueError."""
+        """The arguments are those of `holdfast.client.client.Client`. Invalid ones raise
+        `ValueError`."""
         self._client = aio.Client(
             host,
             port,
@@ -86,10 +88,12 @@ class Client:
 
     @property
     def client_id(self) -> str:
+        """The client id, as assigned by the server if it was empty."""
         return self._client.client_id
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection with a session."""
         return self._client.is_connected
 
     @property
@@ -104,15 +108,17 @@ class Client:
 
     @property
     def servers(self) -> list[Server]:
+        """The servers that the client tries."""
         return self._client.servers
 
     @property
     def connections(self) -> int:
-        """How often a server has accepted us."""
+        """The number of times that a server has accepted the client."""
         return self._client.connections
 
     @property
     def connack_properties(self) -> Properties:
+        """The properties of the last CONNACK."""
         return self._client.connack_properties
 
     def __enter__(self) -> "Client":
@@ -132,7 +138,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Disconnect and end the thread; afterwards only `connect` is of use."""
+        """Disconnect and end the thread. After that only `connect` may be called."""
         with self._lock:
             loop, self._loop = self._loop, None
         if loop is None or loop.is_of_parent():
@@ -154,7 +160,7 @@ class Client:
     def disconnect(
         self, reason: int = reasons.SUCCESS, properties: Properties | None = None
     ) -> None:
-        """As `aio.Client.disconnect`; nothing if there is no connection."""
+        """As `aio.Client.disconnect`. Without a connection it does nothing."""
         if self._loop is not None:
             self._run(self._client.disconnect(reason, properties))
 
@@ -162,6 +168,7 @@ class Client:
         """As `aio.Client.abort`."""
 
         async def abort() -> None:
+            """Abort in the client's loop."""
             self._client.abort()
 
         if self._loop is not None:
@@ -199,9 +206,10 @@ class Client:
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> "Future[PublishResult]":
-        """As `aio.Client.submit`; the future is one of threads (`future.result(timeout)`)."""
+        """As `aio.Client.submit`, but with a future for threads (`future.result(timeout)`)."""
 
         async def submit() -> Future[PublishResult]:
+            """Submit in the client's loop."""
             future = await self._client.submit(
                 topic,
                 payload,
@@ -227,6 +235,7 @@ class Client:
         """As `aio.Client.submit_batch`; `on_settled` is called in the client's thread."""
 
         async def submit() -> None:
+            """Submit in the client's loop."""
             self._client.submit_batch(messages, on_settled, qos)
 
         self._run(submit())
@@ -257,7 +266,8 @@ class Client:
         return self._run(self._client.unsubscribe(*filters, properties=properties))
 
     def messages(self, timeout_s: float | None = None) -> Iterator[Message]:
-        """As `aio.Client.messages`; with a timeout it ends, too, when none came for so long."""
+        """As `aio.Client.messages`. With a timeout it also ends when no message came for so
+        long."""
         while True:
             try:
                 message = self.receive(timeout_s)
@@ -268,9 +278,11 @@ class Client:
             yield message
 
     def receive(self, timeout_s: float | None = None) -> Message | None:
-        """As `aio.Client.receive`. Raises TimeoutError, too; no message is lost by it."""
+        """As `aio.Client.receive`. After `timeout_s` it raises `TimeoutError`, and no message is
+        lost."""
 
         async def receive() -> Message | None:
+            """Receive in the client's loop."""
             async with asyncio.timeout(timeout_s):
                 return await self._client.receive()
 
@@ -280,6 +292,7 @@ class Client:
         """As `aio.Client.acknowledge`."""
 
         async def acknowledge() -> None:
+            """Acknowledge in the client's loop."""
             self._client.acknowledge(message)
 
         self._run(acknowledge())
@@ -302,7 +315,7 @@ class _LoopThread:
     def __init__(self) -> None:
         self._process_id = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # Nothing may be handed to a loop that will not come to it.
+        # No work may reach a loop that will not run it.
         self._lock = threading.Lock()
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="holdfast-client", daemon=True)
@@ -319,12 +332,12 @@ class _LoopThread:
             loop.close()
 
     def is_of_parent(self) -> bool:
-        """Whether this is a forked child, which has no such thread."""
+        """Whether this is a forked child, which does not have the thread."""
         return os.getpid() != self._process_id
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result. Raises NotConnected after `close`, RuntimeError where it would wait for
-        itself or in a forked child."""
+        """The result of the work. Raises `NotConnected` after `close`. Raises `RuntimeError` in a
+        forked child, and in the thread itself, which would wait for itself."""
         future: Future[T] | None = None
         try:
             if self.is_of_parent():
@@ -343,12 +356,12 @@ class _LoopThread:
         except CancelledError:
             raise NotConnected("the client was closed meanwhile") from None
         except BaseException:
-            # Interrupted while waiting (Ctrl-C): the work must not go on unseen.
+            # Interrupted while waiting (Ctrl-C): the work must not continue unnoticed.
             future.cancel()
             raise
 
     def close(self, last_call: Callable[[], None]) -> None:
-        """`last_call` runs in the loop before it ends."""
+        """End the loop and its thread. `last_call` runs in the loop before its end."""
         if self.is_of_parent():
             return
         with self._lock:
@@ -369,7 +382,7 @@ async def _cancel_all() -> None:
 
 
 def _of_threads(future: "asyncio.Future[PublishResult]") -> "Future[PublishResult]":
-    """A future of threads that is settled as that of the loop is."""
+    """A future for threads that gets the result of one of the loop."""
     result: Future[PublishResult] = Future()
 
     def pass_on(finished: "asyncio.Future[PublishResult]") -> None:

@@ -66,7 +66,7 @@ class Client(ConnectionManager):
         topic_alias: int = 0,
     ) -> PublishResult:
         """Publish and wait for the acknowledgement (QoS 0: until the socket takes it). Raises
-        PublishRefused with the server's reason, ConnectionLost, NotConnected.
+        `PublishRefused` with the server's reason, `ConnectionLost` or `NotConnected`.
 
         Cancelling stops the wait, not the message.
         """
@@ -85,8 +85,8 @@ class Client(ConnectionManager):
         properties: Properties | None = None,
         topic_alias: int = 0,
     ) -> asyncio.Future[PublishResult]:
-        """Publish without waiting for the acknowledgement: the future has it. Waits while the
-        socket is congested or the queue is full, so calls in a row keep the window filled."""
+        """Publish without waiting for the acknowledgement, which the future receives. Waits while
+        the socket is congested or the queue is full, so calls in a row keep the window filled."""
         transport = self._transport
         is_congested = transport is None or not transport.is_writable
         if is_congested or not self.is_connected or (qos and self.core.outgoing.is_full()):
@@ -115,8 +115,8 @@ class Client(ConnectionManager):
         )
 
     async def until_ready(self) -> None:
-        """Wait until `is_ready`, for a connection that is being made again, too. Raises
-        ConnectionLost, NotConnected."""
+        """Wait until `is_ready`, also while the client reconnects. Raises `ConnectionLost` or
+        `NotConnected`."""
         while not self.is_ready:
             transport = await self._ready()
             if not transport.is_writable:
@@ -131,11 +131,13 @@ class Client(ConnectionManager):
         on_settled: Callable[[int, Outcome], None],
         qos: int = 1,
     ) -> None:
-        """Publish (topic, payload, retain, properties) with one write of the socket. `on_settled`
-        is called once for each message, with its index and what `submit`'s future would have: as
-        the acknowledgement is read, or before this returns at QoS 0 and for one that cannot be
-        sent. It does not wait: look at `is_ready` first. Raises ConnectionLost, NotConnected: then
-        nothing was sent."""
+        """Publish (topic, payload, retain, properties) with one write of the socket.
+
+        `on_settled` is called once for each message, with its index and the outcome that `submit`'s
+        future would have. That is when the acknowledgement is read, or before this returns: at QoS
+        0 and for a message that cannot be sent. It does not wait: check `is_ready` first. Raises
+        `ConnectionLost` or `NotConnected` if nothing was sent.
+        """
         transport = self._require()
         now = asyncio.get_running_loop().time()
         settled: list[tuple[int, Outcome]] = []
@@ -156,8 +158,8 @@ class Client(ConnectionManager):
             self._settle_batched(partial(on_settled, index), outcome)
 
     async def _room_for(self, qos: int) -> ClientSocket | None:
-        """Wait until a message may be published; None when it is to be queued for the connection
-        that is being made again."""
+        """Wait until a message may be published. None: the client is reconnecting, and the message
+        is queued for the next connection."""
         while True:
             if not self.is_connected:
                 if not self._is_reconnecting():
@@ -174,7 +176,8 @@ class Client(ConnectionManager):
             await self._room.wait()
 
     async def flush(self) -> None:
-        """Wait until everything published is acknowledged. Raises ConnectionLost, NotConnected."""
+        """Wait until all published messages are acknowledged. Raises `ConnectionLost` or
+        `NotConnected`."""
         while len(self.core.outgoing):
             if not self._is_reconnecting():
                 self._require()
@@ -187,8 +190,9 @@ class Client(ConnectionManager):
         properties: Properties | None = None,
         subscription_id: int = 0,
     ) -> list[int]:
-        """Subscribe; the granted QoS of each filter. Raises SubscribeRefused if the server refused
-        any of them (the others are in effect), TimedOut, ConnectionLost, NotConnected."""
+        """Subscribe and return the granted QoS of each filter. Raises `SubscribeRefused` if the
+        server refused a filter (the others are in effect), `TimedOut`, `ConnectionLost` or
+        `NotConnected`."""
         requests = [request_of(one) for one in filters]
         if subscription_id:
             properties = {**(properties or {}), pr.SUBSCRIPTION_IDENTIFIER: [subscription_id]}
@@ -200,7 +204,8 @@ class Client(ConnectionManager):
         return answer.reasons
 
     async def unsubscribe(self, *filters: str, properties: Properties | None = None) -> list[int]:
-        """Unsubscribe; a reason code per filter (none with MQTT 3). Raises as `subscribe`."""
+        """Unsubscribe and return a reason code per filter (none with MQTT 3). Raises as
+        `subscribe`."""
         names = list(filters)
         answer = await self._ask(
             "UNSUBACK", lambda now: self.core.unsubscribe(names, now, properties)
@@ -209,7 +214,8 @@ class Client(ConnectionManager):
         return answer.reasons
 
     async def messages(self) -> AsyncIterator[Message]:
-        """Received messages, until `disconnect` (ends) or a connection lost for good (raises)."""
+        """Received messages, until `disconnect` (then it ends) or a permanent loss of the
+        connection (then it raises)."""
         while True:
             message = await self.receive()
             if message is None:
@@ -217,8 +223,9 @@ class Client(ConnectionManager):
             yield message
 
     async def receive(self) -> Message | None:
-        """The next message; None after `disconnect`. What was received before the connection was
-        lost for good comes first, then its error is raised. Cancelling loses no message."""
+        """The next message, or None after `disconnect`. After a permanent loss of the connection
+        the messages received before come first, then its error is raised. Cancelling loses no
+        message."""
         while not self._received:
             if self._is_over.is_set():
                 if self._error is not None:
@@ -232,9 +239,9 @@ class Client(ConnectionManager):
         return message
 
     def acknowledge(self, message: Message) -> None:
-        """With `Options.manual_acknowledge`: done with a message of QoS 1 or 2. For a message of
-        an earlier connection this is nothing: the server sends it again. What is acknowledged in
-        one turn of the loop is one write of the socket, at its end."""
+        """Acknowledge a message of QoS 1 or 2, with `Options.manual_acknowledge`. A message of an
+        earlier connection is ignored, because the server sends it again. The acknowledgements of
+        one turn of the loop go out at its end, in one write."""
         if self._is_reconnecting():
             return
         transport = self._require()
@@ -250,7 +257,7 @@ class Client(ConnectionManager):
             self._transport.pump()
 
     async def reauthenticate(self) -> None:
-        """Repeat the enhanced authentication. Raises what `connect` raises."""
+        """Repeat the enhanced authentication. Raises as `connect`."""
         transport = await self._ready()
         self._reauthenticated = asyncio.get_running_loop().create_future()
         self.core.reauthenticate(transport.now)
@@ -259,7 +266,8 @@ class Client(ConnectionManager):
             await self._reauthenticated
 
     async def _ask(self, name: str, send: Callable[[float], int]) -> Subscribed:
-        """Send a request, again on the next connection if this one is lost; its answer."""
+        """Send a request and return the reply. If the connection is lost, send it again on the next
+        one."""
         while True:
             transport = await self._ready()
             packet_id = send(transport.now)

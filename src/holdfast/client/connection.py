@@ -1,5 +1,5 @@
-"""The half of the asyncio client that keeps the connection: made, lost, made again, and what is
-received, acknowledged or answered over it."""
+"""The connection of the asyncio client: dialing, loss, reconnection, and the effects of the
+core."""
 
 import asyncio
 import ssl
@@ -46,7 +46,8 @@ _NO_CONNECTION: Final = "there is no connection"
 
 @dataclass
 class PublishResult:
-    """`reason` is SUCCESS or NO_MATCHING_SUBSCRIBERS (and always SUCCESS for QoS 0)."""
+    """The outcome of a published message. `reason` is SUCCESS or NO_MATCHING_SUBSCRIBERS (at QoS 0
+    always SUCCESS)."""
 
     reason: int
     properties: Properties
@@ -56,7 +57,8 @@ Outcome: TypeAlias = PublishResult | ClientError
 
 
 class ConnectionManager:
-    """One session with one server at a time. `holdfast.client.client.Client` is the other half."""
+    """The connection of one session with one server at a time. `holdfast.client.client.Client` adds
+    the calls of the application."""
 
     def __init__(
         self,
@@ -78,20 +80,21 @@ class ConnectionManager:
         on_connection_lost: Callable[[ClientError], None] | None = None,
         on_trace: Callable[[bool, Packet], None] | None = None,
     ) -> None:
-        """Either `host` (`port`: by default 1883, or 8883 with `tls`) or `servers`, a list like
-        "mqtt://a:1883", "mqtts://b", "wss://c/mqtt", "d:1883"; the first that answers is taken.
-        Servers reached by TLS need no `tls` where the system's certificates do.
+        """Either `host` (`port`: by default 1883, or 8883 with `tls`) or `servers` names the
+        servers. `servers` is a list like "mqtt://a:1883", "mqtts://b", "wss://c/mqtt", "d:1883";
+        the client uses the first that replies. Servers reached by TLS need no `tls` if the system's
+        certificates suffice.
 
         `client_id` overrides the one of `options`; an MQTT 3.1 client without one gets a random
-        one. `server_hostname` is what the certificate must name if not the host. `messages_max`
-        bounds the queue of received messages (one read of the socket may pass it),
-        `request_timeout_s` the wait for an answer to SUBSCRIBE, UNSUBSCRIBE and AUTH on a live
-        connection.
+        one. `server_hostname` is the name in the certificate if not the host. `messages_max` bounds
+        the queue of received messages (one read of the socket may exceed it). `request_timeout_s`
+        bounds the wait for the reply to SUBSCRIBE, UNSUBSCRIBE and AUTH on a live connection.
 
-        Callbacks: `on_message` takes each message as it arrives, instead of the queue.
-        `on_connect` is told whether the server had our session, `on_connect_failed` each attempt
-        that failed, `on_connection_lost` each loss of a connection. `on_trace` sees each
-        packet that leaves (true) or arrives (false). Raises ValueError."""
+        Callbacks: `on_message` takes each message as it arrives, instead of the queue. `on_connect`
+        receives whether the server had the session, `on_connect_failed` each attempt that failed,
+        `on_connection_lost` each loss of a connection. `on_trace` receives each packet that leaves
+        (true) or arrives (false). Invalid arguments raise `ValueError`.
+        """
         options = options if options is not None else Options()
         if client_id is not None:
             options = replace(options, client_id=client_id)
@@ -132,18 +135,20 @@ class ConnectionManager:
         self._room = asyncio.Event()
         self._publishes: dict[int, asyncio.Future[PublishResult]] = {}
         self._batched: dict[int, Callable[[Outcome], None]] = {}
-        # None for an answer: the connection was lost, ask again.
+        # A result of None: the connection was lost, so the request is sent again.
         self._requests: dict[int, asyncio.Future[Subscribed | None]] = {}
         self._reauthenticated: asyncio.Future[None] | None = None
-        # There are acknowledgements to send at the end of this turn.
+        # Acknowledgements wait for the end of this turn.
         self._is_acknowledging = False
 
     @property
     def client_id(self) -> str:
+        """The client id, as assigned by the server if it was empty."""
         return self.core.client_id
 
     @property
     def is_connected(self) -> bool:
+        """Whether there is a connection with a session."""
         return self.core.state == CONNECTED
 
     @property
@@ -152,11 +157,13 @@ class ConnectionManager:
         return self._dialing.dialer.server
 
     async def connect(self, policy: Reconnect | None = None) -> bool:
-        """Connect; whether the server still had our session. `policy` says for this time how long
-        to try; by default `reconnect` does (without it, each server is tried once).
+        """Connect and return whether the server still had the session.
 
-        Raises ConnectionRefused, ConnectionLost, TimedOut, ProtocolError, AuthenticationFailed;
-        ConnectionLost, too, when several servers failed each in its way. Cancelling ends it."""
+        `policy` limits the attempts of this call; by default `reconnect` does (without it, each
+        server is tried once). Raises `ConnectionRefused`, `ConnectionLost`, `TimedOut`,
+        `ProtocolError` or `AuthenticationFailed`. If several servers failed differently it raises
+        `ConnectionLost`. Cancelling ends the attempt.
+        """
         if not self._is_over.is_set():
             raise ValueError("already connected")
         self._error = None
@@ -173,14 +180,14 @@ class ConnectionManager:
     async def disconnect(
         self, reason: int = reasons.SUCCESS, properties: Properties | None = None
     ) -> None:
-        """Say goodbye and close the socket. What was published and is not acknowledged stays
-        queued for the next `connect`; its futures fail."""
+        """Send DISCONNECT and close the socket. Unacknowledged messages stay queued for the next
+        `connect`; their futures fail."""
         self._leave(reason, properties)
         if self._transport is not None:
             await self._transport.lost.wait()
 
     def abort(self) -> None:
-        """Cut the connection, or end the attempt to make one, without a goodbye: the server
+        """Abort the connection or the attempt to make one, without DISCONNECT, so the server
         publishes the will. Otherwise as `disconnect`."""
         if self._transport is not None:
             self._transport.abandon()
@@ -197,7 +204,8 @@ class ConnectionManager:
             self._end(None)
 
     async def wait_closed(self) -> ClientError | None:
-        """Wait until the connection is over for good; its error, None after `disconnect`."""
+        """Wait until the connection is over permanently. Returns its error, or None after
+        `disconnect`."""
         await self._is_over.wait()
         if self._transport is not None:
             await self._transport.lost.wait()
@@ -224,7 +232,7 @@ class ConnectionManager:
         return self._transport
 
     async def _ready(self) -> ClientSocket:
-        """The connection; waits for it while it is being made again."""
+        """The connection. Waits for it while the client reconnects."""
         while self._is_reconnecting():
             await self._settled.wait()
         return self._require()
@@ -295,7 +303,7 @@ class ConnectionManager:
         try:
             on_settled(outcome)
         except Exception as error:  # noqa: BLE001
-            # As of any callback: the loop's to report, not the connection's to die of.
+            # As for any callback, the loop reports the error, and the connection continues.
             asyncio.get_running_loop().call_exception_handler(
                 {"message": "on_settled of submit_batch failed", "exception": error}
             )
@@ -320,7 +328,7 @@ class ConnectionManager:
             self._dialing.lost(error)
 
     def _end(self, error: ClientError | None) -> None:
-        """There is no connection and none is coming."""
+        """Fail everything that waits: there is no connection and none will follow."""
         self._error = error
         self._dialing.stop()
         self._is_over.set()
@@ -344,6 +352,6 @@ class ConnectionManager:
             fail(self._reauthenticated, failure)
 
     def _tell(self, callback: Callable[..., None] | None, *arguments: object) -> None:
-        """What a callback raises is the loop's to report, not the connection's to die of."""
+        """Schedule a callback. The loop reports an error in it, and the connection continues."""
         if callback is not None:
             asyncio.get_running_loop().call_soon(callback, *arguments)

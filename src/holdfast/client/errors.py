@@ -1,13 +1,16 @@
-"""What can go wrong for a client. Each error carries the MQTT 5 reason code where there is one;
-return codes of MQTT 3 are translated."""
+"""The errors of a client. Each has the MQTT 5 reason code if there is one; return codes of MQTT 3
+are translated."""
 
 from holdfast.protocol.mqtt import reasons
 
 
 class ClientError(Exception):
-    """Base of all errors here. `reason` is a reason code, -1 where the protocol gave none;
-    `detail` the server's reason string, "" without one; `server_reference` the servers it named
-    instead of itself (MQTT 5, section 4.13), "" without any."""
+    """The base of all errors of a client.
+
+    `reason` is a reason code, or -1 if the protocol gave none. `detail` is the server's reason
+    string, or "". `server_reference` are the servers it named instead of itself (MQTT 5, section
+    4.13), or "".
+    """
 
     def __init__(
         self, text: str, reason: int = -1, detail: str = "", server_reference: str = ""
@@ -19,29 +22,30 @@ class ClientError(Exception):
 
 
 class ConnectionRefused(ClientError):
-    """The server answered CONNECT with a refusal."""
+    """A refusal of CONNECT by the server."""
 
 
 class ConnectionLost(ClientError):
-    """The connection ended without our wish: closed by the peer, cut, or silent for too long.
-    `reason` comes from the server's DISCONNECT (MQTT 5), or is Keep Alive timeout where we found
-    the server silent."""
+    """The end of a connection that the client did not ask for: closed by the peer, aborted, or
+    silent for too long. `reason` is that of the server's DISCONNECT (MQTT 5), or Keep Alive timeout
+    if the server was silent."""
 
 
 class ProtocolError(ClientError):
-    """The server broke the protocol; `reason` says how."""
+    """A violation of the protocol by the server; `reason` is the kind."""
 
 
 class AuthenticationFailed(ClientError):
-    """The enhanced authentication exchange failed on our side: the server did not prove itself."""
+    """A failure of enhanced authentication on the client's side: the server did not prove
+    itself."""
 
 
 class PublishRefused(ClientError):
-    """The server refused a message, or its announced limits do not allow it."""
+    """A message that the server refused, or that its announced limits do not allow."""
 
 
 class SubscribeRefused(ClientError):
-    """The server refused at least one filter of a SUBSCRIBE or UNSUBSCRIBE. `reasons` has one
+    """A SUBSCRIBE or UNSUBSCRIBE of which the server refused at least one filter. `reasons` has one
     reason code per filter, in order."""
 
     def __init__(self, text: str, reason: int, detail: str, reason_codes: list[int]) -> None:
@@ -50,16 +54,17 @@ class SubscribeRefused(ClientError):
 
 
 class QueueFull(ClientError):
-    """As many messages wait for acknowledgements as the configured bound allows."""
+    """A message without room: as many wait for acknowledgements as the limit allows."""
 
 
 class NotConnected(ClientError):
-    """The operation needs a connection."""
+    """An operation without the connection that it needs."""
 
 
 class TimedOut(ClientError):
-    """No answer within the configured time."""
+    """A reply that did not come within the configured time."""
 
 
 def reason_text(reason: int) -> str:
+    """The name of a reason code."""
     return reasons.NAMES.get(reason, f"reason 0x{reason:02x}")

@@ -1,8 +1,8 @@
-"""Who sent a message and as which one: the identity that lets a broker drop repetitions.
+"""The identity of a message: producer, epoch and sequence, by which a broker drops repetitions.
 
-It travels as the MQTT 5 user property `hf-seq` with the value `<producer>:<epoch>:<sequence>`. The
-sequence counts a producer's messages over all topics; the epoch grows with each life of the
-producer, so that a producer that forgot its sequence does not use one twice.
+It is the MQTT 5 user property `hf-seq` with the value `<producer>:<epoch>:<sequence>`. The sequence
+counts a producer's messages over all topics. The epoch grows with each life of the producer, so a
+producer that forgot its sequence does not use one twice.
 """
 
 import re
@@ -22,6 +22,8 @@ _NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdentity:
+    """The identity of one message. Identities of a producer are ordered by (epoch, sequence)."""
+
     producer: str
     epoch: int
     sequence: int
@@ -40,7 +42,8 @@ def check_producer(producer: str) -> None:
 
 
 def parse_identity(text: str) -> ProducerIdentity:
-    """Raises ValueError: no sign, no leading zeros, nothing around it."""
+    """The identity that the text contains. A sign, leading zeros or other characters raise
+    `ValueError`."""
     parts = text.split(":")
     if len(parts) != 3:
         raise ValueError(f"identity {text!r}: must be <producer>:<epoch>:<sequence>")
@@ -50,8 +53,8 @@ def parse_identity(text: str) -> ProducerIdentity:
 
 
 def identity_of(properties: Properties) -> ProducerIdentity | None:
-    """The identity that a received message carries; None without one. Raises ValueError if it is
-    malformed or there are several."""
+    """The identity of a received message, or None. A malformed one, or several, raise
+    `ValueError`."""
     pairs = properties.get(USER_PROPERTY)
     if not isinstance(pairs, list):
         return None

@@ -1,4 +1,4 @@
-"""How a client connects."""
+"""The options of a client's connection."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,55 +15,69 @@ LEVEL_5: Final = 5
 
 @dataclass
 class Options:
+    """The settings of a client that are the same for all its connections."""
+
     level: int = LEVEL_5
-    """Protocol level: 3 is MQTT 3.1, 4 is 3.1.1, 5 is 5.0."""
+    """The protocol level: 3 is MQTT 3.1, 4 is 3.1.1, 5 is 5.0."""
     client_id: str = ""
-    """Empty: the server assigns one (not with MQTT 3.1; with 3.1.1 only for a clean session)."""
+    """The client id. Empty: the server assigns one (not with MQTT 3.1; with 3.1.1 only for a clean
+    session)."""
     clean_start: bool = True
     session_expiry_s: int = 0
-    """MQTT 5: how long the server keeps the session without us; 0xFFFFFFFF for ever."""
+    """The seconds for which the server keeps the session without a connection (MQTT 5); 0xFFFFFFFF
+    for ever."""
     keep_alive_s: int = 60
-    """0: neither side checks."""
+    """The keep alive in seconds; 0: neither side checks."""
     username: str | None = None
     password: bytes | None = None
     will: Will | None = None
     receive_maximum: int = 65535
-    """QoS 1 and 2 messages the server may send without our acknowledgement (told with MQTT 5)."""
+    """The most QoS 1 and 2 messages that the server may send without acknowledgement (announced
+    with MQTT 5)."""
     inflight_max: int = 65535
-    """QoS 1 and 2 messages we send without an acknowledgement; the server's limit counts too."""
+    """The most QoS 1 and 2 messages that the client sends without acknowledgement. The server's
+    limit applies too."""
     queue_messages_max: int = 10_000
-    """Messages waiting beyond `inflight_max`; more raise QueueFull."""
+    """The most messages waiting beyond `inflight_max`; more raise QueueFull."""
     packet_bytes_max: int = 268_435_460
-    """The largest packet we accept; told to the server (MQTT 5) when below the protocol's limit."""
+    """The most bytes of a packet that the client accepts. It is announced (MQTT 5) if it is below
+    the protocol's limit."""
     topic_alias_max: int = 0
-    """Topic aliases the server may use towards us (MQTT 5)."""
+    """The highest topic alias that the server may use (MQTT 5)."""
     connect_timeout_s: float = 30.0
-    """From `connect` to CONNACK."""
+    """The seconds from `connect` to CONNACK."""
     ping_timeout_s: float = 20.0
-    """From PINGREQ to PINGRESP; at most the keep alive is waited."""
+    """The seconds from PINGREQ to PINGRESP, at most the keep alive."""
     response_timeout_s: float | None = 20.0
-    """A server that owes an answer (to PUBLISH with QoS 1 or 2, SUBSCRIBE, UNSUBSCRIBE, PINGREQ)
-    and has sent nothing at all for so long is gone. Half-way it is sent a PINGREQ, so that one
-    that is only slow with the answer is kept. None: only the keep alive finds it."""
+    """The seconds of silence after which a server that owes a reply counts as down.
+
+    A reply is owed to PUBLISH with QoS 1 or 2, SUBSCRIBE, UNSUBSCRIBE and PINGREQ. After half of
+    the time the client sends a PINGREQ, so that a server that is only slow is kept. None: only the
+    keep alive detects it.
+    """
     ping_interval_s: float = 0.0
-    """PINGREQ when nothing was received for so long, beside the keep alive: how fast a client that
-    only listens finds its server silent. 0: no such pings."""
+    """The seconds without input after which the client sends PINGREQ, beside the keep alive. It is
+    the time in which a client that only listens detects a silent server. 0: no such pings."""
     is_bridge: bool = False
-    """MQTT 3: the highest bit of the protocol level, as another broker's bridge. Brokers that know
-    it do not send back what we publish, and keep the retain flag; others refuse the connection."""
+    """True in MQTT 3: set the highest bit of the protocol level, as another broker's bridge.
+    Brokers with that extension do not send back the client's messages, and keep the retain flag;
+    others refuse the connection."""
     packet_ids_max: int = 65535
-    """Packet ids are taken from 1 to this. Below 65535, what a program of before with the same
-    bound has left of its QoS 2 publishes in the server's session is released as the session is
-    found; else an id of theirs would make a message of ours count as a repetition."""
+    """The highest packet id. Below 65535, the client releases the QoS 2 publishes that an earlier
+    program with the same limit left in the server's session. Otherwise the server would take a new
+    message with such an id for a repetition."""
     manual_acknowledge: bool = False
-    """True: QoS 1 and 2 messages are acknowledged by `acknowledge`, not on receipt."""
+    """True: `acknowledge` acknowledges QoS 1 and 2 messages, not their receipt."""
     on_unreadable: Callable[[str], None] | None = None
-    """MQTT wants a client to end the connection over a message that is against the rules; a server
-    with a session then sends it again, for ever. With this, a message whose topic or properties
-    cannot be read is acknowledged and passed over, and this is told what is wrong."""
+    """The callback for messages whose topic or properties are unreadable.
+
+    MQTT requires a client to end the connection over such a message, and a server with a session
+    then sends it again for ever. With the callback, the client acknowledges the message, skips it
+    and reports the error.
+    """
     authentication: Callable[[], Authentication] | None = None
-    """Makes one enhanced authentication exchange per connection (MQTT 5)."""
+    """The maker of one enhanced authentication exchange per connection (MQTT 5)."""
     trace: bool = False
     """True: a Traced effect for every packet, in order with the other effects."""
     properties: Properties = field(default_factory=dict)
-    """More CONNECT properties (MQTT 5); they win over what the fields above say."""
+    """More CONNECT properties (MQTT 5); they override the fields above."""

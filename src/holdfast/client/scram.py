@@ -6,7 +6,8 @@ from holdfast.security.scram import ScramClient, ScramError
 
 
 class ScramAuthentication:
-    """SCRAM-SHA-256 (RFC 7677): the password is not sent; the server proves that it knows it."""
+    """SCRAM-SHA-256 (RFC 7677): the password is not sent, and the server proves that it has its
+    key."""
 
     method = "SCRAM-SHA-256"
 
@@ -17,15 +18,18 @@ class ScramAuthentication:
             raise AuthenticationFailed(str(error), reasons.NOT_AUTHORIZED) from error
 
     def start(self) -> bytes:
+        """The client's first message."""
         return self._client.first()
 
     def step(self, data: bytes | None) -> bytes:
+        """The client's final message, in reply to the server's challenge."""
         try:
             return self._client.final(data or b"")
         except ScramError as error:
             raise AuthenticationFailed(str(error), reasons.NOT_AUTHORIZED) from error
 
     def finish(self, data: bytes | None) -> None:
+        """Check that the server has proved itself."""
         try:
             self._client.verify(data or b"")
         except ScramError as error:

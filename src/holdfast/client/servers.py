@@ -1,4 +1,4 @@
-"""Where a client connects: server addresses as URLs, and the references servers give."""
+"""The servers of a client: addresses as URLs, and the references that servers send."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ WEBSOCKET_PATH: Final = "/mqtt"
 
 HOST_CHARACTERS_MAX: Final = 253
 _ALIASES: Final = {"tcp": "mqtt", "ssl": "mqtts", "tls": "mqtts"}
-"""What other clients call the schemes."""
+"""The names of the schemes in other clients."""
 _EXAMPLE: Final = "write host:1883, mqtt://host, mqtts://host, ws://host/mqtt or wss://host/mqtt"
 
 
 @dataclass(frozen=True)
 class Server:
-    """`host` is a name or an address (IPv6 without brackets); `path` is for WebSocket only, ""
-    otherwise."""
+    """The address of one server. `host` is a name or an address (IPv6 without brackets); `path` is
+    for WebSocket, otherwise ""."""
 
     scheme: str
     host: str
@@ -28,15 +28,17 @@ class Server:
 
     @property
     def is_secure(self) -> bool:
+        """Whether the server is reached by TLS."""
         return self.scheme in SECURE_SCHEMES
 
     @property
     def is_websocket(self) -> bool:
+        """Whether the server is reached by WebSocket."""
         return self.scheme in WEBSOCKET_SCHEMES
 
     @property
     def address(self) -> str:
-        """host:port, as messages name it."""
+        """The server as host:port, for texts."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
@@ -45,7 +47,8 @@ class Server:
 
 
 def parse_server(text: str, default_scheme: str = "mqtt") -> Server:
-    """A URL, or host, host:port or [IPv6]:port with the default scheme. Raises ValueError."""
+    """The server of a URL, or of host, host:port or [IPv6]:port with the default scheme. Other
+    texts raise `ValueError`."""
     scheme, separator, rest = text.strip().partition("://")
     if not separator:
         scheme, rest = default_scheme, scheme
@@ -55,7 +58,7 @@ def parse_server(text: str, default_scheme: str = "mqtt") -> Server:
         raise ValueError(f"server {text!r}: unknown scheme {scheme!r}; {_EXAMPLE}")
     authority, _, path = rest.partition("/")
     if "@" in authority:
-        # The text stays out of the message: it may hold a password.
+        # The text is left out of the message, because it may contain a password.
         raise ValueError("a server takes no user name or password: set them in the options")
     host, port = _split_authority(authority, text)
     if scheme not in WEBSOCKET_SCHEMES:
@@ -71,7 +74,7 @@ def parse_server(text: str, default_scheme: str = "mqtt") -> Server:
 
 
 def _split_authority(authority: str, text: str) -> tuple[str, int]:
-    """Host and port, 0 without one."""
+    """Host and port, with 0 for no port."""
     if authority.startswith("["):
         host, bracket, rest = authority[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
@@ -92,7 +95,7 @@ def _split_authority(authority: str, text: str) -> tuple[str, int]:
 
 
 def check_host(host: str, text: str) -> None:
-    """Raises ValueError for what cannot be looked up, naming `text`."""
+    """Raise `ValueError`, with `text`, unless the host can be looked up."""
     if not host:
         raise ValueError(f"server {text!r}: the host is missing; {_EXAMPLE}")
     name = host[:-1] if host.endswith(".") else host
@@ -103,10 +106,12 @@ def check_host(host: str, text: str) -> None:
 
 
 def parse_references(text: str, origin: Server) -> list[Server]:
-    """The servers that a Server Reference of `origin` names: one or more, separated by spaces
-    (MQTT 5, section 4.13). Without a scheme they are reached as `origin` is. Left out are what
-    cannot be read and, when `origin` is reached by TLS, servers without it: a reference must not
-    make us send a password in clear."""
+    """The servers in a Server Reference of `origin`: one or more, separated by spaces (MQTT 5,
+    section 4.13).
+
+    Without a scheme they have that of `origin`. Unreadable ones are left out. So are servers
+    without TLS if `origin` has it: a reference must not make the client send a password in clear.
+    """
     found: list[Server] = []
     for word in text.split():
         try:
@@ -123,8 +128,8 @@ def parse_references(text: str, origin: Server) -> list[Server]:
 def servers_of(
     host: str | None, port: int | None, servers: Sequence[str | Server], secure: bool
 ) -> list[Server]:
-    """What a client was told: a host (its port by default the one for `secure` or not) or a list.
-    Raises ValueError."""
+    """The servers from a client's arguments: a host (its port by default the one for `secure` or
+    not) or a list. Invalid arguments raise `ValueError`."""
     scheme = "mqtts" if secure else "mqtt"
     if isinstance(servers, str):
         raise ValueError("servers is a list of servers, not one text")
