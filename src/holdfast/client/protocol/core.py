@@ -59,8 +59,7 @@ class ClientProtocol(RequestSender):
     """The protocol of one client: its session, and the connection that it has at the time."""
 
     def __init__(self, options: Options, resubscribe: bool = False) -> None:
-        """`resubscribe`: send the subscriptions again to a server without the session, before any
-        message."""
+        """`resubscribe`: repeat the subscriptions first at a server without the session."""
         check_options(options)
         super().__init__(options, resubscribe)
         self.client_id = options.client_id
@@ -105,8 +104,7 @@ class ClientProtocol(RequestSender):
         for packet_id in self._requests:
             self._ids.release(packet_id)
         self._requests.clear()
-        # A client that comes back wants its earlier session, whatever its first connection asked
-        # for.
+        # A client that comes back wants its earlier session, whatever it asked for first.
         known = self._has_session and session_lasts(options)
         self._clean_sent = options.clean_start and not known
         try:
@@ -169,8 +167,8 @@ class ClientProtocol(RequestSender):
         self._pump(now)
 
     def handle_reading(self, paused: bool, now: float) -> None:
-        """Note that the driver stopped or resumed reading: meanwhile it cannot receive the reply to
-        a ping."""
+        """Note that the driver stopped or resumed reading: it receives no reply to a ping
+        meanwhile."""
         self._keep_alive.hold(paused, now)
 
     def handle_progress(self, now: float) -> None:
@@ -265,15 +263,15 @@ class ClientProtocol(RequestSender):
         self._refuse_unfit()
 
     def _release_former_ids(self, now: float) -> None:
-        """Release the packet ids that an earlier program left in this session, before this one uses
-        any. Until then the server would take a QoS 2 message of this client for that program's."""
+        """Release the ids that an earlier program left in the session. Until then the server would
+        take a QoS 2 message of this client for that program's."""
         if self._ids.id_max < PACKET_ID_MAX:
             for packet_id in range(1, self._ids.id_max + 1):
                 self._send(encode_ack(pk.PUBREL, packet_id, reasons.SUCCESS, self.version), now)
 
     def _refuse_unfit(self) -> None:
-        """Refuse queued messages that exceed the limits the server has announced since. It would
-        disconnect the client for each, again and again."""
+        """Refuse queued messages above the limits announced since: each would end the
+        connection."""
         limits = self.limits
 
         def reason_against(publish: OutgoingPublish) -> int:
@@ -395,7 +393,7 @@ class ClientProtocol(RequestSender):
         try:
             check_answer(packet.properties, codes, request.filters, "subscribe again to")
         except SubscribeRefused as error:
-            # Without the subscription the client would receive nothing, and could not notice it.
+            # Without it the client would receive nothing, and could not notice that.
             self._send(encode(pk.Disconnect(reasons.SUCCESS, {}), self.version), now)
             self._close(error)
 

@@ -76,8 +76,7 @@ class OutgoingMessages:
     """The sending half of the client's session: messages inflight, and those that wait for the
     window.
 
-    Invariant: at most the window's number of PUBLISHes are inflight, and all are sent in the order
-    of `add`.
+    Invariant: messages are sent, and sent again, in the order of `add`.
     """
 
     def __init__(self, ids: PacketIds, inflight_max: int, queue_messages_max: int) -> None:

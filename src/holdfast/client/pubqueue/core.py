@@ -1,18 +1,18 @@
-"""Which message of a publish queue goes out next: window, order, refusals, back-off. Pure.
+"""The order in which a publish queue sends: window, refusals, back-off. Pure.
 
-Order: messages leave by ascending sequence. When the server refuses one for now, nothing more is
-sent until everything in flight is settled; then sending begins again at the lowest unconfirmed
-one, alone until one is confirmed. So at a broker that, like Holdfast, refuses what follows a
-refused message, order holds with any window; with window 1 it holds at every broker.
+Order: messages leave by ascending sequence. After a temporary refusal no message is sent until
+everything inflight is settled. Then sending begins again at the lowest unconfirmed one, alone until
+one is confirmed. So order holds with any window at a broker that, like Holdfast, refuses the
+messages after a refused one. With window 1 it holds at every broker.
 
-Epochs: a broker refuses what is older than the newest epoch it has stored. So the first message
-of a newer epoch leaves only after all of the older one are settled and durably removed
+Epochs: a broker refuses a message with an epoch below the newest it has stored. So the first
+message of a newer epoch leaves only after all of the older one are settled and durably removed
 (`wants_checkpoint`): none of them can be sent again afterwards.
 
-Renewal: `wants_renewal` asks for a new epoch for everything that waits, in two cases. A later
-message was stored although an earlier one was refused: sent again, the broker would take the
-earlier one for a repetition and drop it. Or the message that was refused for now has left the
-queue, and the broker would wait for it for ever.
+Renewal: `wants_renewal` asks for a new epoch for all waiting messages, in two cases. A later
+message was stored although an earlier one was refused: the broker would take the earlier one for a
+repetition and drop it. Or the message that was refused for now has left the queue, and the broker
+would wait for it for ever.
 """
 
 from collections import deque
@@ -22,7 +22,9 @@ from typing import Final
 from holdfast.client.pubqueue.entry import QueueEntry
 
 RETRY_FIRST_S: Final = 0.05
+"""The seconds of the first back-off range."""
 RETRY_MAX_S: Final = 5.0
+"""The seconds of the largest back-off range."""
 
 
 class QueueBackoff:
@@ -33,16 +35,22 @@ class QueueBackoff:
         self._range_s = RETRY_FIRST_S
 
     def reset(self) -> None:
+        """Begin with the first range again."""
         self._range_s = RETRY_FIRST_S
 
     def next_s(self) -> float:
+        """The seconds of the next delay."""
         delay_s = self._range_s * (0.5 + 0.5 * self._random())
         self._range_s = min(self._range_s * 2, RETRY_MAX_S)
         return delay_s
 
 
 class QueueCore:
-    """`random` gives numbers in [0, 1); `now` is monotonic seconds."""
+    """The messages of a queue that are in memory, waiting or inflight. `random` returns numbers in
+    [0, 1); `now` is monotonic seconds.
+
+    Invariant: within an epoch, no message is sent while an earlier one waits to be sent again.
+    """
 
     def __init__(self, window: int, random: Callable[[], float]) -> None:
         if window < 1:
@@ -60,7 +68,7 @@ class QueueCore:
         self.stopped = False
         self._backoff = QueueBackoff(random)
         self._again: list[QueueEntry] = []
-        # After a refusal nothing is sent before this time and before all in flight is settled.
+        # After a refusal no message is sent before this time, and before all inflight are settled.
         self._held = False
         self._resume_at = 0.0
         self._probing = False
@@ -71,12 +79,12 @@ class QueueCore:
         self._refused_has_left = False
 
     def add(self, entry: QueueEntry) -> None:
-        """Entries come in ascending order of their sequence."""
+        """Add a message. Sequences must ascend."""
         self.pending.append(entry)
         self.pending_size += entry.size
 
     def next(self, now: float) -> QueueEntry | None:
-        """The message to hand to the client now; None: later."""
+        """The message to pass to the client now, or None."""
         if not self.pending or self.stopped:
             return None
         if self._held:
@@ -98,7 +106,8 @@ class QueueCore:
         return entry
 
     def wants_checkpoint(self) -> bool:
-        """Nothing goes out before the removals so far are durable and `checkpoint` was called."""
+        """Whether the removals so far must become durable before the next message is sent. Then
+        call `checkpoint`."""
         return (
             bool(self.pending)
             and not self.inflight
@@ -107,11 +116,12 @@ class QueueCore:
         )
 
     def checkpoint(self) -> None:
+        """Begin the next message's epoch, because the removals are durable."""
         if self.wants_checkpoint():
             self._begin_epoch(self.pending[0].epoch)
 
     def wants_renewal(self) -> bool:
-        """Everything that waits needs a new epoch, made durable first; then call `renew`."""
+        """Whether all waiting messages need a new epoch. Make it durable, then call `renew`."""
         return (
             bool(self.pending)
             and not self.inflight
@@ -120,18 +130,19 @@ class QueueCore:
         )
 
     def renew(self, epoch: int) -> None:
+        """Give all waiting messages the new epoch."""
         for entry in self.pending:
             entry.epoch = epoch
         self._begin_epoch(epoch)
 
     def timer(self) -> float | None:
-        """When `next` may give something without another event; None: not by time alone."""
+        """The time at which `next` may return a message without another event, or None."""
         if self._held and not self.inflight and self.pending and not self.stopped:
             return self._resume_at
         return None
 
     def delivered(self, sequence: int) -> QueueEntry | None:
-        """The server has it. None: it was not in flight."""
+        """Record that the server has a message. None: it was not inflight."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
             return None
@@ -146,7 +157,7 @@ class QueueCore:
         return entry
 
     def failed(self, sequence: int) -> QueueEntry | None:
-        """The server refused it for good; it leaves the queue."""
+        """Record that the server refused a message permanently; it leaves the queue."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
             return None
@@ -158,12 +169,13 @@ class QueueCore:
         return entry
 
     def retry(self, sequence: int, now: float, refused: bool) -> None:
-        """It was refused for now, or (not `refused`) its connection ended: it goes out again."""
+        """Send a message again, because it was refused for now, or (not `refused`) its connection
+        ended."""
         entry = self.inflight.pop(sequence, None)
         if entry is None:
             return
         if not refused:
-            # The next connection waits for nothing.
+            # The next connection has no refused message to wait for.
             self._refused_first = 0
         elif not self._refused_first or sequence < self._refused_first:
             self._refused_first = sequence
@@ -178,19 +190,19 @@ class QueueCore:
         self._resume_at = now + self._backoff.next_s()
 
     def oldest_put_at(self) -> float | None:
-        """Seconds since 1970; None if nothing is loaded."""
+        """The time of the oldest message in seconds since 1970, or None."""
         times = [entry.put_at for entry in (*self.inflight.values(), *self._again)]
         if self.pending:
             times.append(self.pending[0].put_at)
         return min(times, default=None)
 
     def stop(self) -> None:
-        """Send nothing any more; what is in flight may still be settled."""
+        """Send no more. Messages inflight may still be settled."""
         self.stopped = True
 
     def take_expired(self, clock: float) -> list[QueueEntry]:
-        """Messages at the head that were never sent and whose time is over (seconds since 1970);
-        they leave the queue."""
+        """Remove and return the expired messages at the head that were never sent. `clock` is
+        seconds since 1970."""
         expired: list[QueueEntry] = []
         while (when := self.next_expiry()) and when <= clock:
             entry = self.pending.popleft()
@@ -199,7 +211,7 @@ class QueueCore:
         return expired
 
     def next_expiry(self) -> float:
-        """When the next message expires, seconds since 1970; 0: not as things are."""
+        """The time at which the next message expires, in seconds since 1970, or 0."""
         if not self.pending or self.pending[0].attempts:
             return 0.0
         return self.pending[0].expires_at
@@ -211,7 +223,7 @@ class QueueCore:
         self._refused_has_left = False
 
     def _settle_held(self) -> None:
-        """Once nothing is in flight, what is to be sent again goes to the front, in order."""
+        """Move the messages to be sent again to the front, in order, once none is inflight."""
         if self.inflight or not self._again:
             return
         self._again.sort(key=lambda entry: entry.sequence)

@@ -6,12 +6,12 @@ from typing import Final
 from holdfast.protocol.mqtt.packets import Properties
 
 ENTRY_OVERHEAD_BYTES: Final = 64
-"""What a message counts in `bytes_max` beyond its own bytes."""
+"""The bytes that a message counts in `bytes_max` beyond its own."""
 
 
 class QueueEntry:
-    """`sequence` orders a queue's messages and with `epoch` identifies them to the broker. Times
-    are seconds since 1970; `expires_at` 0: never."""
+    """A message of a publish queue. `sequence` orders a queue's messages and with `epoch`
+    identifies them to the broker. Times are seconds since 1970; `expires_at` 0: never."""
 
     __slots__ = (
         "attempts",
@@ -57,8 +57,8 @@ class QueueEntry:
 
 @dataclass
 class Failed:
-    """A message that left the queue undelivered. `reason` is the server's reason code, -1 if it
-    never reached a server."""
+    """A message that left the queue without delivery. `reason` is the server's reason code, or -1
+    if it never reached a server."""
 
     entry: QueueEntry
     reason: int
@@ -68,5 +68,5 @@ class Failed:
 
 
 def entry_size(topic: str, payload: bytes, block: bytes) -> int:
-    """What a message with the encoded properties `block` counts in the queue's limit."""
+    """The bytes that a message with the encoded properties `block` counts in the queue's limit."""
     return len(topic.encode()) + len(payload) + len(block) + ENTRY_OVERHEAD_BYTES

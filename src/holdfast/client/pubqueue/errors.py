@@ -1,24 +1,24 @@
-"""What can go wrong in a publish queue; `errors.QueueFull` is the one that callers expect."""
+"""The errors of a publish queue. `errors.QueueFull` is the one that callers normally handle."""
 
 from holdfast.client.errors import ClientError
 
 
 class QueueClosed(ClientError):
-    """The queue takes no messages: it is not open yet, or closed."""
+    """A message for a queue that is not open yet, or closed."""
 
 
 class ProducerFenced(ClientError):
-    """The broker refuses not a message but its producer: it knows a newer epoch (a second writer
-    uses the identity, or the queue's file is an old copy), or the producer belongs to another
-    user. The queue has stopped and keeps its messages."""
+    """A refusal of the producer, not of a message. The broker has a newer epoch (a second writer
+    uses the identity, or the queue's file is an old copy), or the producer belongs to another user.
+    The queue has stopped and keeps its messages."""
 
 
 class MessageExpired(ClientError):
-    """A message was not sent within its `expiry_s`."""
+    """A message that was not sent within its `expiry_s`."""
 
 
 class MessagesLeft(ClientError):
-    """A queue in memory was closed with unconfirmed messages; `count` of them are gone."""
+    """The close of a queue in memory with unconfirmed messages; `count` of them are lost."""
 
     def __init__(self, count: int) -> None:
         super().__init__(
@@ -29,8 +29,8 @@ class MessagesLeft(ClientError):
 
 
 class StoreError(ClientError):
-    """The queue's file cannot be used. The text says why and what to do."""
+    """A failure of the queue's file. The text has the reason and a remedy."""
 
 
 class StoreFull(StoreError):
-    """The file's disk is full; nothing was stored, and later attempts may succeed."""
+    """A full disk. No message was stored, and later attempts may succeed."""

@@ -1,7 +1,7 @@
-"""The two forms in which a publish queue's messages carry their ids.
+"""The two forms in which a publish queue's messages contain their ids.
 
 Default: the payload is the application's, the id is the user property of `identity` (MQTT 5).
-Compatible: `PaperFormat`, JSON payloads with an id in milliseconds; works with MQTT 3.1.1, too.
+Compatible: `PaperFormat`, JSON payloads with an id in milliseconds, also for MQTT 3.1.1.
 """
 
 import json
@@ -12,16 +12,18 @@ from holdfast.protocol.topics.names import check_filter, decode_topic
 
 
 class Format(Protocol):
+    """The form of a queue's messages. All messages of a queue have the same one."""
+
     name: str
-    """Kept in the queue's file: it holds messages of one form."""
+    """The name in the queue's file, because a file has messages of one form only."""
     needs_properties: bool
-    """Only MQTT 5 can carry it."""
+    """True: only MQTT 5 can transport it."""
 
     def next_sequence(self, last: int, clock: float) -> int:
-        """Greater than `last`; `clock` is seconds since 1970."""
+        """The sequence of the next message, greater than `last`. `clock` is seconds since 1970."""
 
     def check(self, payload: bytes) -> None:
-        """Raises ValueError for a payload that the form cannot carry."""
+        """Raise `ValueError` for a payload that the form cannot contain."""
 
     def encode(self, payload: bytes, sequence: int) -> bytes:
         """The payload as it is published."""
@@ -34,20 +36,24 @@ class SequenceFormat:
     needs_properties: bool = True
 
     def next_sequence(self, last: int, clock: float) -> int:
+        """The last sequence plus one."""
         return last + 1
 
     def check(self, payload: bytes) -> None:
         pass
 
     def encode(self, payload: bytes, sequence: int) -> bytes:
+        """The payload itself."""
         return payload
 
 
 class PaperFormat:
-    """Payloads `{"id": <milliseconds since 1970>, "msg": <text>, "sender": <sender>}`. The id is
-    the message's sequence; it grows by at least one a message even if the clock does not. With an
-    MQTT 5 connection the identity of the default form goes along, for brokers that drop
-    repetitions."""
+    """Payloads `{"id": <milliseconds since 1970>, "msg": <text>, "sender": <sender>}`.
+
+    The id is the message's sequence; it grows by at least one per message even if the clock does
+    not. With MQTT 5 a message also has the identity of the default form, for brokers that drop
+    repetitions.
+    """
 
     name: str = "paper"
     needs_properties: bool = False
@@ -58,9 +64,11 @@ class PaperFormat:
         self.sender = sender
 
     def next_sequence(self, last: int, clock: float) -> int:
+        """The clock in milliseconds, or the last sequence plus one if that is greater."""
         return max(last + 1, int(clock * 1000))
 
     def check(self, payload: bytes) -> None:
+        """Raise `ValueError` unless the payload is UTF-8."""
         try:
             payload.decode()
         except UnicodeDecodeError as error:
@@ -69,6 +77,7 @@ class PaperFormat:
             ) from None
 
     def encode(self, payload: bytes, sequence: int) -> bytes:
+        """The JSON object with the payload as its text."""
         message = {"id": sequence, "msg": payload.decode(), "sender": self.sender}
         return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
 
@@ -77,7 +86,8 @@ _PAPER_KEYS: Final = {"id", "msg", "sender"}
 
 
 def parse_paper(payload: bytes) -> tuple[int, str, str]:
-    """Id, message and sender of a payload in the compatible form. Raises ValueError."""
+    """Id, message and sender of a payload in the compatible form. Another payload raises
+    `ValueError`."""
     try:
         message = json.loads(payload)
     except RecursionError:
@@ -93,14 +103,15 @@ def parse_paper(payload: bytes) -> tuple[int, str, str]:
 
 
 def paper_topic(topic: str, group: str, user: str) -> str:
-    """`topic1/group1/user1`. Raises ValueError for a level that is empty or has a separator or
-    wildcard in it."""
+    """The topic `topic1/group1/user1`. A level that is empty or has a separator or wildcard raises
+    `ValueError`."""
     name = "/".join(_level(level) for level in (topic, group, user))
     return decode_topic(name.encode())
 
 
 def paper_filter(topic: str, group: str) -> str:
-    """`topic1/group2/#`: all users of a group. Raises ValueError."""
+    """The filter `topic1/group2/#` of all users of a group. An invalid level raises
+    `ValueError`."""
     name = "/".join((_level(topic), _level(group), "#"))
     check_filter(name)
     return name

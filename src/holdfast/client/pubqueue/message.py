@@ -1,4 +1,5 @@
-"""What may be put into a publish queue: nothing that could not be sent later."""
+"""The checks of a message before it enters a publish queue: it must be possible to send it
+later."""
 
 import time
 from typing import Final
@@ -13,7 +14,7 @@ from holdfast.protocol.topics.names import decode_topic
 
 PACKET_BYTES_MAX: Final = 268_435_455
 _PACKET_OVERHEAD_BYTES: Final = 256
-"""More than a PUBLISH has beside topic, payload, its properties and the identity."""
+"""The bytes of a PUBLISH beside topic, payload, its properties and the identity, at most."""
 
 
 def checked_entry(
@@ -24,7 +25,8 @@ def checked_entry(
     properties: Properties | None,
     expiry_s: float,
 ) -> QueueEntry:
-    """The message without sequence and epoch. Raises ValueError if no server could accept it."""
+    """The message without sequence and epoch. One that no server could accept raises
+    `ValueError`."""
     data = payload.encode() if isinstance(payload, str) else bytes(payload)
     decode_topic(topic.encode())  # [MQTT-3.3.2-2]
     form.check(data)
@@ -38,7 +40,7 @@ def checked_entry(
 
 
 def checked_block(properties: Properties) -> bytes:
-    """The encoded properties of a message. Raises ValueError."""
+    """The encoded properties of a message. Invalid ones raise `ValueError`."""
     for name in (pr.TOPIC_ALIAS, pr.SUBSCRIPTION_IDENTIFIER):
         if name in properties:
             raise ValueError(f"{pr.TABLE[name].name} does not belong in a queued message")

@@ -25,7 +25,8 @@ PAPER_EPOCH: Final = 0
 
 
 def identify(message: Message) -> ProducerIdentity | None:
-    """By the identity property, else by a payload in the paper's form; None: by neither."""
+    """The identity in the property, otherwise in a payload of the paper's form. None: the message
+    has neither."""
     try:
         identity = identity_of(message.properties)
     except ValueError:
@@ -34,7 +35,7 @@ def identify(message: Message) -> ProducerIdentity | None:
 
 
 def identify_paper(message: Message) -> ProducerIdentity | None:
-    """By the payload's id and sender; None if it is not in the paper's form."""
+    """The identity in the payload's id and sender, or None if it is not in the paper's form."""
     try:
         sequence, _, sender = parse_paper(message.payload)
     except ValueError:
@@ -51,13 +52,13 @@ async def ordered_messages(
     on_late: Callable[[Message], None] | None = None,
     on_gap: Callable[[Gap], None] | None = None,
 ) -> AsyncIterator[Message]:
-    """As `client.messages()`, but each producer's messages ascending and once. Those without an
-    identity pass at once.
+    """`client.messages()` with each producer's messages ascending and without repetitions.
 
-    `complete` waits up to `gap_timeout_s` for missing sequences: only for a subscription to
-    everything that the producers send, in the default form. A message whose place has passed goes
-    to `on_late`, what is given up waiting for to `on_gap`. A message that waits for a gap has been
-    acknowledged already, unless `Options.manual_acknowledge` is set.
+    Messages without an identity pass at once. `complete` waits up to `gap_timeout_s` for missing
+    sequences. It is only for a subscription to everything that the producers send, in the default
+    form. `on_late` gets a message whose position has passed, `on_gap` the sequences that are given
+    up. A message that waits for a gap has been acknowledged already, unless
+    `Options.manual_acknowledge` is set.
     """
     tell = _Listener(on_late, on_gap)
     if not complete:

@@ -34,10 +34,16 @@ MESSAGES_MAX: Final = 100_000
 BYTES_MAX: Final = 64 << 20
 CLOSE_TIMEOUT_S: Final = 10.0
 PUTS_IN_A_ROW: Final = 64
-"""So many puts that need not wait, then the event loop gets its turn."""
+"""The puts without a wait after which the event loop gets its turn."""
 
 
 class PublishQueue:
+    """A queue of messages that survives connections, and with a SqliteStore also restarts.
+
+    Invariant: a message leaves the queue only when the broker has confirmed or permanently refused
+    it, or when it has expired.
+    """
+
     def __init__(
         self,
         client: Client,
@@ -54,14 +60,17 @@ class PublishQueue:
         on_delivered: OnDelivered | None = None,
         on_failed: OnFailed | None = None,
     ) -> None:
-        """`store`: by default a MemoryStore. `window`: messages in flight. `form`: by default
-        SequenceFormat. `bytes_max` counts payloads, topics, properties and 64 bytes a message.
+        """`store`: by default a MemoryStore. `window`: the most messages inflight. `form`: by
+        default SequenceFormat. `bytes_max` counts payloads, topics, properties and 64 bytes per
+        message.
+
         `when_full`: "block" lets `put` wait for room, "refuse" raises QueueFull.
         `when_not_authorized`: "wait" sends a message that the broker does not authorise again until
-        it does, in its place in the order; "fail" gives such a message up. `expiry_s`: how
-        long a message may take until the client has it, 0 for ever. `close_timeout_s`: how long
-        leaving `async with` waits for confirmations. The callbacks are called in the event loop
-        and may be called again for the same message after a restart. Raises ValueError."""
+        it does, in its order; "fail" gives it up. `expiry_s`: the seconds until the client must
+        have a message, 0 for ever. `close_timeout_s`: the seconds that leaving `async with` waits
+        for confirmations. The callbacks are called in the event loop, and perhaps again for the
+        same message after a restart. Invalid arguments raise `ValueError`.
+        """
         if when_full not in ("block", "refuse"):
             raise ValueError(f'when_full {when_full!r}: "block" or "refuse"')
         if when_not_authorized not in ("wait", "fail"):
@@ -97,34 +106,34 @@ class PublishQueue:
 
     @property
     def length(self) -> int:
-        """Messages that are neither confirmed nor failed."""
+        """The number of messages that are neither confirmed nor failed."""
         return self._room.length
 
     @property
     def size_bytes(self) -> int:
-        """What they count in `bytes_max`."""
+        """The bytes that they count in `bytes_max`."""
         return self._room.size
 
     @property
     def age_s(self) -> float:
-        """How long ago the oldest of them was put; 0 if there is none."""
+        """The seconds since the oldest of them was put, or 0."""
         put_at = self._sender.core.oldest_put_at()
         return max(0.0, time.time() - put_at) if put_at is not None else 0.0
 
     @property
     def counts(self) -> QueueCounts:
-        """A live view."""
+        """The counters, as a live view."""
         return self._sender.counts
 
     @property
     def refusal(self) -> ClientError | None:
-        """What the broker refused the last message for, if that may pass and nothing was delivered
-        since; None while messages leave."""
+        """The broker's last refusal, if it may pass and no message was delivered since; otherwise
+        None."""
         return self._sender.refusal
 
     @property
     def producer(self) -> str:
-        """The producer id under which the broker knows this queue; "" before it is open."""
+        """The producer id of this queue at the broker; "" before it is open."""
         return self._sender.producer
 
     # Life
@@ -148,7 +157,7 @@ class PublishQueue:
             logger.warning("publish_queue_closed error=%r", str(second))
 
     async def open(self) -> None:
-        """Raises StoreError. A queue is opened once."""
+        """Open the store and begin to send. A queue is opened once. Raises `StoreError`."""
         if self._writer is not None:
             raise QueueClosed("a queue is opened once: make another")
         kind = ThreadWriter if self._store.blocking else Writer
@@ -160,8 +169,8 @@ class PublishQueue:
 
     async def close(self, timeout_s: float | None = None) -> int:
         """Wait up to `timeout_s` (None: `close_timeout_s`) for the confirmation of all messages,
-        then close the store; how many are left in it. Raises MessagesLeft if they were only in
-        memory, StoreError."""
+        then close the store. Returns the number of messages left in it. Raises `MessagesLeft` if
+        they were only in memory, or `StoreError`."""
         writer = self._writer
         if writer is None or not self._is_open:
             return 0
@@ -189,12 +198,12 @@ class PublishQueue:
         properties: Properties | None = None,
         expiry_s: float | None = None,
     ) -> int:
-        """Add a message; its sequence. A store on disk has it when this returns. Raises QueueFull,
-        QueueClosed, StoreError, ProducerFenced, and ValueError for a message that no server could
-        accept.
+        """Add a message and return its sequence. A store on disk has it then.
 
-        Messages of one task leave in the order of its puts, those of concurrent ones in the order
-        of the calls. Cancelled, a put may have happened or not.
+        Raises `QueueFull`, `QueueClosed`, `StoreError`, `ProducerFenced`, or `ValueError` for a
+        message that no server could accept. Messages of one task leave in the order of its puts,
+        those of concurrent ones in the order of the calls. A cancelled put may have happened or
+        not.
         """
         if properties and not self._has_properties:
             raise ValueError("properties need MQTT 5")
@@ -220,7 +229,8 @@ class PublishQueue:
         return await put.done
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until the queue is empty. Raises TimedOut, and what the queue has stopped for."""
+        """Wait until the queue is empty. Raises `TimedOut`, or the error for which the queue has
+        stopped."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.length:
@@ -232,12 +242,12 @@ class PublishQueue:
             raise TimedOut(f"{self.length} messages not confirmed in {timeout_s:g} s") from None
 
     async def failed(self) -> list[Failed]:
-        """Messages that left the queue undelivered, oldest first; a bounded number is kept (see
-        the store). Raises StoreError."""
+        """Messages that left the queue without delivery, oldest first. The store keeps a limited
+        number. Raises `StoreError`."""
         return await self._open_writer().list_failed()
 
     async def forget_failed(self) -> int:
-        """Remove them from the store; how many there were. Raises StoreError."""
+        """Remove them from the store and return their number. Raises `StoreError`."""
         return await self._open_writer().forget_failed()
 
     def _open_writer(self) -> Writer:
@@ -279,7 +289,7 @@ class PublishQueue:
             self._empty.set()
 
     def _stop(self, error: ClientError) -> None:
-        """The queue keeps what it has and neither sends nor takes any more."""
+        """Stop to send and to accept messages, and keep those in the queue."""
         if self.error is None:
             logger.error("publish_queue_stopped error=%r", str(error))
             self.error = error

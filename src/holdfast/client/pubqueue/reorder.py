@@ -1,10 +1,11 @@
-"""The subscriber's side of the publish queue: order by id, no repetitions, whatever broker was in
+"""The subscriber's side of the publish queue: order by id, no repetitions, with any broker in
 between. Pure: messages are any objects, `now` is monotonic seconds.
 
-A producer's sequences run over all its topics, so a subscriber to some of them sees gaps that are
-none. `Deduplicate` therefore never waits: what is older than the newest seen is dropped. `Reorder`
-waits for gaps to close and suits a subscriber to everything a producer sends. Both order by
-(epoch, sequence) and remember a bounded number of producers, forgetting the longest silent.
+A producer's sequences run over all its topics, so a subscriber to some of them sees gaps although
+no message is missing. `Deduplicate` therefore never waits: it drops a message older than the
+newest. `Reorder` waits for gaps to close and suits a subscriber to everything that a producer
+sends. Both order by (epoch, sequence) and remember a limited number of producers, forgetting the
+longest silent.
 """
 
 from bisect import bisect_left
@@ -16,13 +17,13 @@ from holdfast.client.identity import ProducerIdentity
 
 PRODUCERS_MAX: Final = 1_000
 REMEMBERED_MAX: Final = 256
-"""Ids per producer by which a repetition is told from a message that comes late."""
+"""The most ids per producer that distinguish a repetition from a late message."""
 BUFFERED_MAX: Final = 1_000
-"""Messages per producer that wait for a gap."""
+"""The most messages per producer that wait for a gap."""
 BUFFERED_TOTAL_MAX: Final = 10_000
 GAP_TIMEOUT_S: Final = 5.0
 SKIPPED_MAX: Final = 64
-"""Gaps per producer that are remembered after they were given up."""
+"""The most gaps per producer that are remembered after they were given up."""
 SHOWN_MAX: Final = 1_000
 
 NEW: Final = 0
@@ -41,14 +42,14 @@ class Ordered(Generic[Item]):
 
 @dataclass
 class Late(Generic[Item]):
-    """A message that was not seen before, behind others that were sent after it."""
+    """A message that was not seen before, and that arrived after later ones."""
 
     item: Item
 
 
 @dataclass
 class Gap:
-    """Sequences `first` to `last` of a producer are missing; the wait for them is over."""
+    """A gap that is given up: sequences `first` to `last` of a producer are missing."""
 
     producer: str
     first: int
@@ -60,6 +61,8 @@ Output: TypeAlias = Ordered[Item] | Late[Item] | Gap
 
 @dataclass
 class ReorderCounts:
+    """The messages so far by verdict, and the gaps that were given up."""
+
     ordered: int = 0
     duplicates: int = 0
     late: int = 0
@@ -67,20 +70,20 @@ class ReorderCounts:
 
 
 class Deduplicate:
-    """Lets each producer's messages pass in ascending order only."""
+    """A filter that passes each producer's messages in ascending order only."""
 
     def __init__(
         self, producers_max: int = PRODUCERS_MAX, remembered_max: int = REMEMBERED_MAX
     ) -> None:
         self._producers_max = producers_max
         self._remembered_max = remembered_max
-        # Per producer the last ids that passed, ascending.
+        # Per producer, the last ids that passed, ascending.
         self._seen: OrderedDict[str, deque[tuple[int, int]]] = OrderedDict()
         self.counts = ReorderCounts()
 
     def judge(self, identity: ProducerIdentity) -> int:
-        """NEW; DUPLICATE; or LATE: older than the newest, and not seen. What is older than all
-        that is remembered counts as a duplicate."""
+        """NEW; DUPLICATE; or LATE: older than the newest, and not seen. A message older than all
+        that are remembered counts as a duplicate."""
         key = (identity.epoch, identity.sequence)
         seen = self._seen.get(identity.producer)
         if seen is None:
@@ -98,7 +101,7 @@ class Deduplicate:
         if seen[position] == key or is_forgotten:
             self.counts.duplicates += 1
             return DUPLICATE
-        # Remembered, so that it is late once and then a duplicate.
+        # Remembered, so that it is late once and a duplicate after that.
         if len(seen) == self._remembered_max:
             seen.popleft()
             position -= 1
@@ -118,7 +121,7 @@ class _Producer(Generic[Item]):
 
 
 class Reorder(Generic[Item]):
-    """Gives each producer's messages out in order, without gaps as long as the wait allows.
+    """A buffer that emits each producer's messages in order, without gaps unless the wait ends.
 
     A producer's first message is the beginning. A gap is given up after `gap_timeout_s`, or when
     `buffered_max` messages of its producer (or BUFFERED_TOTAL_MAX of all) wait behind it.
@@ -134,13 +137,13 @@ class Reorder(Generic[Item]):
         self._producers_max = producers_max
         self._buffered_max = buffered_max
         self._producers: OrderedDict[str, _Producer[Item]] = OrderedDict()
-        # Producers with a gap, and when the wait for it ends.
+        # Producers with a gap, and the time at which the wait for it ends.
         self._deadlines: dict[str, float] = {}
         self._buffered = 0
         self.counts = ReorderCounts()
 
     def feed(self, identity: ProducerIdentity, item: Item, now: float) -> list[Output[Item]]:
-        """What comes out now, in order."""
+        """Add a message; return the output, in order."""
         name, sequence = identity.producer, identity.sequence
         output: list[Output[Item]] = []
         producer = self._producers.get(name)
@@ -154,7 +157,7 @@ class Reorder(Generic[Item]):
         if identity.epoch > producer.epoch:
             producer.epoch = identity.epoch
             if sequence < producer.expected:
-                # The producer has lost count: a new beginning, not repetitions.
+                # The producer has lost count. Its messages are a new beginning, not repetitions.
                 self._give_up_all(name, producer, output)
                 producer.expected = sequence
                 producer.skipped.clear()
@@ -173,10 +176,11 @@ class Reorder(Generic[Item]):
         return output
 
     def timer(self) -> float | None:
-        """When `handle_timer` wants to be called."""
+        """The time at which `handle_timer` is due, or None."""
         return min(self._deadlines.values(), default=None)
 
     def handle_timer(self, now: float) -> list[Output[Item]]:
+        """Give up the gaps that are due; return the output."""
         output: list[Output[Item]] = []
         for name in [name for name, when in self._deadlines.items() if when <= now]:
             producer = self._producers[name]
@@ -185,7 +189,7 @@ class Reorder(Generic[Item]):
         return output
 
     def drain(self) -> list[Output[Item]]:
-        """The end: everything that still waits."""
+        """Give up all gaps; return every message that still waits."""
         output: list[Output[Item]] = []
         for name, producer in self._producers.items():
             self._give_up_all(name, producer, output)
@@ -215,7 +219,7 @@ class Reorder(Generic[Item]):
             output.append(Ordered(waiting[1]))
 
     def _give_up(self, name: str, producer: _Producer[Item], output: list[Output[Item]]) -> None:
-        """Go on behind the first gap."""
+        """Continue behind the first gap."""
         if not producer.buffer:
             return
         following = min(producer.buffer)
@@ -241,7 +245,7 @@ class Reorder(Generic[Item]):
 
 
 class DisplayOrder:
-    """Where to insert a message in a list that shows messages by id, newest last: the paper's
+    """The positions of messages in a list that shows them by id, newest last: the paper's
     correction of the order. It remembers the newest `shown_max`."""
 
     def __init__(self, shown_max: int = SHOWN_MAX) -> None:
@@ -249,8 +253,8 @@ class DisplayOrder:
         self._shown: list[tuple[int, str]] = []
 
     def insert(self, id: int, sender: str) -> int | None:
-        """How many of the shown messages stay below it: 0 appends. None: it is shown already, or
-        older than everything remembered."""
+        """The number of shown messages that stay below it: 0 appends. None: it is shown already, or
+        older than all that are remembered."""
         key = (id, sender)
         position = bisect_left(self._shown, key)
         if position < len(self._shown) and self._shown[position] == key:
@@ -265,7 +269,7 @@ class DisplayOrder:
 
 
 def _remember(skipped: deque[tuple[int, int]], index: int, gap: tuple[int, int]) -> None:
-    """Insert a rest of a gap; the oldest makes room."""
+    """Insert a rest of a gap. The oldest one is forgotten if there is no room."""
     if len(skipped) == SKIPPED_MAX:
         skipped.popleft()
         index = max(0, index - 1)

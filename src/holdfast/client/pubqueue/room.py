@@ -1,4 +1,4 @@
-"""The limits of a publish queue, and the messages that wait for room: first come, first served."""
+"""The limits of a publish queue, and the messages that wait for room, first come, first served."""
 
 from collections import deque
 
@@ -6,8 +6,10 @@ from holdfast.client.pubqueue.writer import Put
 
 
 class Room:
+    """The room of a queue. Invariant: no message takes room while another one waits for it."""
+
     def __init__(self, messages_max: int, bytes_max: int) -> None:
-        """Raises ValueError."""
+        """Limits below 1 raise `ValueError`."""
         if messages_max < 1:
             raise ValueError(f"messages_max {messages_max}: 1 or more")
         if bytes_max < 1:
@@ -19,23 +21,25 @@ class Room:
         self.waiting: deque[Put] = deque()
 
     def has_room(self, size: int) -> bool:
-        """Whether a message fits that does not push in front of waiting ones."""
+        """Whether a message fits without overtaking waiting ones."""
         return not self.waiting and self._fits(size)
 
     def take(self, size: int) -> None:
+        """Take room for a message."""
         self.length += 1
         self.size += size
 
     def give(self, size: int) -> None:
+        """Give back the room of a message."""
         self.length -= 1
         self.size -= size
 
     def resize(self, difference: int) -> None:
-        """A message turned out larger or smaller than was taken for it."""
+        """Correct the room of a message whose size has changed."""
         self.size += difference
 
     def next_waiting(self) -> Put | None:
-        """The next waiting message that now has its place; None if there is none."""
+        """The next waiting message that now has room, or None."""
         while self.waiting:
             put = self.waiting[0]
             if put.is_cancelled():
@@ -48,6 +52,7 @@ class Room:
         return None
 
     def describe(self) -> str:
+        """The use of the limits, for texts."""
         return (
             f"the queue has {self.length} of {self.messages_max} messages, "
             f"{self.size} of {self.bytes_max} bytes"

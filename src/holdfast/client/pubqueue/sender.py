@@ -1,8 +1,7 @@
-"""The sending half of a publish queue: moves messages from the store to the client, and takes
-what becomes of them.
+"""The sending half of a publish queue: from the store to the client, and the outcomes back.
 
-One task (the pump) waits for what takes time: loading, checkpoints, renewals, a congested client.
-As long as none of that is needed, the acknowledgement that empties the window sends the next
+One task (the pump) does everything that has to wait: loading, checkpoints, renewals, a congested
+client. If none of that is needed, the acknowledgement that empties the window sends the next
 messages itself.
 """
 
@@ -38,13 +37,13 @@ from holdfast.protocol.mqtt.packets import Properties
 logger = logging.getLogger("holdfast.client")
 
 LOADED_MAX: Final = 2_000
-"""Messages of a store on disk that are kept in memory, too; more once fewer than half are left."""
+"""The most messages of a store on disk in memory. More are loaded once half of them have left."""
 LOADED_BYTES_MAX: Final = 8 << 20
-"""The same, as a sum of sizes; either limit counts."""
+"""The same limit in bytes. Both apply."""
 BATCH_BYTES_MAX: Final = 1 << 18
-"""A batch ends with the message that reaches it."""
+"""The bytes at which a batch ends, with the message that reaches them."""
 STORE_RETRY_S: Final = 1.0
-"""Between a full disk and the next try."""
+"""The seconds between a full disk and the next attempt."""
 _RETRIED: Final = frozenset(
     {
         reasons.UNSPECIFIED_ERROR,
@@ -53,12 +52,12 @@ _RETRIED: Final = frozenset(
         reasons.QUOTA_EXCEEDED,
     }
 )
-"""Refusals that may not last; after any other a message leaves the queue."""
+"""The refusals that may be temporary. After any other one a message leaves the queue."""
 _IDENTITY_REFUSED: Final = ("producer epoch is fenced", "producer belongs to another user")
-"""Holdfast's reason strings when not the message is wrong but who sends it. A broker leaves them
-out where they would make an answer too large, see `_is_fenced`."""
+"""The reason strings of Holdfast for a wrong sender, not a wrong message. A broker leaves them out
+if they would make a reply too large, see `_is_fenced`."""
 NOT_AUTHORIZED_LOG_S: Final = 60.0
-"""Between two log lines about a queue that may not publish."""
+"""The least seconds between two log lines about a queue that may not publish."""
 
 OnDelivered = Callable[[QueueEntry, PublishResult], None]
 OnFailed = Callable[[QueueEntry, ClientError], None]
@@ -66,21 +65,22 @@ OnFailed = Callable[[QueueEntry, ClientError], None]
 
 @dataclass
 class QueueCounts:
-    """Messages since the queue was opened; none is ever dropped without being in one of them."""
+    """Messages since the queue was opened. Each one that left the queue counts in one of them."""
 
     put: int = 0
     delivered: int = 0
     refused: int = 0
-    """By the server, for good."""
+    """Messages that the server refused permanently."""
     expired: int = 0
     resent: int = 0
-    """Handed to the client again after a refusal or a lost connection."""
+    """Messages passed to the client again after a refusal or a lost connection."""
     overtaken: int = 0
-    """A later message was stored first. Only with a window above 1."""
+    """Messages after which a later one was stored first. Only with a window above 1."""
 
 
 class Sender:
-    """`on_left` is told of each message that has left the queue, `on_stopped` when no more will."""
+    """The sender of one queue. It reports each message that left to `on_left`, its end to
+    `on_stopped`."""
 
     def __init__(
         self,
@@ -92,8 +92,8 @@ class Sender:
         on_failed: OnFailed | None,
         waits_for_rights: bool = True,
     ) -> None:
-        """`waits_for_rights`: a message that is not authorised is sent again; else it fails. Raises
-        ValueError."""
+        """`waits_for_rights`: a message that is not authorised is sent again; otherwise it fails.
+        Invalid arguments raise `ValueError`."""
         self.core = QueueCore(window, random)
         self.producer = ""
         self._client = client
@@ -112,21 +112,23 @@ class Sender:
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._offline = False
-        # The pump waits for the client with a message in its hands.
+        # The pump has a message that waits for the client.
         self._submitting = False
-        # The highest sequence in the store, and up to which the core has them.
+        # The highest sequence in the store, and the highest one that the core has.
         self._tail = 0
         self._loaded_to = 0
-        # After `close`, what the client still hears about messages is for the next opening.
+        # After `close` outcomes are ignored: the next opening sends those again.
         self._is_over = False
 
     @property
     def counts(self) -> QueueCounts:
+        """The counters, up to date."""
         self._counts.resent = self.core.resent
         self._counts.overtaken = self.core.overtaken
         return self._counts
 
     def start(self, writer: Writer, opened: Opened) -> None:
+        """Begin to send the messages of an open store."""
         self._writer = writer
         self.producer = opened.producer
         self._tail = opened.last_sequence
@@ -136,7 +138,7 @@ class Sender:
         self._wake.set()
 
     def added(self, puts: list[Put]) -> None:
-        """Messages are in the store now, ascending."""
+        """Add messages that are in the store now, ascending."""
         self._counts.put += len(puts)
         is_loaded = self._loaded_to == self._tail
         self._tail = puts[-1].entry.sequence
@@ -149,7 +151,7 @@ class Sender:
         self._wake.set()
 
     def close(self) -> None:
-        """What is in flight stays with the client; its outcomes are not heard any more."""
+        """End the pump. Messages inflight stay with the client, and their outcomes are ignored."""
         self._is_over = True
         if self._pump is not None:
             self._pump.cancel()
@@ -157,7 +159,7 @@ class Sender:
             self._timer.cancel()
 
     def stop(self) -> None:
-        """Send nothing more; outcomes are still heard."""
+        """Send no more, but process outcomes."""
         self.core.stop()
 
     def _has_loaded(self, count: int, size: int) -> bool:
@@ -183,7 +185,7 @@ class Sender:
             self._on_stopped(ClientError(f"the queue has stopped: {error!r}"))
 
     async def _prepare(self) -> None:
-        """What must be durable or loaded before the next message can leave."""
+        """Load and make durable what the next message requires."""
         core = self.core
         if self._wants_load():
             tail = self._tail
@@ -209,7 +211,7 @@ class Sender:
             self._fail(entry, MessageExpired("not sent in time"))
 
     async def _send_ready(self) -> None:
-        """Send what the window allows; waits while the client does."""
+        """Send within the window; wait while the client does."""
         core, client = self.core, self._client
         now = asyncio.get_running_loop().time()
         if self._offline:
@@ -246,8 +248,8 @@ class Sender:
                 self._submitting = False
 
     def _send_batch(self, now: float) -> bool:
-        """With one write what the window allows, of a client that is ready. False: there is more
-        than one write should have."""
+        """Send within the window in one write, with a client that is ready. False: there is more to
+        send."""
         core = self.core
         entries: list[QueueEntry] = []
         size = 0
@@ -268,10 +270,11 @@ class Sender:
         return size < BATCH_BYTES_MAX
 
     def _continue(self) -> None:
-        """After an outcome: send on at once if nothing stands in the way, else wake the pump.
+        """Continue after an outcome: send at once if possible, otherwise wake the pump.
 
-        It waits for the rest of what is in flight, so that acknowledgements that come together
-        lead to one write."""
+        It waits for the other messages inflight, so that acknowledgements that arrive together lead
+        to one write.
+        """
         core = self.core
         if not core.inflight and core.pending and self._client.is_ready:
             is_plain = not (self._offline or self._submitting or core.next_expiry())
@@ -294,7 +297,7 @@ class Sender:
         return properties
 
     def _arm(self) -> None:
-        """Come back when time alone lets something happen."""
+        """Wake the pump when it is time."""
         if self._wants_load() or self.core.wants_checkpoint() or self.core.wants_renewal():
             self._wake.set()
             return
@@ -367,7 +370,8 @@ class Sender:
         self._wake.set()
 
     def _is_fenced(self, error: PublishRefused) -> bool:
-        """Holdfast gives this reason for nothing else, and not always the text."""
+        """Whether the producer is refused. Holdfast uses this reason only for that, maybe without
+        text."""
         if error.reason == reasons.IMPLEMENTATION_SPECIFIC_ERROR and not error.detail:
             return self._has_properties
         return any(text in error.detail for text in _IDENTITY_REFUSED)
@@ -377,8 +381,8 @@ class Sender:
             return True
         if error.reason != reasons.NOT_AUTHORIZED or not self._waits_for_rights:
             return False
-        # It is a wrong rule of the broker's more often than a wrong message, and a durable queue
-        # must not empty itself against one.
+        # The cause is more often a wrong rule of the broker than a wrong message. A durable queue
+        # must not empty itself because of one.
         now = time.monotonic()
         if now >= self._not_authorized_logged_at + NOT_AUTHORIZED_LOG_S:
             self._not_authorized_logged_at = now

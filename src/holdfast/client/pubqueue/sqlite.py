@@ -1,7 +1,7 @@
-"""A publish queue's messages in an SQLite file.
+"""The messages of a publish queue in an SQLite file.
 
-Write-ahead log with synchronous=FULL: a transaction is on disk when it returns, for one sync of
-the file. One process at a time has the file open (SQLite's exclusive lock, which ends with the
+Write-ahead log with synchronous=FULL: a transaction is on disk when it returns, for one sync of the
+file. One process at a time has the file open (SQLite's exclusive lock, which ends with the
 process). Calls come from one thread after another, never two at once.
 """
 
@@ -24,12 +24,13 @@ from holdfast.sqlite import Result, Trouble, sync_directory, transaction, troubl
 APPLICATION_ID: Final = 0x48465051
 SCHEMA_VERSION: Final = 1
 WAL_PAGES_MAX: Final = 256
-"""The write-ahead log is copied into the file when it has so many pages (of 4 KiB): a disk that
+"""The pages (of 4 KiB) of the write-ahead log at which it is copied into the file. A disk that
 fills up must have room for both."""
 CHECKED_BYTES_MAX: Final = 64 << 20
-"""Files up to this size are checked for damage when opened; in larger ones it shows on reading."""
+"""The most bytes of a file that is checked for damage when opened. In larger ones damage is found
+on reading."""
 COMPACTED_PAGES_MIN: Final = 1024
-"""An empty queue's file with at least so many free pages is compacted when opened."""
+"""The least free pages at which an empty queue's file is compacted when opened."""
 
 _SCHEMA: Final = (
     "CREATE TABLE state (name TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -49,11 +50,12 @@ Row = tuple[int, int, str, bytes, bytes, int, float, float]
 
 
 class SqliteStore:
-    """The file is made if there is none; its producer id is random unless given, and stays.
+    """A store in a file, which is made if there is none. Its producer id is random unless given,
+    and stays.
 
-    `renew_identity`: give the messages left in the file this opening's epoch. That is the way on
-    after ProducerFenced, once no other writer uses the file's identity; what the broker has
-    already stored of them arrives again.
+    `renew_identity`: give the messages left in the file this opening's epoch. That is the remedy
+    after ProducerFenced, once no other writer uses the file's identity. Messages that the broker
+    has already stored then arrive again.
     """
 
     blocking: bool = True
@@ -70,6 +72,7 @@ class SqliteStore:
         self._failure: StoreError | None = None
 
     def open(self, form: str, clock: float) -> Opened:
+        """As QueueStore.open."""
         if self._connection is not None:
             raise StoreError(f"{self.path} is open in this process already")
         self._failure = None
@@ -81,30 +84,40 @@ class SqliteStore:
             raise
 
     def apply(self, change: QueueChange) -> None:
+        """As QueueStore.apply."""
         self._guard(lambda db: transaction(db, lambda: _apply(db, change)))
 
     def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
+        """As QueueStore.read."""
         return self._guard(lambda db: _read(db, after, count, size))
 
     def renew(self, epoch: int) -> None:
+        """As QueueStore.renew."""
+
         def update(db: sqlite3.Connection) -> None:
+            """Set the epoch of all messages."""
             db.execute("UPDATE messages SET epoch = ?", (epoch,))
             _set_state(db, "epoch", epoch)
 
         self._guard(lambda db: transaction(db, lambda: update(db)))
 
     def list_failed(self) -> list[Failed]:
+        """As QueueStore.list_failed."""
         query = f"SELECT {_COLUMNS}, reason, text, failed_at FROM failed ORDER BY sequence"
         rows = self._guard(lambda db: db.execute(query).fetchall())
         return [Failed(_entry(row[:8]), row[8], row[9], row[10]) for row in rows]
 
     def forget_failed(self) -> int:
+        """As QueueStore.forget_failed."""
+
         def forget(db: sqlite3.Connection) -> int:
+            """Delete the failed messages; return their number."""
             return db.execute("DELETE FROM failed").rowcount
 
         return self._guard(lambda db: transaction(db, lambda: forget(db)))
 
     def close(self) -> None:
+        """As QueueStore.close."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -113,7 +126,7 @@ class SqliteStore:
         _prepare(db, self.path)
         opened = transaction(db, lambda: self._load(db, form, clock))
         if not opened.count and _number(db, "PRAGMA freelist_count") >= COMPACTED_PAGES_MIN:
-            # It needs room for a second copy; without it the file stays as it is.
+            # It needs room for a second copy. Without it the file stays as it is.
             with suppress(sqlite3.OperationalError):
                 db.execute("VACUUM")
         return opened
@@ -162,7 +175,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             explained = _explained(error, self.path)
             if not isinstance(explained, StoreFull):
-                # After a failed sync nobody knows what the disk has; only reading it again tells.
+                # After a failed sync the content of the disk is unknown until it is read again.
                 self._failure = explained
             raise explained from error
 
@@ -182,7 +195,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Lock the file, see that it is a queue, make its tables if it is new. Raises StoreError."""
+    """Lock the file, check that it is a queue, and make its tables if it is new. Another file
+    raises `StoreError`."""
     # Before the first access: with an exclusive lock there is no shared-memory file, either.
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     application, tables = (
@@ -280,8 +294,8 @@ def _number(db: sqlite3.Connection, query: str) -> int:
 
 
 def _next_epoch(last: int, clock: float) -> int:
-    """Seconds since 1970, so that an old copy of a file does not repeat an epoch; more if the
-    clock has gone back."""
+    """The epoch of this opening: seconds since 1970, so that an old copy of a file does not repeat
+    an epoch. If the clock has gone back it is the last one plus one."""
     epoch = max(last + 1, int(clock) if 0 <= clock <= EPOCH_MAX else 0)
     if epoch > EPOCH_MAX:
         raise StoreError("the epochs of this producer are used up: begin a new file")

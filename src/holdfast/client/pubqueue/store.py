@@ -1,4 +1,4 @@
-"""Where a publish queue keeps its messages: what a store does, and the store in memory."""
+"""The interface of a publish queue's store, and the store in memory."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -9,13 +9,15 @@ from holdfast.client.identity import check_producer
 from holdfast.client.pubqueue.entry import Failed, QueueEntry
 
 FAILED_MAX: Final = 10_000
-"""Failed messages kept in a file; older ones make room (each was reported when it failed)."""
+"""The most failed messages kept in a file. Older ones are deleted (each was reported when it
+failed)."""
 FAILED_IN_MEMORY_MAX: Final = 100
+"""The most failed messages kept in memory."""
 
 
 @dataclass
 class Opened:
-    """What a store had when it was opened. New messages get `epoch` and sequences after
+    """The content of a store when it was opened. New messages get `epoch` and sequences after
     `last_sequence`."""
 
     producer: str
@@ -36,39 +38,41 @@ class QueueChange:
     failed: list[Failed] = field(default_factory=list)
 
     def is_empty(self) -> bool:
+        """Whether there is no change."""
         return not (self.added or self.removed or self.failed)
 
 
 class QueueStore(Protocol):
-    """`blocking`: its calls take time and are made in a thread, one after another. All raise
-    StoreError; after StoreFull nothing has changed and the store goes on."""
+    """A store of messages. `blocking`: its calls take time, so they run in a thread, one after
+    another. All may raise `StoreError`. After `StoreFull` nothing has changed, and the store can be
+    used further."""
 
     blocking: bool
 
     def open(self, form: str, clock: float) -> Opened:
-        """`form`: the name of the queue's format. `clock`: seconds since 1970."""
+        """Open the store. `form`: the name of the queue's format. `clock`: seconds since 1970."""
 
     def apply(self, change: QueueChange) -> None:
-        """All of it or nothing, durable on return."""
+        """Apply all of the change or nothing. It is durable on return."""
 
     def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
-        """Messages with greater sequences, ascending: at most `count`, and no more once their
-        sizes reach `size`."""
+        """Messages with greater sequences, ascending: at most `count`, and no more once their sizes
+        reach `size`."""
 
     def renew(self, epoch: int) -> None:
         """Give every message this epoch, durably."""
 
     def list_failed(self) -> list[Failed]:
-        """Oldest first."""
+        """The failed messages, oldest first."""
 
     def forget_failed(self) -> int:
-        """Remove all failed messages; returns how many there were."""
+        """Remove all failed messages and return their number."""
 
     def close(self) -> None: ...
 
 
 class MemoryStore:
-    """Messages live as long as the queue. The producer id is random unless given."""
+    """A store whose messages live as long as the queue. The producer id is random unless given."""
 
     blocking: bool = False
 
@@ -79,24 +83,29 @@ class MemoryStore:
         self._failed: deque[Failed] = deque(maxlen=FAILED_IN_MEMORY_MAX)
 
     def open(self, form: str, clock: float) -> Opened:
+        """As QueueStore.open."""
         if self._producer is None:
             return Opened(token_hex(8), 0, 0)
-        # Its sequences begin anew with each life.
+        # Its sequences begin again in each life, so each life needs an epoch of its own.
         return Opened(self._producer, int(clock), 0)
 
     def apply(self, change: QueueChange) -> None:
+        """Keep the failed messages; the queue has the others in memory."""
         self._failed.extend(change.failed)
 
     def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
+        """No messages, because the queue has all of them in memory."""
         return []
 
     def renew(self, epoch: int) -> None:
         pass
 
     def list_failed(self) -> list[Failed]:
+        """As QueueStore.list_failed."""
         return list(self._failed)
 
     def forget_failed(self) -> int:
+        """As QueueStore.forget_failed."""
         count = len(self._failed)
         self._failed.clear()
         return count

@@ -1,8 +1,8 @@
-"""Between a publish queue and its store: stamps messages with their ids and makes them durable.
+"""The path from a publish queue to its store: it gives messages their ids and makes them durable.
 
-A blocking store works in a thread of its own. What is put while it writes is its next transaction
-(group commit). Removals of confirmed messages wait for the next transaction or `REMOVAL_DELAY_S`:
-losing one in a crash means that a message is sent again, which the broker drops.
+A blocking store works in a thread of its own. Messages put while it writes are its next transaction
+(group commit). Removals of confirmed messages wait for the next transaction or `REMOVAL_DELAY_S`. A
+removal that is lost in a crash means that a message is sent again, and the broker drops it.
 """
 
 import asyncio
@@ -20,19 +20,20 @@ from holdfast.client.pubqueue.store import Opened, QueueChange, QueueStore
 from holdfast.protocol.mqtt.properties import encode_block
 
 REMOVAL_DELAY_S: Final = 0.1
+"""The most seconds that removals wait for a transaction."""
 REMOVALS_MAX: Final = 500
-"""So many removals do not wait."""
+"""The number of removals that do not wait."""
 FULL_RETRY_S: Final = 1.0
-"""Between a full disk and the next try to write removals."""
+"""The seconds between a full disk and the next attempt to write removals."""
 ADDED_MAX: Final = 5_000
-"""Messages of one transaction: the first of a burst does not wait for all."""
+"""The most messages of one transaction, so that the first of a burst does not wait for all."""
 
 Result = TypeVar("Result")
 
 
 class Put:
-    """A message on its way into the store; `done` gets its sequence (None: nobody waits).
-    `reserved` is what it counts in the queue's limits until its size is known."""
+    """A message on its way into the store. `done` gets its sequence (None: no task waits).
+    `reserved` is its room in the queue's limits until its size is known."""
 
     __slots__ = ("done", "entry", "reserved")
 
@@ -42,11 +43,12 @@ class Put:
         self.reserved = entry.size
 
     def is_cancelled(self) -> bool:
+        """Whether its task has stopped to wait."""
         return self.done is not None and self.done.cancelled()
 
 
 class Writer:
-    """For a store whose calls take no time: everything happens at once."""
+    """The writer for a store whose calls take no time: everything happens at once."""
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class Writer:
         on_dropped: Callable[[list[Put]], None],
         on_broken: Callable[[StoreError], None],
     ) -> None:
-        """`on_added` is told of messages that are durable, ascending; `on_dropped` of those that
-        never will be; `on_broken` when the store cannot go on."""
+        """`on_added` receives messages that are durable, ascending; `on_dropped` those that never
+        will be; `on_broken` the error with which the store has failed."""
         self.store = store
         self.form = form
         self.on_added = on_added
@@ -67,13 +69,14 @@ class Writer:
         self.last_sequence = 0
 
     async def open(self) -> Opened:
-        """Raises StoreError."""
+        """Open the store. Raises `StoreError`."""
         opened = await self._call(lambda: self.store.open(self.form.name, time.time()))
         self.epoch = opened.epoch
         self.last_sequence = opened.last_sequence
         return opened
 
     def add(self, put: Put) -> None:
+        """Give a message its id and store it."""
         self._stamp(put.entry)
         self.on_added([put])
         if put.done is not None and not put.done.done():
@@ -83,37 +86,40 @@ class Writer:
         pass
 
     def fail(self, failed: Failed) -> None:
+        """Store a failed message."""
         self.store.apply(QueueChange(failed=[failed]))
 
     async def checkpoint(self) -> None:
-        """Returns when all removals so far are durable. Raises StoreError."""
+        """Wait until all removals so far are durable. Raises `StoreError`."""
 
     async def renew(self) -> int:
-        """Give every message a new epoch, durably; the epoch. Raises StoreError."""
+        """Give every message a new epoch, durably, and return it. Raises `StoreError`."""
         self.epoch += 1
         self.store.renew(self.epoch)
         return self.epoch
 
     async def read(self, after: int, count: int, size: int) -> list[QueueEntry]:
-        """Raises StoreError."""
+        """As QueueStore.read."""
         return await self._call(lambda: self.store.read(after, count, size))
 
     async def list_failed(self) -> list[Failed]:
+        """As QueueStore.list_failed."""
         return await self._call(self.store.list_failed)
 
     async def forget_failed(self) -> int:
+        """As QueueStore.forget_failed."""
         return await self._call(self.store.forget_failed)
 
     async def close(self) -> None:
-        """Write what waits and close the store. Raises StoreError when something could not be
-        written; the store is closed all the same."""
+        """Write waiting changes and close the store. Raises `StoreError` if a change could not be
+        written; the store is closed even then."""
         self.store.close()
 
     async def _call(self, operation: Callable[[], Result]) -> Result:
         return operation()
 
     def _stamp(self, entry: QueueEntry) -> None:
-        """Give the message its id, and its payload the form that is published."""
+        """Give the message its id, and its payload the published form."""
         sequence = self.form.next_sequence(self.last_sequence, entry.put_at)
         if not 0 < sequence <= SEQUENCE_MAX:
             raise StoreError("the sequences of this producer are used up: begin a new file")
@@ -127,6 +133,11 @@ class Writer:
 
 
 class ThreadWriter(Writer):
+    """The writer for a blocking store, with a thread and a task of its own.
+
+    Invariant: at most one transaction or renewal is under way, with its reports.
+    """
+
     def __init__(
         self,
         store: QueueStore,
@@ -140,16 +151,17 @@ class ThreadWriter(Writer):
         self._puts: list[Put] = []
         self._change = QueueChange()
         self._work = asyncio.Event()
-        # Held while a transaction or a renewal is under way and its effects are told.
+        # Held during a transaction or a renewal, its reports included.
         self._lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> Opened:
+        """As Writer.open."""
         try:
             opened = await super().open()
         except BaseException:
-            # Cancelled, the thread may still have opened it.
+            # If this was cancelled, the thread may still have opened the store.
             self._executor.submit(self.store.close)
             self._executor.shutdown(wait=False)
             raise
@@ -157,31 +169,38 @@ class ThreadWriter(Writer):
         return opened
 
     def add(self, put: Put) -> None:
+        """Queue a message for the next transaction."""
         self._puts.append(put)
         self._work.set()
 
     def remove(self, sequence: int) -> None:
+        """Queue the removal of a confirmed message."""
         self._change.removed.append(sequence)
         self._removal_waits()
 
     def fail(self, failed: Failed) -> None:
+        """Queue a failed message."""
         self._change.failed.append(failed)
         self._removal_waits()
 
     async def list_failed(self) -> list[Failed]:
+        """As Writer.list_failed, changes that wait included."""
         await self.checkpoint()
         return await super().list_failed()
 
     async def forget_failed(self) -> int:
+        """As Writer.forget_failed, changes that wait included."""
         await self.checkpoint()
         return await super().forget_failed()
 
     async def checkpoint(self) -> None:
+        """As Writer.checkpoint."""
         async with self._lock:
             if not self._change.is_empty():
                 await self._commit([])
 
     async def renew(self) -> int:
+        """As Writer.renew."""
         async with self._lock:
             if not self._change.is_empty():
                 await self._commit([])
@@ -191,10 +210,11 @@ class ThreadWriter(Writer):
             return epoch
 
     async def close(self) -> None:
+        """As Writer.close. Messages that are not stored yet are refused."""
         if self._timer is not None:
             self._timer.cancel()
         async with self._lock:
-            # With the lock the task is between two transactions.
+            # With the lock held, the task is between two transactions.
             if self._task is not None:
                 self._task.cancel()
             self._refuse_puts(QueueClosed("the queue was closed before the message was stored"))
@@ -251,8 +271,8 @@ class ThreadWriter(Writer):
         self.on_dropped(puts)
 
     async def _commit(self, puts: list[Put]) -> None:
-        """One transaction: `puts`, and the removals so far. Raises StoreError, after having told
-        those who wait."""
+        """Write one transaction: `puts`, and the changes so far. On failure it reports to the
+        waiting tasks, then raises `StoreError`."""
         change, self._change = self._change, QueueChange()
         if self._timer is not None:
             self._timer.cancel()
@@ -265,7 +285,7 @@ class ThreadWriter(Writer):
             if not change.is_empty():
                 await self._call(lambda: self.store.apply(change))
         except Exception as failure:
-            # Nothing was stored: the sequences are free.
+            # No message was stored, so the sequences are free.
             self.last_sequence = before
             error = failure if isinstance(failure, StoreError) else StoreError(repr(failure))
             self._change.removed[:0] = change.removed
