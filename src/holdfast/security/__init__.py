@@ -1,7 +1,7 @@
 """Identity and rights: passwords, ACL files, enhanced authentication, TLS, peer handshakes.
 
-- Decides: who a client or a peer is, what an ACL allows, how two nodes prove that they belong
-  together.
-- Never: looks at messages. Which of a client's packets needs which right is `broker.rights`.
-- Invariant: files are read when they are loaded; after that nothing here does I/O.
+- Decides: the identity of a client or a peer, the rights in an ACL, how two nodes prove that they
+  belong together.
+- Never: looks at messages. `broker.rights` decides which right a client's packet needs.
+- Invariant: files are read when they are loaded; after that no function here does I/O.
 """

@@ -27,23 +27,26 @@ _ACCESS: Final = {"read": _READ, "write": _WRITE, "readwrite": _READ | _WRITE, "
 
 
 class AclError(ValueError):
-    """An ACL file that cannot be used. The text names the file, the line and what is allowed."""
+    """An ACL file that cannot be used. The text has the file, the line and the allowed form."""
 
 
 class Filters:
-    """A set of filters that answers whether any of them matches a topic."""
+    """A set of topic filters. Exact ones cost one look-up together, those with wildcards one match
+    each."""
 
     def __init__(self) -> None:
         self._exact: set[str] = set()
         self._wildcards: dict[str, None] = {}
 
     def add(self, filter: str) -> None:
+        """Add a filter."""
         if "+" in filter or "#" in filter:
             self._wildcards[filter] = None
         else:
             self._exact.add(filter)
 
     def match(self, topic: str) -> bool:
+        """Whether a filter of the set matches the topic."""
         if topic in self._exact:
             return True
         return any(matches(filter, topic) for filter in self._wildcards)
@@ -58,6 +61,7 @@ class Rules:
         self.write = Filters()
 
     def add(self, access: int, filter: str) -> None:
+        """Add a rule."""
         if access == _DENY:
             self.deny.add(filter)
         if access & _READ:
@@ -67,15 +71,16 @@ class Rules:
 
 
 class ClientAcl:
-    """What one client may do, topic by topic. Costs a walk over the client's wildcard rules."""
+    """The rights of one client. A check costs a walk over the client's wildcard rules."""
 
     def __init__(self, own: Rules | None, patterns: list[tuple[int, str]]) -> None:
         self._own = own
-        # (access, filter) as they read for this client, those that deny first.
+        # (access, filter) with this client's names, those that deny first.
         self._patterns = patterns
 
     def can_read(self, topic: str) -> bool:
-        """May the client be handed a message of this topic? (Subscribing is always allowed.)"""
+        """Whether the client may receive a message of this topic. (Subscribing is always
+        allowed.)"""
         own = self._own
         if own is not None:
             if own.deny.match(topic):
@@ -85,7 +90,7 @@ class ClientAcl:
         return self._pattern_allows(_READ, topic)
 
     def can_write(self, topic: str) -> bool:
-        """May the client publish to this topic?"""
+        """Whether the client may publish to this topic."""
         own = self._own
         if own is not None:
             if own.deny.match(topic):
@@ -112,7 +117,7 @@ class AclFile:
 
     @classmethod
     def load(cls, path: Path | str) -> "AclFile":
-        """Raises AclError."""
+        """The rules of a file. Raises `AclError` for an unreadable or invalid one."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -123,7 +128,7 @@ class AclFile:
 
     @classmethod
     def parse(cls, text: str, name: str) -> "AclFile":
-        """`name`: what errors call the text. Raises AclError."""
+        """The rules in a text. `name` is the name of the text in errors. Raises `AclError`."""
         acl = cls()
         rules = acl._anonymous
         for number, line in enumerate(text.split("\n"), 1):
@@ -151,16 +156,17 @@ class AclFile:
         return acl
 
     def names_users(self) -> bool:
-        """Are there rules for clients with a user name alone?"""
+        """Whether some rules apply only to clients with a user name."""
         return bool(self._users) or any("%u" in pattern for _, pattern in self._patterns)
 
     def for_client(self, username: str | None, client_id: str) -> ClientAcl:
-        """The rules for one client; call once a connection."""
+        """The rules for one client. Called once per connection."""
         own = self._anonymous if username is None else self._users.get(username)
         return ClientAcl(own, self._expand(username, client_id))
 
     def _expand(self, username: str | None, client_id: str) -> list[tuple[int, str]]:
-        # A name with a wildcard in it would reach into the topics of others.
+        # A name with a wildcard would match the topics of others: the user name "+" turns home/%u/#
+        # into home/+/#.
         for name in (username or "", client_id):
             if "+" in name or "#" in name:
                 return []
@@ -194,7 +200,7 @@ def _access_and_filter(keyword: str, rest: str, where: str) -> tuple[int, str]:
 
 
 def _substitute(pattern: str, username: str, client_id: str) -> str:
-    """In one pass: a user name that contains "%c" stays as it is."""
+    """The pattern with the names, in one pass: a user name that contains "%c" stays as it is."""
     parts = pattern.split("%")
     result = [parts[0]]
     for part in parts[1:]:

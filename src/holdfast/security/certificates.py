@@ -1,25 +1,25 @@
-"""What a verified certificate says of whom it belongs to. Certificates are as `getpeercert` of the
-standard library returns them: a dictionary, or something empty for none."""
+"""The names in a verified certificate. Certificates are as `getpeercert` of the standard library
+returns them: a dictionary, or an empty value for none."""
 
 from typing import Final, cast
 
 _IDENTITIES: Final = ("DNS", "email", "URI")
-"""Of the alternative names."""
+"""The kinds of alternative names that identify a client, in order of preference."""
 
 
 def common_name(certificate: object) -> str:
-    """Empty without one."""
+    """The common name, or ""."""
     return next((value for key, value in _subject(certificate) if key == "commonName"), "")
 
 
 def certificate_names(certificate: object) -> frozenset[str]:
-    """Common names and DNS names."""
+    """The common names and DNS names."""
     names = {value for key, value in _subject(certificate) if key == "commonName"}
     return frozenset(names | {value for key, value in _alternatives(certificate) if key == "DNS"})
 
 
 def certificate_identity(certificate: object) -> str:
-    """The common name; without one the first DNS name, address of mail, or URI; else empty."""
+    """The common name, otherwise the first DNS name, mail address or URI, otherwise ""."""
     named = common_name(certificate)
     if named:
         return named

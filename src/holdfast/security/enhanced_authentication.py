@@ -1,8 +1,8 @@
 """Enhanced authentication of MQTT 5 (section 4.12): the extension point and SCRAM-SHA-256.
 
-The node keeps a Factory per method name; each connection, and each re-authentication, opens
-an Authenticator of its own. The node carries its data in CONNECT, AUTH and CONNACK and never
-looks into it. An Authenticator answers with a step and raises nothing, whatever the client sent.
+The node has a Factory per method name. Each connection, and each re-authentication, opens an
+Authenticator of its own. The node transports its data in CONNECT, AUTH and CONNACK and never
+interprets it. An Authenticator replies with a step and raises no error, whatever the client sent.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from holdfast.security.scram import METHOD, ScramCredentials, ScramError, ScramS
 
 @dataclass(frozen=True)
 class Continue:
-    """Send AUTH with reason 0x18 (continue) and this data, and wait."""
+    """The step to send AUTH with reason 0x18 (continue) and this data, and to wait."""
 
     data: bytes
 
 
 @dataclass(frozen=True)
 class Success:
-    """The client is `username`; `data` goes with CONNACK or AUTH."""
+    """The step that accepts the client as `username`; `data` goes with CONNACK or AUTH."""
 
     data: bytes
     username: str
@@ -29,7 +29,8 @@ class Success:
 
 @dataclass(frozen=True)
 class Failure:
-    """Refuse with 0x87 (not authorised). `reason_text` may go to the log and to the client."""
+    """The step that refuses with 0x87 (not authorised). `reason_text` may go to the log and to the
+    client."""
 
     reason_text: str
 
@@ -43,22 +44,23 @@ class Authenticator(Protocol):
     method: str
 
     def start(self, client_id: str, data: bytes | None) -> Step:
-        """`data`: what CONNECT (or the AUTH that re-authenticates) carried, if anything."""
+        """The first step. `data` is that of CONNECT (or of the AUTH that re-authenticates), or
+        None."""
 
     def step(self, data: bytes | None) -> Step:
-        """`data` of the client's next AUTH."""
+        """The step after the client's next AUTH, which has this data."""
 
 
 Factory = Callable[[], Authenticator]
 
 
 def scram_factory(lookup: Callable[[str], ScramCredentials]) -> Factory:
-    """What to register under scram.METHOD. `lookup`: as ScramFile.lookup."""
+    """The Factory to register under scram.METHOD. `lookup`: as ScramFile.lookup."""
     return lambda: ScramAuthenticator(lookup)
 
 
 class ScramAuthenticator:
-    """SCRAM-SHA-256 with the exchange of MQTT 5 section 4.12: client-first in CONNECT, server-first
+    """SCRAM-SHA-256 in the exchange of MQTT 5 section 4.12: client-first in CONNECT, server-first
     and client-final in AUTH, server-final in CONNACK."""
 
     def __init__(
@@ -70,7 +72,7 @@ class ScramAuthenticator:
 
     def start(self, client_id: str, data: bytes | None) -> Step:
         if not data:
-            # The client leaves the first word to the server; client-first comes in AUTH.
+            # The client lets the server begin; client-first comes in AUTH.
             return Continue(b"")
         return self.step(data)
 

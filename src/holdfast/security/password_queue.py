@@ -1,8 +1,8 @@
-"""The password checks that wait for a thread, bounded and fair between addresses.
+"""The password checks that wait for a thread, limited and fair between addresses.
 
 A wrong password costs the client a packet and the broker milliseconds of CPU, or a hundred with
 argon2id. So a storm of them fills only its own address's part of the queue, and the addresses take
-turns: a client elsewhere waits for one check of each address, not for the storm.
+turns. A client elsewhere waits for one check of each address, not for the storm.
 """
 
 from collections import deque
@@ -11,17 +11,24 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 WAITING_MAX: Final = 4096
+"""The most checks that wait."""
 WAITING_PER_ADDRESS_MAX: Final = 1024
-"""A site behind one address has its clients back in seconds, and others are told to come later."""
+"""The most checks of one address that wait. A site behind one address has its clients back in
+seconds; further ones are told to come later."""
 
 
 class PasswordQueue(Generic[T]):
+    """The checks that wait, by address.
+
+    Invariant: no address is served twice while another one waits.
+    """
+
     def __init__(
         self, waiting_max: int = WAITING_MAX, per_address_max: int = WAITING_PER_ADDRESS_MAX
     ) -> None:
         self._waiting_max = waiting_max
         self._per_address_max = per_address_max
-        # By address; the one whose turn it is comes first.
+        # By address; the next one to be served comes first.
         self._waiting: dict[str, deque[T]] = {}
         self._count = 0
 
@@ -29,7 +36,7 @@ class PasswordQueue(Generic[T]):
         return self._count
 
     def offer(self, address: str, check: T) -> bool:
-        """False: there is no room for it."""
+        """Queue a check. False: there is no room for it."""
         waiting = self._waiting.get(address)
         if self._count >= self._waiting_max:
             return False
@@ -43,7 +50,7 @@ class PasswordQueue(Generic[T]):
         return True
 
     def take(self) -> T | None:
-        """The next check; None if nothing waits."""
+        """Remove and return the next check, or None."""
         for address, waiting in self._waiting.items():
             check = waiting.popleft()
             self._count -= 1

@@ -6,10 +6,10 @@ Hashes::
     $7$iterations$salt$hash    sha512-pbkdf2  what Mosquitto 2.0 reads and writes
     $argon2id$v=19$...         argon2id       what Mosquitto 2.1 writes
 
-A wrong password costs its hash, and so does an unknown user: it is checked against another user's
-line, chosen by a keyed hash of the name, so that neither the time nor its spread tells who exists.
-A password that was right once is remembered as a keyed digest, so that a client that reconnects
-every second does not cost a hash every time.
+A wrong password costs its hash, and so does an unknown user. That one is checked against another
+user's line, chosen by a keyed hash of the name, so neither the time nor its spread shows which
+users exist. A password that was right once is remembered as a keyed digest. So a client that
+reconnects every second does not cost a hash every time.
 """
 
 import base64
@@ -23,9 +23,11 @@ from typing import Final
 SCHEMES: Final = ("sha512", "sha512-pbkdf2", "argon2id")
 DEFAULT_SCHEME: Final = "sha512-pbkdf2"
 DEFAULT_ITERATIONS: Final = 10_000
-"""About 7 ms of CPU a connection where Mosquitto 2.0 writes 101 iterations (0.2 ms). Raise it for
-passwords that people choose; ten thousand devices with random ones reconnect within a minute."""
+"""The iterations of new hashes: about 7 ms of CPU per connection (Mosquitto 2.0 writes 101
+iterations, 0.2 ms). Raise it for passwords that people choose. With it ten thousand devices with
+random passwords reconnect within a minute or so."""
 ITERATIONS_MAX: Final = 10_000_000
+"""The most iterations that are accepted."""
 USERNAME_BYTES_MAX: Final = 65535
 _SALT_BYTES: Final = 12
 _HASH_BYTES: Final = 64
@@ -34,7 +36,8 @@ _NEVER: Final = bytes(32)
 
 
 class PasswordError(ValueError):
-    """A password file or hash that cannot be used. The text says where and what is allowed."""
+    """A password file or hash that cannot be used. The text has the position and the allowed
+    form."""
 
 
 class PasswordHash:
@@ -44,10 +47,11 @@ class PasswordHash:
         self.scheme = scheme
         self.iterations = iterations
         self.salt = salt
-        # For argon2id: the whole text, which carries its own parameters.
+        # For argon2id: the whole text, which contains its own parameters.
         self.digest = digest
 
     def verify(self, password: bytes) -> bool:
+        """Whether the password has this hash."""
         if self.scheme == "argon2id":
             return _verify_argon2id(self.digest, password)
         return hmac.compare_digest(
@@ -61,8 +65,8 @@ def hash_password(
     iterations: int = DEFAULT_ITERATIONS,
     salt: bytes = b"",
 ) -> str:
-    """The text that goes behind `user:`. `iterations` is for sha512-pbkdf2; an empty `salt` means
-    a random one. Raises PasswordError."""
+    """The text behind `user:`. `iterations` is for sha512-pbkdf2; an empty `salt` means a random
+    one. Raises `PasswordError`."""
     if isinstance(password, str):
         # An argument of the command line that is not UTF-8 keeps its bytes.
         password = password.encode("utf-8", "surrogateescape")
@@ -81,12 +85,12 @@ def hash_password(
 
 
 def is_hash(text: str) -> bool:
-    """Does it look like a hash, and not like a plain password?"""
+    """Whether the text looks like a hash, and not like a plain password."""
     return text.startswith(("$6$", "$7$", "$argon2id$"))
 
 
 def parse_hash(text: str) -> PasswordHash:
-    """Raises PasswordError."""
+    """The hash in the text. Another text raises `PasswordError`."""
     fields = text.split("$")
     if text.startswith("$argon2id$"):
         _check_argon2id(text)
@@ -163,7 +167,7 @@ class PasswordFile:
         # Stand-ins for unknown users: all hashes of the file, or one made for an empty file.
         self._hashes: list[PasswordHash] = []
         self._secret = secrets.token_bytes(32)
-        # User -> keyed digest of the password that was right last; at most one a user.
+        # Keyed digest of the last right password of each user; at most one per user.
         self._verified: dict[str, bytes] = {}
 
     def __len__(self) -> int:
@@ -171,7 +175,7 @@ class PasswordFile:
 
     @classmethod
     def load(cls, path: Path | str) -> "PasswordFile":
-        """Raises PasswordError."""
+        """The users of a file. Raises `PasswordError` for an unreadable or invalid one."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -184,7 +188,7 @@ class PasswordFile:
 
     @classmethod
     def parse(cls, text: str, name: str) -> "PasswordFile":
-        """`name`: what errors call the text. Raises PasswordError."""
+        """The users in a text. `name` is the name of the text in errors. Raises `PasswordError`."""
         file = cls()
         lines: dict[str, int] = {}
         for number, line in enumerate(text.split("\n"), 1):
@@ -210,9 +214,9 @@ class PasswordFile:
         return file
 
     def is_remembered(self, username: str, password: bytes) -> bool:
-        """True if the password was right before. False says nothing. Costs microseconds.
+        """Whether the password was right before, in microseconds. False means unknown.
 
-        The time tells nobody anything: only who has the right password can make it True, and keyed
+        The time leaks nothing. Only a client with the right password can make it True, and keyed
         digests are compared in constant time, for unknown users too.
         """
         key = self._key(username, password)
@@ -223,7 +227,8 @@ class PasswordFile:
         return hmac.digest(self._secret, name + password, "sha256")
 
     def verify(self, username: str, password: bytes) -> bool:
-        """Costs milliseconds of CPU, without the interpreter lock: call it off the loop."""
+        """Whether the password is right. Costs milliseconds of CPU without the interpreter lock, so
+        call it off the event loop."""
         name = username.encode("utf-8", "surrogatepass")
         key = self._key(username, password)
         known = self._users.get(username)

@@ -5,21 +5,22 @@ from pathlib import Path
 from typing import Final
 
 SECRET_CHARACTERS_MIN: Final = 32
-"""A node that dials shows a proof of the secret to whoever answers; a short one could be guessed
-from it."""
+"""The least characters of a secret. A node that dials shows a proof of the secret to whatever
+process accepts, and a short secret could be guessed from it."""
 SECRET_BYTES_MAX: Final = 4096
 HOW: Final = "make one with: (umask 077; openssl rand -hex 32 > {path})"
+"""The command that makes a secret, for error texts."""
 
 
 class SecretError(ValueError):
-    """The secret cannot be used. The text names the file and what to do."""
+    """A secret that cannot be used. The text has the file and the remedy."""
 
 
 def read_secret(path: Path) -> bytes:
-    """The secret without the white space around it. Raises SecretError.
+    """The secret without the white space around it. Raises `SecretError`.
 
-    The file must not be readable by everybody nor writable by its group; a group that may read it
-    is what secrets mounted into containers have.
+    The file must not be readable by others nor writable by its group. A group may read it, because
+    secrets mounted into containers have that mode.
     """
     try:
         with path.open("rb") as file:

@@ -1,11 +1,11 @@
 """SCRAM-SHA-256 (RFC 5802, RFC 7677), both sides, without I/O and without channel binding.
 
-Three messages: client-first, server-first, client-final; the fourth, server-final, proves to the
-client that the server knows the credentials too. The server stores no password and nothing a
-password could be sent in place of.
+Three messages authenticate the client: client-first, server-first, client-final. The fourth,
+server-final, proves to the client that the server has the credentials too. The server stores no
+password, and no value that could be sent in its place.
 
-A user that does not exist gets a salt and iterations as if it did (see ScramFile.lookup), so the
-exchange fails where a wrong password fails and looks the same until there.
+A user that does not exist gets a salt and iterations as if it did (see ScramFile.lookup). So the
+exchange fails at the same message as with a wrong password and looks the same until then.
 """
 
 import base64
@@ -23,9 +23,11 @@ from unicodedata import ucd_3_2_0
 METHOD: Final = "SCRAM-SHA-256"
 DEFAULT_ITERATIONS: Final = 4096
 ITERATIONS_MIN: Final = 4096
-"""RFC 7677, section 4. A client that took fewer would help whoever plays the server to guess."""
+"""The least iterations that are accepted (RFC 7677, section 4). A client that accepted fewer would
+help a false server to guess."""
 ITERATIONS_MAX: Final = 1_000_000
-"""About half a second: a hostile server must not stall its clients for longer."""
+"""The most iterations that are accepted, about half a second: a hostile server must not stall its
+clients for longer."""
 MESSAGE_BYTES_MAX: Final = 4096
 _SALT_BYTES: Final = 16
 _KEY_BYTES: Final = 32
@@ -33,15 +35,17 @@ _DECOY_PREFIX: Final = "# decoy:"
 
 
 class ScramError(ValueError):
-    """The exchange has failed. The text names no secret and may go to the log."""
+    """A failed exchange. The text contains no secret and may go to the log."""
 
 
 def nonce() -> str:
+    """A random nonce."""
     return base64.b64encode(secrets.token_bytes(18)).decode()
 
 
 def saslprep(text: str) -> str:
-    """The SASLprep profile (RFC 4013) for stored strings. Raises ScramError."""
+    """The text in the SASLprep profile (RFC 4013) for stored strings. A prohibited one raises
+    `ScramError`."""
     mapped = "".join(
         " " if stringprep.in_table_c12(char) else char
         for char in text
@@ -76,13 +80,15 @@ _PROHIBITED: Final = (
 
 @dataclass(frozen=True)
 class ScramCredentials:
+    """The stored keys of one user (RFC 5802, section 3)."""
+
     salt: bytes
     iterations: int
     stored_key: bytes
     server_key: bytes
 
     def format(self) -> str:
-        """The text that goes behind `user:` in a SCRAM file."""
+        """The text behind `user:` in a SCRAM file."""
         salt, stored, server = (
             base64.b64encode(raw).decode() for raw in (self.salt, self.stored_key, self.server_key)
         )
@@ -92,7 +98,7 @@ class ScramCredentials:
 def make_credentials(
     password: str, iterations: int = DEFAULT_ITERATIONS, salt: bytes = b""
 ) -> ScramCredentials:
-    """An empty `salt` means a random one. Raises ScramError."""
+    """Credentials for a password. An empty `salt` means a random one. Raises `ScramError`."""
     if not ITERATIONS_MIN <= iterations <= ITERATIONS_MAX:
         raise ScramError(
             f"SCRAM iterations are {ITERATIONS_MIN} to {ITERATIONS_MAX}, found {iterations}"
@@ -109,7 +115,7 @@ def make_credentials(
 
 
 def parse_credentials(text: str) -> ScramCredentials:
-    """Raises ScramError."""
+    """The credentials in the text. Another text raises `ScramError`."""
     try:
         method, parameters, keys = text.split("$")
         iterations, salt = parameters.split(":")
@@ -138,15 +144,15 @@ def parse_credentials(text: str) -> ScramCredentials:
 def new_decoy_line() -> str:
     """The first line of a new SCRAM file: the secret behind the salts of users that do not exist.
 
-    It is in the file so that these salts stay what they are, as those of users do, when the
-    program restarts or other users come and go.
+    It is in the file so that these salts stay the same, like those of users, when the program
+    restarts or other users are added or removed.
     """
     return _DECOY_PREFIX + base64.b64encode(secrets.token_bytes(_KEY_BYTES)).decode()
 
 
 class ScramFile:
-    """The users of a SCRAM file: `user:SCRAM-SHA-256$iterations:salt$storedkey:serverkey` lines,
-    `#` comments, one of which may be `# decoy:secret`."""
+    """The users of a SCRAM file: `user:SCRAM-SHA-256$iterations:salt$storedkey:serverkey` lines and
+    `#` comments. One comment may be `# decoy:secret`."""
 
     def __init__(self) -> None:
         self._users: dict[str, ScramCredentials] = {}
@@ -158,7 +164,7 @@ class ScramFile:
 
     @classmethod
     def load(cls, path: Path | str) -> "ScramFile":
-        """Raises ScramError with the file and the line."""
+        """The users of a file. Raises `ScramError` with the file and the line."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
@@ -169,6 +175,7 @@ class ScramFile:
 
     @classmethod
     def parse(cls, text: str, name: str) -> "ScramFile":
+        """The users in a text. `name` is the name of the text in errors. Raises `ScramError`."""
         file = cls()
         for number, line in enumerate(text.split("\n"), 1):
             line = line.rstrip()
@@ -190,8 +197,8 @@ class ScramFile:
         return file
 
     def lookup(self, username: str) -> ScramCredentials:
-        """The user's credentials. An unknown one gets some that are the same each time, have the
-        shape of an existing user's, and fit no password."""
+        """The user's credentials. An unknown user has some that are the same each time, have the
+        form of an existing user's, and fit no password."""
         known = self._users.get(username)
         if known is not None:
             return known
@@ -209,14 +216,15 @@ class ScramFile:
 
 
 class ScramServer:
-    """One exchange. `lookup` answers for unknown users too (ScramFile.lookup does)."""
+    """The server's side of one exchange. `lookup` also returns credentials for unknown users (as
+    ScramFile.lookup does)."""
 
     def __init__(
         self, lookup: Callable[[str], ScramCredentials], nonce_source: Callable[[], str] = nonce
     ) -> None:
         self._lookup = lookup
         self._nonce_source = nonce_source
-        # Who the client says it is; proven once finish() has returned.
+        # The user name that the client claims. It is proved once finish() has returned.
         self.username = ""
         self._credentials: ScramCredentials | None = None
         self._header = ""
@@ -224,7 +232,7 @@ class ScramServer:
         self._first = ""
 
     def start(self, client_first: bytes) -> bytes:
-        """client-first to server-first. Raises ScramError."""
+        """The server-first message for a client-first. An invalid one raises `ScramError`."""
         text = _decode(client_first)
         header, authzid, bare = _split_header(text)
         fields = bare.split(",")
@@ -247,11 +255,12 @@ class ScramServer:
         return first.encode()
 
     def finish(self, client_final: bytes) -> bytes:
-        """client-final to server-final. Raises ScramError: the client has not proven itself."""
+        """The server-final message for a client-final. Raises `ScramError` if the client has not
+        proved itself."""
         credentials = self._credentials
         if credentials is None:
             raise ScramError("no exchange is under way")
-        # One proof for one nonce.
+        # A nonce is for one proof only.
         self._credentials = None
         text = _decode(client_final)
         without_proof, separator, proof_text = text.rpartition(",p=")
@@ -275,28 +284,31 @@ class ScramServer:
 
 
 class ScramClient:
-    """One exchange: first(), final(server_first), then verify(server_final)."""
+    """The client's side of one exchange: first(), final(server_first), then
+    verify(server_final)."""
 
     def __init__(
         self, username: str, password: str, nonce_source: Callable[[], str] = nonce
     ) -> None:
-        """Raises ScramError for a name or password that SASLprep refuses."""
+        """A name or password that SASLprep refuses raises `ScramError`."""
         self._username = saslprep(username)
         self._password = saslprep(password)
         self._nonce = nonce_source()
         self._verifier = b""
 
     def first(self) -> bytes:
+        """The client-first message."""
         return b"n,," + self._bare().encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """Costs a PBKDF2 of the server's iterations. Raises ScramError."""
+        """The client-final message, for a PBKDF2 of the server's iterations. Raises
+        `ScramError`."""
         text = _decode(server_first)
         fields = text.split(",")
         if len(fields) < 3 or [field[:2] for field in fields[:3]] != ["r=", "s=", "i="]:
             raise ScramError(f"not a server-first message: {text[:80]!r}")
         server_nonce = fields[0][2:]
-        # Longer than ours, or the server adds nothing and a replay would pass.
+        # It must be longer than the client's, or the server adds nothing and a replay would pass.
         if not server_nonce.startswith(self._nonce) or len(server_nonce) == len(self._nonce):
             raise ScramError("the server did not extend the nonce")
         number = fields[2][2:]
@@ -320,7 +332,7 @@ class ScramClient:
         return f"{without_proof},p={proof}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Raises ScramError unless the server has proven that it knows the credentials."""
+        """Raise `ScramError` unless the server has proved that it has the credentials."""
         text = _decode(server_final)
         if text.startswith("e="):
             raise ScramError(f"the server refused: {text[2:82]}")

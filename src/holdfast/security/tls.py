@@ -1,4 +1,4 @@
-"""TLS contexts for listeners and for who dials, with errors that name the file."""
+"""TLS contexts for listeners and for dialling, with errors that name the file."""
 
 import ssl
 from pathlib import Path
@@ -13,11 +13,11 @@ _ALERTS: Final = {
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "our certificate has expired",
     "SSLV3_ALERT_CERTIFICATE_REVOKED": "our certificate has been revoked",
 }
-"""What the other side says, by OpenSSL's names."""
+"""The peer's alerts in plain words, by OpenSSL's names."""
 
 
 class TlsError(ValueError):
-    """Certificate, key or CA cannot be used. The text names the file and what to do."""
+    """A certificate, key or CA that cannot be used. The text has the file and the remedy."""
 
 
 def server_context(
@@ -27,11 +27,11 @@ def server_context(
     require_certificate: bool = False,
     ciphers: str = "",
 ) -> ssl.SSLContext:
-    """A context for TLS 1.2 and later. Raises TlsError.
+    """A context for TLS 1.2 and later. Raises `TlsError`.
 
-    `certificate` is PEM with the chain behind the server's own; `ca` is what client certificates
-    are checked against: asked for when given, required with `require_certificate`. `ciphers` is
-    OpenSSL's list for TLS 1.2, empty for Python's default.
+    `certificate` is PEM with the chain after the server's own. `ca` has the signers of client
+    certificates: with it the server asks for one, and with `require_certificate` it requires one.
+    `ciphers` is OpenSSL's list for TLS 1.2, empty for Python's default.
     """
     if require_certificate and ca is None:
         raise TlsError("to require client certificates, name the CA that signed them")
@@ -58,9 +58,11 @@ def server_context(
 
 
 def client_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
-    """For who dials, and checks the name of the server. PEM files: `ca` of who signed the server's
-    certificate, empty for those the system trusts; `certificate` and `key` to show, both or none.
-    Raises TlsError."""
+    """A context for dialling, which checks the name of the server. Raises `TlsError`.
+
+    All files are PEM. `ca` has the signers of the server's certificate; empty means those the
+    system trusts. `certificate` and `key` are the client's own, both or none.
+    """
     if bool(certificate) != bool(key):
         raise TlsError("a certificate and its key go together: one of them is missing")
     files = (("CA", ca), ("certificate", certificate), ("key", key))
@@ -77,7 +79,8 @@ def client_context(ca: str = "", certificate: str = "", key: str = "") -> ssl.SS
 
 
 def explained(error: OSError) -> str:
-    """What a dialled server has against us, where it has said so; else the error's own text."""
+    """The reason for which a dialled server refuses the connection, if it sent one. Otherwise the
+    error's own text."""
     reason = error.reason if isinstance(error, ssl.SSLError) else ""
     return _ALERTS.get(reason or "", str(error))
 
@@ -92,10 +95,10 @@ def _check_readable(kind: str, path: Path) -> None:
 
 def _load_pair(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     def refuse() -> str:
-        # Without it OpenSSL would ask on the terminal, and a service would hang.
+        # Without it OpenSSL would prompt on the terminal, and a service would hang.
         raise TlsError(f"{key}: the key is encrypted; store it without a passphrase")
 
-    # A first try without the key tells which of the two files is at fault.
+    # A first attempt without the key shows which of the two files is at fault.
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(certificate)
     except ssl.SSLError:

@@ -1,7 +1,7 @@
-"""Bounds on the HTTP connections of one port: how many, and how long each may do nothing.
+"""Limits for the HTTP connections of one port: their number, and their time without progress.
 
-uvicorn has a timeout after an answer only. A connection that sends nothing, sends a request byte by
-byte, or does not read its answer, would stay for ever.
+uvicorn has a timeout only after a response. A connection that sends nothing, sends a request byte
+by byte, or does not read its response, would stay for ever.
 """
 
 import asyncio
@@ -13,16 +13,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 logger = logging.getLogger("holdfast")
 
 REQUEST_S: Final = 10.0
-"""From the connection, or the answer before, to the whole head of a request."""
+"""The seconds from the connection, or the response before, to the complete head of a request."""
 BODY_S: Final = 30.0
-"""From a request's head to the end of its body."""
+"""The seconds from a request's head to the end of its body."""
 UNREAD_S: Final = 30.0
-"""How long an answer may wait for its reader to take 48 KiB, and the last of it to be taken."""
+"""The seconds that a response may wait for its reader to take 48 KiB, and its end to be taken."""
 SWEEP_S: Final = 1.0
+"""The seconds between two checks of the connections."""
 BUSY: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
     b"Connection: close\r\n\r\n"
 )
+"""The response to a connection without room."""
 
 
 class ConnectionBounds:
@@ -37,7 +39,8 @@ class ConnectionBounds:
         return len(self._connections)
 
     def enter(self, connection: "BoundedConnection") -> bool:
-        """The oldest connection without a request makes room. False: all of them have one."""
+        """Add a connection. The oldest one without a request is closed if there is no room. False:
+        all of them have one."""
         if len(self._connections) >= self.connections_max:
             oldest = next((one for one in self._connections if not one.is_busy), None)
             if oldest is None:
@@ -51,6 +54,7 @@ class ConnectionBounds:
         return True
 
     def leave(self, connection: "BoundedConnection") -> None:
+        """Remove a connection."""
         self._connections.pop(connection, None)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -63,8 +67,8 @@ class ConnectionBounds:
 
 
 class BoundedConnection(H11Protocol):
-    """uvicorn's HTTP connection within `ConnectionBounds`. A subclass that is made with the port
-    sets `bounds`."""
+    """uvicorn's HTTP connection within `ConnectionBounds`. A subclass made with the port sets
+    `bounds`."""
 
     bounds: ConnectionBounds
 
@@ -83,7 +87,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """A request is being answered."""
+        """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def handle_events(self) -> None:
@@ -105,7 +109,7 @@ class BoundedConnection(H11Protocol):
         super().resume_writing()
 
     def check(self, now: float) -> None:
-        """Cut the connection if it has done nothing for too long."""
+        """Abort the connection if it has made no progress for too long."""
         since_s = now - self._since
         if self._paused_at is not None:
             is_over = now - self._paused_at > UNREAD_S
@@ -121,5 +125,5 @@ class BoundedConnection(H11Protocol):
 
 
 def bounded(kind: type[BoundedConnection], connections_max: int, **more: Any) -> Any:
-    """The protocol class for uvicorn: `kind` with bounds of its own, and with `more` attributes."""
+    """The protocol class for uvicorn: `kind` with limits of its own, and with `more` attributes."""
     return type(kind.__name__, (kind,), {"bounds": ConnectionBounds(connections_max), **more})

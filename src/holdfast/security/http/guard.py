@@ -1,4 +1,4 @@
-"""Refuses requests of web pages, in front of an ASGI application."""
+"""The refusal of web pages' requests, in front of an ASGI application."""
 
 import json
 import logging
@@ -16,11 +16,12 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 def refusal_body(text: str) -> object:
+    """The JSON of a refusal by default."""
     return {"error": text}
 
 
 class Guard:
-    """Every request of every route comes through here, also one that finds no route."""
+    """The gate of an application. Every request passes it, also one without a route."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class Guard:
         hosts: Hosts | None,
         body: Callable[[str], object] = refusal_body,
     ) -> None:
-        """`hosts` of None: any. `body`: the JSON of a refusal."""
+        """`hosts` None allows any name. `body` makes the JSON of a refusal."""
         self._application = application
         self._hosts = hosts
         self._body = body

@@ -1,10 +1,10 @@
-"""Which requests a port without passwords answers. Pure.
+"""The requests that a port without passwords accepts. Pure.
 
 A browser on the operator's machine reaches loopback addresses, too. A page can make it send
-requests in two ways. It may name the port's address: then the browser adds Origin or
-Sec-Fetch-Site. Or its own name may change to that address (DNS rebinding): then the browser takes
-page and port for one site, but sends the page's name as Host. So both are looked at, for reads as
-for changes.
+requests in two ways. The page may name the port's address: then the browser adds Origin or
+Sec-Fetch-Site. Or the page's own name may change to that address (DNS rebinding): then the browser
+takes page and port for one site, but sends the page's name as Host. So the port checks both, for
+reads as for changes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,24 +13,24 @@ from typing import Final
 
 ANY_HOST: Final = "*"
 TEXT_CHARACTERS_MAX: Final = 100
-"""Of a header, in a refusal."""
+"""The most characters of a header in a refusal."""
 NUMBER_DIGITS_MAX: Final = 19
-"""Of the largest number of 63 bits."""
+"""The digits of the largest number of 63 bits."""
 
 
 class Hosts:
-    """The names by which a port may be addressed: any IP address, localhost, and those given.
-    An IP address is safe, because a page has it for its own only if it came from there."""
+    """The names by which a port may be addressed: any IP address, localhost, and those given. An IP
+    address is safe, because only a page that came from it has it as its own."""
 
     def __init__(self, names: Iterable[str], setting: str = "") -> None:
-        """`names` without ports; "*" allows all. `setting`: where the operator adds others, ""
-        where that is not possible."""
+        """`names` are without ports; "*" allows all. `setting` is the one with which the operator
+        adds names, or ""."""
         self._names = {name.strip("[]").rstrip(".").lower() for name in names} | {"localhost"}
         self._setting = setting
 
     def refusal(self, sent: Sequence[str]) -> str:
-        """Why a request with these Host headers is refused; "" if it is not. Browsers always send
-        one, so a request without any is nobody's page."""
+        """The reason to refuse a request with these Host headers, or "". Browsers always send one,
+        so a request without any does not come from a page."""
         if ANY_HOST in self._names or not sent:
             return ""
         if len(sent) > 1:
@@ -46,8 +46,8 @@ class Hosts:
 
 
 def hosts_of_bind(bind: str) -> Hosts | None:
-    """Of a port without a setting: on a loopback address nobody needs a name for it. Elsewhere
-    others do, and any name is allowed (None)."""
+    """The names of a port without a setting. On a loopback address no client needs a name for it.
+    Elsewhere clients do, and any name is allowed (None)."""
     name = bind.strip("[]")
     is_loopback = ip_address(name).is_loopback if _is_address(name) else name == "localhost"
     return Hosts([]) if is_loopback else None
@@ -70,8 +70,8 @@ def _is_address(host: str) -> bool:
 
 
 def page_refusal(origins: Sequence[str], sites: Sequence[str]) -> str:
-    """Why a request with these Origin and Sec-Fetch-Site headers is refused; "" if it is not. What
-    an operator types into the address bar has neither, or the site "none"."""
+    """The reason to refuse a request with these Origin and Sec-Fetch-Site headers, or "". A request
+    from the address bar has neither, or the site "none"."""
     if origins:
         return f"web pages are not served here, and this request is of {shown(origins[0])}"
     for site in sites:
@@ -81,13 +81,13 @@ def page_refusal(origins: Sequence[str], sites: Sequence[str]) -> str:
 
 
 def shown(text: str) -> str:
-    """Of a header: cut, and escaped."""
+    """The text of a header, cut and escaped."""
     return repr(text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}...")
 
 
 def whole_number(text: str, maximum: int) -> int | None:
-    """A whole number from 0 to `maximum`, at most 63 bits; None if the text is none. Python takes
-    other scripts' digits and, up to a length, seconds for a number."""
+    """A whole number from 0 to `maximum`, at most 63 bits, or None. Python's `int` would also take
+    other scripts' digits, and seconds for a very long number."""
     if not text.isascii() or not text.isdecimal() or len(text) > NUMBER_DIGITS_MAX:
         return None
     number = int(text)
