@@ -25,7 +25,7 @@ DEFAULT_SCHEME: Final = "sha512-pbkdf2"
 DEFAULT_ITERATIONS: Final = 10_000
 """The iterations of new hashes: about 7 ms of CPU per connection (Mosquitto 2.0 writes 101
 iterations, 0.2 ms). Raise it for passwords that people choose. With it ten thousand devices with
-random passwords reconnect within a minute or so."""
+random passwords reconnect in about a minute."""
 ITERATIONS_MAX: Final = 10_000_000
 """The most iterations that are accepted."""
 USERNAME_BYTES_MAX: Final = 65535

@@ -1,5 +1,4 @@
-"""How two nodes of a cluster, or two members of a federation, get to know each other on a new
-connection.
+"""The handshake of two nodes of a cluster, or two members of a federation, on a new connection.
 
     dialler                                    acceptor
     preamble: magic, wire version, nonce  ──▶
@@ -10,18 +9,18 @@ connection.
                                           ◀──  ACCEPT          only where the dialler decides
     ESTABLISH            from the node with the smaller id
 
-Every message behind the preambles carries an HMAC-SHA-256 with the cluster's secret over the side,
-the kind and everything said before (both nonces included) and its own body, so none can be
-replayed, reflected or moved to another connection. Nobody learns more than the wire version who
-has not shown that it knows the secret: the acceptor answers nothing but magic, the dialler shows
-only a proof first. Without a secret (mutual TLS, or loopback) the key is empty and the same
-messages are exchanged.
+Every message after the preambles has an HMAC-SHA-256 with the cluster's secret. It covers the
+side, the kind, all earlier messages (both nonces included) and its own body, so no message can be
+replayed, reflected or moved to another connection. A peer that has not proved that it has the
+secret learns no more than the wire version: the acceptor replies only with its preamble, and the
+dialler first shows only a proof. Without a secret (mutual TLS, or loopback) the key is empty and
+the same messages are exchanged.
 
-The node with the smaller id decides which connection is *the* link: it alone says ESTABLISH. So
-two nodes that dial each other at the same time end with one link, whatever the order of events.
+The node with the smaller id decides which connection is *the* link: it alone sends ESTABLISH. So
+two nodes that dial each other at the same time end with one link, in any order of events.
 
 The first ten bytes of the preamble are the same in every wire version. Sans I/O: bytes in, bytes
-out, no clock; who drives it limits the time.
+out, no clock; the driver limits the time.
 """
 
 import hmac
@@ -34,7 +33,7 @@ from re import fullmatch
 from typing import Final
 
 WIRE_VERSION: Final = 1
-"""Of the handshake, the frames and their payloads together."""
+"""The version of the handshake, the frames and their payloads together."""
 
 MAGIC: Final = b"HOLDFAST"
 MAGIC_BYTES: Final = len(MAGIC)
@@ -44,26 +43,28 @@ TEXT_CHARACTERS_MAX: Final = 256
 NODE_ID: Final = r"[A-Za-z0-9_-]{1,32}"
 ROLES: Final = ("data", "witness")
 QUIET_REASONS: Final = ("linked", "self")
-"""Refusals that are no mistake of anybody's."""
+"""The refusals that are nobody's mistake."""
 REMOVED_THERE: Final = "removed_there"
-"""The peer knows that this node is no member of the cluster any more."""
+"""The refusal by a peer in whose metadata this node is no longer in the cluster."""
 OLDER_COPY: Final = "older_copy"
 OLDER_COPY_WAITS: Final = "older_copy_waits"
-"""The peer had more on its disk once. It waits where the others cannot do without its vote."""
+"""The refusal of a peer that once had more on its disk. It waits if the others cannot do without
+its vote."""
 ANSWERS_APART: Final = "apart"
-"""In the features: it answers one that stands apart. Older versions would take it for a link."""
+"""The feature of a node that replies to one that stands apart. Older versions would take its
+connection for a link."""
 STANDS_APART: Final = "stands-apart"
-"""In the features: it was told that its disk is an older copy, and has no link to anybody until it
-is started again."""
+"""The feature of a node that was told that its disk is an older copy. It has no link until it is
+started again."""
 LAST_COPY: Final = "last_copy"
-"""The peer comes with an empty disk, and the one before is the last that was in sync."""
+"""The refusal of a peer with an empty disk whose disk before is the last one that was in sync."""
 _SAID_THERE: Final = {
     "removed": REMOVED_THERE,
     OLDER_COPY: "older_copy_there",
     OLDER_COPY_WAITS: "older_copy_waits_there",
     LAST_COPY: "last_copy_there",
 }
-"""Reasons that mean something to who is refused."""
+"""The reasons that have a meaning for the refused node."""
 OLDER_COPY_THERE: Final = _SAID_THERE[OLDER_COPY]
 OLDER_COPY_WAITS_THERE: Final = _SAID_THERE[OLDER_COPY_WAITS]
 
@@ -74,7 +75,7 @@ ESTABLISH: Final = 4
 REFUSE: Final = 5
 
 _LATER_FIELDS: Final = ("features", "disk")
-"""Of the identity; older versions do not send them."""
+"""The fields of the identity that older versions do not send."""
 _VERSION: Final = struct.Struct(">H")
 _HEADER: Final = struct.Struct(">HB")
 _MAC_BYTES: Final = 32
@@ -85,13 +86,13 @@ _TLS_RECORD: Final = b"\x16\x03"
 
 @dataclass(frozen=True, slots=True)
 class Realm:
-    """What the two ends belong to. One's magic is nothing to the other, so that nobody who dials a
-    wrong port gets far."""
+    """The kind of group that both ends belong to. Each has a magic of its own, so a dialler at a
+    wrong port is refused at once."""
 
     magic: bytes
-    """MAGIC_BYTES."""
+    """MAGIC_BYTES bytes."""
     group: str
-    """For texts, as `node`; settings are named after it."""
+    """The name of the group in texts, like `node`; settings are named after it."""
     node: str
 
 
@@ -101,37 +102,40 @@ FEDERATION: Final = Realm(b"HOLDFEDR", "federation", "federator")
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """What a node tells those that have proved to belong to the cluster."""
+    """The description of a node, for peers that have proved to belong to the cluster."""
 
     node_id: str
     incarnation: str
-    """Made with the data directory: tells a wiped disk from a restart."""
+    """The random name made with the data directory. It distinguishes a wiped disk from a
+    restart."""
     cluster_id: str = ""
-    """Empty until the node belongs to a cluster."""
+    """The cluster's id; empty until the node belongs to one."""
     wire_version: int = WIRE_VERSION
     role: str = "data"
     peer_address: str = ""
     client_address: str = ""
     admin_address: str = ""
     process: str = ""
-    """Made at every start of the process."""
+    """The random name made at every start of the process."""
     features: str = ""
-    """What not every version understands, frames above all, by name, with commas between."""
+    """The names of what not every version supports, above all frames, separated by commas."""
     disk: str = ""
-    """The position of its disk (`cluster.partitions.disk_position`); "" if it does not say."""
+    """The position of its disk (`cluster.partitions.disk_position`), or ""."""
 
     @property
     def answers_apart(self) -> bool:
+        """Whether the node replies to one that stands apart."""
         return ANSWERS_APART in self.features.split(",")
 
     @property
     def stands_apart(self) -> bool:
+        """Whether the node stands apart."""
         return STANDS_APART in self.features.split(",")
 
 
 class Refusal(Exception):
-    """Why a connection does not become a link. `reason` is a word for counters; `quiet`: nothing
-    is wrong, not worth a line in the log."""
+    """The reason for which a connection does not become a link. `reason` is a word for counters.
+    `quiet`: it is no fault, so it needs no line in the log."""
 
     def __init__(self, reason: str, text: str, quiet: bool = False) -> None:
         super().__init__(text)
@@ -143,9 +147,9 @@ class Refusal(Exception):
 class Handshake:
     """One side of one connection's handshake.
 
-    `judge(identity, last)` is asked what to think of the peer: once when its identity has arrived
-    (`last` false), and, on the side that decides, right before it says ESTABLISH (`last` true).
-    It returns None or why it is refused.
+    `judge(identity, last)` decides about the peer: once when its identity has arrived (`last`
+    false), and, on the side that decides, right before it sends ESTABLISH (`last` true). It returns
+    None or the refusal.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Handshake:
         realm: Realm = CLUSTER,
         disk: Callable[[], str] | None = None,
     ) -> None:
-        """`disk`: what the identity says of the disk when it is sent, which is after the peer has
+        """`disk` returns the disk's position when the identity is sent, which is after the peer has
         opened the connection."""
         assert len(nonce) == NONCE_BYTES
         self.peer: PeerIdentity | None = None
@@ -185,15 +189,16 @@ class Handshake:
             self._out.append(self._own_preamble)
 
     def take_out(self) -> bytes:
-        """What is to be sent now."""
+        """Remove and return the bytes to send now."""
         out = b"".join(self._out)
         self._out.clear()
         return out
 
     def receive(self, data: bytes) -> bool:
-        """Take bytes of the peer; True: the link is established and `rest` is what follows.
+        """Process bytes of the peer. True: the link is established, and `rest` is the input behind
+        it.
 
-        Raises Refusal; `take_out` may then have something to say to the peer before the end.
+        Raises `Refusal`; `take_out` may then have a last message for the peer.
         """
         self.heard = self.heard or bool(data)
         self._buffer += data
@@ -209,7 +214,7 @@ class Handshake:
         return True
 
     def cut_short(self) -> Refusal:
-        """What it means that the peer closed the connection now."""
+        """The refusal that it means if the peer closes the connection now."""
         if not self._dials:
             return Refusal(
                 "closed", "closed the connection during the handshake", quiet=not self.heard
@@ -263,7 +268,7 @@ class Handshake:
         return True
 
     def _next_message(self) -> tuple[int, bytes] | None:
-        """Kind and body of a message whose code is right."""
+        """The kind and body of the next message, whose code is checked."""
         buffer = self._buffer
         if len(buffer) < _HEADER.size:
             return None
