@@ -1,14 +1,14 @@
-"""What an address to listen on covers."""
+"""The meaning of an address to listen on."""
 
 from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 ADDRESS: Final = r"^([^\s:\[\]/@,]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$"
-"""host:port; an IPv6 address in brackets."""
+"""The pattern of host:port; an IPv6 address is in brackets."""
 
 
 def address_problem(bind: str) -> str:
-    """What is wrong with an address to listen on, "" if nothing is."""
+    """The problem of an address to listen on, or ""."""
     try:
         ip_address(bind.strip("[]"))
     except ValueError:
@@ -25,7 +25,7 @@ def overlap(one: str, other: str) -> bool:
 
 
 def is_any(bind: str) -> bool:
-    """Whether it stands for all addresses of the machine, so that nobody can dial it."""
+    """Whether it stands for all addresses of the machine, so that no other machine can dial it."""
     try:
         return ip_address(bind.strip("[]")).is_unspecified
     except ValueError:
@@ -33,13 +33,13 @@ def is_any(bind: str) -> bool:
 
 
 def _is_any_ipv4(bind: str) -> bool:
-    # Listeners on the IPv6 one do not take IPv4 ports.
+    # A listener on the IPv6 one does not use the IPv4 port.
     return is_any(bind) and not isinstance(ip_address(bind.strip("[]")), IPv6Address)
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether an address can be reached from this machine only. Names but `localhost` count as
-    reachable: what they resolve to may change."""
+    """Whether an address can be reached from this machine only. Names other than `localhost` count
+    as reachable, because they may resolve to another address later."""
     if bind == "localhost":
         return True
     try:

@@ -1,8 +1,8 @@
-"""What is wrong with a configuration, in words.
+"""The problems of a configuration, in words.
 
-Values are checked against the types and ranges of `schema`; `contradictions` then looks at
-settings that do not go together. Every problem becomes one line that names the key, the value
-and what is allowed. `warnings` is about settings that are allowed but probably not meant.
+Values are checked against the types and ranges of `schema`. Then `contradictions` checks settings
+that do not go together. Every problem becomes one line with the key, the value and the allowed
+values. `warnings` lists settings that are allowed but probably a mistake.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from holdfast.protocol.topics.names import InvalidFilter, check_filter
 
 SCHEMA: Final = inspect.type_info(Config)
 PORT_KEYS: Final = {"cluster": "cluster.peer_port", "federation": "federation.listen"}
-"""Of the owners of addresses, where it is not `port`."""
+"""The keys of addresses whose port is not in `port`, by owner."""
 
 
 def allowed(kind: inspect.Type) -> str:
-    """What a value of this type may be: the end of "must be ..."."""
+    """The allowed values of a type: the end of "must be ..."."""
     match kind:
         case inspect.Metadata(extra_json_schema={"description": str(text)}):
             return text
@@ -52,7 +52,8 @@ def allowed(kind: inspect.Type) -> str:
 
 
 def find_type(path: list[str]) -> inspect.Type | None:
-    """The type of the value at a path ("listeners", "0", "port"), None if there is no such key."""
+    """The type of the value at a path ("listeners", "0", "port"), or None if there is no such
+    key."""
     kind: inspect.Type = SCHEMA
     for part in path:
         kind = _table(kind)
@@ -69,7 +70,7 @@ def find_type(path: list[str]) -> inspect.Type | None:
 
 
 def problems(value: object, kind: inspect.Type = SCHEMA, key: str = "") -> Iterator[Problem]:
-    """Everything in `value` that its type does not allow."""
+    """Every value in `value` that its type does not allow."""
     kind = _table(kind)
     if isinstance(kind, inspect.StructType) and isinstance(value, dict):
         types = {field.name: field.type for field in kind.fields}
@@ -87,7 +88,7 @@ def problems(value: object, kind: inspect.Type = SCHEMA, key: str = "") -> Itera
 
 
 def _table(kind: inspect.Type) -> inspect.Type:
-    """Of a table that may be missing, the table."""
+    """The table type of a table that may be missing."""
     if isinstance(kind, inspect.UnionType):
         for one in kind.types:
             if isinstance(one, inspect.StructType):
@@ -141,7 +142,7 @@ def _nearest(key: str, kind: inspect.StructType) -> str:
 
 
 def all_keys() -> list[str]:
-    """Every key that can be set, dotted, sections before what they contain."""
+    """Every key that can be set, dotted, sections before their contents."""
     found: list[str] = []
 
     def walk(kind: inspect.StructType, prefix: str) -> None:
@@ -160,7 +161,7 @@ def all_keys() -> list[str]:
 
 
 def contradictions(config: Config) -> Iterator[Problem]:
-    """Settings that are valid each for itself but not together."""
+    """Settings that are valid on their own but not together."""
     if not config.listeners:
         yield "listeners", " = []: must have at least one listener"
     for index, listener in enumerate(config.listeners):
@@ -261,7 +262,7 @@ def _filter_problem(filter: str) -> str:
 
 
 def warnings(config: Config) -> list[str]:
-    """Allowed, but probably not what was meant; for the log at start."""
+    """Settings that are allowed, but probably a mistake; for the log at start."""
     found = []
     security = config.security
     reachable = [one for one in config.listeners if not one.is_loopback()]

@@ -1,4 +1,4 @@
-"""Settings of [cluster] that do not go together, with one another or with the rest."""
+"""The settings of [cluster] that do not go together, or not with the rest."""
 
 from collections.abc import Iterator
 from re import fullmatch
@@ -11,6 +11,7 @@ NODE_ID = r"[A-Za-z0-9_-]{1,32}"
 
 
 def cluster_problems(config: Config) -> Iterator[Problem]:
+    """Every such setting."""
     cluster = config.cluster
     yield from _number_problems(cluster)
     yield from _certificate_problems(cluster)

@@ -1,4 +1,4 @@
-"""Settings of [federation] that do not go with the rest of a broker's."""
+"""The settings of [federation] that do not go with the rest of a broker's."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ from holdfast.config.schema import Config
 
 
 def federation_contradictions(config: Config) -> Iterator[Problem]:
+    """Every such setting."""
     federation = config.federation
     if federation is None:
         return

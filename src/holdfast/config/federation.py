@@ -1,4 +1,4 @@
-"""The table [federation]: what makes a broker, or the federator beside one, a member.
+"""The table [federation]: the settings that make a broker, or the sidecar beside one, a member.
 
 See `holdfast.config.schema` for how tables are written down.
 """
@@ -18,95 +18,104 @@ BROKER_SCHEMES: Final = ("tcp", "ssl", "ws", "wss")
 
 
 class Federation(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The settings of one member."""
+
     name: Annotated[str, Meta(min_length=1, max_length=64)] = "federation"
-    """The same for all members: those of another federation are refused."""
+    """The federation's name, the same for all members. Those of another federation are refused."""
     id: Annotated[str, Meta(pattern=r"^([0-9a-f]{32})?$", description="32 hexadecimal digits")] = ""
-    """This member, for life; empty: made at the first start. A certificate has to name it."""
+    """The id of this member, for life; empty: made at the first start. A certificate must name
+    it."""
     data: Annotated[str, Meta(min_length=1)] = "holdfast-federation"
-    """Directory for the identity and the messages in custody; created when missing."""
+    """The directory for the identity and the messages in custody; created when missing."""
     listen: Annotated[
         str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port, or empty to accept nobody")
     ] = "127.0.0.1:7883"
     advertise: Annotated[str, Meta(pattern=rf"^$|{ADDRESS}", description="host:port")] = ""
-    """Where other members reach this one; empty: `listen`."""
+    """The address at which other members reach this one; empty: `listen`."""
     secret_file: str = ""
-    """A secret that all members share; each proves to the other that it knows it."""
+    """The file of a secret that all members share; each proves to the other that it has it."""
     certificate: str = ""
-    """PEM file with this member's chain, for TLS between members. `key` and `ca` go with it."""
+    """The PEM file with this member's chain, for TLS between members. `key` and `ca` go with it."""
     key: str = ""
     ca: str = ""
-    """PEM file; a peer must present a certificate that is signed by one of these and has its
-    id for a common name or DNS name."""
+    """The PEM file of signers. A peer must present a certificate that one of these has signed, with
+    its id as common name or DNS name."""
     signatures: Literal["off", "send", "required"] = "send"
-    """With a certificate: sign what this member announces with its key, and check others' where
-    they sign. `required`: nothing unsigned is believed of any member."""
+    """The signing of announcements. With a certificate, sign this member's with its key, and check
+    others' if they are signed. `required`: ignore every unsigned announcement."""
     peers: list[Annotated[str, Meta(pattern=PEER, description="host:port or id@host:port")]] = (
         field(default_factory=list)
     )
-    """Members to be linked with whatever a manager says."""
+    """The members to be linked with in addition to the manager's."""
     manager: str = ""
-    """URL of the topology manager; empty: none."""
+    """The URL of the topology manager; empty: none."""
     manager_token_file: str = ""
-    """Its first line is a join token, or the operator's."""
+    """The file whose first line is a join token, or the operator's."""
     manager_ca: str = ""
-    """PEM file of who signed the manager's certificate; empty: those the system trusts."""
+    """The PEM file of the signers of the manager's certificate; empty: those the system trusts."""
     manager_certificate: str = ""
-    """PEM file to show the manager; `manager_key` goes with it."""
+    """The PEM file to show the manager; `manager_key` goes with it."""
     manager_key: str = ""
     broker: str = ""
-    """URL of this member's broker, as tcp://host:1883, for the manager's probes."""
+    """The URL of this member's broker, like tcp://host:1883, for the manager's probes."""
     labels: list[str] = field(default_factory=list)
-    """Each `name=value`, shown by the manager."""
+    """The labels, each `name=value`, that the manager shows."""
     capacity: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Neighbours that the manager may give this member, 2 or more; 0: its own limit."""
+    """The most neighbours that the manager may give this member, 2 or more; 0: its own limit."""
     export_filters: list[str] = field(default_factory=lambda: ["#"])
-    """What may leave. Topics that begin with $ and federator/# never do."""
+    """The filters of topics that may leave. Topics that begin with $ and federator/# never
+    leave."""
     import_filters: list[str] = field(default_factory=lambda: ["#"])
-    """What may come in."""
+    """The filters of topics that may come in."""
     degree: Annotated[int, Meta(ge=0, le=16)] = 2
-    """With fewer links a member dials others by itself."""
+    """The number of links below which a member dials others automatically."""
     redundancy: Annotated[int, Meta(ge=1, le=3)] = 1
-    """Paths by which a message is sent at once, and taken from others; what comes again is
-    dropped."""
+    """The number of paths by which a message is sent at once, and accepted from others. Repetitions
+    are dropped."""
     queue_messages: Annotated[int, Meta(ge=1, le=1 << 32)] = 100_000
-    """In custody for one other member, as `queue_bytes`."""
+    """The most messages in custody for one other member. `queue_bytes` bounds their bytes."""
     queue_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 256 << 20
     custody_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 42)] = 1 << 30
-    """In custody for all other members together, in memory and on disk."""
+    """The most bytes in custody for all other members together, in memory and on disk."""
     queue_age_s: Annotated[float, Meta(ge=1, le=1e9)] = 86_400.0
-    """Older messages are dropped."""
+    """The seconds after which a message in custody is dropped."""
     forget_s: Annotated[float, Meta(ge=7200, le=1e9)] = 604_800.0
-    """A member that was not heard of for so long is none any more: what waits for it is dropped."""
+    """The seconds of silence after which a member counts as gone, and its waiting messages are
+    dropped."""
     when_full: Literal["drop-oldest", "wait"] = "drop-oldest"
-    """What happens to a message for a member whose queue is full: the oldest there go, or it
-    waits and so do those behind it, for whomever they are."""
+    """The treatment of a message for a member whose queue is full. Either the oldest there are
+    dropped, or it waits, and with it all messages behind it, for any member."""
     link_buffer_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 32)] = 64 << 20
-    """Unsent to one peer; what comes beyond it is dropped, and sent again at QoS 1 and 2."""
+    """The most unsent bytes for one peer. Messages beyond it are dropped, and sent again at QoS 1
+    and 2."""
     payload_bytes: Annotated[int, Meta(ge=1, le=268_435_455)] = 268_435_455
-    """Of a message that may cross a link of this member, either way. A larger one is withheld."""
+    """The most payload bytes of a message on a link of this member, either way. A larger one is
+    withheld."""
     messages_per_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
-    """Over each link, in each direction; 0: as many as there are. Beyond it messages of QoS 0 are
-    lost, others are sent again later."""
+    """The most messages per second over each link, in each direction; 0: no limit. Beyond it
+    messages of QoS 0 are lost, others are sent again later."""
     bytes_per_s: Annotated[float, Meta(ge=0, le=1e15)] = 0.0
-    """The same for topics, payloads and properties."""
+    """The same limit in bytes of topics, payloads and properties per second."""
     hello_s: Annotated[float, Meta(ge=0.05, le=60)] = 2.0
-    """Between words on a quiet link. Silence of 1.3 times as long is asked about."""
+    """The seconds between heartbeats on a quiet link. After a silence of 1.3 times as long the
+    member probes it."""
 
 
 def federation_problems(settings: Federation, prefix: str = "federation.") -> Iterator[Problem]:
-    """What does not go together, or cannot be. Keys begin with `prefix`."""
+    """The settings that do not go together or are invalid. Keys begin with `prefix`."""
     for key, text in _problems(settings):
         value = getattr(settings, key)
         yield f"{prefix}{key}", f" = {shown(value)}: {text}"
 
 
 def peer_of(text: str) -> tuple[str, str]:
-    """Id, "" if there is none, and address."""
+    """The id ("" if there is none) and the address of a peer."""
     id, _, address = text.rpartition("@")
     return id, address
 
 
 def label_of(text: str) -> tuple[str, str]:
+    """The name and value of a label."""
     name, _, value = text.partition("=")
     return name, value
 

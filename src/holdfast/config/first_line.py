@@ -1,14 +1,14 @@
-"""A secret in a file: its first line, since editors and `echo` end one."""
+"""A secret in a file: its first line, because editors and `echo` add a line end."""
 
 from pathlib import Path
 
 
 class UnreadableFile(ValueError):
-    """The text names the file and what is wrong with it."""
+    """A file that cannot be read. The text has the file and the reason."""
 
 
 def first_line(file: str) -> bytes:
-    """Without its end. Raises UnreadableFile."""
+    """The first line without its end. Raises `UnreadableFile`."""
     try:
         return Path(file).read_bytes().partition(b"\n")[0].rstrip(b"\r")
     except OSError as error:
@@ -16,7 +16,7 @@ def first_line(file: str) -> bytes:
 
 
 def first_word(file: str) -> str:
-    """The same in UTF-8, without white space around it. Raises UnreadableFile."""
+    """The first line as UTF-8, without white space around it. Raises `UnreadableFile`."""
     try:
         return first_line(file).decode().strip()
     except UnicodeDecodeError:

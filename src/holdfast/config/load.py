@@ -24,7 +24,8 @@ PREFIX: Final = "HOLDFAST_"
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used. `problems` has a line each; the text is the first one."""
+    """A configuration that cannot be used. `problems` has one line each; the text is the first
+    one."""
 
     def __init__(self, *problems: str) -> None:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -37,7 +38,7 @@ def load(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, object] | None = None,
 ) -> Config:
-    """The configuration with every default filled in. Raises ConfigError.
+    """The configuration with every default filled in. Raises `ConfigError`.
 
     `path` None: no file. `security.allow_anonymous` is resolved to true or false.
     """
@@ -65,7 +66,7 @@ def load(
 
 
 def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
-    """Every problem of a configuration file, a line each; empty if it can be used."""
+    """Every problem of a configuration file, one line each."""
     try:
         load(path, environ)
     except ConfigError as error:
@@ -74,8 +75,8 @@ def check(path: Path, environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def _resolve(config: Config) -> Config:
-    """Decide what an unset `allow_anonymous` means: as in Mosquitto 2 nobody gets in from another
-    machine without somebody having said so."""
+    """Resolve an unset `allow_anonymous`. As in Mosquitto 2, clients of other machines need a
+    setting that lets them in without credentials."""
     security = config.security
     if security.allow_anonymous is not None:
         return config
@@ -107,15 +108,15 @@ def _from_environment(parts: list[str], text: str) -> object:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        # Left as text, so that the check of types names it together with what is allowed.
+        # Left as text, so that the check of types reports it with the allowed values.
         return text
 
 
 def _put(
     tree: dict[str, object], parts: list[str], value: object, origin: str, origins: dict[str, str]
 ) -> None:
-    """Set one value, creating the tables on the way. A table that the file has made something
-    else is left alone: the check of types reports it."""
+    """Set one value, creating the tables on the way. If the file has another type in place of a
+    table, it stays: the check of types reports it."""
     key = parts[0]
     node: object = tree.setdefault(parts[0], _empty(parts[1:])) if len(parts) > 1 else tree
     for position, part in enumerate(parts[1:], 1):
@@ -150,7 +151,7 @@ def _empty(rest: list[str]) -> object:
 
 
 def _origin(key: str, origins: dict[str, str], file: str) -> str:
-    """Who set a key: itself, something in it, or the nearest thing around it that was set."""
+    """The source of a key: its own, that of a key in it, or that of the nearest table around it."""
     for known, origin in origins.items():
         if known.startswith((f"{key}.", f"{key}[")):
             return origin

@@ -1,12 +1,12 @@
-"""One thing that is wrong with a configuration."""
+"""One problem of a configuration."""
 
 from typing import Final, TypeAlias
 
 VALUE_CHARACTERS_MAX: Final = 60
-"""A longer value is cut in a message."""
+"""The most characters of a value in a message."""
 
 Problem: TypeAlias = tuple[str, str]
-"""Key, and the rest of the line: value and what is allowed."""
+"""The key, and the rest of the line: value and allowed values."""
 
 
 def shown(value: object) -> str:

@@ -1,8 +1,8 @@
-"""Everything that can be configured, with type, range and default.
+"""All settings, with type, range and default.
 
-A section of the TOML file is one Struct here. Units are the last part of a key. The docstring of
-a key says what the name cannot; examples/holdfast.toml shows the same keys to an operator.
-Ranges live in the annotations, so that `holdfast.config.check` can name them in an error.
+A section of the TOML file is one Struct here. Units are the last part of a key. The docstring of a
+key adds what its name does not contain; examples/holdfast.toml shows the same keys to an operator.
+Ranges are in the annotations, so that `holdfast.config.check` can name them in an error.
 """
 
 from typing import Annotated, Final, Literal, TypeAlias
@@ -13,16 +13,17 @@ from holdfast.config.addresses import ADDRESS, is_loopback
 from holdfast.config.federation import Federation
 
 PACKET_BYTES_LIMIT: Final = 268_435_460 - 131_072
-"""The largest MQTT packet there is (header byte, four length bytes, 268,435,455 bytes of body),
-less 128 KiB. A message grows on its way to a receiver: by a topic that its publisher gave as an
-alias (at most 65,535 bytes), by a length of properties, an alias and subscription identifiers."""
+"""The most bytes of `limits.packet_bytes`: those of the largest MQTT packet (header byte, four
+length bytes, 268,435,455 bytes of body), less 128 KiB. A message grows on its way to a receiver: by
+a topic that its publisher gave as an alias (at most 65,535 bytes), by a length of properties, an
+alias and subscription identifiers."""
 
 WEBSOCKET_PATH: Final = "/mqtt"
 
 ADDRESS_OR_NONE: Final = rf"^$|{ADDRESS}"
 
 Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535)]
-"""0 lets the system choose a free one."""
+"""A port; 0 lets the system choose a free one."""
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
 CountAboveZero: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 62)]
 Bytes: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -30,77 +31,86 @@ Uint16: TypeAlias = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class Node(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The identity and data of one node."""
+
     id: Annotated[
         str,
         Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="1 to 64 of A-Z a-z 0-9 _ . -"),
     ] = "n1"
-    """Name of this node in logs, metrics and the data directory. Fixed once data exists."""
+    """The name of this node in logs, metrics and the data directory. Fixed once data exists."""
     data: Annotated[str, Meta(min_length=1)] = "holdfast-data"
-    """Data directory; created when missing."""
+    """The data directory; created when missing."""
     standby: bool = False
-    """Share the data directory with other nodes: serve only while holding its lease."""
+    """True: share the data directory with other nodes, and serve only while holding its lease."""
     advertise: Annotated[str, Meta(pattern=r"^$|^.+:[0-9]{1,5}$", description="host:port")] = ""
-    """Where clients reach this node, told to those of a node that hands over; empty: the first
-    listener's address."""
+    """The address at which clients reach this node, announced to those of a node that hands over;
+    empty: the first listener's address."""
 
 
 class Lease(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Of a shared data directory; the same for all its nodes."""
+    """The lease of a shared data directory, with the same values for all its nodes."""
 
     timeout_s: Annotated[float, Meta(ge=0.2, le=60)] = 0.5
-    """Silence of the holder after which a standby takes over. At least 2 over NFS."""
+    """The silence of the holder in seconds after which a standby takes over. At least 2 over
+    NFS."""
     heartbeat_s: Annotated[float, Meta(ge=0.02, le=10)] = 0.1
-    """At most a quarter of `timeout_s`."""
+    """The seconds between two heartbeats, at most a quarter of `timeout_s`."""
     kill_stale_holder: bool = True
-    """Kill a holder that hangs, if it runs on the same machine: its clients then notice at once."""
+    """True: kill a holder that hangs, if it runs on the same machine. Its clients then notice at
+    once."""
 
 
 class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What makes this node one of several that replicate one log. The same for all of them but
-    for the addresses, `certificate`, `key` and `witness`."""
+    """The settings that make this node one of several that replicate one log. They are the same for
+    all of them, except the addresses, `certificate`, `key` and `witness`."""
 
     peer_bind: str = ""
-    """Address on which the other nodes are received; empty: no cluster."""
+    """The address on which this node accepts the other nodes; empty: no cluster."""
     peer_port: Annotated[int, Meta(ge=1, le=65535)] = 21883
     peer_advertise: Annotated[str, Meta(pattern=ADDRESS_OR_NONE, description="host:port")] = ""
-    """Where the other nodes reach this one; empty: `peer_bind` and `peer_port`."""
+    """The address at which the other nodes reach this one; empty: `peer_bind` and `peer_port`."""
     join: list[Annotated[str, Meta(pattern=ADDRESS, description="host:port")]] = field(
         default_factory=list
     )
-    """Nodes that are asked for the cluster at the start; this one may be among them."""
+    """The nodes that are asked for the cluster at the start; this one may be among them."""
     wait_for_init: bool = True
-    """A node that belongs to no cluster waits for `holdfast cluster init` on one of its peers.
-    False: it makes a cluster of its own, which others may join."""
+    """True: a node without a cluster waits for `holdfast cluster init` on one of its peers. False:
+    it makes a cluster of its own, which others may join."""
     witness: bool = False
-    """Votes on who leads and stores no messages: the third node of a site that has two."""
+    """True: the node votes in Raft and stores no messages. It is the third node of a site that has
+    two."""
     secret_file: str = ""
-    """A secret that all nodes share; each proves to the other that it knows it."""
+    """The file of a secret that all nodes share; each proves to the other that it has it."""
     certificate: str = ""
-    """PEM file with this node's chain, for TLS between the nodes. `key` and `ca` go with it."""
+    """The PEM file with this node's chain, for TLS between the nodes. `key` and `ca` go with it."""
     key: str = ""
     ca: str = ""
-    """PEM file; a peer must present a certificate that is signed by one of these and has the
-    peer's node id as common name or DNS name."""
+    """The PEM file of signers. A peer must present a certificate that one of these has signed, with
+    its node id as common name or DNS name."""
     replication_factor: Annotated[int, Meta(ge=1, le=7)] = 3
-    """Nodes that store a partition and count for its acknowledgements. Taken at the creation."""
+    """The number of nodes that store a partition and count for its commits. Read at the creation
+    only."""
     min_insync: Annotated[int, Meta(ge=1, le=7)] = 2
-    """With fewer replicas in sync, QoS 1 and 2 publishes are refused. Taken at the creation."""
+    """The number of replicas in sync below which QoS 1 and 2 publishes are refused. Read at the
+    creation only."""
     partitions: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """In place of `log.partitions`. Taken at the creation."""
+    """The number of partitions, in place of `log.partitions`. Read at the creation only."""
     heartbeat_s: Annotated[float, Meta(ge=0.01, le=10)] = 0.1
     suspect_s: Annotated[float, Meta(ge=0.05, le=60)] = 0.5
-    """Silence after which a node is taken for dead if another node finds so, too."""
+    """The silence in seconds after which a node counts as down if another node finds so, too."""
     silent_s: Annotated[float, Meta(ge=0.1, le=120)] = 1.0
-    """How long a replica may be behind and say nothing before the others go on without it."""
+    """The seconds for which a replica may be behind and silent before the others continue without
+    it."""
     disk_stall_s: Annotated[float, Meta(ge=0.1, le=600)] = 3.0
-    """How long one write to the disk may take before the node counts as down until it is done."""
+    """The most seconds of one write to the disk. After that the node counts as down until it is
+    done."""
     replace_after_s: Annotated[float, Meta(ge=1, le=604_800)] = 10.0
-    """How long a node is dead before its replicas are made anew on other nodes."""
+    """The seconds for which a node is down before its replicas are made on other nodes."""
     catch_up_bytes_per_s: Bytes = 67_108_864
-    """What a leader sends at most to all replicas that are being made anew; 0: no limit."""
+    """The most bytes per second that a leader sends to all new replicas together; 0: no limit."""
 
     def peer_address(self) -> str:
-        """Where the other nodes reach this one, host:port."""
+        """The address at which the other nodes reach this one, host:port."""
         if self.peer_advertise:
             return self.peer_advertise
         bind = self.peer_bind.strip("[]")
@@ -108,6 +118,8 @@ class Cluster(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """One address on which clients are accepted."""
+
     bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 1883
     transport: Literal["tcp", "websocket"] = "tcp"
@@ -118,113 +130,130 @@ class Listener(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
             description="a path that begins with a slash: printable ASCII but ? and #",
         ),
     ] = WEBSOCKET_PATH
-    """Of a WebSocket listener's URL."""
+    """The path in a WebSocket listener's URL."""
     allowed_origins: list[str] = field(default_factory=list)
-    """Origins of the web pages that may open a WebSocket; empty: all. Clients that are no browsers
-    need not name one."""
+    """The origins of the web pages that may open a WebSocket; empty: all. Clients that are no
+    browsers need not send one."""
     certificate: str = ""
-    """PEM file with the server's chain; with it the listener speaks TLS."""
+    """The PEM file with the server's chain; with it the listener uses TLS."""
     key: str = ""
     client_ca: str = ""
-    """PEM file; client certificates signed by these are accepted."""
+    """The PEM file of the signers whose client certificates are accepted."""
     require_certificate: bool = False
     max_connections: Count = 0
-    """0: no limit but `limits.connections`."""
+    """The most connections of this listener; 0: only `limits.connections` applies."""
 
     def is_loopback(self) -> bool:
+        """Whether the listener can be reached from this machine only."""
         return is_loopback(self.bind)
 
 
 class Admin(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The admin port."""
+
     enabled: bool = True
     bind: Annotated[str, Meta(min_length=1)] = "127.0.0.1"
     port: Port = 18083
     hosts: list[str] = field(default_factory=list)
-    """Names by which the admin port may be addressed, besides IP addresses, localhost, this
-    machine's name and the advertised ones; "*": any. A web page whose own name comes to mean this
-    machine is refused by it."""
+    """The names by which the admin port may be addressed, besides IP addresses, localhost, this
+    machine's name and the advertised ones; "*": any. The check refuses a web page whose own name
+    changes to this machine's address."""
 
 
 class Retention(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Whole segments go, oldest first; 0 switches a rule off."""
+    """The rules by which old segments are deleted, complete and oldest first; 0 switches a rule
+    off."""
 
     age_s: Count = 604_800
     bytes: Bytes = 0
     per_topic_last: Count = 0
-    """Of each topic only the last so many messages need to be kept."""
+    """The number of last messages of each topic that need to be kept."""
     session_bytes: Bytes = 1 << 30
-    """How many bytes of journal a durable session that is behind may hold back from retention."""
+    """The most bytes of journal that a durable session that is behind may pin."""
 
 
 class Log(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The log of one node."""
+
     durability: Literal["fsync", "memory"] = "fsync"
-    """What an acknowledgement promises: on disk, or in memory and on disk a little later."""
+    """The promise of an acknowledgement: on disk, or in memory and on disk a little later."""
     partitions: Annotated[int, Meta(ge=1, le=4096)] = 16
-    """Fixed when the data directory is created."""
+    """The number of partitions. Fixed when the data directory is created."""
     segment_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 31)] = 67_108_864
     snapshot_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 268_435_456
-    """Journal growth after which the derived state is saved, so that a start replays no more."""
+    """The growth of the journal in bytes after which a snapshot is written, so that a start replays
+    no more."""
     reserve_bytes: Bytes = 0
-    """Free disk space below which QoS 1 and 2 publishes are refused; 0: chosen from the disk."""
+    """The free bytes of the disk below which QoS 1 and 2 publishes are refused; 0: chosen from the
+    disk."""
     memory_flush_ms: Annotated[int, Meta(ge=0, le=60_000)] = 5
-    """With durability "memory": how long records gather before they are written."""
+    """The time for which records gather before they are written, with durability "memory"."""
     qos0: list[str] = field(default_factory=list)
-    """Topic filters whose QoS 0 messages are logged too."""
+    """The topic filters whose QoS 0 messages are logged too."""
     retention: Retention = field(default_factory=Retention)
 
 
 class Security(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The files of users and rights."""
+
     allow_anonymous: bool | None = None
-    """Unset means: only if every listener is on loopback and no credentials are configured.
-    `holdfast.config.load.load` resolves it, so a loaded configuration holds a bool."""
+    """True: clients without credentials may connect. Unset: only if every listener is on loopback
+    and no credentials are configured. `holdfast.config.load.load` resolves it, so a loaded
+    configuration has a bool."""
     password_file: str = ""
     acl_file: str = ""
     scram_file: str = ""
-    """Credentials for enhanced authentication with SCRAM-SHA-256."""
+    """The credentials for enhanced authentication with SCRAM-SHA-256."""
 
 
 class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The limits of what clients may use."""
+
     packet_bytes: Annotated[int, Meta(ge=128, le=PACKET_BYTES_LIMIT)] = 2_097_152
-    """A larger packet ends its connection with 0x95 (Packet too large)."""
+    """The most bytes of a packet. A larger one ends its connection with 0x95 (Packet too large)."""
     keep_alive_s_max: Uint16 = 65535
     session_expiry_s_max: Annotated[int, Meta(ge=0, le=0xFFFFFFFF)] = 0xFFFFFFFF
-    """4294967295: sessions may last for ever."""
+    """The most seconds of session expiry; 4294967295: sessions may last for ever."""
     receive_maximum: Uint16 = 1024
-    """QoS 1 and 2 publishes a client may have unacknowledged towards us."""
+    """The most QoS 1 and 2 publishes of a client that the broker has not acknowledged."""
     inflight_max: Uint16 = 256
-    """QoS 1 and 2 deliveries we have unacknowledged towards one client."""
+    """The most QoS 1 and 2 deliveries that one client has not acknowledged."""
     topic_alias_max: Annotated[int, Meta(ge=0, le=65535)] = 64
     outbox_messages: CountAboveZero = 1000
-    """Above this or `outbox_bytes` a slow client is fed from the log instead of from memory."""
+    """The most messages in an outbox. Above this or `outbox_bytes` a slow client is served from the
+    log."""
     outbox_bytes: Annotated[int, Meta(ge=4096, le=1 << 40)] = 4_194_304
     retained_max: Count = 5_000_000
     retained_bytes: Annotated[int, Meta(ge=1 << 16, le=1 << 50)] = 1 << 30
-    """Memory of the retained store. Above it, or `retained_max`, a message is delivered and not
-    retained; what its topic had is removed."""
+    """The most bytes of memory of the retained store. Above it, or `retained_max`, a message is
+    delivered and not retained, and the topic's earlier one is removed."""
     subscriptions_per_session: CountAboveZero = 100_000
     filter_bytes_per_session: Annotated[int, Meta(ge=65535, le=1 << 40)] = 16_777_216
-    """Of the filters of all its subscriptions together."""
+    """The most bytes of the filters of all its subscriptions together."""
     connections: Count = 0
-    """Clients at once; 0: as many as the process may have file descriptors for, but a reserve."""
+    """The most clients at once; 0: as many as the process may have file descriptors for, less a
+    reserve."""
     connect_bytes: Annotated[int, Meta(ge=1024, le=PACKET_BYTES_LIMIT)] = 524_288
-    """Largest CONNECT, and largest packet until CONNECT is answered."""
+    """The most bytes of a CONNECT, and of any packet until CONNECT is answered."""
     pending_connect_bytes: Annotated[int, Meta(ge=1 << 20, le=1 << 40)] = 33_554_432
-    """What all connections together may have sent whose CONNECT is not answered yet. Above it the
+    """The most bytes from all connections together whose CONNECT is not answered yet. Above it the
     oldest of those with an incomplete CONNECT are closed."""
     pending_connects_per_address: Count = 10_000
-    """Connections of one address whose CONNECT is not answered yet; 0: no limit."""
+    """The most connections of one address whose CONNECT is not answered yet; 0: no limit."""
     sessions: CountAboveZero = 1_000_000
-    """Sessions, connected or not; the CONNECT of one more is refused with 0x97 (Quota exceeded)."""
+    """The most sessions, connected or not. The CONNECT of one more is refused with 0x97 (Quota
+    exceeded)."""
     connect_timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 20.0
-    """From the TCP connection to a complete CONNECT."""
+    """The seconds from the TCP connection to a complete CONNECT."""
     producers_max: CountAboveZero = 100_000
-    """Producers whose last sequence is remembered; one counts once per partition it writes to.
-    Above it the user, or client, with the most loses one."""
+    """The most producers whose last sequence is remembered; one counts once per partition it writes
+    to. Above it the user, or client, with the most loses one."""
     producer_expiry_s: Annotated[int, Meta(ge=1, le=0xFFFFFFFF)] = 604_800
-    """How long a producer that stores nothing is remembered."""
+    """The seconds for which a producer that stores nothing is remembered."""
     pending_bytes_max: Annotated[int, Meta(ge=1 << 16, le=1 << 40)] = 67_108_864
-    """Appended to the log and not yet written, with the memory of what waits for it; above it
-    clients that add to it are not read, and new connections wait."""
+    """The most bytes appended to the log and not yet written, with the memory of what waits for
+    them. Above it the broker does not read from clients that add to it, and new connections
+    wait."""
     qos_max: Annotated[int, Meta(ge=0, le=2)] = 2
     retain_available: bool = True
     wildcard_available: bool = True
@@ -232,23 +261,29 @@ class Limits(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
 
 
 class Sys(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The $SYS topics."""
+
     interval_s: Annotated[float, Meta(ge=0, le=86_400)] = 10.0
-    """Between two updates of the $SYS topics; 0: none are published."""
+    """The seconds between two updates of the $SYS topics; 0: none are published."""
 
 
 class Logging(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The log lines of the process."""
+
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["text", "json"] = "text"
 
 
 class Config(Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """All settings of a broker, one field per section of the file."""
+
     node: Node = field(default_factory=Node)
     listeners: list[Listener] = field(default_factory=lambda: [Listener()])
     admin: Admin = field(default_factory=Admin)
     lease: Lease = field(default_factory=Lease)
     cluster: Cluster = field(default_factory=Cluster)
     federation: Federation | None = None
-    """None: the broker belongs to none."""
+    """The membership in a federation; None: the broker is in none."""
     log: Log = field(default_factory=Log)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
